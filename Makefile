@@ -1,0 +1,52 @@
+# smelt. `make help` lists the targets.
+.DEFAULT_GOAL := build/smelt
+
+CC ?= gcc
+BUILD ?= build
+SANITIZE ?=
+WARNINGS := -Wall -Wextra -Werror
+CFLAGS ?= -O2 -g
+BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
+LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -ldl -lm -lpthread
+
+PACKAGES := gcc make libyaml-dev libjansson-dev libxxhash-dev libdnnl-dev libcmocka-dev
+
+# CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/op/op.c).
+KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math
+FLAGS_generic :=
+FLAGS_avx2 := -march=x86-64-v3
+FLAGS_avx512 := -march=x86-64-v4 -mprefer-vector-width=512
+FLAGS_fp32 := -DKERNEL_FP32
+FLAGS_bf16 := -DKERNEL_BF16
+FLAGS_fp64 := -DKERNEL_FP64
+VARIANTS := generic_fp32 generic_bf16 generic_fp64
+ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine)))
+VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
+endif
+
+# Everything in src/ but main.c is the library that tests link; op files are host half + one object per variant.
+KERNEL_SOURCES := $(filter-out src/op/op.c,$(wildcard src/op/*.c))
+HOST_SOURCES := $(filter-out src/main.c src/op/kernels.c,$(wildcard src/*.c src/*/*.c))
+HOST_OBJECTS := $(HOST_SOURCES:src/%.c=$(BUILD)/%.o)
+KERNEL_OBJECTS := $(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(BUILD)/%.$v.o))
+LIBRARY := $(BUILD)/libsmelt.a
+
+$(BUILD)/smelt: $(BUILD)/main.o $(LIBRARY)
+	$(CC) $(SANITIZE) -o $@ $^ $(LIBRARIES)
+
+$(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS)
+	@rm -f $@
+	@ar rcs $@ $^
+
+$(BUILD)/%.o: src/%.c
+	@mkdir -p $(@D)
+	$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
+
+define KERNEL_RULE
+$(BUILD)/op/%.$(1).o: src/op/%.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
+endef
+$(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
+
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/main.d

@@ -1,0 +1,34 @@
+/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
+ * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
+ * on the way up may add context; only the command table in main.c prints. Invariants of our own use assert instead. */
+#ifndef SMELT_BASE_ERROR_H
+#define SMELT_BASE_ERROR_H
+
+#include <stdbool.h>
+
+/* The process exit codes, documented in docs/exit-codes.md. */
+typedef enum ErrorCode {
+    ERROR_NONE = 0,
+    ERROR_INTERNAL = 1,      /* a failure that no other code describes */
+    ERROR_USAGE = 2,         /* a wrong option, value or configuration */
+    ERROR_DATA = 3,          /* missing, empty, truncated or corrupt training data */
+    ERROR_MEMORY = 4,        /* the plan does not fit, or the system refused memory */
+    ERROR_NUMERICS = 5,      /* NaN or infinity in loss, gradients or weights */
+    ERROR_COMMUNICATION = 6, /* a lost rank or a failed collective */
+    ERROR_CHECKPOINT = 7,    /* a corrupt, missing or unwritable checkpoint or model folder */
+    ERROR_PREEMPTED = 8,     /* SIGTERM or SIGINT: a checkpoint was written, start again to continue */
+} ErrorCode;
+
+typedef struct Error {
+    ErrorCode code;
+    char message[2048];
+} Error;
+
+/* Records the failure and returns false, so that `return error_set(...)` reads well. A later call overwrites.
+ * Arguments may point into error->message. A message that does not fit ends in "...". */
+bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Puts "context: " before the message of an error that is already set; returns false. */
+bool error_context(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

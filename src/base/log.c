@@ -1,0 +1,168 @@
+/* What people see: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no state: whether
+ * stderr is a terminal is asked when a line is printed. Called from commands and the training loop. */
+#include "base/log.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CLEAR_LINE "\r\033[K"
+
+static const double progress_delay_seconds = 2.0;
+static const double progress_terminal_seconds = 0.1;
+static const double progress_plain_seconds = 10.0;
+
+static bool on_terminal(void) {
+    return isatty(STDERR_FILENO);
+}
+
+static bool in_colour(void) {
+    const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
+    return on_terminal() && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
+/* File names and values in a message may be hostile: no byte of theirs reaches the terminal as a control sequence. */
+static void neutralise_controls(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c; c++)
+        if ((*c < 0x20 && *c != '\n' && *c != '\t') || *c == 0x7f)
+            *c = '?';
+}
+
+/* One write per line, so that lines of several processes do not mix. On a terminal a line first clears the progress
+ * line that may be there; the next update draws it again. */
+static void print_line(const char *label, const char *colour, const char *format, va_list arguments) {
+    char message[8192], line[sizeof message + 64];
+    int needed = vsnprintf(message, sizeof message, format, arguments);
+    if (needed >= (int)sizeof message)
+        memcpy(message + sizeof message - 4, "...", 4);
+    neutralise_controls(message);
+    bool coloured = *colour && in_colour();
+    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? CLEAR_LINE : "", coloured ? colour : "", label,
+             coloured ? "\033[0m" : "", message);
+    fputs(line, stderr);
+}
+
+void log_info(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_line("", "", format, arguments);
+    va_end(arguments);
+}
+
+void log_warn(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_line("warning: ", "\033[33m", format, arguments);
+    va_end(arguments);
+}
+
+void log_error(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_line("error: ", "\033[31m", format, arguments);
+    va_end(arguments);
+}
+
+Progress progress_start(const char *label, const char *unit, int64_t total) {
+    double now = log_seconds();
+    return (Progress){.label = label, .unit = unit, .total = total, .start = now, .last = now};
+}
+
+static void progress_print(Progress *progress, double now, bool finished) {
+    char done[32], total[40] = "", rate[32], left[48] = "";
+    double elapsed = now - progress->start;
+    double per_second = elapsed > 0 ? (double)progress->done / elapsed : 0;
+    log_format_count((double)progress->done, done);
+    log_format_count(per_second, rate);
+    if (progress->total > 0 && !finished) {
+        char number[32];
+        log_format_count((double)progress->total, number);
+        snprintf(total, sizeof total, "/%s", number);
+        log_format_duration(per_second > 0 ? (double)(progress->total - progress->done) / per_second : NAN, number);
+        snprintf(left, sizeof left, ", %s left", number);
+    }
+    if (finished) {
+        char number[32];
+        log_format_duration(elapsed, number);
+        snprintf(left, sizeof left, ", took %s", number);
+    }
+    bool terminal = on_terminal();
+    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? CLEAR_LINE : "", progress->label, done, total,
+            progress->unit, rate, progress->unit, left, terminal && !finished ? "" : "\n");
+    progress->last = now;
+    progress->shown = true;
+}
+
+void progress_update(Progress *progress, int64_t done) {
+    progress->done = done;
+    double now = log_seconds();
+    double quiet = now - (progress->shown ? progress->last : progress->start);
+    double wanted = !progress->shown ? progress_delay_seconds : progress_terminal_seconds;
+    if (quiet < wanted || (progress->shown && quiet < progress_plain_seconds && !on_terminal()))
+        return;
+    progress_print(progress, now, false);
+}
+
+void progress_finish(Progress *progress) {
+    if (progress->shown)
+        progress_print(progress, log_seconds(), true);
+    progress->shown = false;
+}
+
+double log_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* The thresholds are where rounding would carry into the next unit: 59.96 s is "1m00s", not "60.0s". */
+void log_format_duration(double seconds, char text[32]) {
+    if (!(seconds >= 0) || seconds > 1e12) {
+        snprintf(text, 32, "unknown");
+        return;
+    }
+    long long whole = llround(seconds), minutes = llround(seconds / 60), hours = llround(seconds / 3600);
+    if (seconds < 59.95)
+        snprintf(text, 32, "%.1fs", seconds);
+    else if (whole < 3600)
+        snprintf(text, 32, "%lldm%02llds", whole / 60, whole % 60);
+    else if (minutes < 24 * 60)
+        snprintf(text, 32, "%lldh%02lldm", minutes / 60, minutes % 60);
+    else
+        snprintf(text, 32, "%lldd%02lldh", hours / 24, hours % 24);
+}
+
+void log_format_bytes(double bytes, char text[32]) {
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (!(fabs(bytes) < 0x1p80)) {
+        snprintf(text, 32, "unknown");
+        return;
+    }
+    if (fabs(bytes) < 1023.5) {
+        snprintf(text, 32, "%.0f B", bytes);
+        return;
+    }
+    int unit = 0;
+    for (bytes /= 1024; fabs(bytes) >= 1023.995 && unit < 5; unit++)
+        bytes /= 1024;
+    snprintf(text, 32, "%.2f %s", bytes, units[unit]);
+}
+
+void log_format_count(double count, char text[32]) {
+    static const char *const suffixes[] = {"", "k", "M", "B", "T"};
+    if (!(fabs(count) < 1e18)) {
+        snprintf(text, 32, "unknown");
+        return;
+    }
+    int suffix = 0;
+    for (; fabs(count) >= 999.5 && suffix < 4; suffix++)
+        count /= 1000;
+    double size = fabs(count);
+    bool exact = suffix == 0 && count == floor(count);
+    int decimals = exact || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+    snprintf(text, 32, "%.*f%s", decimals, count, suffixes[suffix]);
+}

@@ -1,0 +1,35 @@
+/* What people see. Lines go to stderr (logs, progress); results go to stdout, printed by the commands. Colour and the
+ * self-rewriting progress line only on a terminal and never colour with NO_COLOR. Off a terminal, progress prints a
+ * plain line at most every ten seconds. */
+#ifndef SMELT_BASE_LOG_H
+#define SMELT_BASE_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One line of at most 8 KiB (cut with "..."), written at once; control characters other than tab
+ * and newline become '?'.
+ * Warnings and errors open with "warning: " and "error: ". Call with no newline at the end. */
+void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Progress of a task that may take over two seconds: prints nothing before that, then done/total, rate, time left.
+ * `total` 0: not known. label and unit ("tokens") must outlive it. Updates are cheap: call one per item of work. */
+typedef struct Progress {
+    const char *label, *unit;
+    int64_t total, done;
+    double start, last; /* log_seconds() of the start and of the last print */
+    bool shown;
+} Progress;
+Progress progress_start(const char *label, const char *unit, int64_t total);
+void progress_update(Progress *progress, int64_t done);
+void progress_finish(Progress *progress);
+
+double log_seconds(void);                                   /* monotonic clock */
+/* For reading, not for parsing; "unknown" when not finite or absurd. */
+void log_format_duration(double seconds, char text[32]);    /* "3d04h", "2h03m", "4m10s", "12.3s" */
+void log_format_bytes(double bytes, char text[32]);         /* "1.50 GiB" */
+void log_format_count(double count, char text[32]);         /* "8.84B", "12.3k" */
+
+#endif

@@ -1,0 +1,31 @@
+/* Memory. Allocation failure is fatal by design: smelt plans its large memory first and refuses a plan that does not
+ * fit, so a failing small allocation means that the machine is in trouble. Large arenas are allocated with
+ * `memory_map`, which can fail and says so. Freed with free() and memory_unmap(). */
+#ifndef SMELT_BASE_MEMORY_H
+#define SMELT_BASE_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+void *memory_allocate(size_t bytes);                 /* zeroed; prints and exits with ERROR_MEMORY when refused */
+void *memory_resize(void *block, size_t bytes);      /* as realloc, likewise */
+char *memory_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a new string; the caller frees */
+char *memory_copy_string(const char *string);
+
+/* Zeroed pages, 64-byte aligned (in fact page aligned), huge pages asked for; 0 bytes give a valid block. NULL with
+ * ERROR_MEMORY when refused. Linux promises pages before it has them: check memory_available first. */
+void *memory_map(size_t bytes, Error *error);
+void memory_unmap(void *block, size_t bytes); /* the same bytes as mapped; NULL is fine */
+
+/* Bytes that this process may still take: the least of available RAM and what its cgroups (version 1 or 2, with all
+ * parents) leave; -1 when unknown. */
+int64_t memory_available(void);
+/* The same, read from the /proc and /sys below `root`, for tests and for containers that mount the host's elsewhere. */
+int64_t memory_available_under(const char *root);
+/* Peak resident set of this process in bytes; -1 when unknown. */
+int64_t memory_peak(void);
+
+#endif

@@ -1,0 +1,62 @@
+/* Options. One table row per setting (name, type, range, choices, unit, help) drives the YAML reader, the `key=value`
+ * overrides, `--help`, the printed configuration and the manual, so they cannot drift apart. Nested YAML mappings are
+ * dotted names: `model: {width: 256}` and `model.width=256` set the same row. Values live in a plain struct of the
+ * caller; a row holds the offset of its field. Strings are owned by the struct's `OptionStrings` pool. */
+#ifndef SMELT_BASE_OPTIONS_H
+#define SMELT_BASE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+typedef enum OptionType {
+    OPTION_BOOL,    /* bool    */
+    OPTION_INT,     /* int64_t; accepts 4096, 4k, 1M, 16Ki, 1e6 */
+    OPTION_REAL,    /* double  */
+    OPTION_STRING,  /* const char * (never NULL; "" when unset) */
+    OPTION_CHOICE,  /* int: index into `choices` */
+} OptionType;
+
+typedef struct Option {
+    const char *name;      /* "optimizer.lr" */
+    OptionType type;
+    size_t offset;         /* of the field in the struct */
+    const char *initial;   /* the default, as text, parsed by the same code as user input */
+    double minimum, maximum; /* inclusive range of OPTION_INT and OPTION_REAL */
+    const char *choices;   /* OPTION_CHOICE: "none|norm|attention|block" */
+    const char *unit;      /* "tokens", "steps", "" */
+    const char *help;      /* one line */
+} Option;
+
+/* All strings given so far; freed together by options_free_strings. Zero-initialise. */
+typedef struct OptionStrings { char **items; size_t count; } OptionStrings;
+
+typedef struct OptionTable {
+    const Option *rows;
+    size_t count;
+} OptionTable;
+
+/* Sets every field to its default. */
+void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
+/* Reads a YAML mapping. Unknown keys, duplicate keys, wrong types and out-of-range values are ERROR_USAGE naming file, line, key, value and
+ * the allowed range; an unknown key is answered with the nearest known one. */
+bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
+/* As above, from memory; `origin` names the source in errors. */
+bool options_parse_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length,
+                        const char *origin, Error *error);
+/* Applies one "key=value". */
+bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
+/* Writes the value of a row in the form that options_set reads back exactly. */
+void options_format_value(const Option *option, const void *values, char *text, size_t size);
+/* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help and unit). */
+void options_write_yaml(const OptionTable *table, const void *values, FILE *file);
+/* The table for --help: name, default, range or choices, unit, help; grouped by the part before the dot. */
+void options_print_help(const OptionTable *table, FILE *file);
+/* Names of rows whose values differ between two structs, written as "key: old -> new" lines to `text`. Returns how many. */
+int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
+void options_free_strings(OptionStrings *strings);
+
+#endif

@@ -1,0 +1,31 @@
+/* What options.c and options_yaml.c share: names, messages and single rows. Not for other modules. */
+#ifndef SMELT_BASE_OPTIONS_INTERNAL_H
+#define SMELT_BASE_OPTIONS_INTERNAL_H
+
+#include "base/options.h"
+
+enum {
+    OPTIONS_NAME_LIMIT = 127, /* bytes of a full dotted name */
+    OPTIONS_QUOTED = 128,     /* a hostile text as it is shown in a message */
+};
+
+/* Bytes of the first character (1 to 4), or 0 when it is not valid UTF-8. */
+int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
+/* 'text' for a one-line message: control and invalid bytes as \xNN, cut with "...". Returns `quoted`. */
+const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
+
+const Option *options_find(const OptionTable *table, const char *name, size_t length); /* NULL when unknown */
+/* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for the message. */
+bool options_set_row(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length,
+                     const char *where, Error *error);
+/* Sets the error of an unknown key, with the nearest known one; returns false. */
+bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error);
+
+const char *options_string(const Option *option, const void *values); /* the value of an OPTION_STRING */
+
+/* The group of a row is its name up to the first dot (length 0 when there is none). */
+size_t options_group_length(const char *name);
+bool options_same_group(const char *a, const char *b);
+bool options_opens_group(const OptionTable *table, size_t row); /* it is the first row of its group */
+
+#endif

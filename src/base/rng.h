@@ -1,0 +1,24 @@
+/* Random numbers as a pure function. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+ * SC'11) maps (seed, stream, index) to 128 random bits. Nothing is stored, so weights and data order depend on the seed
+ * alone, never on ranks, threads or history, and resuming needs no generator state. */
+#ifndef SMELT_BASE_RNG_H
+#define SMELT_BASE_RNG_H
+
+#include <stdint.h>
+
+typedef struct RngBits { uint32_t word[4]; } RngBits;
+
+/* Streams keep uses of one seed apart; a stream of a parameter is the hash of its name. */
+enum { RNG_STREAM_SHUFFLE = 1, RNG_STREAM_SAMPLE = 2, RNG_STREAM_BENCH = 3 };
+
+/* Key: seed; counter: stream, index (low words first). */
+RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index);
+/* Uniform in [0, 1) with 53 bits. */
+double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index);
+/* Standard normal by Box-Muller. */
+double rng_normal(uint64_t seed, uint64_t stream, uint64_t index);
+/* A bijection of [0, count) chosen by (seed, stream): where `index` goes. A Feistel network with cycle walking, so a
+ * shuffle of any length needs no memory. count >= 1, index < count. */
+uint64_t rng_permute(uint64_t seed, uint64_t stream, uint64_t index, uint64_t count);
+
+#endif

@@ -1,0 +1,109 @@
+/* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
+ *
+ * A checkpoint is a folder RUN/checkpoints/step-00000040 with safetensors shards and manifest.json. A shard holds
+ * intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks can write
+ * its part and any other number load it by intersecting intervals. The manifest lists every interval with its file,
+ * byte range and xxh3, and the caller's metadata (step, data cursor, configuration). Everything is written to a folder
+ * with a temporary name, synced, the manifest last, and then renamed: what has the final name is complete.
+ *
+ * Paths are the caller's strings and are not kept. Every failure is ERROR_CHECKPOINT with the path and the system's
+ * reason. One process at a time saves into a run. */
+#ifndef SMELT_CKPT_CKPT_H
+#define SMELT_CKPT_CKPT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* -- safetensors files (safetensors.c) ---------------------------------------------------------------------------- */
+
+enum { STORED_MAX_RANK = 5 };
+typedef enum StoredType {
+    STORED_F32,
+    STORED_BF16,
+    STORED_F16,
+    STORED_F64,
+    STORED_I32,
+    STORED_I64,
+    STORED_U8,
+} StoredType;
+size_t stored_type_bytes(StoredType type);
+const char *stored_type_name(StoredType type); /* "F32", as in the file format */
+
+typedef struct StoredTensor {
+    const char *name;
+    StoredType type;
+    int rank;
+    int64_t shape[STORED_MAX_RANK];
+    const void *data; /* to write; or inside the mapped file after reading, where it may be unaligned */
+} StoredTensor;
+
+/* Writes header and data in the given order to `path`, synced to disk. There is no temporary name: callers own
+ * atomicity, but a file that was interrupted does not open, and after a failure it is removed. `metadata` (may be
+ * NULL) becomes __metadata__ and may hold only strings. */
+bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error);
+
+typedef struct Safetensors {
+    StoredTensor *tensors; /* in order of name */
+    size_t count;
+    json_t *metadata; /* borrowed from `header`; may be NULL */
+    void *mapped;
+    size_t mapped_bytes;
+    json_t *header; /* owns the names */
+} Safetensors;
+
+/* Maps a file; every name, type, shape and byte range of the header is checked against the file size. */
+bool safetensors_open(Safetensors *file, const char *path, Error *error);
+void safetensors_close(Safetensors *file);
+const StoredTensor *safetensors_find(const Safetensors *file, const char *name); /* NULL when absent */
+
+/* -- Checkpoint folders (checkpoint.c) ---------------------------------------------------------------------------- */
+
+/* One interval of one tensor in memory. */
+typedef struct Interval {
+    const char *name;
+    StoredType type;
+    int rank;
+    int64_t shape[STORED_MAX_RANK]; /* of the whole tensor */
+    int64_t first, count;           /* elements of the flattened tensor */
+    void *data;                     /* count elements: read by save, filled by load */
+} Interval;
+
+typedef struct CheckpointStats {
+    double seconds;
+    int64_t bytes; /* of all files of the checkpoint */
+} CheckpointStats;
+
+/* Saves step `step` of RUN. Half-written checkpoints of earlier attempts are removed first, to make room; complete
+ * ones are not touched unless the new one is complete and synced. Then all but the newest `keep` (at least 1) good
+ * ones up to `step` are removed, where good means an intact manifest and the right file sizes; later steps stay. The
+ * disk must hold keep + 1 checkpoints. An existing checkpoint of the same step is replaced atomically. No interval may
+ * be given twice. `metadata` and `stats` may be NULL. */
+bool checkpoint_save(const char *run, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
+                     CheckpointStats *stats, Error *error);
+
+/* The newest complete and undamaged checkpoint (checksums verified), or -1 when RUN has none. Each half-written or
+ * damaged one on the way is reported with log_warn and skipped. When checkpoints exist but none is good, or the folder
+ * cannot be read, that is ERROR_CHECKPOINT: *failed is set and -1 returned. */
+int64_t checkpoint_latest(const char *run, bool *failed, Error *error);
+
+/* The steps of all complete checkpoints of RUN, newest first, without verifying them. The caller frees *steps. */
+bool checkpoint_list(const char *run, int64_t **steps, size_t *count, Error *error);
+
+/* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else
+ * ERROR_CHECKPOINT naming the tensor. What is read is verified against its checksum; after a failure the intervals
+ * hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL when none was. */
+bool checkpoint_load(const char *run, int64_t step, const Interval *intervals, size_t count, json_t **metadata,
+                     Error *error);
+
+/* -- Small files (files.c) ------------------------------------------------------------------------------------------ */
+
+/* Replaces `path` by `length` bytes atomically (temporary name in the same folder, fsync, rename, fsync of the folder). */
+bool files_write_atomic(const char *path, const void *data, size_t length, Error *error);
+bool files_make_folder(const char *path, Error *error); /* with parents; an existing folder is fine */
+bool files_remove_tree(const char *path, Error *error); /* links are removed, not followed; absence is fine */
+
+#endif

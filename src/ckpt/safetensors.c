@@ -1,0 +1,399 @@
+/* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces, then the tensors
+ * without holes. Reading maps the file and checks the header as strictly as the official library, so that what was
+ * opened can be used without further thought. Writing sends the caller's memory straight to the file, several tensors
+ * at a time, hashing each block while it is in cache; the header goes last, so that an interrupted file does not open.
+ * A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called by the
+ * checkpoints beside it and by the readers and writers of model folders. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/memory.h"
+#include "ckpt/internal.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are stored little-endian, as they lie in memory");
+
+enum {
+    LENGTH_BYTES = 8,
+    DATA_ALIGNMENT = 64,
+    HEADER_MAX_BYTES = 100000000, /* the official library's limit */
+};
+static const char METADATA_KEY[] = "__metadata__";
+
+static const struct { const char *name; size_t bytes; } stored_types[] = {
+    [STORED_F32] = {"F32", 4}, [STORED_BF16] = {"BF16", 2}, [STORED_F16] = {"F16", 2}, [STORED_F64] = {"F64", 8},
+    [STORED_I32] = {"I32", 4}, [STORED_I64] = {"I64", 8},   [STORED_U8] = {"U8", 1},
+};
+enum { STORED_TYPES = sizeof stored_types / sizeof stored_types[0] };
+
+size_t stored_type_bytes(StoredType type)
+{
+    return stored_types[type].bytes;
+}
+
+const char *stored_type_name(StoredType type)
+{
+    return stored_types[type].name;
+}
+
+bool stored_type_parse(const char *name, StoredType *type)
+{
+    for (int i = 0; i < STORED_TYPES; i++)
+        if (strcmp(name, stored_types[i].name) == 0) {
+            *type = (StoredType)i;
+            return true;
+        }
+    return false;
+}
+
+json_t *stored_shape_to_json(const int64_t *shape, int rank)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < rank; i++)
+        json_array_append_new(array, json_integer(shape[i]));
+    return array;
+}
+
+bool stored_shape_parse(const json_t *json, int64_t shape[STORED_MAX_RANK], int *rank)
+{
+    if (!json_is_array(json) || json_array_size(json) > STORED_MAX_RANK)
+        return false;
+    *rank = (int)json_array_size(json);
+    for (int i = 0; i < *rank; i++) {
+        const json_t *extent = json_array_get(json, (size_t)i);
+        if (!json_is_integer(extent) || json_integer_value(extent) < 0)
+            return false;
+        shape[i] = json_integer_value(extent);
+    }
+    return true;
+}
+
+bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *bytes)
+{
+    *bytes = (int64_t)stored_type_bytes(type);
+    for (int i = 0; i < rank; i++)
+        if (__builtin_mul_overflow(*bytes, shape[i], bytes))
+            return false;
+    return true;
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------ */
+
+static bool metadata_check(const char *path, json_t *metadata, Error *error)
+{
+    if (!json_is_object(metadata))
+        return error_set(error, ERROR_CHECKPOINT, "%s: %s must be an object of strings", path, METADATA_KEY);
+    const char *key;
+    json_t *value;
+    json_object_foreach(metadata, key, value)
+        if (!json_is_string(value))
+            return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path,
+                             METADATA_KEY, key);
+    return true;
+}
+
+/* Adds one tensor to the header; `range` comes back relative to the start of the data. */
+static bool header_add(json_t *header, const char *path, const StoredTensor *tensor, int64_t begin, StoredRange *range,
+                       Error *error)
+{
+    int64_t bytes;
+    if (tensor->rank < 0 || tensor->rank > STORED_MAX_RANK ||
+        !stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes < 0 ||
+        __builtin_add_overflow(begin, bytes, &range->end))
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has an impossible shape", path, tensor->name);
+    range->begin = begin;
+    if (json_object_get(header, tensor->name) || strcmp(tensor->name, METADATA_KEY) == 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s: the name %s is taken; tensors need names of their own", path,
+                         tensor->name);
+    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored_type_name(tensor->type), "shape",
+                              stored_shape_to_json(tensor->shape, tensor->rank), "data_offsets",
+                              (json_int_t)range->begin, (json_int_t)range->end);
+    if (json_object_set_new(header, tensor->name, entry) != 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s: a tensor's name is not UTF-8", path);
+    return true;
+}
+
+/* Length, JSON and padding as they go to the file; the caller frees. NULL with error. Ranges become absolute. */
+static char *header_build(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
+                          StoredRange *header_range, StoredRange *ranges, Error *error)
+{
+    json_t *header = json_object();
+    bool good = true;
+    if (metadata) {
+        good = metadata_check(path, metadata, error);
+        json_object_set(header, METADATA_KEY, metadata);
+    }
+    int64_t end = 0;
+    for (size_t i = 0; i < count && good; i++) {
+        good = header_add(header, path, &tensors[i], end, &ranges[i], error);
+        end = ranges[i].end;
+    }
+    char *text = good ? json_dumps(header, JSON_COMPACT) : NULL;
+    json_decref(header);
+    if (!text)
+        return good ? (error_set(error, ERROR_MEMORY, "%s: no memory for the header", path), NULL) : NULL;
+
+    size_t length = strlen(text);
+    size_t total = (LENGTH_BYTES + length + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
+    char *bytes = NULL;
+    if (total - LENGTH_BYTES > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
+        error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors",
+                  path, total, HEADER_MAX_BYTES);
+    } else {
+        bytes = memory_allocate(total);
+        uint64_t stored_length = total - LENGTH_BYTES;
+        memcpy(bytes, &stored_length, LENGTH_BYTES);
+        memcpy(bytes + LENGTH_BYTES, text, length);
+        memset(bytes + LENGTH_BYTES + length, ' ', total - LENGTH_BYTES - length);
+        *header_range = (StoredRange){.begin = 0, .end = (int64_t)total, .hash = XXH3_64bits(bytes, total)};
+        for (size_t i = 0; i < count; i++) {
+            ranges[i].begin += (int64_t)total;
+            ranges[i].end += (int64_t)total;
+        }
+    }
+    free(text);
+    return bytes;
+}
+
+/* Asks for all the space at once: a full disk is noticed before anything is written. */
+static bool space_reserve(int file, const char *path, int64_t bytes, Error *error)
+{
+    int result;
+    do
+        result = fallocate(file, 0, 0, bytes);
+    while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
+        return files_fail(error, "write", path, errno);
+    return true;
+}
+
+/* Writes one tensor and hashes it on the way. */
+static bool range_write(int file, const char *path, const void *data, StoredRange *range, Error *error)
+{
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash)
+        return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", path);
+    XXH3_64bits_reset(hash);
+    const char *from = data;
+    bool good = true;
+    for (int64_t at = range->begin; at < range->end && good; at += BLOCK_BYTES, from += BLOCK_BYTES) {
+        int64_t bytes = range->end - at < BLOCK_BYTES ? range->end - at : BLOCK_BYTES;
+        XXH3_64bits_update(hash, from, (size_t)bytes);
+        good = files_write_at(file, path, from, bytes, at, error);
+    }
+    range->hash = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return good;
+}
+
+static bool ranges_write(int file, const char *path, const StoredTensor *tensors, size_t count, StoredRange *ranges,
+                         Error *error)
+{
+    bool good = true;
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < count; i++) {
+        bool going;
+#pragma omp atomic read
+        going = good;
+        Error own = {0};
+        if (going && !range_write(file, path, tensors[i].data, &ranges[i], &own)) {
+#pragma omp critical(safetensors_write_error)
+            {
+                *error = own;
+#pragma omp atomic write
+                good = false;
+            }
+        }
+    }
+    return good;
+}
+
+bool safetensors_write_ranges(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
+                              StoredRange *header, StoredRange *ranges, Error *error)
+{
+    char *bytes = header_build(path, tensors, count, metadata, header, ranges, error);
+    if (!bytes)
+        return false;
+    int file = files_open_write(path, error);
+    bool good = file >= 0;
+    if (good) {
+        good = space_reserve(file, path, count > 0 ? ranges[count - 1].end : header->end, error) &&
+               ranges_write(file, path, tensors, count, ranges, error) &&
+               files_write_at(file, path, bytes, header->end, 0, error);
+        good = files_sync_close(file, path, good, error);
+        if (!good)
+            unlink(path);
+    }
+    free(bytes);
+    return good;
+}
+
+bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error)
+{
+    StoredRange header, *ranges = memory_allocate((count + 1) * sizeof *ranges);
+    bool good = safetensors_write_ranges(path, tensors, count, metadata, &header, ranges, error);
+    free(ranges);
+    return good;
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------ */
+
+static bool file_map(Safetensors *file, const char *path, Error *error)
+{
+    int64_t size;
+    int descriptor = files_open_read(path, &size, error);
+    if (descriptor < 0)
+        return false;
+    bool good = true;
+    if (size < LENGTH_BYTES + 2) {
+        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, too few for a safetensors file", path,
+                         (long long)size);
+    } else {
+        void *mapped = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        if (mapped == MAP_FAILED) {
+            good = files_fail(error, "map", path, errno);
+        } else {
+            file->mapped = mapped;
+            file->mapped_bytes = (size_t)size;
+        }
+    }
+    close(descriptor);
+    return good;
+}
+
+/* Parses the JSON; `data_begin` receives where the tensors start. */
+static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error)
+{
+    uint64_t length;
+    memcpy(&length, file->mapped, LENGTH_BYTES);
+    if (length > HEADER_MAX_BYTES || length > file->mapped_bytes - LENGTH_BYTES)
+        return error_set(error, ERROR_CHECKPOINT,
+                         "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the limit "
+                         "is %d; it is truncated or no safetensors file",
+                         path, (unsigned long long)length, file->mapped_bytes, HEADER_MAX_BYTES);
+    const char *text = (const char *)file->mapped + LENGTH_BYTES;
+    if (length == 0 || text[0] != '{')
+        return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
+    json_error_t reason;
+    file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
+    if (!file->header)
+        return error_set(error, ERROR_CHECKPOINT, "%s: the header is not valid JSON at byte %d: %s", path,
+                         reason.position, reason.text);
+    *data_begin = LENGTH_BYTES + (size_t)length;
+    file->metadata = json_object_get(file->header, METADATA_KEY);
+    return !file->metadata || metadata_check(path, file->metadata, error);
+}
+
+/* Checks one entry of the header against the `available` bytes of data. */
+static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *entry, int64_t available,
+                         StoredRange *range, Error *error)
+{
+    const char *type = json_string_value(json_object_get(entry, "dtype"));
+    const json_t *offsets = json_object_get(entry, "data_offsets");
+    if (!type || !stored_type_parse(type, &tensor->type))
+        return error_set(error, ERROR_CHECKPOINT,
+                         "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
+                         tensor->name, type ? type : "(none)");
+    if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path,
+                         tensor->name, STORED_MAX_RANK);
+    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) ||
+        !json_is_integer(json_array_get(offsets, 1)))
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path,
+                         tensor->name);
+    int64_t begin = json_integer_value(json_array_get(offsets, 0)), bytes;
+    int64_t end = json_integer_value(json_array_get(offsets, 1));
+    if (begin < 0 || begin > end || end > available)
+        return error_set(error, ERROR_CHECKPOINT,
+                         "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
+                         tensor->name, (long long)begin, (long long)end, (long long)available);
+    if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path,
+                         tensor->name, (long long)(end - begin));
+    *range = (StoredRange){.begin = begin, .end = end};
+    return true;
+}
+
+static int range_compare(const void *left, const void *right)
+{
+    const StoredRange *a = left, *b = right;
+    if (a->begin != b->begin)
+        return a->begin < b->begin ? -1 : 1;
+    return (a->end > b->end) - (a->end < b->end);
+}
+
+/* Ranges must tile the data: overlaps and holes are where files hide things. */
+static bool ranges_check(const char *path, StoredRange *ranges, size_t count, int64_t available, Error *error)
+{
+    qsort(ranges, count, sizeof *ranges, range_compare);
+    int64_t end = 0;
+    for (size_t i = 0; i < count; end = ranges[i++].end)
+        if (ranges[i].begin != end)
+            return error_set(error, ERROR_CHECKPOINT, "%s: the tensors %s at byte %lld of the data; the file is damaged",
+                             path, ranges[i].begin < end ? "overlap" : "leave a hole", (long long)end);
+    if (end != available)
+        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged",
+                         path, (long long)(available - end));
+    return true;
+}
+
+static int tensor_compare(const void *left, const void *right)
+{
+    return strcmp(((const StoredTensor *)left)->name, ((const StoredTensor *)right)->name);
+}
+
+static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin, Error *error)
+{
+    const char *data = (const char *)file->mapped + data_begin;
+    int64_t available = (int64_t)(file->mapped_bytes - data_begin);
+    size_t entries = json_object_size(file->header);
+    file->tensors = memory_allocate((entries + 1) * sizeof *file->tensors);
+    StoredRange *ranges = memory_allocate((entries + 1) * sizeof *ranges);
+    bool good = true;
+    const char *name;
+    json_t *entry;
+    json_object_foreach(file->header, name, entry) {
+        if (entry == file->metadata)
+            continue;
+        StoredTensor *tensor = &file->tensors[file->count];
+        tensor->name = name;
+        good = tensor_parse(tensor, path, entry, available, &ranges[file->count], error);
+        if (!good)
+            break;
+        tensor->data = data + ranges[file->count++].begin;
+    }
+    good = good && ranges_check(path, ranges, file->count, available, error);
+    free(ranges);
+    qsort(file->tensors, file->count, sizeof *file->tensors, tensor_compare);
+    return good;
+}
+
+bool safetensors_open(Safetensors *file, const char *path, Error *error)
+{
+    *file = (Safetensors){0};
+    size_t data_begin = 0;
+    if (file_map(file, path, error) && header_parse(file, path, &data_begin, error) &&
+        tensors_parse(file, path, data_begin, error))
+        return true;
+    safetensors_close(file);
+    return false;
+}
+
+void safetensors_close(Safetensors *file)
+{
+    free(file->tensors);
+    json_decref(file->header);
+    if (file->mapped)
+        munmap(file->mapped, file->mapped_bytes);
+    *file = (Safetensors){0};
+}
+
+const StoredTensor *safetensors_find(const Safetensors *file, const char *name)
+{
+    StoredTensor wanted = {.name = name};
+    return file->count > 0 ? bsearch(&wanted, file->tensors, file->count, sizeof wanted, tensor_compare) : NULL;
+}

@@ -1,0 +1,235 @@
+/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it. Results go to stdout,
+ * everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
+#include "cmd/data.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/options.h"
+#include "data/data.h"
+
+enum { POSITIONALS = 2, SHOWN_TOKENS = 200 };
+
+typedef struct DataOptions {
+    double valid;
+    const char *separator;
+    bool check;
+} DataOptions;
+
+static const Option pack_rows[] = {
+    {"valid", OPTION_REAL, offsetof(DataOptions, valid), "0", 0, 0.5, NULL, "",
+     "part of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"},
+    {"separator", OPTION_STRING, offsetof(DataOptions, separator), "", 0, 0, NULL, "",
+     "a line equal to this separates documents (% for fortunes); empty: one document per file"},
+};
+
+static const Option show_rows[] = {
+    {"check", OPTION_BOOL, offsetof(DataOptions, check), "false", 0, 0, NULL, "",
+     "read all tokens and compare them with the checksum"},
+};
+
+typedef struct Action {
+    const char *name, *arguments, *help;
+    int positionals;
+    OptionTable table;
+    bool (*run)(const char *const *positionals, const DataOptions *options, Error *error);
+} Action;
+
+/* -- pack ----------------------------------------------------------------------------------------------------------- */
+
+static bool run_pack(const char *const *positionals, const DataOptions *options, Error *error) {
+    PackOptions pack = {positionals[0], positionals[1], options->valid, options->separator};
+    PackResult result;
+    double start = log_seconds();
+    if (!pack_text(&pack, &result, error)) return false;
+    double seconds = log_seconds() - start;
+    char size[32], duration[32], rate[32];
+    log_format_bytes((double)result.bytes, size);
+    log_format_duration(seconds, duration);
+    log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
+    printf("packed %s of text in %s (%s/s): %" PRId64 " documents\n", size, duration, rate, result.documents);
+    if (options->valid > 0) {
+        printf("%s-train: %" PRId64 " tokens\n", positionals[1], result.train_tokens);
+        printf("%s-valid: %" PRId64 " tokens\n", positionals[1], result.valid_tokens);
+    } else {
+        printf("%s: %" PRId64 " tokens\n", positionals[1], result.train_tokens);
+    }
+    return true;
+}
+
+/* -- show ----------------------------------------------------------------------------------------------------------- */
+
+static void print_byte(int byte) {
+    switch (byte) {
+    case '\n': fputs("\\n", stdout); break;
+    case '\r': fputs("\\r", stdout); break;
+    case '\t': fputs("\\t", stdout); break;
+    case '"': fputs("\\\"", stdout); break;
+    case '\\': fputs("\\\\", stdout); break;
+    default: printf(byte >= 0x20 && byte < 0x7f ? "%c" : "\\x%02x", byte);
+    }
+}
+
+/* Tokens of the byte tokenizer as text, others as numbers: their text needs the model's tokenizer. */
+static void print_tokens(const Shard *shard) {
+    int64_t count = shard->token_count < SHOWN_TOKENS ? shard->token_count : SHOWN_TOKENS;
+    bool bytes = true;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t token = shard_token(shard, i);
+        bytes = bytes && token >= 0 && token < BYTE_VOCABULARY;
+    }
+    printf("first tokens:     %s", bytes ? "\"" : "");
+    for (int64_t i = 0; i < count; i++) {
+        int32_t token = shard_token(shard, i);
+        if (!bytes) printf("%s%" PRId32, i > 0 ? " " : "", token);
+        else if (token == BYTE_SEPARATOR) fputs("<end>", stdout);
+        else print_byte(token);
+    }
+    printf("%s%s\n", bytes ? "\"" : "", count < shard->token_count ? " ..." : "");
+}
+
+static int64_t longest_document(const Shard *shard) {
+    int64_t longest = 0, start = 0;
+    for (int64_t i = 0; i < shard->document_count; i++) {
+        int64_t length = shard->document_end[i] - start;
+        if (length > longest) longest = length;
+        start = shard->document_end[i];
+    }
+    return longest;
+}
+
+static void print_shard(const Shard *shard) {
+    char size[32];
+    log_format_bytes((double)shard->mapped_bytes, size);
+    printf("shard:            %s\n", shard->prefix);
+    printf("type:             %s\n", shard_type_name(shard));
+    printf("tokens:           %" PRId64 "\n", shard->token_count);
+    printf("documents:        %" PRId64 "\n", shard->document_count);
+    printf("size:             %zu bytes (%s)\n", shard->mapped_bytes, size);
+    printf("longest document: %" PRId64 " tokens\n", longest_document(shard));
+    printf("mean document:    %.1f tokens\n", (double)shard->token_count / (double)shard->document_count);
+    print_tokens(shard);
+}
+
+static bool print_check(Shard *shard, Error *error) {
+    if (!shard_verify(shard, error)) return false;
+    printf("largest token:    %" PRIu32 "\n", shard->max_token);
+    if (shard->checksummed)
+        printf("check:            passed, all bytes of both files are as written\n");
+    else
+        printf("check:            passed for sizes, boundaries and signs; the index carries no checksums of the bytes\n");
+    return true;
+}
+
+/* PREFIX.bin and PREFIX.idx are understood as PREFIX. */
+static char *prefix_of(const char *path) {
+    size_t length = strlen(path);
+    const char *suffix = length > 4 ? path + length - 4 : "";
+    if (strcmp(suffix, ".bin") == 0 || strcmp(suffix, ".idx") == 0) length -= 4;
+    return memory_format("%.*s", (int)length, path);
+}
+
+static bool run_show(const char *const *positionals, const DataOptions *options, Error *error) {
+    char *prefix = prefix_of(positionals[0]);
+    Shard shard;
+    bool good = shard_map(&shard, prefix, error);
+    free(prefix);
+    if (!good) return false;
+    print_shard(&shard);
+    if (options->check) good = print_check(&shard, error);
+    shard_close(&shard);
+    return good;
+}
+
+/* -- Arguments ------------------------------------------------------------------------------------------------------ */
+
+static const Action actions[] = {
+    {"pack", "INPUT OUTPUT", "text file or folder to token shards", 2, {pack_rows, sizeof pack_rows / sizeof *pack_rows}, run_pack},
+    {"show", "PREFIX", "what a shard holds", 1, {show_rows, sizeof show_rows / sizeof *show_rows}, run_show},
+};
+enum { ACTIONS = sizeof actions / sizeof *actions };
+
+static const Action *find_action(const char *name) {
+    for (int i = 0; i < ACTIONS; i++)
+        if (strcmp(actions[i].name, name) == 0) return &actions[i];
+    return NULL;
+}
+
+static void print_help(const Action *only) {
+    for (int i = 0; i < ACTIONS; i++) {
+        if (only && only != &actions[i]) continue;
+        printf("usage: smelt data %s %s [key=value ...]    %s\n", actions[i].name, actions[i].arguments, actions[i].help);
+        options_print_help(&actions[i].table, stdout);
+    }
+}
+
+/* "key=value" with a key made of letters; a path that looks like one is written "./a=b". */
+static bool is_assignment(const char *text) {
+    size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz_.");
+    return letters > 0 && text[letters] == '=';
+}
+
+/* Applies argv[*at], which is "--key=value", "--key value" or "key=value", and steps over what it used. */
+static bool apply_option(const Action *action, int argc, char **argv, int *at, DataOptions *options, OptionStrings *strings,
+                         Error *error) {
+    const char *text = argv[(*at)++];
+    if (strncmp(text, "--", 2) != 0) return options_set(&action->table, options, strings, text, error);
+    text += 2;
+    if (strchr(text, '=')) return options_set(&action->table, options, strings, text, error);
+    if (*at >= argc)
+        return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
+    char *assignment = memory_format("%s=%s", text, argv[(*at)++]);
+    bool good = options_set(&action->table, options, strings, assignment, error);
+    free(assignment);
+    return good;
+}
+
+/* argv[0] is the first argument after the action's name. */
+static bool run_action(const Action *action, int argc, char **argv, OptionStrings *strings, Error *error) {
+    DataOptions options = {.separator = ""};
+    options_defaults(&action->table, &options, strings);
+    const char *positionals[POSITIONALS] = {0};
+    int count = 0;
+    for (int at = 0; at < argc;) {
+        if (strncmp(argv[at], "--", 2) == 0 || is_assignment(argv[at])) {
+            if (!apply_option(action, argc, argv, &at, &options, strings, error)) return false;
+        } else if (count == action->positionals) {
+            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt data %s takes %s", argv[at], action->name,
+                             action->arguments);
+        } else {
+            positionals[count++] = argv[at++];
+        }
+    }
+    if (count < action->positionals)
+        return error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt data %s takes %s", count, action->positionals,
+                         action->name, action->arguments);
+    return action->run(positionals, &options, error);
+}
+
+static bool wants_help(int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
+    return false;
+}
+
+int cmd_data(int argc, char **argv) {
+    const Action *action = argc > 1 ? find_action(argv[1]) : NULL;
+    if (wants_help(argc, argv)) {
+        print_help(action);
+        return ERROR_NONE;
+    }
+    Error error = {0};
+    OptionStrings strings = {0};
+    if (action)
+        run_action(action, argc - 2, argv + 2, &strings, &error);
+    else
+        error_set(&error, ERROR_USAGE, "smelt data %s is unknown; the actions are pack and show, `smelt data --help` explains them",
+                  argc > 1 ? argv[1] : "without an action");
+    options_free_strings(&strings);
+    if (error.code != ERROR_NONE) log_error("%s", error.message);
+    return (int)error.code;
+}

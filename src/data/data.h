@@ -1,0 +1,117 @@
+/* Data: text to token shards to batches.
+ *
+ * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets and
+ * document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all documents of a
+ * shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The order in which samples are
+ * drawn is a pure function of (seed, index): epoch e visits all samples once in the order of rng_permute. So the world size
+ * does not enter, and resuming needs one integer: the number of samples drawn so far. */
+#ifndef SMELT_DATA_DATA_H
+#define SMELT_DATA_DATA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* The built-in byte tokenizer: token b is byte b; 256 separates documents. */
+enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
+
+/* -- Token shards (shard.c) -------------------------------------------------------------------------------------- */
+
+typedef struct Shard {
+    const void *tokens;          /* mapped .bin */
+    int token_bytes;             /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
+    int64_t token_count;
+    int64_t document_count;
+    const int64_t *document_end; /* document_count entries: token index one past each document; owned */
+    uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
+    size_t mapped_bytes;
+    char *prefix;                /* for messages; owned */
+    bool checksummed;            /* smelt's writer leaves checksums after Megatron's fields, where other readers do not look */
+    uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
+} Shard;
+
+/* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads all
+ * tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A shard
+ * must not be overwritten in place while it is mapped; replacing its files by rename, as ShardWriter does, is fine. */
+bool shard_open(Shard *shard, const char *prefix, Error *error);
+/* Only the index is read (and compared with its checksum), so this is quick at any size; max_token stays 0. */
+bool shard_map(Shard *shard, const char *prefix, Error *error);
+/* Reads all tokens of a mapped shard; on failure the shard stays mapped. Shows progress. */
+bool shard_verify(Shard *shard, Error *error);
+void shard_close(Shard *shard); /* also of a zeroed or failed one */
+const char *shard_type_name(const Shard *shard); /* "u8", "u16" or "i32" */
+static inline int32_t shard_token(const Shard *shard, int64_t index) {
+    switch (shard->token_bytes) {
+    case 1: return ((const uint8_t *)shard->tokens)[index];
+    case 2: return ((const uint16_t *)shard->tokens)[index];
+    default: return ((const int32_t *)shard->tokens)[index];
+    }
+}
+
+/* Writes a shard: tokens arrive document by document. PREFIX.bin and PREFIX.idx appear under their names only when
+ * shard_writer_finish succeeds (temporary names, fsync, rename); nothing is left behind on failure or cancel. */
+typedef struct ShardWriter ShardWriter;
+ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
+bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
+/* The same for a document of any length, piece by piece. A failed writer can only be cancelled. */
+bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
+void shard_writer_end_document(ShardWriter *writer);
+bool shard_writer_finish(ShardWriter *writer, Error *error); /* frees the writer in any case; no tokens at all: ERROR_DATA */
+void shard_writer_cancel(ShardWriter *writer);
+
+/* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
+
+typedef struct PackOptions {
+    const char *input;         /* a text file, or a folder whose regular files are read recursively in byte order of their paths;
+                                  links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning */
+    const char *output;        /* prefix of the shard(s); with a validation part, OUTPUT-train and OUTPUT-valid, else OUTPUT */
+    double valid_fraction;     /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a
+                                  line end, so that both parts see every source; a file of one line is training data only */
+    const char *separator;     /* "" : one document per file; else a line equal to this string separates documents ("%" for fortunes) */
+} PackOptions;
+
+typedef struct PackResult {
+    int64_t documents;                  /* of both parts; empty ones are left out */
+    int64_t train_tokens, valid_tokens; /* separators included */
+    int64_t bytes;                      /* of the text files that were packed */
+} PackResult;
+
+/* Text to byte tokens; every document is followed by BYTE_SEPARATOR. Shows progress. Empty corpora, or an empty validation part where
+ * one was asked for, are ERROR_DATA, as is any file or folder that cannot be read. */
+bool pack_text(const PackOptions *options, PackResult *result, Error *error);
+
+/* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
+
+/* `sequences` x `length` tokens each; arrays are owned by the loader and valid until the batch is released. */
+typedef struct Batch {
+    const int32_t *tokens;    /* [sequences][length] */
+    const int32_t *targets;   /* the next token; -1 where there is none to predict: after a document's end with document_mask */
+    const int32_t *positions; /* position inside its document (counted from the sequence start where the document began earlier);
+                                 document start of token t is t - positions[t], so this is document mask and rope position at once */
+    int64_t first_sample;     /* draw index of the first sequence */
+} Batch;
+
+typedef struct LoaderOptions {
+    const Shard *shard;       /* outlives the loader */
+    int64_t sequences, length;
+    int32_t vocabulary;       /* tokens must be below it: ERROR_DATA with the offending value otherwise */
+    int32_t separator;        /* the token that ends a document in the stream, or -1: boundaries from the shard's document index are used in
+                                 both cases, and matter only with document_mask */
+    bool document_mask;       /* false: positions run 0..length-1 over the whole sequence */
+    bool shuffle;             /* false (evaluation): samples in order */
+    uint64_t seed;
+} LoaderOptions;
+
+typedef struct Loader Loader;
+/* Starts a thread that prepares batches ahead, beginning with draw index first_sample. A corpus shorter than one sample is ERROR_DATA.
+ * Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too. */
+Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
+int64_t loader_samples(const Loader *loader);  /* samples in one epoch */
+const Batch *loader_next(Loader *loader);      /* waits for the next batch; the previous one is released */
+void loader_close(Loader *loader);             /* at any moment; NULL is allowed */
+/* The sample that a draw (>= 0) reads, out of `samples` (>= 1): the whole order of the data, as a pure function. */
+int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples);
+
+#endif

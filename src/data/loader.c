@@ -1,0 +1,237 @@
+/* Batches, prepared ahead by one thread in a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and the
+ * thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the shard has
+ * been read and its largest token compared with the vocabulary before the thread starts.
+ *
+ * Batches are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has released
+ * those below `released` and holds at most one: batch `released`. So released <= filled <= released + LOADER_RING. */
+#include <assert.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "data/data.h"
+
+enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
+
+/* The writable side of a Batch. */
+typedef struct Slot { int32_t *tokens, *targets, *positions; } Slot;
+
+struct Loader {
+    LoaderOptions options;
+    int64_t samples, first_sample;
+    int32_t *arena;
+    size_t arena_bytes;
+    Slot slots[LOADER_RING];
+    Batch batch; /* the one that the consumer holds */
+    bool holding;
+    int64_t filled, released; /* under the mutex */
+    atomic_bool stop;         /* set under the mutex, looked at between sequences without it */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    pthread_t thread;
+};
+
+int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples) {
+    assert(draw >= 0 && samples >= 1);
+    uint64_t epoch = (uint64_t)(draw / samples), index = (uint64_t)(draw % samples);
+    if (!shuffle) return (int64_t)index;
+    RngBits bits = rng_bits(seed, RNG_STREAM_SHUFFLE, epoch);
+    uint64_t epoch_seed = (uint64_t)bits.word[0] << 32 | bits.word[1];
+    return (int64_t)rng_permute(epoch_seed, RNG_STREAM_SHUFFLE, index, (uint64_t)samples);
+}
+
+/* -- Filling -------------------------------------------------------------------------------------------------------- */
+
+/* The first document that ends after `token`; empty documents are passed over. */
+static int64_t find_document(const Shard *shard, int64_t token) {
+    int64_t low = 0, high = shard->document_count - 1;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (shard->document_end[middle] > token) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+static void fill_positions(const LoaderOptions *options, int64_t start, const Slot *slot) {
+    const Shard *shard = options->shard;
+    if (!options->document_mask) {
+        for (int64_t i = 0; i < options->length; i++) slot->positions[i] = (int32_t)i;
+        return;
+    }
+    int64_t document = find_document(shard, start);
+    int32_t position = 0;
+    for (int64_t i = 0; i < options->length; i++) {
+        slot->positions[i] = position++;
+        while (shard->document_end[document] <= start + i) document++;
+        if (shard->document_end[document] == start + i + 1 || slot->tokens[i] == options->separator) {
+            slot->targets[i] = -1;
+            position = 0;
+        }
+    }
+}
+
+static void fill_sequence(const LoaderOptions *options, int64_t start, const Slot *slot) {
+    for (int64_t i = 0; i < options->length; i++) slot->tokens[i] = shard_token(options->shard, start + i);
+    memcpy(slot->targets, slot->tokens + 1, (size_t)(options->length - 1) * sizeof *slot->targets);
+    slot->targets[options->length - 1] = shard_token(options->shard, start + options->length);
+    fill_positions(options, start, slot);
+}
+
+static int64_t sequence_start(const Loader *loader, int64_t batch, int64_t sequence) {
+    const LoaderOptions *options = &loader->options;
+    int64_t draw = loader->first_sample + batch * options->sequences + sequence;
+    return loader_sample_index(options->seed, options->shuffle, draw, loader->samples) * options->length;
+}
+
+/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests and not one after another. */
+static void request_pages(const Loader *loader, int64_t batch) {
+    const Shard *shard = loader->options.shard;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
+        int64_t start = sequence_start(loader, batch, i) * shard->token_bytes;
+        int64_t size = (loader->options.length + 1) * shard->token_bytes;
+        uintptr_t address = (uintptr_t)shard->tokens + (uintptr_t)start, aligned = address & ~(page - 1);
+        madvise((void *)aligned, (size_t)size + (address - aligned), MADV_WILLNEED);
+    }
+}
+
+static void fill_batch(const Loader *loader, int64_t batch) {
+    const Slot *slot = &loader->slots[batch % LOADER_RING];
+    request_pages(loader, batch);
+    for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
+        int64_t offset = i * loader->options.length;
+        Slot row = {slot->tokens + offset, slot->targets + offset, slot->positions + offset};
+        fill_sequence(&loader->options, sequence_start(loader, batch, i), &row);
+    }
+}
+
+static void *loader_run(void *argument) {
+    Loader *loader = argument;
+    pthread_mutex_lock(&loader->mutex);
+    for (;;) {
+        while (!loader->stop && loader->filled == loader->released + LOADER_RING)
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        if (loader->stop) break;
+        int64_t batch = loader->filled;
+        pthread_mutex_unlock(&loader->mutex);
+        fill_batch(loader, batch);
+        pthread_mutex_lock(&loader->mutex);
+        loader->filled++;
+        pthread_cond_broadcast(&loader->changed);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return NULL;
+}
+
+/* -- Opening -------------------------------------------------------------------------------------------------------- */
+
+static bool check_options(const LoaderOptions *options, int64_t first_sample, Error *error) {
+    int64_t values;
+    if (options->sequences < 1 || options->length < 1 || options->length > INT32_MAX)
+        return error_set(error, ERROR_USAGE, "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
+                         "least 1 of each, and at most %d tokens", options->sequences, options->length, INT32_MAX);
+    if (__builtin_mul_overflow(options->sequences, options->length, &values) ||
+        __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
+        return error_set(error, ERROR_USAGE, "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
+                         "memory; make it smaller", options->sequences, options->length);
+    if (first_sample < 0 || first_sample > INT64_MAX / 2)
+        return error_set(error, ERROR_USAGE, "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
+                         "intact checkpoint", first_sample, INT64_MAX / 2);
+    return true;
+}
+
+static bool check_corpus(const LoaderOptions *options, Error *error) {
+    const Shard *shard = options->shard;
+    if (shard->token_count <= options->length)
+        return error_set(error, ERROR_DATA, "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
+                         " with its last target; pack more text or shorten the sequences", shard->prefix, shard->token_count,
+                         options->length, options->length + 1);
+    if ((int64_t)shard->max_token < options->vocabulary) return true;
+    int64_t index = 0;
+    while (shard_token(shard, index) < options->vocabulary) index++;
+    return error_set(error, ERROR_DATA, "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
+                     "vocabulary has %" PRId32 " tokens; pack the corpus with the model's tokenizer or give the model a larger "
+                     "vocabulary", shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
+}
+
+static bool allocate_ring(Loader *loader, Error *error) {
+    size_t values = (size_t)loader->options.sequences * (size_t)loader->options.length;
+    size_t bytes = values * LOADER_RING * LOADER_ARRAYS * sizeof(int32_t);
+    loader->arena = memory_map(bytes, error);
+    if (!loader->arena) return error_context(error, "batches of %s", loader->options.shard->prefix);
+    loader->arena_bytes = bytes;
+    for (int i = 0; i < LOADER_RING; i++) {
+        int32_t *base = loader->arena + (size_t)i * LOADER_ARRAYS * values;
+        loader->slots[i] = (Slot){base, base + values, base + 2 * values};
+    }
+    return true;
+}
+
+/* The thread takes no signals: they belong to the training loop. */
+static bool start_thread(Loader *loader, Error *error) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = pthread_create(&loader->thread, NULL, loader_run, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status == 0) return true;
+    return error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)",
+                     strerror(status));
+}
+
+static void loader_free(Loader *loader) {
+    pthread_cond_destroy(&loader->changed);
+    pthread_mutex_destroy(&loader->mutex);
+    if (loader->arena) memory_unmap(loader->arena, loader->arena_bytes);
+    free(loader);
+}
+
+Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error) {
+    if (!check_options(options, first_sample, error) || !check_corpus(options, error)) return NULL;
+    Loader *loader = memory_allocate(sizeof *loader);
+    loader->options = *options;
+    loader->samples = (options->shard->token_count - 1) / options->length;
+    loader->first_sample = first_sample;
+    atomic_init(&loader->stop, false);
+    pthread_mutex_init(&loader->mutex, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    if (allocate_ring(loader, error) && start_thread(loader, error)) return loader;
+    loader_free(loader);
+    return NULL;
+}
+
+int64_t loader_samples(const Loader *loader) { return loader->samples; }
+
+const Batch *loader_next(Loader *loader) {
+    pthread_mutex_lock(&loader->mutex);
+    if (loader->holding) {
+        loader->released++;
+        pthread_cond_broadcast(&loader->changed);
+    }
+    while (loader->filled == loader->released) pthread_cond_wait(&loader->changed, &loader->mutex);
+    int64_t number = loader->released;
+    loader->holding = true;
+    pthread_mutex_unlock(&loader->mutex);
+    const Slot *slot = &loader->slots[number % LOADER_RING];
+    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions,
+                            loader->first_sample + number * loader->options.sequences};
+    return &loader->batch;
+}
+
+void loader_close(Loader *loader) {
+    if (!loader) return;
+    pthread_mutex_lock(&loader->mutex);
+    atomic_store(&loader->stop, true);
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    pthread_join(loader->thread, NULL);
+    loader_free(loader);
+}

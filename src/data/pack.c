@@ -1,0 +1,345 @@
+/* Packs text into shards of byte tokens. Files are mapped one at a time and streamed to one or two shard writers through one
+ * small buffer, so memory stays the same for any corpus; only the list of paths is held. A file gives its head to the training
+ * part and its tail to the validation part. `smelt data pack` and the demo call this. */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "data/data.h"
+#include "data/internal.h"
+
+enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22, OUTPUT_FILES = 4 };
+
+typedef struct PathList { char **items; size_t count, capacity; } PathList;
+
+/* What a folder held besides text: how many, and the first one for the warning. */
+typedef struct Skipped { int64_t count; char *first; } Skipped;
+
+typedef struct Packer {
+    const PackOptions *options;
+    PackResult result;
+    PathList files;
+    int64_t file_bytes; /* of all files */
+    Skipped irregular, binary;
+    bool folder;                     /* the input is a folder */
+    char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
+    ShardWriter *train, *valid;
+    struct stat outputs[OUTPUT_FILES]; /* older shards under the output's names: never an input */
+    int output_count;
+    int32_t chunk[CHUNK_BYTES];
+    Progress progress;
+    int64_t progress_next;
+} Packer;
+
+/* -- Which files ---------------------------------------------------------------------------------------------------- */
+
+static void list_add(PathList *list, char *path) {
+    if (list->count == list->capacity) {
+        list->capacity = list->capacity ? list->capacity * 2 : 64;
+        list->items = memory_resize(list->items, list->capacity * sizeof *list->items);
+    }
+    list->items[list->count++] = path;
+}
+
+static void list_free(PathList *list) {
+    for (size_t i = 0; i < list->count; i++) free(list->items[i]);
+    free(list->items);
+    *list = (PathList){0};
+}
+
+static int compare_paths(const void *left, const void *right) { return strcmp(*(char *const *)left, *(char *const *)right); }
+
+static void skip(Skipped *skipped, const char *path) {
+    if (skipped->count++ == 0) skipped->first = memory_copy_string(path);
+}
+
+/* Takes over `path`. Links are never followed, so a folder is visited once and loops cannot arise. */
+static bool sort_entry(Packer *packer, PathList *folders, char *path, Error *error) {
+    struct stat status;
+    if (lstat(path, &status) != 0) {
+        error_set(error, ERROR_DATA, "cannot inspect %s: %s; check its permissions", path, strerror(errno));
+        free(path);
+        return false;
+    }
+    if (S_ISDIR(status.st_mode)) {
+        list_add(folders, path);
+    } else if (S_ISREG(status.st_mode)) {
+        packer->file_bytes += status.st_size;
+        list_add(&packer->files, path);
+    } else {
+        skip(&packer->irregular, path);
+        free(path);
+    }
+    return true;
+}
+
+static bool list_folder(Packer *packer, PathList *folders, const char *path, Error *error) {
+    DIR *folder = opendir(path);
+    if (!folder)
+        return error_set(error, ERROR_DATA, "cannot read folder %s: %s; check its permissions", path, strerror(errno));
+    const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
+    bool good = true;
+    struct dirent *entry;
+    while (good && (errno = 0, entry = readdir(folder)) != NULL)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            good = sort_entry(packer, folders, memory_format("%s%s%s", path, slash, entry->d_name), error);
+    if (good && errno != 0)
+        good = error_set(error, ERROR_DATA, "cannot read folder %s: %s", path, strerror(errno));
+    closedir(folder);
+    return good;
+}
+
+/* Fills packer->files. The input itself may be a link. */
+static bool list_files(Packer *packer, Error *error) {
+    const char *input = packer->options->input;
+    struct stat status;
+    if (stat(input, &status) != 0)
+        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input,
+                         strerror(errno));
+    packer->folder = S_ISDIR(status.st_mode);
+    if (!packer->folder) {
+        packer->file_bytes = status.st_size;
+        list_add(&packer->files, memory_copy_string(input));
+        return true;
+    }
+    PathList folders = {0};
+    list_add(&folders, memory_copy_string(input));
+    bool good = true;
+    for (size_t i = 0; good && i < folders.count; i++) good = list_folder(packer, &folders, folders.items[i], error);
+    list_free(&folders);
+    if (packer->files.count > 0) qsort(packer->files.items, packer->files.count, sizeof(char *), compare_paths);
+    return good;
+}
+
+/* -- Lines ---------------------------------------------------------------------------------------------------------- */
+
+/* A stretch of a mapped file. */
+typedef struct Text { const char *bytes; size_t size; } Text;
+
+/* One past the newline that ends the line which holds byte `at`, or the size. */
+static size_t line_end(Text text, size_t at) {
+    const char *newline = memchr(text.bytes + at, '\n', text.size - at);
+    return newline ? (size_t)(newline - text.bytes) + 1 : text.size;
+}
+
+static size_t line_start(Text text, size_t at) {
+    const char *newline = memrchr(text.bytes, '\n', at);
+    return newline ? (size_t)(newline - text.bytes) + 1 : 0;
+}
+
+/* Whether the line [start, end), less its newline, is the separator. */
+static bool is_separator(Text text, size_t start, size_t end, const char *separator) {
+    size_t size = strlen(separator);
+    if (end > start && text.bytes[end - 1] == '\n') end--;
+    if (end > start && text.bytes[end - 1] == '\r') end--;
+    return end - start == size && memcmp(text.bytes + start, separator, size) == 0;
+}
+
+/* The next separator line at or after the line start `from`: true, with its bounds. */
+static bool find_separator(Text text, size_t from, const char *separator, size_t *start, size_t *end) {
+    while (from < text.size) {
+        const char *found = memmem(text.bytes + from, text.size - from, separator, strlen(separator));
+        if (!found) return false;
+        size_t at = (size_t)(found - text.bytes);
+        *end = line_end(text, at);
+        *start = at;
+        if ((at == 0 || text.bytes[at - 1] == '\n') && is_separator(text, at, *end, separator)) return true;
+        from = *end;
+    }
+    return false;
+}
+
+/* Whether a file may be cut behind the line [start, end): any line, or only separators. */
+static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
+    return separator[0] == '\0' || is_separator(text, start, end, separator);
+}
+
+/* The first cut at or after `wanted` (>= 1), else the last one before it that leaves the head half of the file; 0 if none. */
+static size_t find_cut(Text text, size_t wanted, const char *separator) {
+    size_t start, end;
+    for (start = line_start(text, wanted - 1); start < text.size; start = end) {
+        end = line_end(text, start);
+        if (end < text.size && is_cut(text, start, end, separator)) return end;
+    }
+    for (end = line_start(text, wanted - 1); end >= text.size / 2 && end > 0; end = start) {
+        start = line_start(text, end - 1);
+        if (is_cut(text, start, end, separator)) return end;
+    }
+    return 0;
+}
+
+/* Where the validation part of a file begins; its size when it gives none. */
+static size_t split_point(Text text, const PackOptions *options) {
+    size_t tail = (size_t)((double)text.size * options->valid_fraction);
+    if (options->valid_fraction == 0 || text.size < 2) return text.size;
+    size_t wanted = text.size - (tail > 0 ? tail : 1);
+    size_t cut = find_cut(text, wanted, options->separator);
+    if (cut == 0) cut = find_cut(text, wanted, "");
+    return cut == 0 ? text.size : cut;
+}
+
+/* -- Packing -------------------------------------------------------------------------------------------------------- */
+
+static void show_progress(Packer *packer, int64_t done) {
+    if (done < packer->progress_next) return;
+    progress_update(&packer->progress, done);
+    packer->progress_next = done + PROGRESS_BYTES;
+}
+
+/* One document to one writer; an empty one leaves nothing. */
+static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+    if (text.size == 0) return true;
+    for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
+        size_t count = text.size - at < CHUNK_BYTES ? text.size - at : CHUNK_BYTES;
+        const unsigned char *bytes = (const unsigned char *)text.bytes + at;
+        for (size_t i = 0; i < count; i++) packer->chunk[i] = bytes[i];
+        if (!shard_writer_append(writer, packer->chunk, (int64_t)count, error)) return false;
+        show_progress(packer, done + (int64_t)(at + count));
+    }
+    if (!shard_writer_document(writer, &(int32_t){BYTE_SEPARATOR}, 1, error)) return false;
+    *tokens += (int64_t)text.size + 1;
+    packer->result.documents++;
+    return true;
+}
+
+/* The documents of one part of one file; `done` bytes of the corpus lie before it. */
+static bool pack_part(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+    const char *separator = packer->options->separator;
+    size_t from = 0, start, end;
+    while (separator[0] != '\0' && find_separator(text, from, separator, &start, &end)) {
+        Text document = {text.bytes + from, start - from};
+        if (!pack_document(packer, writer, tokens, document, done + (int64_t)from, error)) return false;
+        from = end;
+    }
+    Text document = {text.bytes + from, text.size - from};
+    return pack_document(packer, writer, tokens, document, done + (int64_t)from, error);
+}
+
+static bool refuse_output(const Packer *packer, const FileMap *file, const char *path, Error *error) {
+    for (int i = 0; i < packer->output_count; i++)
+        if (packer->outputs[i].st_dev == file->status.st_dev && packer->outputs[i].st_ino == file->status.st_ino)
+            return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", path);
+    return true;
+}
+
+static bool pack_file(Packer *packer, const char *path, Error *error) {
+    FileMap file;
+    if (!file_map_open(&file, path, error)) return false;
+    bool good = packer->folder || refuse_output(packer, &file, path, error);
+    size_t probe = file.size < TEXT_PROBE_BYTES ? file.size : TEXT_PROBE_BYTES;
+    if (packer->folder && probe > 0 && memchr(file.bytes, '\0', probe)) {
+        skip(&packer->binary, path);
+    } else if (good && file.size > 0) {
+        madvise((void *)file.bytes, file.size, MADV_SEQUENTIAL);
+        Text text = {(const char *)file.bytes, file.size};
+        size_t cut = split_point(text, packer->options);
+        Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
+        int64_t done = packer->result.bytes;
+        good = pack_part(packer, packer->train, &packer->result.train_tokens, head, done, error) &&
+               pack_part(packer, packer->valid, &packer->result.valid_tokens, tail, done + (int64_t)cut, error);
+        packer->result.bytes += (int64_t)file.size;
+    }
+    file_map_close(&file);
+    return good;
+}
+
+static bool check_options(const PackOptions *options, Error *error) {
+    if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
+        return error_set(error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file",
+                         options->valid_fraction);
+    if (strpbrk(options->separator, "\r\n"))
+        return error_set(error, ERROR_USAGE, "separator holds a line end but it must be the text of one line; give it without");
+    if (options->input[0] == '\0' || options->output[0] == '\0')
+        return error_set(error, ERROR_USAGE, "the name of the %s is empty; name a path",
+                         options->input[0] == '\0' ? "input" : "output");
+    return true;
+}
+
+static void note_output(Packer *packer, const char *prefix) {
+    static const char *const suffixes[] = {".bin", ".idx"};
+    for (int i = 0; i < 2; i++) {
+        char *path = memory_format("%s%s", prefix, suffixes[i]);
+        if (stat(path, &packer->outputs[packer->output_count]) == 0) packer->output_count++;
+        free(path);
+    }
+}
+
+static bool open_writers(Packer *packer, Error *error) {
+    bool split = packer->options->valid_fraction > 0;
+    packer->train_prefix = memory_format("%s%s", packer->options->output, split ? "-train" : "");
+    note_output(packer, packer->train_prefix);
+    packer->train = shard_writer_open(packer->train_prefix, 2, error);
+    if (!packer->train || !split) return packer->train != NULL;
+    packer->valid_prefix = memory_format("%s-valid", packer->options->output);
+    note_output(packer, packer->valid_prefix);
+    packer->valid = shard_writer_open(packer->valid_prefix, 2, error);
+    return packer->valid != NULL;
+}
+
+static bool check_result(const Packer *packer, Error *error) {
+    if (packer->result.train_tokens + packer->result.valid_tokens == 0)
+        return error_set(error, ERROR_DATA, "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
+                         "name a file or folder with text", packer->options->input, packer->files.count, packer->file_bytes,
+                         packer->binary.count);
+    if (packer->valid && packer->result.valid_tokens == 0)
+        return error_set(error, ERROR_DATA, "%s gives no validation part of %g: no file has a line end at which its tail could be "
+                         "cut off; set valid=0 or give text with more lines", packer->options->input,
+                         packer->options->valid_fraction);
+    if (packer->result.train_tokens == 0)
+        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
+                         packer->options->input, packer->options->valid_fraction);
+    return true;
+}
+
+/* The validation part first: should the training part fail to appear, then no run can start on half of a split. */
+static bool finish_writers(Packer *packer, Error *error) {
+    ShardWriter *train = packer->train, *valid = packer->valid;
+    if (valid) {
+        packer->valid = NULL;
+        if (!shard_writer_finish(valid, error)) return false;
+    }
+    packer->train = NULL;
+    return shard_writer_finish(train, error);
+}
+
+static void warn_skipped(const Packer *packer) {
+    if (packer->irregular.count > 0)
+        log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count,
+                 packer->irregular.first);
+    if (packer->binary.count > 0)
+        log_warn("skipped %" PRId64 " files that are not text (a zero byte in the first %d), the first being %s",
+                 packer->binary.count, TEXT_PROBE_BYTES, packer->binary.first);
+}
+
+static bool pack_all(Packer *packer, Error *error) {
+    if (!list_files(packer, error) || !open_writers(packer, error)) return false;
+    packer->progress = progress_start("packing", "bytes", packer->file_bytes);
+    bool good = true;
+    for (size_t i = 0; good && i < packer->files.count; i++) good = pack_file(packer, packer->files.items[i], error);
+    progress_finish(&packer->progress);
+    warn_skipped(packer);
+    return good && check_result(packer, error) && finish_writers(packer, error);
+}
+
+bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
+    *result = (PackResult){0};
+    if (!check_options(options, error)) return false;
+    Packer *packer = memory_allocate(sizeof *packer);
+    packer->options = options;
+    bool good = pack_all(packer, error);
+    if (good) *result = packer->result;
+    shard_writer_cancel(packer->train);
+    shard_writer_cancel(packer->valid);
+    list_free(&packer->files);
+    free(packer->irregular.first);
+    free(packer->binary.first);
+    free(packer->train_prefix);
+    free(packer->valid_prefix);
+    free(packer);
+    return good;
+}

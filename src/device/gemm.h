@@ -1,0 +1,34 @@
+/* Matrix products on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions. The one place that decides who
+ * computes a product. Every call gives the same bits for the same arguments whatever the number of threads: work is cut by shape alone
+ * and the K loop of one element never depends on how rows and columns were shared out. */
+#ifndef SMELT_DEVICE_GEMM_H
+#define SMELT_DEVICE_GEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64 } GemmType;
+
+/* A is m x k (stored k x m when transpose_a), B is k x n (stored n x k when transpose_b), C is m x n.
+ * `input` is the type of A and B, `output` the type of C; sums are fp32 (fp64 for GEMM_F64).
+ * `bias` (may be NULL) has n elements of the sum's type and is added to every row.
+ * With `accumulate`, C += A B; only where output is the sum's type. No operand may overlap C. m, n or k may be 0. */
+typedef struct Gemm {
+    bool transpose_a, transpose_b;
+    bool accumulate;
+    GemmType input, output;
+    int64_t m, n, k;
+    const void *a; int64_t lda;
+    const void *b; int64_t ldb;
+    void *c; int64_t ldc;
+    const void *bias;
+} Gemm;
+
+/* Runs on all threads; call it outside parallel regions. */
+void gemm(const Gemm *g);
+/* Runs on the calling thread; may be called from inside a parallel region. Same bits as gemm. */
+void gemm_serial(const Gemm *g);
+/* C[i] = A[i] B[i] for `count` independent products of any sizes (experts, heads), shared out over all threads. */
+void gemm_batch(const Gemm *products, int64_t count);
+
+#endif

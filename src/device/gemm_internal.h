@@ -1,0 +1,54 @@
+/* What gemm.c (cutting, packing buffers, threads) and gemm_kernel.c (instructions) say to each other. Nobody else includes this but the
+ * tests and the bench, which force an instruction set. */
+#ifndef SMELT_DEVICE_GEMM_INTERNAL_H
+#define SMELT_DEVICE_GEMM_INTERNAL_H
+
+#include "gemm.h"
+
+#include <stddef.h>
+
+/* Where a block of finished sums goes: out = sums (+ addend) (+ bias). Leading dimensions count elements. */
+typedef struct GemmUpdate {
+    const void *addend; int64_t ld_addend; /* sum type, or NULL */
+    const void *bias;                      /* sum type, or NULL */
+    void *out; int64_t ld_out;
+    bool out_bf16;
+} GemmUpdate;
+
+/* One operand's block in memory: element (line, p) of `lines` x `depth`, where a line is a row of A or a column of B. */
+typedef struct GemmSource {
+    const void *data;
+    int64_t ld;
+    bool depth_contiguous; /* (line, p) is at line * ld + p, else at p * ld + line */
+    bool bf16;
+} GemmSource;
+
+/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
+ * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
+ * a depth is one k, or two neighbouring k where `pairs`. */
+typedef struct GemmKernel {
+    int panel_rows, stride_rows, panel_columns;
+    bool pairs;
+    size_t element; /* bytes of one packed line and depth, and of one sum */
+    /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
+    void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
+    /* rows x columns of sums over `depth` packed depths; A's panels hold `panel_height` rows each. */
+    void (*block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *update);
+} GemmKernel;
+
+typedef struct GemmIsa {
+    const char *name;
+    bool (*supported)(void);
+    bool (*preferred)(void);
+    GemmKernel kernels[3]; /* by GemmType */
+} GemmIsa;
+
+/* All instruction sets compiled in, best first; the last runs anywhere. */
+extern const GemmIsa gemm_isas[];
+extern const int gemm_isa_count;
+
+/* For tests and benches: every later product runs on the instruction set of this name; NULL goes back to choosing by CPU.
+ * False, and nothing changed, where this CPU cannot run it or the name is unknown. Not to be called while products run. */
+bool gemm_force(const char *isa);
+
+#endif

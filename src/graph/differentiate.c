@@ -1,0 +1,142 @@
+/* Reverse-mode differentiation of a graph, and recomputation.
+ *
+ * The backward part is made by the ops' gradient rules, last node first. A tensor with several readers gets the sum of what
+ * they send back. Recomputation then rewrites the backward part: where it reads a forward activation that the policy does not
+ * keep, the nodes that make that activation are cloned just before the reader. A clone runs the same kernel on the same
+ * inputs, so the bits are those of the first time. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "graph/graph.h"
+#include "op/op.h"
+
+static void add_gradient(Graph *graph, TensorId tensor, TensorId gradient) {
+    TensorId before = graph->tensors[tensor].gradient;
+    TensorId sum = before ? op_add(graph, before, gradient) : gradient;
+    graph->tensors[tensor].gradient = sum;
+}
+
+static void differentiate_node(Graph *graph, int index) {
+    Node node = graph->nodes[index];
+    const Op *op = op_table[node.op];
+    if (!op->gradient) return;
+    TensorId d_out[NODE_MAX_OUTPUTS] = {0}, d_in[NODE_MAX_INPUTS] = {0};
+    bool reached = op->loss;
+    for (int i = 0; i < node.outputs; i++)
+        if (node.out[i] && !(op->adds_to >> i & 1)) reached |= (d_out[i] = graph->tensors[node.out[i]].gradient) != TENSOR_NONE;
+    if (!reached) return;
+    char scope[sizeof graph->scope];
+    snprintf(scope, sizeof scope, "%.*s", (int)(strlen(node.name) - strlen(op->name)), node.name);
+    graph_scope(graph, node.layer, scope);
+    op->gradient(graph, &node, d_out, d_in);
+    for (int i = 0; i < node.inputs; i++)
+        if (d_in[i]) add_gradient(graph, node.in[i], d_in[i]);
+}
+
+typedef struct Recompute {
+    Graph *graph;
+    RecomputePolicy policy;
+    int forward;     /* nodes before this one are the forward part */
+    bool *crosses;   /* per tensor: read by a forward node of another layer than its producer's */
+    TensorId *again; /* per tensor: its recomputed twin */
+    int tensors;     /* how many tensors there were before any clone */
+} Recompute;
+
+static bool any_output_crosses(const Recompute *r, const Node *node) {
+    for (int i = 0; i < node->outputs; i++)
+        if (r->crosses[node->out[i]]) return true;
+    return false;
+}
+
+static bool policy_drops(const Recompute *r, const Node *node) {
+    OpClass class = op_table[node->op]->class;
+    switch (r->policy) {
+    case RECOMPUTE_NONE: return false;
+    case RECOMPUTE_NORM: return class == OP_CLASS_NORM;
+    case RECOMPUTE_ATTENTION: return class != OP_CLASS_OTHER;
+    case RECOMPUTE_BLOCK: return node->layer >= 0;
+    }
+    return false;
+}
+
+static TensorId recomputed(Recompute *r, TensorId tensor);
+
+static void clone_node(Recompute *r, int index) {
+    Graph *graph = r->graph;
+    Node node = graph->nodes[index];
+    TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS] = {0};
+    for (int i = 0; i < node.inputs; i++) in[i] = recomputed(r, node.in[i]);
+    graph_scope(graph, node.layer, "again.");
+    for (int i = 0; i < node.outputs; i++) {
+        if (!node.out[i] || op_table[node.op]->adds_to >> i & 1) continue;
+        Tensor old = graph->tensors[node.out[i]];
+        out[i] = graph_tensor(graph, ARENA_ACTIVATION, old.type, old.rank, old.shape, old.name);
+        r->again[node.out[i]] = out[i];
+    }
+    int clone = graph_node(graph, node.op, in, node.inputs, out, node.outputs, NULL, 0);
+    graph->nodes[clone].attributes = node.attributes;
+    graph->nodes[clone].clone_of = index;
+}
+
+/* The tensor that a backward node should read in place of `tensor`: itself where it is kept. */
+static TensorId recomputed(Recompute *r, TensorId tensor) {
+    Graph *graph = r->graph;
+    if (tensor >= r->tensors) return tensor;
+    if (r->again[tensor]) return r->again[tensor];
+    const Tensor *t = graph_get(graph, tensor);
+    if (tensor == TENSOR_NONE || t->arena != ARENA_ACTIVATION || t->keep || t->producer < 0 || t->producer >= r->forward) return tensor;
+    Node node = graph->nodes[t->producer];
+    const Op *op = op_table[node.op];
+    if (!policy_drops(r, &node)) return tensor;
+    bool crosses = any_output_crosses(r, &node);
+    if (op->recompute && (crosses || r->policy != RECOMPUTE_BLOCK)) {
+        int output = 0;
+        while (node.out[output] != tensor) output++;
+        graph_scope(graph, node.layer, "again.");
+        TensorId twin = op->recompute(graph, &node, output);
+        return r->again[tensor] = twin ? twin : tensor;
+    }
+    if (crosses) return tensor;
+    clone_node(r, t->producer);
+    return r->again[tensor];
+}
+
+static void mark_crossing(Recompute *r) {
+    for (int i = 0; i < r->forward; i++) {
+        const Node *node = &r->graph->nodes[i];
+        for (int j = 0; j < node->inputs; j++) {
+            int producer = r->graph->tensors[node->in[j]].producer;
+            if (producer >= 0 && r->graph->nodes[producer].layer != node->layer) r->crosses[node->in[j]] = true;
+        }
+    }
+}
+
+static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
+    int backward = graph->node_count - forward;
+    Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
+    memcpy(nodes, graph->nodes + forward, backward * sizeof *nodes);
+    Recompute r = {.graph = graph, .policy = policy, .forward = forward, .tensors = graph->tensor_count,
+                   .crosses = memory_allocate(graph->tensor_count * sizeof(bool)),
+                   .again = memory_allocate(graph->tensor_count * sizeof(TensorId))};
+    mark_crossing(&r);
+    graph->node_count = forward;
+    for (int i = 0; i < backward; i++) {
+        for (int j = 0; j < nodes[i].inputs; j++) nodes[i].in[j] = recomputed(&r, nodes[i].in[j]);
+        graph_append(graph, &nodes[i]);
+    }
+    free(r.crosses);
+    free(r.again);
+    free(nodes);
+}
+
+void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
+    int forward = graph->node_count;
+    graph->backward = true;
+    for (int i = 0; i < seed_count; i++) add_gradient(graph, seeds[i].tensor, seeds[i].gradient);
+    for (int i = forward - 1; i >= 0; i--) differentiate_node(graph, i);
+    recompute(graph, policy, forward);
+    graph->backward = false;
+    graph_scope(graph, -1, "");
+}

@@ -1,0 +1,161 @@
+/* Building a graph: nodes, tensors and parameters in growing arrays, names and attributes owned by the graph. Models and
+ * gradient rules are the callers; whatever they get wrong is our own mistake and asserted. */
+#include "graph/graph.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "op/op.h"
+
+enum { PARAMETER_ALIGNMENT = 64 }; /* elements */
+
+size_t precision_bytes(Precision precision, TypeClass type) {
+    if (type == TYPE_INT32) return 4;
+    if (precision == PRECISION_FP64) return 8;
+    return type == TYPE_COMPUTE && precision == PRECISION_BF16 ? 2 : 4;
+}
+
+const char *arena_name(Arena arena) {
+    static const char *const names[ARENA_COUNT] = {"inputs", "constants", "weights", "master", "gradients", "metrics", "state", "activations"};
+    return names[arena];
+}
+
+const char *parameter_kind_name(ParameterKind kind) {
+    static const char *const names[PARAMETER_KIND_COUNT] = {"matrix", "embedding", "convolution", "norm", "bias", "controller"};
+    return names[kind];
+}
+
+static void *own(Graph *graph, void *block) {
+    graph->owned = memory_resize(graph->owned, (graph->owned_count + 1) * sizeof *graph->owned);
+    return graph->owned[graph->owned_count++] = block;
+}
+
+Graph *graph_create(Precision precision, bool training) {
+    Graph *graph = memory_allocate(sizeof *graph);
+    graph->precision = precision;
+    graph->training = training;
+    graph->layer = -1;
+    graph->tensors = memory_allocate(sizeof *graph->tensors);
+    graph->tensors[0] = (Tensor){.name = own(graph, memory_copy_string("none")), .producer = -1};
+    graph->tensor_count = 1;
+    return graph;
+}
+
+void graph_free(Graph *graph) {
+    if (!graph) return;
+    for (int i = 0; i < graph->owned_count; i++) free(graph->owned[i]);
+    free(graph->owned);
+    free(graph->nodes);
+    free(graph->tensors);
+    free(graph->parameters);
+    free(graph);
+}
+
+void graph_scope(Graph *graph, int layer, const char *prefix) {
+    graph->layer = layer;
+    snprintf(graph->scope, sizeof graph->scope, "%s", prefix);
+}
+
+/* Arrays grow by doubling: they are reallocated when the count reaches a power of two. */
+static void *grow(void *array, int count, size_t item) {
+    return (count & (count - 1)) == 0 ? memory_resize(array, (count ? count * 2 : 1) * item) : array;
+}
+
+static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape) {
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) tensor.shape[i] = i < tensor.rank ? shape[i] : 1; /* shape may lie in the array */
+    tensor.producer = -1;
+    graph->tensors = grow(graph->tensors, graph->tensor_count, sizeof *graph->tensors);
+    graph->tensors[graph->tensor_count] = tensor;
+    return graph->tensor_count++;
+}
+
+TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name) {
+    assert(arena != ARENA_WEIGHT && arena != ARENA_MASTER && arena != ARENA_GRADIENT && rank <= TENSOR_MAX_RANK);
+    char *full = own(graph, memory_format("%s%s", graph->scope, name));
+    return append_tensor(graph, (Tensor){.name = full, .arena = arena, .type = type, .rank = rank, .offset = -1}, shape);
+}
+
+TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean,
+                         double init_std, bool fused) {
+    bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
+    int64_t offset = graph->parameter_extent, count = 1;
+    if (!fused) offset = (offset + PARAMETER_ALIGNMENT - 1) / PARAMETER_ALIGNMENT * PARAMETER_ALIGNMENT;
+    for (int i = 0; i < rank; i++) count *= shape[i];
+    Parameter parameter = {.name = own(graph, memory_copy_string(name)), .kind = kind, .rank = rank, .offset = offset, .count = count,
+                           .init_mean = init_mean, .init_std = init_std, .fused = fused};
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.shape[i] = i < rank ? shape[i] : 1;
+    parameter.tensor = append_tensor(graph, (Tensor){.name = parameter.name, .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
+        .type = compute ? TYPE_COMPUTE : TYPE_WIDE, .rank = rank, .offset = offset}, shape);
+    graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
+    graph->parameters[graph->parameter_count++] = parameter;
+    graph->parameter_extent = offset + count;
+    return parameter.tensor;
+}
+
+TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
+    Tensor view = *graph_get(graph, parts[0]);
+    for (int i = 1; i < count; i++) {
+        const Tensor *part = graph_get(graph, parts[i]);
+        assert(part->arena == view.arena && part->rank == view.rank);
+        assert(part->offset == view.offset + graph_elements(graph, parts[0]) / graph_get(graph, parts[0])->shape[0] * view.shape[0]);
+        view.shape[0] += part->shape[0];
+    }
+    return append_tensor(graph, view, view.shape);
+}
+
+bool graph_is_parameter(const Graph *graph, TensorId tensor) {
+    Arena arena = graph_get(graph, tensor)->arena;
+    return tensor != TENSOR_NONE && (arena == ARENA_WEIGHT || arena == ARENA_MASTER);
+}
+
+TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
+    if (parameter == TENSOR_NONE) return TENSOR_NONE;
+    assert(graph_is_parameter(graph, parameter));
+    Tensor *tensor = &graph->tensors[parameter];
+    if (tensor->gradient) return tensor->gradient;
+    Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)), .arena = ARENA_GRADIENT, .type = TYPE_WIDE,
+                       .rank = tensor->rank, .offset = tensor->offset};
+    int64_t shape[TENSOR_MAX_RANK];
+    memcpy(shape, tensor->shape, sizeof shape);
+    TensorId id = append_tensor(graph, gradient, shape);
+    return graph->tensors[parameter].gradient = id;
+}
+
+int graph_append(Graph *graph, const Node *node) {
+    graph->nodes = grow(graph->nodes, graph->node_count, sizeof *graph->nodes);
+    int index = graph->node_count++;
+    graph->nodes[index] = *node;
+    for (int i = 0; i < node->outputs; i++)
+        if (!(op_table[node->op]->adds_to >> i & 1) && node->out[i]) graph->tensors[node->out[i]].producer = index;
+    return index;
+}
+
+int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes,
+               size_t attribute_bytes) {
+    assert(inputs <= NODE_MAX_INPUTS && outputs <= NODE_MAX_OUTPUTS);
+    Node node = {.op = op, .inputs = inputs, .outputs = outputs, .layer = graph->layer, .backward = graph->backward, .clone_of = -1};
+    memcpy(node.in, in, inputs * sizeof *in);
+    memcpy(node.out, out, outputs * sizeof *out);
+    if (attribute_bytes) {
+        void *copy = own(graph, memory_allocate(attribute_bytes));
+        memcpy(copy, attributes, attribute_bytes);
+        node.attributes = copy;
+    }
+    node.name = own(graph, memory_format("%s%s", graph->scope, op_table[op]->name));
+    return graph_append(graph, &node);
+}
+
+int64_t graph_elements(const Graph *graph, TensorId tensor) {
+    const Tensor *t = graph_get(graph, tensor);
+    return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
+}
+
+int64_t graph_columns(const Graph *graph, TensorId tensor) {
+    const Tensor *t = graph_get(graph, tensor);
+    return t->shape[t->rank - 1];
+}
+
+int64_t graph_rows(const Graph *graph, TensorId tensor) { return graph_elements(graph, tensor) / graph_columns(graph, tensor); }

@@ -1,0 +1,190 @@
+/* The static program of a training step.
+ *
+ * A model is a C function that appends fused operations to a Graph: nodes over tensors, in execution order, for one
+ * microbatch. Differentiation appends the backward nodes, the recompute policy clones forward nodes into the backward
+ * part, the planner turns lifetimes into byte offsets, and the executor replays the result. Nothing is decided after that.
+ *
+ * A tensor is a shape, a type class and an offset in an arena. Types are classes, not formats: COMPUTE is bf16, fp32 or
+ * fp64 as the run's precision says, WIDE is fp32 (fp64 when precision is fp64), so one graph serves every precision.
+ *
+ * The graph owns nodes, tensors, parameters, attributes and names. Misuse by our own code is an assert. */
+#ifndef SMELT_GRAPH_GRAPH_H
+#define SMELT_GRAPH_GRAPH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+typedef int TensorId;
+enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTPUTS = 12 };
+
+typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32 } TypeClass;
+typedef enum Precision { PRECISION_BF16, PRECISION_FP32, PRECISION_FP64 } Precision;
+size_t precision_bytes(Precision precision, TypeClass type);
+
+typedef enum Arena {
+    ARENA_INPUT,      /* written by the caller before a run */
+    ARENA_CONSTANT,   /* written once, by nodes without inputs, when the executor is made */
+    ARENA_WEIGHT,     /* matrix parameters in the COMPUTE type; the master arena itself where the types agree */
+    ARENA_MASTER,     /* every parameter in the WIDE type; vectors are read from here */
+    ARENA_GRADIENT,   /* WIDE, offsets as in the master arena; zeroed at the start of a step, then added to */
+    ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
+    ARENA_STATE,      /* lives from run to run: caches of generation */
+    ARENA_ACTIVATION, /* planned: alive from its producer to its last reader */
+    ARENA_COUNT
+} Arena;
+const char *arena_name(Arena arena);
+
+typedef struct Tensor {
+    char *name;
+    Arena arena;
+    TypeClass type;
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK];
+    int64_t offset;    /* elements in the WEIGHT, MASTER and GRADIENT arenas, bytes in the others (set by the planner) */
+    int producer;      /* node, or -1 */
+    bool keep;         /* alive to the end of the program, for callers that read it */
+    TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
+} Tensor;
+
+/* What the optimizer does with a parameter. */
+typedef enum ParameterKind {
+    PARAMETER_MATRIX,      /* hidden 2-D weights (3-D: a stack of them): Muon or AdamW, decayed */
+    PARAMETER_EMBEDDING,   /* token tables and output heads: AdamW, decayed */
+    PARAMETER_CONVOLUTION, /* AdamW, decayed */
+    PARAMETER_NORM,        /* gains, residual scales, temperatures: AdamW */
+    PARAMETER_BIAS,        /* AdamW */
+    PARAMETER_CONTROLLER,  /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
+    PARAMETER_KIND_COUNT
+} ParameterKind;
+const char *parameter_kind_name(ParameterKind kind);
+
+/* A parameter's name is its tensor name in the family's Hugging Face folder. Parameters lie one after another in
+ * declaration order; each starts at a multiple of 64 elements unless it is `fused` to the one before it. */
+typedef struct Parameter {
+    char *name;
+    ParameterKind kind;
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK];
+    int64_t offset, count;   /* elements in the master arena */
+    double init_mean, init_std;
+    bool fused;              /* no gap before it, so that graph_fuse can view both as one matrix */
+    TensorId tensor;
+} Parameter;
+
+typedef struct Node {
+    int op;                  /* OpId of op/op.h */
+    int inputs, outputs;
+    TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS];
+    const void *attributes;  /* the op's own struct, owned by the graph */
+    int layer;               /* -1 outside the layers */
+    bool backward;
+    int clone_of;            /* the forward node that this one recomputes, or -1 */
+    int64_t workspace;       /* offset of its scratch in the activation arena */
+    char *name;
+} Node;
+
+typedef struct Graph {
+    Node *nodes; int node_count;
+    Tensor *tensors; int tensor_count;          /* tensors[0] is TENSOR_NONE */
+    Parameter *parameters; int parameter_count;
+    int64_t parameter_extent;                   /* elements of the master arena, gaps included */
+    int64_t metric_extent, input_bytes, constant_bytes, state_bytes; /* used by graph_tensor to place what is not planned */
+    Precision precision;
+    bool training;                              /* builders may skip what only gradients need */
+    int layer;                                  /* given to new nodes */
+    bool backward;
+    char scope[64];                             /* put before the names of new tensors and nodes */
+    void **owned; int owned_count;
+} Graph;
+
+Graph *graph_create(Precision precision, bool training);
+void graph_free(Graph *graph);
+
+/* Layer index (-1: none) and name prefix of what is appended next. */
+void graph_scope(Graph *graph, int layer, const char *prefix);
+
+/* A new tensor in any arena but WEIGHT, MASTER and GRADIENT. */
+TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name);
+/* Declares a parameter. MATRIX, EMBEDDING and CONVOLUTION are read in the COMPUTE type, the others in the WIDE type. */
+TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean,
+                         double init_std, bool fused);
+/* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
+TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
+/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE. */
+TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
+bool graph_is_parameter(const Graph *graph, TensorId tensor);
+
+/* Appends a node. Outputs are new activation tensors or ones that the op adds to. Attributes are copied. The node is
+ * returned by index, since the array moves when it grows. */
+int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes,
+               size_t attribute_bytes);
+
+/* Appends a complete node, as graph_node does: for rewrites that move nodes. */
+int graph_append(Graph *graph, const Node *node);
+
+static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
+int64_t graph_elements(const Graph *graph, TensorId tensor);
+/* Product of all dimensions but the last; and the last. */
+int64_t graph_rows(const Graph *graph, TensorId tensor);
+int64_t graph_columns(const Graph *graph, TensorId tensor);
+
+/* -- Differentiation (differentiate.c) ---------------------------------------------------------------------------- */
+
+/* d(objective)/d(tensor) given from outside, for tests: `gradient` has the shape and type of `tensor`. */
+typedef struct Seed { TensorId tensor, gradient; } Seed;
+
+typedef enum RecomputePolicy {
+    RECOMPUTE_NONE,      /* keep everything the backward part reads */
+    RECOMPUTE_NORM,      /* norms and activation functions are computed again */
+    RECOMPUTE_ATTENTION, /* also the attention block between its projections */
+    RECOMPUTE_BLOCK,     /* keep only what crosses from layer to layer */
+} RecomputePolicy;
+
+/* Appends the backward part: the gradient of the sum of all losses (ops that add to a loss metric seed themselves) plus the seeds. Afterwards
+ * tensors[i].gradient is set wherever a gradient flows. Parameter gradients are added to the gradient arena. Forward values are computed again
+ * as the policy says, by clones of the same nodes, so the bits do not depend on the policy. */
+void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
+
+/* -- Planning (plan.c) -------------------------------------------------------------------------------------------- */
+
+typedef struct Plan {
+    int64_t bytes[ARENA_COUNT]; /* per arena; MASTER and GRADIENT without the optimizer */
+    int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
+    double flops, traffic;      /* of one run: floating-point operations and bytes moved, as the ops' cost rules say */
+    int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
+} Plan;
+
+/* Gives every tensor its offset. Activations are placed best-fit by lifetime; offsets are multiples of 64 bytes. */
+Plan graph_plan(Graph *graph);
+/* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */
+void graph_print(const Graph *graph, FILE *file);
+
+/* -- Execution (execute.c) ---------------------------------------------------------------------------------------- */
+
+typedef struct Executor Executor;
+
+/* Called after each node when set; returning false stops the run (tracing, NaN search, profiles). */
+typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double seconds);
+
+struct OpCall;
+typedef void (*OpKernel)(const struct OpCall *call);
+
+/* Memory for every arena and one bound call per node, with the kernels given (op_kernels). Several executors may share weights: arenas given in
+ * `shared` (may be NULL, entries NULL where not shared) are used and not freed. The graph must be planned and outlive the executor.
+ * ERROR_MEMORY when refused. */
+Executor *executor_create(const Graph *graph, const Plan *plan, const OpKernel *kernels, void *const *shared, Error *error);
+void executor_free(Executor *executor);
+void executor_run(Executor *executor);
+/* Stops at the first node for which the hook says so; returns its index or -1. */
+int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
+void *executor_arena(const Executor *executor, Arena arena);
+/* The memory of a tensor; valid for activations only while they are alive or kept. */
+void *executor_tensor(const Executor *executor, TensorId tensor);
+/* Zeroes gradients and metrics: the start of a step. */
+void executor_zero(Executor *executor);
+
+#endif

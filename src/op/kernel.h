@@ -1,0 +1,106 @@
+/* What CPU kernels are written in. An op file is compiled once per variant with KERNEL_VARIANT (the suffix of its symbols) and one of
+ * KERNEL_BF16, KERNEL_FP32, KERNEL_FP64 defined:
+ *     T  storage of COMPUTE tensors: bf16 bits, float or double
+ *     W  WIDE tensors, arithmetic and sums: float (double for fp64, the precision of the gradient checks)
+ * Loops over columns are plain C that the compiler vectorises for the variant's instruction set. The order of every sum depends on shapes alone:
+ * parallel loops run over fixed blocks of KERNEL_BLOCK rows, and partial sums of blocks are added in block order. */
+#ifndef SMELT_OP_KERNEL_H
+#define SMELT_OP_KERNEL_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "device/gemm.h"
+#include "op/op.h"
+
+#define KERNEL_PASTE_(a, b) a##_##b
+#define KERNEL_PASTE(a, b) KERNEL_PASTE_(a, b)
+#define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT) /* void KERNEL(rmsnorm)(const OpCall *call) */
+
+enum { KERNEL_BLOCK = 64 };
+
+static inline int64_t kernel_blocks(int64_t rows) { return (rows + KERNEL_BLOCK - 1) / KERNEL_BLOCK; }
+static inline int64_t kernel_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t kernel_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#if defined KERNEL_BF16
+typedef uint16_t T;
+typedef float W;
+#define KERNEL_GEMM_COMPUTE GEMM_BF16
+#define KERNEL_GEMM_WIDE GEMM_F32
+static inline W widen(T x) {
+    union { uint32_t bits; float value; } u = {.bits = (uint32_t)x << 16};
+    return u.value;
+}
+/* Round to nearest even; NaN stays NaN. */
+static inline T narrow(W x) {
+    union { float value; uint32_t bits; } u = {.value = x};
+    uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
+    return (T)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+#elif defined KERNEL_FP32
+typedef float T;
+typedef float W;
+#define KERNEL_GEMM_COMPUTE GEMM_F32
+#define KERNEL_GEMM_WIDE GEMM_F32
+static inline W widen(T x) { return x; }
+static inline T narrow(W x) { return x; }
+#elif defined KERNEL_FP64
+typedef double T;
+typedef double W;
+#define KERNEL_GEMM_COMPUTE GEMM_F64
+#define KERNEL_GEMM_WIDE GEMM_F64
+static inline W widen(T x) { return x; }
+static inline T narrow(W x) { return x; }
+#endif
+
+#if defined KERNEL_FP64
+static inline W wide_exp(W x) { return exp(x); }
+static inline W wide_erf(W x) { return erf(x); }
+static inline W wide_sqrt(W x) { return sqrt(x); }
+#elif defined KERNEL_VARIANT
+/* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 Taylor-like
+ * polynomial for e^r, and 2^n by its exponent bits. NaN stays NaN; below -87.3 the result is 0, above 88.7 it is infinity. */
+static inline W wide_exp(W x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    float clamped = x < -87.3f ? -87.3f : x > 88.3f ? 88.3f : x;
+    union { float value; uint32_t bits; } shifted = {.value = clamped * 1.44269504f + magic};
+    float n = shifted.value - magic;
+    float r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union { uint32_t bits; float value; } power = {.bits = (shifted.bits << 23) + 0x3f800000};
+    float result = p * power.value;
+    result = x < -87.3f ? 0.0f : result;
+    return x > 88.3f ? INFINITY : result;
+}
+/* erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
+static inline W wide_erf(W x) {
+    float a = fabsf(x);
+    float t = 1.0f / (1.0f + 0.3275911f * a);
+    float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    return copysignf(1.0f - p * wide_exp(-a * a), x);
+}
+static inline W wide_sqrt(W x) { return sqrtf(x); }
+#endif
+
+#if defined KERNEL_VARIANT
+/* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. */
+static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < columns; first += KERNEL_BLOCK) {
+        int64_t end = kernel_min(columns, first + KERNEL_BLOCK);
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t j = first; j < end; j++) target[j] += partials[block * columns + j];
+    }
+}
+#endif
+
+#endif

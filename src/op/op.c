@@ -1,0 +1,54 @@
+/* The table of operations, the choice of CPU kernels for this machine, and what the host halves share. */
+#include "op/op.h"
+
+#include <string.h>
+
+#include "op/kernel.h"
+
+#define OP(name) extern const Op op_rule_##name;
+#include "op/list.h"
+#undef OP
+
+const Op *const op_table[OP_COUNT] = {
+#define OP(name) &op_rule_##name,
+#include "op/list.h"
+#undef OP
+};
+
+extern const OpKernel kernel_table_generic_fp64[], kernel_table_generic_fp32[], kernel_table_generic_bf16[];
+#ifdef __x86_64__
+extern const OpKernel kernel_table_avx2_fp32[], kernel_table_avx2_bf16[];
+extern const OpKernel kernel_table_avx512_fp32[], kernel_table_avx512_bf16[];
+#endif
+
+const OpKernel *op_kernels(Precision precision, const char *isa) {
+    if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
+    bool bf16 = precision == PRECISION_BF16, any = isa == NULL || isa[0] == '\0';
+    (void)any;
+#ifdef __x86_64__
+    if ((any || !strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return bf16 ? kernel_table_avx512_bf16 : kernel_table_avx512_fp32;
+    if ((any || !strcmp(isa, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2"))
+        return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
+#endif
+    return bf16 ? kernel_table_generic_bf16 : kernel_table_generic_fp32;
+}
+
+static double tensor_bytes(const Graph *graph, TensorId tensor) {
+    if (tensor == TENSOR_NONE) return 0;
+    return (double)graph_elements(graph, tensor) * precision_bytes(graph->precision, graph_get(graph, tensor)->type);
+}
+
+double op_tensor_bytes(const Graph *graph, const Node *node) {
+    double bytes = 0;
+    for (int i = 0; i < node->inputs; i++) bytes += tensor_bytes(graph, node->in[i]);
+    for (int i = 0; i < node->outputs; i++)
+        bytes += tensor_bytes(graph, node->out[i]) * (op_table[node->op]->adds_to >> i & 1 ? 2 : 1);
+    return bytes;
+}
+
+int64_t op_partials_bytes(const Graph *graph, int64_t rows, int64_t columns) {
+    return kernel_blocks(rows) * columns * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}

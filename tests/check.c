@@ -1,0 +1,302 @@
+/* See check.h. A Check holds one graph; each run builds it anew for one precision, fills inputs and parameters with the same values, and returns
+ * every compared tensor as doubles. */
+#include "check.h"
+
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+enum { MAX_RESULTS = 96, MAX_PROBES = 300 };
+static const double STEP = 1e-5; /* of the central differences: truncation ~ 1e-10, cancellation ~ 1e-16 * |f| / 1e-5 ~ 1e-9 */
+
+typedef struct Source { TensorId tensor; uint64_t stream; double shift, scale; } Source;
+
+/* What a run needs beyond the Check that tests see. */
+typedef struct Run {
+    Check check; /* first, so that builders may cast back */
+    Source sources[64]; int source_count;
+    TensorId scalars[8]; double scalar_values[8]; int scalar_count;
+    TensorId losses[4]; int loss_count;
+    Seed seeds[16]; int seed_count;
+    Plan plan;
+    Executor *executor;
+} Run;
+
+typedef struct Result { char name[128]; int64_t count; double *values; } Result;
+typedef struct Results { Result items[MAX_RESULTS]; int count; } Results;
+
+static double round_bf16(double value) {
+    union { float f; uint32_t bits; } u = {.f = (float)value};
+    u.bits = (u.bits + 0x7fff + (u.bits >> 16 & 1)) & 0xffff0000;
+    return u.f;
+}
+
+static TensorId add_source(Run *run, TensorId tensor, double shift, double scale) {
+    assert_true(run->source_count < 64);
+    run->sources[run->source_count] = (Source){tensor, 1000 + run->source_count, shift, scale};
+    run->source_count++;
+    return tensor;
+}
+
+TensorId check_input(Check *check, TypeClass type, int rank, const int64_t *shape, double shift, double scale) {
+    char name[32];
+    snprintf(name, sizeof name, "input%d", check->input_count);
+    TensorId tensor = graph_tensor(check->graph, ARENA_INPUT, type, rank, shape, name);
+    check->inputs[check->input_count++] = tensor;
+    return add_source((Run *)check, tensor, shift, scale);
+}
+
+TensorId check_integers(Check *check, int rank, const int64_t *shape, const int32_t *values) {
+    TensorId tensor = graph_tensor(check->graph, ARENA_INPUT, TYPE_INT32, rank, shape, "integers");
+    check->integer_values[check->integer_count] = values;
+    return check->integers[check->integer_count++] = tensor;
+}
+
+TensorId check_parameter(Check *check, ParameterKind kind, int rank, const int64_t *shape, double shift, double scale) {
+    char name[32];
+    snprintf(name, sizeof name, "parameter%d", check->graph->parameter_count);
+    return add_source((Run *)check, graph_parameter(check->graph, name, kind, rank, shape, 0, 1, false), shift, scale);
+}
+
+TensorId check_scalar(Check *check, double value) {
+    Run *run = (Run *)check;
+    TensorId tensor = graph_tensor(check->graph, ARENA_INPUT, TYPE_WIDE, 1, (int64_t[]){1}, "scalar");
+    run->scalar_values[run->scalar_count] = value;
+    return run->scalars[run->scalar_count++] = tensor;
+}
+
+void check_output(Check *check, TensorId tensor) {
+    check->graph->tensors[tensor].keep = true;
+    check->outputs[check->output_count++] = tensor;
+}
+
+TensorId check_loss(Check *check, int64_t elements) {
+    Run *run = (Run *)check;
+    return run->losses[run->loss_count++] = graph_tensor(check->graph, ARENA_METRIC, TYPE_WIDE, 1, &elements, "loss");
+}
+
+/* -- Memory in any precision as doubles ---------------------------------------------------------------------------- */
+
+static double load(const Run *run, TensorId tensor, int64_t index) {
+    const Graph *graph = run->check.graph;
+    const void *data = executor_tensor(run->executor, tensor);
+    TypeClass type = graph_get(graph, tensor)->type;
+    if (type == TYPE_INT32) return ((const int32_t *)data)[index];
+    switch (precision_bytes(graph->precision, type)) {
+    case 8: return ((const double *)data)[index];
+    case 4: return ((const float *)data)[index];
+    default: {
+        union { uint32_t bits; float f; } u = {.bits = (uint32_t)((const uint16_t *)data)[index] << 16};
+        return u.f;
+    }
+    }
+}
+
+static void store(const Run *run, TensorId tensor, int64_t index, double value) {
+    const Graph *graph = run->check.graph;
+    void *data = executor_tensor(run->executor, tensor);
+    switch (precision_bytes(graph->precision, graph_get(graph, tensor)->type)) {
+    case 8: ((double *)data)[index] = value; break;
+    case 4: ((float *)data)[index] = (float)value; break;
+    default: {
+        union { float f; uint32_t bits; } u = {.f = (float)value};
+        ((uint16_t *)data)[index] = (uint16_t)(u.bits >> 16); /* exact: values were rounded to bf16 */
+    }
+    }
+}
+
+/* -- Runs ---------------------------------------------------------------------------------------------------------- */
+
+static void fill(Run *run) {
+    for (int i = 0; i < run->source_count; i++) {
+        Source *source = &run->sources[i];
+        for (int64_t j = 0; j < graph_elements(run->check.graph, source->tensor); j++)
+            store(run, source->tensor, j, round_bf16(source->shift + source->scale * rng_normal(run->check.seed, source->stream, j)));
+    }
+    for (int i = 0; i < run->seed_count; i++)
+        for (int64_t j = 0; j < graph_elements(run->check.graph, run->seeds[i].gradient); j++)
+            store(run, run->seeds[i].gradient, j, round_bf16(rng_normal(run->check.seed, 5000 + i, j)));
+    for (int i = 0; i < run->scalar_count; i++) store(run, run->scalars[i], 0, run->scalar_values[i]);
+    for (int i = 0; i < run->check.integer_count; i++)
+        memcpy(executor_tensor(run->executor, run->check.integers[i]), run->check.integer_values[i],
+               graph_elements(run->check.graph, run->check.integers[i]) * sizeof(int32_t));
+}
+
+static Run *run_create(CheckBuild build, const void *argument, Precision precision, const char *isa, bool gradients) {
+    Run *run = memory_allocate(sizeof *run);
+    Graph *graph = run->check.graph = graph_create(precision, true);
+    run->check.seed = 7;
+    build(&run->check, argument);
+    for (int i = 0; i < run->check.output_count; i++) {
+        Tensor output = *graph_get(graph, run->check.outputs[i]);
+        if (output.type == TYPE_INT32) continue;
+        TensorId seed = graph_tensor(graph, ARENA_INPUT, output.type, output.rank, output.shape, "seed");
+        run->seeds[run->seed_count++] = (Seed){run->check.outputs[i], seed};
+    }
+    if (gradients) graph_differentiate(graph, RECOMPUTE_NONE, run->seeds, run->seed_count);
+    for (int i = 0; gradients && i < run->check.input_count; i++) {
+        TensorId gradient = graph->tensors[run->check.inputs[i]].gradient;
+        if (gradient) graph->tensors[gradient].keep = true;
+    }
+    run->plan = graph_plan(graph);
+    Error error = {0};
+    run->executor = executor_create(graph, &run->plan, op_kernels(precision, isa), NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+    fill(run);
+    return run;
+}
+
+static void run_free(Run *run) {
+    executor_free(run->executor);
+    graph_free(run->check.graph);
+    free(run);
+}
+
+/* Poison first, so that whatever a kernel leaves unwritten or reads too early turns into NaN. */
+static void run_once(Run *run) {
+    memset(executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
+    if (run->plan.bytes[ARENA_STATE]) memset(executor_arena(run->executor, ARENA_STATE), 0, run->plan.bytes[ARENA_STATE]);
+    executor_zero(run->executor);
+    executor_run(run->executor);
+}
+
+static void collect(const Run *run, Results *results, TensorId tensor, const char *name) {
+    assert_true(results->count < MAX_RESULTS);
+    Result *result = &results->items[results->count++];
+    snprintf(result->name, sizeof result->name, "%s", name);
+    result->count = graph_elements(run->check.graph, tensor);
+    result->values = memory_allocate((result->count + 1) * sizeof(double));
+    for (int64_t i = 0; i < result->count; i++) result->values[i] = load(run, tensor, i);
+}
+
+static Results run_results(Run *run) {
+    Results results = {0};
+    Graph *graph = run->check.graph;
+    char name[128];
+    run_once(run);
+    for (int i = 0; i < run->check.output_count; i++) collect(run, &results, run->check.outputs[i], graph->tensors[run->check.outputs[i]].name);
+    for (int i = 0; i < run->loss_count; i++) collect(run, &results, run->losses[i], "loss");
+    for (int i = 0; i < run->source_count; i++) {
+        TensorId gradient = graph->tensors[run->sources[i].tensor].gradient;
+        snprintf(name, sizeof name, "gradient of %s", graph->tensors[run->sources[i].tensor].name);
+        if (gradient) collect(run, &results, gradient, name);
+    }
+    return results;
+}
+
+static void results_free(Results *results) {
+    for (int i = 0; i < results->count; i++) free(results->items[i].values);
+}
+
+/* ||a - b|| / (||b|| + 0.01 sqrt(n)), where the reference is not NaN (slots that hold nothing). The floor: inputs are of order one, so a
+ * result that cancels to less than a hundredth still carries their rounding. */
+static double relative_error(const Result *a, const Result *b) {
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < b->count; i++) {
+        if (isnan(b->values[i])) continue;
+        double d = a->values[i] - b->values[i];
+        difference += d * d;
+        norm += b->values[i] * b->values[i];
+    }
+    return sqrt(difference) / (sqrt(norm) + 0.01 * sqrt((double)b->count));
+}
+
+static void compare(const Results *results, const Results *reference, double bound, const char *what) {
+    assert_int_equal(results->count, reference->count);
+    for (int i = 0; i < results->count; i++) {
+        double error = relative_error(&results->items[i], &reference->items[i]);
+        if (!(error <= bound)) fail_msg("%s: %s is off by %.3g (bound %.3g)", what, results->items[i].name, error, bound);
+    }
+}
+
+static void compare_bits(const Results *results, const Results *reference, const char *what) {
+    for (int i = 0; i < results->count; i++)
+        if (memcmp(results->items[i].values, reference->items[i].values, results->items[i].count * sizeof(double)))
+            fail_msg("%s: %s depends on the number of threads", what, results->items[i].name);
+}
+
+/* -- Central differences ------------------------------------------------------------------------------------------- */
+
+static double objective(Run *run) {
+    run_once(run);
+    double sum = 0;
+    for (int i = 0; i < run->seed_count; i++)
+        for (int64_t j = 0; j < graph_elements(run->check.graph, run->seeds[i].tensor); j++) {
+            double value = load(run, run->seeds[i].tensor, j);
+            if (!isnan(value)) sum += value * load(run, run->seeds[i].gradient, j);
+        }
+    for (int i = 0; i < run->loss_count; i++)
+        for (int64_t j = 0; j < graph_elements(run->check.graph, run->losses[i]); j++) sum += load(run, run->losses[i], j);
+    return sum;
+}
+
+static void check_differences(Run *forward, const Graph *graph, int source, const Result *analytic, double bound) {
+    TensorId tensor = forward->sources[source].tensor;
+    int64_t count = graph_elements(forward->check.graph, tensor), probes = count < MAX_PROBES ? count : MAX_PROBES;
+    double difference = 0, norm = 0;
+    for (int64_t probe = 0; probe < probes; probe++) {
+        int64_t index = count <= MAX_PROBES ? probe : (int64_t)rng_permute(3, source, probe, count);
+        double value = load(forward, tensor, index);
+        double *cell = (double *)executor_tensor(forward->executor, tensor) + index;
+        *cell = value + STEP;
+        double above = objective(forward);
+        *cell = value - STEP;
+        double slope = (above - objective(forward)) / (2 * STEP);
+        *cell = value;
+        double got = analytic ? analytic->values[index] : 0;
+        difference += (got - slope) * (got - slope);
+        norm += slope * slope;
+    }
+    double error = sqrt(difference) / (sqrt(norm) + 1e-3 * sqrt((double)probes));
+    if (!(error <= bound)) fail_msg("gradient of %s differs from central differences by %.3g (bound %.3g)", graph->tensors[tensor].name, error, bound);
+}
+
+static void check_all_differences(CheckBuild build, const void *argument, const Results *reference, double bound) {
+    Run *forward = run_create(build, argument, PRECISION_FP64, "", false);
+    for (int i = 0; i < forward->source_count; i++) {
+        char name[128];
+        const Result *analytic = NULL;
+        snprintf(name, sizeof name, "gradient of %s", forward->check.graph->tensors[forward->sources[i].tensor].name);
+        for (int j = 0; j < reference->count; j++)
+            if (!strcmp(reference->items[j].name, name)) analytic = &reference->items[j];
+        check_differences(forward, forward->check.graph, i, analytic, bound);
+    }
+    run_free(forward);
+}
+
+void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
+    static const char *const isas[] = {"generic", "avx2", "avx512"};
+    bool gradients = !bounds.forward_only;
+    int threads = omp_get_max_threads();
+    Run *run = run_create(build, argument, PRECISION_FP64, "", gradients);
+    Results reference = run_results(run);
+    run_free(run);
+    if (gradients) check_all_differences(build, argument, &reference, bounds.difference ? bounds.difference : 1e-6);
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP32; precision++)
+        for (int isa = 0; isa < 3; isa++) {
+            bool bf16 = precision == PRECISION_BF16;
+            char what[64];
+            snprintf(what, sizeof what, "%s kernels in %s", isas[isa], bf16 ? "bf16" : "fp32");
+            run = run_create(build, argument, precision, isas[isa], gradients);
+            omp_set_num_threads(2);
+            Results results = run_results(run);
+            omp_set_num_threads(1);
+            Results alone = run_results(run);
+            omp_set_num_threads(threads);
+            compare(&results, &reference, bf16 ? (bounds.bf16 ? bounds.bf16 : 0.02) : bounds.fp32 ? bounds.fp32 : 1e-5, what);
+            compare_bits(&alone, &results, what);
+            results_free(&results);
+            results_free(&alone);
+            run_free(run);
+        }
+    results_free(&reference);
+}

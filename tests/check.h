@@ -1,0 +1,46 @@
+/* The proof every operation passes. A test describes a small graph once, as a function; check_op then
+ *   1. runs it in fp64 and compares every gradient with central differences of sum(output * cotangent) + losses,
+ *   2. runs it in fp32 and bf16 with the kernels of every instruction set that this CPU has, and compares outputs and gradients with the fp64 ones,
+ *   3. demands the same bits with one and with two threads, and that memory poisoned with NaN beforehand never shows.
+ * Inputs and parameters are random values that bf16 represents exactly, so all precisions see the same problem. */
+#ifndef SMELT_TESTS_CHECK_H
+#define SMELT_TESTS_CHECK_H
+
+#include "graph/graph.h"
+#include "op/op.h"
+
+typedef struct Check {
+    Graph *graph;
+    uint64_t seed;
+    TensorId inputs[32]; int input_count;         /* real inputs: perturbed */
+    TensorId integers[16]; const int32_t *integer_values[16]; int integer_count;
+    TensorId outputs[16]; int output_count;
+    TensorId states[8]; int state_count;
+} Check;
+
+typedef void (*CheckBuild)(Check *check, const void *argument);
+
+/* A differentiable random input, INPUT arena, standard normal times `scale` plus `shift`. */
+TensorId check_input(Check *check, TypeClass type, int rank, const int64_t *shape, double shift, double scale);
+/* An integer input; the values are used as they are and must outlive the check. */
+TensorId check_integers(Check *check, int rank, const int64_t *shape, const int32_t *values);
+/* A random parameter of the kind; values normal with `shift` and `scale`. */
+TensorId check_parameter(Check *check, ParameterKind kind, int rank, const int64_t *shape, double shift, double scale);
+/* A WIDE input that is not perturbed (loss scales). */
+TensorId check_scalar(Check *check, double value);
+/* Marks a result: it is compared and, when real, gets a random cotangent. */
+void check_output(Check *check, TensorId tensor);
+/* A metric accumulator that losses add to; its first element is the loss and is differentiated. */
+TensorId check_loss(Check *check, int64_t elements);
+
+/* Bounds for relative L2 error per tensor: ||x - reference|| / (||reference|| + 0.01 * sqrt(elements)). */
+typedef struct CheckBounds {
+    double difference; /* analytic against central differences in fp64; 0: 1e-6 */
+    double fp32;       /* 0: 1e-5 */
+    double bf16;       /* 0: 0.02: inputs have 8 significant bits, half an ulp is 0.4%, a few roundings on the way */
+    bool forward_only; /* no gradients */
+} CheckBounds;
+
+void check_op(CheckBuild build, const void *argument, CheckBounds bounds);
+
+#endif
