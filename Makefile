@@ -4,7 +4,7 @@
 CC ?= gcc
 BUILD ?= build
 SANITIZE ?=
-WARNINGS := -Wall -Wextra -Werror
+WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
 CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -ldl -lm -lpthread

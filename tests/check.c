@@ -2,6 +2,7 @@
  * every compared tensor as doubles. */
 #include "check.h"
 
+#include <math.h>
 #include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -26,7 +26,7 @@ const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";
 }
 
-/* -- Errors --------------------------------------------------------------------------------------------------------- */
+/* -- Errors ----------------------------------------------------------------------------------------------------- */
 
 static void an_error_keeps_its_code_and_formatted_message(void **state) {
     (void)state;
@@ -69,7 +69,21 @@ static void a_message_that_does_not_fit_ends_in_dots(void **state) {
     free(large);
 }
 
-/* -- Random numbers ------------------------------------------------------------------------------------------------- */
+static void a_message_is_not_cut_inside_a_character(void **state) {
+    (void)state;
+    Error error = {0};
+    char large[5001] = "";
+    for (int i = 0; i < 2500; i++)
+        memcpy(large + 2 * i, "\xc3\xa9", 3);
+    for (int shift = 0; shift < 2; shift++) {
+        error_set(&error, ERROR_DATA, "%s%s", shift ? "x" : "", large);
+        size_t length = strlen(error.message);
+        assert_true(length >= sizeof error.message - 2);
+        assert_string_equal(error.message + length - 5, "\xc3\xa9...");
+    }
+}
+
+/* -- Random numbers --------------------------------------------------------------------------------------------- */
 
 static void assert_bits(RngBits bits, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     assert_int_equal(bits.word[0], a);
@@ -208,7 +222,7 @@ static void permute_sends_every_index_everywhere_equally_often(void **state) {
             for (uint64_t j = 0; j < count; j++)
                 statistic += pow(table[i][j] - expected, 2) / expected;
         double freedom = (double)((count - 1) * (count - 1));
-        statistic *= (double)(count - 1) / (double)count; /* cells of a row are correlated: sum/(1-1/n) is chi-squared */
+        statistic *= (double)(count - 1) / (double)count; /* corrects for the correlation of cells */
         if (statistic > freedom + 6 * sqrt(2 * freedom))
             fail_msg("count %d: statistic %f, freedom %f", (int)count, statistic, freedom);
     }
@@ -226,7 +240,7 @@ static void permute_differs_between_seeds_and_streams(void **state) {
     assert_true(same_stream < 10);
 }
 
-/* -- Memory --------------------------------------------------------------------------------------------------------- */
+/* -- Memory ----------------------------------------------------------------------------------------------------- */
 
 static void allocated_memory_is_zero_and_may_be_empty(void **state) {
     (void)state;
@@ -393,7 +407,7 @@ static void a_version_1_group_limits_memory(void **state) {
     assert_int_equal(memory_available_under(machine->root), 500000);
 }
 
-/* -- Log ------------------------------------------------------------------------------------------------------------ */
+/* -- Log -------------------------------------------------------------------------------------------------------- */
 
 /* Runs `action` with stderr in a file, or in a terminal when `terminal`; gives what it printed. */
 static char *printed(void (*action)(void), bool terminal) {
@@ -569,6 +583,7 @@ int main(void) {
         cmocka_unit_test(context_goes_before_the_message_and_keeps_the_code),
         cmocka_unit_test(a_new_error_may_quote_the_old_message),
         cmocka_unit_test(a_message_that_does_not_fit_ends_in_dots),
+        cmocka_unit_test(a_message_is_not_cut_inside_a_character),
         cmocka_unit_test(philox_matches_the_published_vectors),
         cmocka_unit_test(uniform_numbers_have_the_moments_of_a_uniform),
         cmocka_unit_test(normal_numbers_have_the_moments_of_a_normal),

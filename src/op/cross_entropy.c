@@ -1,0 +1,113 @@
+/* The LM head and cross-entropy, fused and chunked over rows: a chunk's logits are made, turned into their gradient in place of being kept, and used for both
+ * products of the backward pass at once. All logits never exist together (262,272 columns would be gigabytes), and nothing is computed
+ * twice: four products where head + loss + recomputation take five. The loss is where differentiation starts, so its own gradient is the
+ * scale, known on the way forward. Also the last row of a matrix, which is what generation feeds to the head. */
+#include "op/kernel.h"
+
+/* Rows of a chunk: about four million logits, by shape alone. */
+static inline int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
+    return kernel_min(rows, kernel_max(16, kernel_min(1024, ((int64_t)1 << 22) / vocabulary)));
+}
+
+#ifdef KERNEL_VARIANT
+
+/* Returns -log softmax(logits)[target], 0 where target < 0; writes its gradient times scale when d_logits is given. */
+static W row_loss(T *restrict d_logits, W *restrict logits, int32_t target, W scale, int64_t vocabulary) {
+    if (target < 0) {
+        if (d_logits) memset(d_logits, 0, vocabulary * sizeof(T));
+        return 0;
+    }
+    W most = logits[0], sum = 0, picked = logits[target];
+#pragma omp simd reduction(max : most)
+    for (int64_t j = 0; j < vocabulary; j++) most = logits[j] > most ? logits[j] : most;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < vocabulary; j++) {
+        W e = wide_exp(logits[j] - most);
+        logits[j] = e;
+        sum += e;
+    }
+    if (d_logits) {
+        W factor = scale / sum;
+        for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = narrow(logits[j] * factor);
+        d_logits[target] = narrow((logits[target] / sum - 1) * scale);
+    }
+    return (W)log(sum) - (picked - most);
+}
+
+void KERNEL(linear_cross_entropy)(const OpCall *call) {
+    const T *x = call->in[0], *w = call->in[1];
+    const int32_t *targets = call->in[2];
+    const W *scale = call->in[3];
+    W *loss = call->out[0], *d_w = call->out[2];
+    T *d_x = call->out[1];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], vocabulary = call->in_shape[1][0];
+    int64_t chunk = chunk_rows(rows, vocabulary);
+    W *logits = call->workspace, *row_losses = logits + chunk * vocabulary;
+    T *d_logits = (T *)(row_losses + rows);
+    for (int64_t first = 0; first < rows; first += chunk) {
+        int64_t count = kernel_min(chunk, rows - first);
+        gemm(&(Gemm){.transpose_b = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = count, .n = vocabulary, .k = columns,
+                     .a = x + first * columns, .lda = columns, .b = w, .ldb = columns, .c = logits, .ldc = vocabulary});
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < count; r++)
+            row_losses[first + r] = row_loss(d_x ? d_logits + r * vocabulary : NULL, logits + r * vocabulary, targets[first + r], *scale, vocabulary);
+        if (!d_x) continue;
+        gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
+                     .a = d_logits, .lda = vocabulary, .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
+        gemm(&(Gemm){.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = vocabulary,
+                     .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = d_w, .ldc = columns});
+    }
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++) sum += row_losses[r];
+    *loss += (W)(sum * *scale);
+}
+
+void KERNEL(last_row)(const OpCall *call) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    memcpy(call->out[0], (const T *)call->in[0] + (rows - 1) * columns, columns * sizeof(T));
+}
+
+#else
+
+void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {
+    int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
+    assert(graph_columns(graph, w) == shape[1] && graph_elements(graph, targets) == shape[0]);
+    TensorId out[] = {loss, TENSOR_NONE, TENSOR_NONE};
+    if (graph->training) {
+        out[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+        out[2] = graph_parameter_gradient(graph, w);
+    }
+    graph_node(graph, OP_linear_cross_entropy, (TensorId[]){x, w, targets, scale}, 4, out, 3, NULL, 0);
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    (void)graph;
+    (void)d_out;
+    d_in[0] = node->out[1];
+}
+
+static Cost cost(const Graph *graph, const Node *node) {
+    double rows = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]);
+    double products = node->out[1] ? 3 : 1;
+    return (Cost){.flops = products * 2 * rows * columns * vocabulary, .bytes = op_tensor_bytes(graph, node)};
+}
+
+static int64_t workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]), chunk = chunk_rows(rows, vocabulary);
+    int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
+    return (chunk * vocabulary + rows) * wide + (node->out[1] ? chunk * vocabulary * compute : 0);
+}
+
+TensorId op_last_row(Graph *graph, TensorId x) {
+    int64_t shape[] = {1, graph_columns(graph, x)};
+    assert(graph_get(graph, x)->type == TYPE_COMPUTE);
+    TensorId row = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "last_row");
+    graph_node(graph, OP_last_row, &x, 1, &row, 1, NULL, 0);
+    return row;
+}
+
+const Op op_rule_linear_cross_entropy = {.name = "linear_cross_entropy", .adds_to = 5, .loss = true, .gradient = gradient, .cost = cost,
+                                         .workspace = workspace};
+const Op op_rule_last_row = {.name = "last_row"};
+
+#endif

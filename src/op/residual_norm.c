@@ -1,0 +1,161 @@
+/* The merge of a block's output into the residual stream, and the norm in front of the next block, in one pass over
+ * memory. ZAYA1's learned merge (arXiv 2605.05365, in the form of the released code: the bias is added before the scale) or a
+ * plain sum. The stream is WIDE: a bf16 stream loses early layers after 80 scalings.
+ *
+ * Backward: with ds = d_stream' + the norm's gradient,
+ *     d_block = ds * block_scale,       d_block_scale += sum of ds * (block + block_bias),     d_block_bias += block_scale * sum of ds,
+ * and the same for the stream. So four column sums suffice: of dy * n, ds * block, ds * stream and ds. */
+#include "op/kernel.h"
+#include "op/rmsnorm.h"
+
+enum { IN_BLOCK, IN_STREAM, IN_GAIN, IN_AFFINE };
+enum { OUT_STREAM, OUT_NORMED, OUT_RSTD };
+enum { GRAD_D_STREAM, GRAD_D_NORMED, GRAD_BLOCK, GRAD_STREAM, GRAD_MERGED, GRAD_RSTD, GRAD_GAIN, GRAD_AFFINE };
+enum { GRAD_OUT_BLOCK, GRAD_OUT_STREAM, GRAD_OUT_GAIN, GRAD_OUT_AFFINE };
+enum { BLOCK_SCALE, BLOCK_BIAS, STREAM_SCALE, STREAM_BIAS };
+
+#ifdef KERNEL_VARIANT
+
+static void merge_row(W *restrict merged, const T *restrict block, const W *restrict stream, void *const *affine, int64_t columns) {
+    const W *restrict block_scale = affine[BLOCK_SCALE], *restrict block_bias = affine[BLOCK_BIAS];
+    const W *restrict stream_scale = affine[STREAM_SCALE], *restrict stream_bias = affine[STREAM_BIAS];
+    if (block_scale)
+        for (int64_t j = 0; j < columns; j++)
+            merged[j] = (widen(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
+    else
+        for (int64_t j = 0; j < columns; j++) merged[j] = widen(block[j]) + stream[j];
+}
+
+void KERNEL(residual_norm)(const OpCall *call) {
+    const RmsnormAttributes *attributes = call->attributes;
+    const T *block = call->in[IN_BLOCK];
+    const W *stream = call->in[IN_STREAM], *gain = call->in[IN_GAIN];
+    W *merged = call->out[OUT_STREAM], *rstd = call->out[OUT_RSTD];
+    T *normed = call->out[OUT_NORMED];
+    int64_t rows = call->in_shape[IN_STREAM][0], columns = call->in_shape[IN_STREAM][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = r * columns;
+        merge_row(merged + at, block + at, stream + at, &call->in[IN_AFFINE], columns);
+        rstd[r] = rmsnorm_row(normed + at, merged + at, gain, columns, (W)attributes->epsilon);
+    }
+}
+
+/* From ds in d_stream: the gradients of both branches, and the column sums. */
+static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restrict sums, const T *restrict block,
+                           const W *restrict stream, void *const *affine, int64_t columns) {
+    const W *restrict block_scale = affine[BLOCK_SCALE], *restrict stream_scale = affine[STREAM_SCALE];
+    W *restrict sum_block = sums, *restrict sum_stream = sums + columns, *restrict sum = sums + 2 * columns;
+    for (int64_t j = 0; j < columns; j++) {
+        W ds = d_stream[j];
+        sum_block[j] += ds * widen(block[j]);
+        sum_stream[j] += ds * stream[j];
+        sum[j] += ds;
+        d_block[j] = narrow(ds * block_scale[j]);
+        d_stream[j] = ds * stream_scale[j];
+    }
+}
+
+static void affine_grad(const OpCall *call, const W *sums, int64_t columns) {
+    void *const *affine = &call->in[GRAD_AFFINE], *const *gradient = &call->out[GRAD_OUT_AFFINE];
+    const W *sum = sums + 2 * columns;
+    for (int branch = 0; branch < 2; branch++) { /* the block, then the stream */
+        const W *scale = affine[2 * branch], *bias = affine[2 * branch + 1], *weighted = sums + branch * columns;
+        W *d_scale = gradient[2 * branch], *d_bias = gradient[2 * branch + 1];
+        for (int64_t j = 0; j < columns; j++) {
+            d_scale[j] += weighted[j] + bias[j] * sum[j];
+            d_bias[j] += scale[j] * sum[j];
+        }
+    }
+}
+
+void KERNEL(residual_norm_grad)(const OpCall *call) {
+    const W *d_merged = call->in[GRAD_D_STREAM], *stream = call->in[GRAD_STREAM], *merged = call->in[GRAD_MERGED];
+    const W *rstd = call->in[GRAD_RSTD], *gain = call->in[GRAD_GAIN];
+    const T *d_normed = call->in[GRAD_D_NORMED], *block = call->in[GRAD_BLOCK];
+    T *d_block = call->out[GRAD_OUT_BLOCK];
+    W *d_stream = call->out[GRAD_OUT_STREAM];
+    bool affine = call->in[GRAD_AFFINE] != NULL;
+    int64_t rows = call->in_shape[GRAD_MERGED][0], columns = call->in_shape[GRAD_MERGED][1], blocks = kernel_blocks(rows);
+    int64_t width = affine ? 4 * columns : columns; /* of the partial sums: gain, then block, stream and plain */
+    W *partials = call->workspace, *sums = partials + blocks * width;
+#pragma omp parallel for schedule(static)
+    for (int64_t b = 0; b < blocks; b++) {
+        W *partial = partials + b * width;
+        memset(partial, 0, width * sizeof(W));
+        for (int64_t r = b * KERNEL_BLOCK; r < kernel_min(rows, (b + 1) * KERNEL_BLOCK); r++) {
+            int64_t at = r * columns;
+            if (d_merged) memcpy(d_stream + at, d_merged + at, columns * sizeof(W));
+            else memset(d_stream + at, 0, columns * sizeof(W));
+            if (d_normed) rmsnorm_row_grad(d_stream + at, partial, d_normed + at, merged + at, gain, rstd[r], columns);
+            if (affine)
+                merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &call->in[GRAD_AFFINE], columns);
+            else
+                for (int64_t j = 0; j < columns; j++) d_block[at + j] = narrow(d_stream[at + j]);
+        }
+    }
+    memset(sums, 0, width * sizeof(W));
+    kernel_add_partials(sums, partials, blocks, width);
+    W *d_gain = call->out[GRAD_OUT_GAIN];
+    for (int64_t j = 0; j < columns; j++) d_gain[j] += sums[j];
+    if (affine) affine_grad(call, sums + columns, columns);
+}
+
+#else
+
+ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const TensorId affine[4], TensorId gain, double epsilon) {
+    int64_t rows = graph_rows(graph, stream), columns = graph_columns(graph, stream);
+    assert(graph_elements(graph, block) == rows * columns && graph_elements(graph, gain) == columns);
+    int64_t shape[] = {rows, columns};
+    TensorId merged = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "stream");
+    TensorId normed = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "normed");
+    TensorId rstd = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &rows, "rstd");
+    RmsnormAttributes attributes = {.epsilon = epsilon};
+    TensorId in[] = {block, stream, gain, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE};
+    for (int i = 0; affine && i < 4; i++) in[IN_AFFINE + i] = affine[i];
+    graph_node(graph, OP_residual_norm, in, 7, (TensorId[]){merged, normed, rstd}, 3, &attributes, sizeof attributes);
+    return (ResidualNorm){.stream = merged, .normed = normed};
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const TensorId *affine = &node->in[IN_AFFINE];
+    bool scaled = affine[0] != TENSOR_NONE;
+    int64_t shape[] = {graph_rows(graph, node->in[IN_STREAM]), graph_columns(graph, node->in[IN_STREAM])};
+    TensorId in[] = {d_out[OUT_STREAM], d_out[OUT_NORMED], scaled ? node->in[IN_BLOCK] : TENSOR_NONE,
+                     scaled ? node->in[IN_STREAM] : TENSOR_NONE, node->out[OUT_STREAM], node->out[OUT_RSTD], node->in[IN_GAIN],
+                     affine[0], affine[1], affine[2], affine[3]};
+    TensorId out[GRAD_OUT_AFFINE + 4];
+    out[GRAD_OUT_BLOCK] = d_in[IN_BLOCK] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_block");
+    out[GRAD_OUT_STREAM] = d_in[IN_STREAM] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_stream");
+    out[GRAD_OUT_GAIN] = graph_parameter_gradient(graph, node->in[IN_GAIN]);
+    for (int i = 0; i < 4; i++) out[GRAD_OUT_AFFINE + i] = graph_parameter_gradient(graph, affine[i]);
+    graph_node(graph, OP_residual_norm_grad, in, 11, out, 7, NULL, 0);
+}
+
+/* The stream is kept; the norm is made again from it. */
+static TensorId recompute(Graph *graph, const Node *node, int index) {
+    const RmsnormAttributes *attributes = node->attributes;
+    if (index != OUT_NORMED) return TENSOR_NONE;
+    return op_rmsnorm(graph, node->out[OUT_STREAM], node->in[IN_GAIN], attributes->epsilon);
+}
+
+/* Merge: four operations (one when plain); norm: four. */
+static Cost cost(const Graph *graph, const Node *node) {
+    double elements = graph_elements(graph, node->in[IN_STREAM]);
+    return (Cost){.flops = (node->in[IN_AFFINE] ? 8 : 5) * elements, .bytes = op_tensor_bytes(graph, node)};
+}
+
+static Cost grad_cost(const Graph *graph, const Node *node) {
+    double elements = graph_elements(graph, node->in[GRAD_MERGED]);
+    return (Cost){.flops = (node->in[GRAD_AFFINE] ? 15 : 8) * elements, .bytes = op_tensor_bytes(graph, node)};
+}
+
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[GRAD_MERGED]), columns = graph_columns(graph, node->in[GRAD_MERGED]);
+    return op_partials_bytes(graph, rows + KERNEL_BLOCK, node->in[GRAD_AFFINE] ? 4 * columns : columns); /* one more for the sums */
+}
+
+const Op op_rule_residual_norm = {.name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .cost = cost};
+const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad", .adds_to = 0x7c, .cost = grad_cost, .workspace = grad_workspace};
+
+#endif

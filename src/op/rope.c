@@ -1,0 +1,109 @@
+/* Rotary position embedding (arXiv 2104.09864) in the rotate-half layout of GPT-NeoX and Llama: channel i of a head is paired with
+ * channel i + dimensions / 2. A row of the table holds the cosines of one position, then its sines. The gradient of a rotation is the rotation
+ * by the negative angle, so forward and backward are one kernel with a sign. Angles are computed in double: at position 100,000 an
+ * angle in fp32 is already wrong in the third digit. */
+#include "op/kernel.h"
+
+typedef struct RopeAttributes { Heads heads; double sign; } RopeAttributes;
+
+#ifdef KERNEL_VARIANT
+
+/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fitted `low_frequency` times or less into the original context are
+ * stretched by `factor`, those that fitted `high_frequency` times or more stay, and between the two the frequency is interpolated. */
+static double rope_frequency(const RopeSpec *spec, int64_t i) {
+    double frequency = pow(spec->theta, -2.0 * i / spec->dimensions);
+    if (!(spec->factor > 1)) return frequency;
+    double turns = spec->original_positions * frequency / (2 * M_PI);
+    if (turns < spec->low_frequency) return frequency / spec->factor;
+    if (turns > spec->high_frequency) return frequency;
+    double smooth = (turns - spec->low_frequency) / (spec->high_frequency - spec->low_frequency);
+    return (1 - smooth) * frequency / spec->factor + smooth * frequency;
+}
+
+void KERNEL(rope_table)(const OpCall *call) {
+    const RopeSpec *spec = call->attributes;
+    W *table = call->out[0];
+    int64_t half = spec->dimensions / 2;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < half; i++) {
+        double frequency = rope_frequency(spec, i);
+        for (int64_t position = 0; position < spec->positions; position++) {
+            table[position * 2 * half + i] = (W)cos(position * frequency);
+            table[position * 2 * half + half + i] = (W)sin(position * frequency);
+        }
+    }
+}
+
+static void rope_head(T *restrict y, const T *restrict x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+    for (int64_t i = 0; i < half; i++) {
+        W a = widen(x[i]), b = widen(x[half + i]), s = sign * sine[i];
+        y[i] = narrow(a * cosine[i] - b * s);
+        y[half + i] = narrow(b * cosine[i] + a * s);
+    }
+    memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+}
+
+void KERNEL(rope)(const OpCall *call) {
+    const RopeAttributes *attributes = call->attributes;
+    const Heads *heads = &attributes->heads;
+    const T *x = call->in[0];
+    const int32_t *positions = call->in[1];
+    const W *table = call->in[2];
+    T *y = call->out[0];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], half = call->in_shape[2][1] / 2;
+    int64_t rotated = heads->heads + heads->kv_heads, dim = heads->head_dim;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        assert(positions[r] >= 0 && positions[r] < call->in_shape[2][0]);
+        const W *cosine = table + positions[r] * 2 * half;
+        const T *from = x + r * columns;
+        T *to = y + r * columns;
+        for (int64_t head = 0; head < rotated; head++)
+            rope_head(to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
+        memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
+    }
+}
+
+#else
+
+TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
+    assert(spec->dimensions > 0 && spec->dimensions % 2 == 0 && spec->positions > 0 && spec->theta > 0);
+    assert(!(spec->factor > 1) || (spec->high_frequency > spec->low_frequency && spec->original_positions > 0));
+    TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
+    graph_node(graph, OP_rope_table, NULL, 0, &table, 1, spec, sizeof *spec);
+    return table;
+}
+
+static TensorId rotate(Graph *graph, TensorId x, TensorId positions, TensorId table, const Heads *heads, double sign) {
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, x)->shape, sign > 0 ? "rotated" : "d_qkv");
+    RopeAttributes attributes = {.heads = *heads, .sign = sign};
+    graph_node(graph, OP_rope, (TensorId[]){x, positions, table}, 3, &y, 1, &attributes, sizeof attributes);
+    return y;
+}
+
+TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads) {
+    assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_get(graph, table)->type == TYPE_WIDE);
+    assert(graph_columns(graph, qkv) == (heads->heads + 2 * heads->kv_heads) * heads->head_dim);
+    assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
+    assert(graph_columns(graph, table) % 2 == 0 && graph_columns(graph, table) <= heads->head_dim);
+    return rotate(graph, qkv, positions, table, heads, 1);
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const RopeAttributes *attributes = node->attributes;
+    d_in[0] = rotate(graph, d_out[0], node->in[1], node->in[2], &attributes->heads, -attributes->sign);
+}
+
+/* Two products and a sum for each rotated channel; of the table, a row per row. */
+static Cost cost(const Graph *graph, const Node *node) {
+    const RopeAttributes *attributes = node->attributes;
+    double angles = (double)graph_rows(graph, node->in[0]) * graph_columns(graph, node->in[2]);
+    double qkv = (double)graph_elements(graph, node->in[0]) * precision_bytes(graph->precision, TYPE_COMPUTE);
+    return (Cost){.flops = 3 * angles * (attributes->heads.heads + attributes->heads.kv_heads),
+                  .bytes = 2 * qkv + angles * precision_bytes(graph->precision, TYPE_WIDE)};
+}
+
+const Op op_rule_rope_table = {.name = "rope_table", .once = true};
+const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .gradient = gradient, .cost = cost};
+
+#endif

@@ -1,0 +1,366 @@
+/* The CPU's matrix products: every instruction set this CPU runs against a loop in double precision, and against oneDNN where it is
+ * installed; the same bits from every number of threads and every entry point.
+ *
+ * Tolerance: a sum of k products in precision u, in any order, is off by at most about k u sum|a b|; storing as bf16 adds half a unit in
+ * its last place. With inputs uniform in (-1, 1) a wrong sign or a lost product is off by about 0.3, thousands of times that bound. */
+#include "../src/device/gemm_internal.h"
+
+#include <dlfcn.h>
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <oneapi/dnnl/dnnl.h>
+
+enum { PADDING = 5 };
+
+static uint64_t random_state = 1;
+
+static uint32_t random_bits(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 33);
+}
+static int64_t random_below(int64_t n) { return random_bits() % n; }
+static double random_signed(void) { return random_bits() / 1073741824.0 - 1; }
+
+static size_t bytes_of(GemmType type) { return type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
+
+static uint16_t bf16_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static double get(const void *data, GemmType type, int64_t i) {
+    if (type == GEMM_F64) return ((const double *)data)[i];
+    if (type == GEMM_F32) return ((const float *)data)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static void set(void *data, GemmType type, int64_t i, double x) {
+    if (type == GEMM_F64) ((double *)data)[i] = x;
+    else if (type == GEMM_F32) ((float *)data)[i] = (float)x;
+    else ((uint16_t *)data)[i] = bf16_of((float)x);
+}
+
+static void *new_matrix(GemmType type, int64_t rows, int64_t ld, bool poison) {
+    int64_t count = rows * ld;
+    void *data = malloc((size_t)count * bytes_of(type) + 1);
+    assert_non_null(data);
+    for (int64_t i = 0; i < count; i++) set(data, type, i, poison ? NAN : random_signed());
+    return data;
+}
+
+/* A product with random operands; C starts as NaN unless it is accumulated into. Free with free_product. */
+static Gemm new_product(GemmType input, GemmType output, bool transpose_a, bool transpose_b, bool accumulate, bool bias, int64_t m, int64_t n, int64_t k) {
+    Gemm g = {.transpose_a = transpose_a, .transpose_b = transpose_b, .accumulate = accumulate, .input = input, .output = output, .m = m, .n = n, .k = k};
+    g.lda = (transpose_a ? m : k) + random_below(PADDING);
+    g.ldb = (transpose_b ? k : n) + random_below(PADDING);
+    g.ldc = n + random_below(PADDING);
+    g.a = new_matrix(input, transpose_a ? k : m, g.lda, false);
+    g.b = new_matrix(input, transpose_b ? n : k, g.ldb, false);
+    g.c = new_matrix(output, m, g.ldc, !accumulate);
+    if (bias) g.bias = new_matrix(input == GEMM_F64 ? GEMM_F64 : GEMM_F32, 1, n, false);
+    return g;
+}
+
+static void free_product(Gemm *g) {
+    free((void *)g->a);
+    free((void *)g->b);
+    free(g->c);
+    free((void *)g->bias);
+}
+
+static void *copy_of_c(const Gemm *g) {
+    size_t bytes = (size_t)(g->m * g->ldc) * bytes_of(g->output);
+    void *copy = malloc(bytes + 1);
+    assert_non_null(copy);
+    memcpy(copy, g->c, bytes);
+    return copy;
+}
+
+static bool same_c(const Gemm *g, const void *other) { return !memcmp(g->c, other, (size_t)(g->m * g->ldc) * bytes_of(g->output)); }
+
+/* A as m x k or B as n x k, in double. */
+static double *lines_of(const Gemm *g, const void *data, int64_t lines, int64_t ld, bool depth_contiguous) {
+    double *all = malloc((size_t)(lines * g->k) * sizeof *all + 1);
+    assert_non_null(all);
+    for (int64_t i = 0; i < lines; i++)
+        for (int64_t p = 0; p < g->k; p++) all[i * g->k + p] = get(data, g->input, depth_contiguous ? i * ld + p : p * ld + i);
+    return all;
+}
+
+static void expect_element(const Gemm *g, const double *a, const double *b, const void *before, int64_t i, int64_t j) {
+    double sum = 0, magnitude = 0, unit = g->input == GEMM_F64 ? DBL_EPSILON / 2 : FLT_EPSILON / 2;
+    for (int64_t p = 0; p < g->k; p++) {
+        double product = a[i * g->k + p] * b[j * g->k + p];
+        sum += product;
+        magnitude += fabs(product);
+    }
+    if (g->accumulate) sum += get(before, g->output, i * g->ldc + j), magnitude += fabs(get(before, g->output, i * g->ldc + j));
+    if (g->bias) sum += get(g->bias, g->input == GEMM_F64 ? GEMM_F64 : GEMM_F32, j), magnitude += 1;
+    /* doubled for f64, where the reference rounds as much as we do */
+    double tolerance = 2 * (double)(g->k + 3) * unit * magnitude + (g->output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
+    double got = get(g->c, g->output, i * g->ldc + j);
+    if (!(fabs(got - sum) <= tolerance))
+        fail_msg("m %ld n %ld k %ld transposes %d%d types %d->%d accumulate %d bias %d: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", (long)g->m, (long)g->n, (long)g->k,
+                 g->transpose_a, g->transpose_b, g->input, g->output, g->accumulate, g->bias != NULL, (long)i, (long)j, got, sum, tolerance);
+}
+
+/* All elements of small products, 2,000 of large ones, the corners always; and what lies between rows of C is as it was. */
+static void expect_product(const Gemm *g, const void *before) {
+    double *a = lines_of(g, g->a, g->m, g->lda, !g->transpose_a), *b = lines_of(g, g->b, g->n, g->ldb, g->transpose_b);
+    if (g->m * g->n <= 4000)
+        for (int64_t i = 0; i < g->m; i++)
+            for (int64_t j = 0; j < g->n; j++) expect_element(g, a, b, before, i, j);
+    else
+        for (int i = 0; i < 2000; i++)
+            expect_element(g, a, b, before, i < 4 ? i % 2 * (g->m - 1) : random_below(g->m), i < 4 ? i / 2 * (g->n - 1) : random_below(g->n));
+    free(a);
+    free(b);
+    size_t size = bytes_of(g->output);
+    for (int64_t i = 0; i < g->m; i++) {
+        size_t gap = (size_t)(i * g->ldc + g->n) * size;
+        assert_memory_equal((const char *)g->c + gap, (const char *)before + gap, (size_t)(g->ldc - g->n) * size);
+    }
+}
+
+typedef void Run(const Gemm *g);
+static void run_as_batch(const Gemm *g) { gemm_batch(g, 1); }
+
+/* Runs the product every way there is and expects the same bits of all, then checks them. */
+static void check(Gemm *g) {
+    static Run *const runs[] = {gemm, run_as_batch, gemm};
+    static const int threads[] = {2, 2, 1};
+    void *before = copy_of_c(g);
+    gemm_serial(g);
+    expect_product(g, before);
+    void *serial = copy_of_c(g);
+    for (int i = 0; i < 3; i++) {
+        memcpy(g->c, before, (size_t)(g->m * g->ldc) * bytes_of(g->output));
+        omp_set_num_threads(threads[i]);
+        runs[i](g);
+        assert_true(same_c(g, serial));
+    }
+    omp_set_num_threads(2);
+    free(serial);
+    free(before);
+    free_product(g);
+}
+
+typedef struct Types {
+    GemmType input, output;
+} Types;
+static const Types all_types[] = {{GEMM_F32, GEMM_F32}, {GEMM_F32, GEMM_BF16}, {GEMM_BF16, GEMM_F32}, {GEMM_BF16, GEMM_BF16}, {GEMM_F64, GEMM_F64}};
+enum { TYPES = sizeof all_types / sizeof *all_types };
+
+/* Every transpose, accumulation and bias that the contract allows for these types and sizes. */
+static void check_all_forms(Types types, int64_t m, int64_t n, int64_t k) {
+    bool may_accumulate = types.output != GEMM_BF16;
+    for (int form = 0; form < 16; form++) {
+        if ((form & 4) && !may_accumulate) continue;
+        Gemm g = new_product(types.input, types.output, form & 1, form & 2, form & 4, form & 8, m, n, k);
+        check(&g);
+    }
+}
+
+static void for_each_isa(void (*body)(void)) {
+    int run = 0;
+    for (int i = 0; i < gemm_isa_count; i++)
+        if (gemm_force(gemm_isas[i].name)) {
+            print_message("           on %s\n", gemm_isas[i].name);
+            body();
+            run++;
+        }
+    gemm_force(NULL);
+    assert_true(run >= 1);
+}
+
+static void small_sizes(void) {
+    static const int64_t sizes[][3] = {{1, 1, 1}, {1, 17, 3}, {3, 1, 33}, {14, 32, 16}, {15, 33, 17}, {13, 31, 15}, {28, 64, 65}, {29, 16, 31}, {5, 48, 2}, {64, 49, 7}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
+}
+
+static void several_blocks(void) {
+    static const int64_t sizes[][3] = {{37, 45, 257}, {17, 19, 1027}, {230, 70, 513}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
+}
+
+static void empty_sizes(void) {
+    static const int64_t sizes[][3] = {{0, 5, 7}, {5, 0, 7}, {5, 7, 0}, {40, 70, 0}, {0, 0, 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
+}
+
+static void random_sizes(void) {
+    for (int i = 0; i < 100; i++) {
+        Types types = all_types[random_below(TYPES)];
+        bool accumulate = types.output != GEMM_BF16 && random_below(2);
+        Gemm g = new_product(types.input, types.output, random_below(2), random_below(2), accumulate, random_below(2), random_below(150), random_below(150), random_below(700));
+        check(&g);
+    }
+}
+
+/* More rows and columns than one tile, so tiles' borders are met. */
+static void several_tiles(void) {
+    for (int t = 0; t < TYPES; t++)
+        for (int form = 0; form < 4; form++) {
+            Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form == 1 && all_types[t].output != GEMM_BF16, form == 2, 1063, 1100, form == 3 ? 300 : 20);
+            check(&g);
+        }
+}
+
+static void small_products_match_a_plain_loop(void **state) { (void)state, for_each_isa(small_sizes); }
+static void products_of_several_blocks_match(void **state) { (void)state, for_each_isa(several_blocks); }
+static void empty_products_give_zero_bias_or_c(void **state) { (void)state, for_each_isa(empty_sizes); }
+static void random_products_match(void **state) { (void)state, for_each_isa(random_sizes); }
+static void products_of_several_tiles_match(void **state) { (void)state, for_each_isa(several_tiles); }
+
+/* One product far larger than the rest, empty ones between, all types: as run one by one. */
+static void mixed_batch(void) {
+    enum { COUNT = 300 };
+    static Gemm products[COUNT];
+    void *before[COUNT], *alone[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        Types types = all_types[i % TYPES];
+        bool large = i == 7, empty = i % 11 == 0;
+        products[i] = new_product(types.input, types.output, i & 1, i & 2, types.output != GEMM_BF16 && (i & 4), i & 8, large ? 600 : empty ? 0 : 1 + random_below(60),
+                                  large ? 500 : 1 + random_below(60), large ? 300 : random_below(60));
+        before[i] = copy_of_c(&products[i]);
+        gemm_serial(&products[i]);
+        alone[i] = copy_of_c(&products[i]);
+    }
+    for (int threads = 1; threads <= 3; threads++) {
+        int count = threads == 2 ? 200 : COUNT; /* few products are planned on the stack, many on the heap */
+        for (int i = 0; i < COUNT; i++) memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * bytes_of(products[i].output));
+        omp_set_num_threads(threads);
+        gemm_batch(products, count);
+        for (int i = 0; i < COUNT; i++) assert_true(same_c(&products[i], i < count ? alone[i] : before[i]));
+    }
+    omp_set_num_threads(2);
+    for (int i = 0; i < COUNT; i++) free(before[i]), free(alone[i]), free_product(&products[i]);
+}
+static void a_batch_gives_the_bits_of_its_products_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
+
+static void an_empty_batch_does_nothing(void **state) {
+    (void)state;
+    gemm_batch(NULL, 0);
+}
+
+static void serial_products_run_side_by_side(void **state) {
+    (void)state;
+    enum { COUNT = 16 };
+    Gemm products[COUNT];
+    void *before[COUNT];
+    for (int i = 0; i < COUNT; i++) products[i] = new_product(GEMM_F32, GEMM_F32, i & 1, i & 2, false, false, 50 + i, 64, 300), before[i] = copy_of_c(&products[i]);
+    omp_set_num_threads(4);
+#pragma omp parallel for
+    for (int i = 0; i < COUNT; i++) gemm_serial(&products[i]);
+    omp_set_num_threads(2);
+    for (int i = 0; i < COUNT; i++) expect_product(&products[i], before[i]), free(before[i]), free_product(&products[i]);
+}
+
+/* A product by the identity (m = k = 1, a = 1) shows how a result is rounded. */
+static void rounding_body(void) {
+    static const struct { float in; uint16_t out; } cases[] = {
+        {1.0f, 0x3f80}, {0x1.01p0f, 0x3f80}, {0x1.03p0f, 0x3f82}, {0x1.010002p0f, 0x3f81}, {-0x1.03p0f, 0xbf82},
+        {FLT_MAX, 0x7f80}, {-FLT_MAX, 0xff80}, {INFINITY, 0x7f80}, {-INFINITY, 0xff80}, {0x1p-130f, 0x0008},
+    };
+    enum { COUNT = sizeof cases / sizeof *cases };
+    float one = 1, b[COUNT + 1];
+    uint16_t c[COUNT + 1];
+    for (int i = 0; i < COUNT; i++) b[i] = cases[i].in;
+    uint32_t nan_low_bits = 0x7f800001; /* rounding this up as a number would give infinity */
+    memcpy(&b[COUNT], &nan_low_bits, 4);
+    gemm_serial(&(Gemm){.output = GEMM_BF16, .m = 1, .n = COUNT + 1, .k = 1, .a = &one, .lda = 1, .b = b, .ldb = COUNT + 1, .c = c, .ldc = COUNT + 1});
+    for (int i = 0; i < COUNT; i++) assert_int_equal(c[i], cases[i].out);
+    assert_true(isnan(get(c, GEMM_BF16, COUNT)));
+}
+static void bf16_rounds_to_nearest_even_and_keeps_nan(void **state) { (void)state, for_each_isa(rounding_body); }
+
+static void nan_body(void) {
+    for (int t = 0; t < TYPES; t++) {
+        Gemm g = new_product(all_types[t].input, all_types[t].output, false, true, false, false, 40, 70, 300);
+        set((void *)g.a, g.input, 17 * g.lda + 299, NAN);
+        gemm_serial(&g);
+        for (int64_t i = 0; i < g.m; i++)
+            for (int64_t j = 0; j < g.n; j++) assert_int_equal(isnan(get(g.c, g.output, i * g.ldc + j)) != 0, i == 17);
+        free_product(&g);
+    }
+}
+static void a_nan_reaches_its_row_and_no_other(void **state) { (void)state, for_each_isa(nan_body); }
+
+static void an_unknown_instruction_set_is_refused(void **state) {
+    (void)state;
+    assert_false(gemm_force("altivec"));
+    assert_true(gemm_force("generic"));
+    assert_true(gemm_force(NULL));
+}
+
+typedef typeof(dnnl_sgemm) Sgemm;
+
+/* bf16 operands are handed to oneDNN widened, which changes no value. */
+static float *widened(const void *data, GemmType type, int64_t count) {
+    float *wide = malloc((size_t)count * 4 + 1);
+    assert_non_null(wide);
+    for (int64_t i = 0; i < count; i++) wide[i] = (float)get(data, type, i);
+    return wide;
+}
+
+static Sgemm *onednn_sgemm;
+
+static void onednn_body(void) {
+    for (int i = 0; i < 24; i++) {
+        GemmType type = i & 8 ? GEMM_BF16 : GEMM_F32;
+        Gemm g = new_product(type, GEMM_F32, i & 1, i & 2, i & 4, false, 1 + random_below(300), 1 + random_below(300), 1 + random_below(900));
+        float *a = widened(g.a, type, (g.transpose_a ? g.k : g.m) * g.lda), *b = widened(g.b, type, (g.transpose_b ? g.n : g.k) * g.ldb), *c = copy_of_c(&g);
+        gemm(&g);
+        assert_int_equal(onednn_sgemm(g.transpose_a ? 'T' : 'N', g.transpose_b ? 'T' : 'N', g.m, g.n, g.k, 1, a, g.lda, b, g.ldb, g.accumulate, c, g.ldc), dnnl_success);
+        /* both may be off by k u sum|a b| <= k^2 u; roundings are as good as random, which leaves k u */
+        float tolerance = 4 * (float)(g.k + 3) * FLT_EPSILON;
+        for (int64_t row = 0; row < g.m; row++)
+            for (int64_t column = 0; column < g.n; column++) assert_true(fabsf(((float *)g.c)[row * g.ldc + column] - c[row * g.ldc + column]) <= tolerance);
+        free(a), free(b), free(c), free_product(&g);
+    }
+}
+
+static void products_match_onednn(void **state) {
+    (void)state;
+    void *library = dlopen("libdnnl.so.2", RTLD_NOW);
+    if (!library) skip();
+    *(void **)&onednn_sgemm = dlsym(library, "dnnl_sgemm");
+    assert_non_null(onednn_sgemm);
+    for_each_isa(onednn_body);
+}
+
+int main(void) {
+    omp_set_dynamic(0);
+    omp_set_num_threads(2);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_products_match_a_plain_loop),
+        cmocka_unit_test(products_of_several_blocks_match),
+        cmocka_unit_test(empty_products_give_zero_bias_or_c),
+        cmocka_unit_test(random_products_match),
+        cmocka_unit_test(products_of_several_tiles_match),
+        cmocka_unit_test(a_batch_gives_the_bits_of_its_products_alone),
+        cmocka_unit_test(an_empty_batch_does_nothing),
+        cmocka_unit_test(serial_products_run_side_by_side),
+        cmocka_unit_test(bf16_rounds_to_nearest_even_and_keeps_nan),
+        cmocka_unit_test(a_nan_reaches_its_row_and_no_other),
+        cmocka_unit_test(an_unknown_instruction_set_is_refused),
+        cmocka_unit_test(products_match_onednn),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
