@@ -18,6 +18,8 @@ Precisions   fp32   weights and products in fp32
 What makes it quick, each step measured: q, k, v and gate, up are one product each; SDPA's causal flash kernel with enable_gqa; fused AdamW;
 glibc keeps freed memory instead of returning it to the kernel after every step (GLIBC_TUNABLES below).
 
+`cpu_share` is CPU time / (wall time * threads) of the median step: well under 1, others had the cores, or the step is partly serial.
+
 Run:   build/peer-venv/bin/python bench/peer_cpu.py --model llama
        ... --model zaya --modes compile-grouped --precisions fp32 --profile
        ... --check            compares this file's zaya with transformers' (logits and gradients)
@@ -396,14 +398,16 @@ def train(arguments):
             controller.step()
         return loss.item()
 
-    losses, speeds, first = [], [], None
+    losses, speeds, shares, first = [], [], [], None
     for step in range(arguments.warmup + arguments.steps):
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), time.process_time()
         losses.append(one_step(step))
         if first is None:
             first = time.time() - arguments.started
         if step >= arguments.warmup:
-            speeds.append(b * t / (time.perf_counter() - begin))
+            seconds = time.perf_counter() - begin
+            speeds.append(b * t / seconds)
+            shares.append((time.process_time() - processor) / seconds / arguments.threads)
     if arguments.profile:
         from torch.profiler import ProfilerActivity, profile
         with profile(activities=[ProfilerActivity.CPU]) as p:
@@ -415,13 +419,14 @@ def train(arguments):
         "tokens_per_second": round(statistics.median(speeds), 1), "seconds_to_first_step": round(first, 2),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "loss_first": round(losses[0], 4), "loss_last": round(losses[-1], 4),
-        "step_tokens_per_second": [round(s, 1) for s in speeds], "parameters": sum(p.numel() for p in parameters),
+        "step_tokens_per_second": [round(s, 1) for s in speeds], "cpu_share": round(statistics.median(shares), 3),
+        "parameters": sum(p.numel() for p in parameters),
         "threads": arguments.threads, "torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }), flush=True)
 
 
 def load_config(arguments):
-    with open(arguments.models) as file:
+    with open(arguments.shapes) as file:
         config = json.load(file)[arguments.model]
     for assignment in arguments.set:
         key, value = assignment.split("=", 1)
@@ -498,8 +503,8 @@ def check(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="llama", help="a key of models.json")
-    parser.add_argument("--models", default=os.path.join(HERE, "models.json"))
+    parser.add_argument("--model", default="llama", help="a key of the shapes file")
+    parser.add_argument("--shapes", default=os.path.join(HERE, "models.json"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change one number of the model")
     parser.add_argument("--modes", default="", help="comma-separated; default: all of the model's")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
@@ -527,7 +532,7 @@ def main():
     for mode in arguments.modes.split(",") if arguments.modes else MODES[arguments.model]:
         for precision in arguments.precisions.split(","):
             command = [sys.executable, os.path.abspath(__file__), "--modes", mode, "--precisions", precision, "--started", repr(time.time())]
-            for key in ("model", "models", "steps", "warmup", "threads", "seed", "data"):
+            for key in ("model", "shapes", "steps", "warmup", "threads", "seed", "data"):
                 command += ["--" + key, str(getattr(arguments, key))]
             command += ["--set=" + s for s in arguments.set] + ["--profile"] * arguments.profile + ["--profile-rows", str(arguments.profile_rows)]
             result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=None if arguments.profile else subprocess.PIPE, text=True)

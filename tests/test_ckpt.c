@@ -1,29 +1,15 @@
-/* Checkpoints and safetensors files: what was saved comes back, in any cut, and nothing that happens to disk or process
- * makes a damaged checkpoint pass for a good one or costs an older one. Some tests make system calls fail: the wrappers
- * below stand in front of the C library's. Two tests mount a small disk in a mount namespace of their own and are
- * skipped where that is not permitted. Run with `--save-forever RUN`, the program is the victim of the kill test. */
-#include <errno.h>
-#include <fcntl.h>
+/* Checkpoints: what was saved comes back, in any cut, and nothing that happens to disk or process makes a damaged
+ * checkpoint pass for a good one or costs an older one. Some tests make system calls fail: the wrappers below stand in
+ * front of the C library's. Two tests mount a small disk in a mount namespace of their own and are skipped where that
+ * is not permitted. Run with `--save-forever RUN`, the program is the victim of the kill test. */
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/memory.h"
-#include "ckpt/ckpt.h"
+#include "ckpt_fixture.h"
 
 /* -- System calls that fail on demand ------------------------------------------------------------------------------ */
 
@@ -84,89 +70,8 @@ int rename(const char *from, const char *to)
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
     errno = EINVAL;
-    return fault.no_exchange || fault_hits() ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
-}
-
-/* -- Fixture ------------------------------------------------------------------------------------------------------- */
-
-typedef struct Fixture {
-    char folder[64];
-    char *run;      /* FOLDER/run */
-    int old_stderr; /* warnings go to FOLDER/log meanwhile */
-} Fixture;
-
-static int setup(void **state)
-{
-    Fixture *fixture = memory_allocate(sizeof *fixture);
-    strcpy(fixture->folder, "/tmp/smelt-test-ckpt-XXXXXX");
-    assert_non_null(mkdtemp(fixture->folder));
-    fixture->run = memory_format("%s/run", fixture->folder);
-    fixture->old_stderr = dup(STDERR_FILENO);
-    char *path = memory_format("%s/log", fixture->folder);
-    int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    assert_true(log >= 0);
-    dup2(log, STDERR_FILENO);
-    close(log);
-    free(path);
-    *state = fixture;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    Fixture *fixture = *state;
-    memset(&fault, 0, sizeof fault);
-    fflush(stderr);
-    dup2(fixture->old_stderr, STDERR_FILENO);
-    close(fixture->old_stderr);
-    Error error = {0};
-    umount2(fixture->run, MNT_DETACH); /* fails where nothing is mounted, and that is fine */
-    bool removed = files_remove_tree(fixture->folder, &error);
-    free(fixture->run);
-    free(fixture);
-    return removed ? 0 : -1;
-}
-
-static char *file_read(const char *path, size_t *length)
-{
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    *length = (size_t)ftell(file);
-    rewind(file);
-    char *text = memory_allocate(*length + 1);
-    assert_int_equal(fread(text, 1, *length, file), *length);
-    fclose(file);
-    return text;
-}
-
-static void file_write(const char *path, const void *data, size_t length)
-{
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, length, file), length);
-    assert_int_equal(fclose(file), 0);
-}
-
-/* Whether a warning since the last call contains `fragment`. */
-static bool warned(const Fixture *fixture, const char *fragment)
-{
-    fflush(stderr);
-    char *path = memory_format("%s/log", fixture->folder);
-    size_t length;
-    char *text = file_read(path, &length);
-    bool found = strstr(text, fragment) != NULL;
-    assert_int_equal(truncate(path, 0), 0);
-    free(text);
-    free(path);
-    return found;
-}
-
-static void assert_message(const Error *error, const char *fragment)
-{
-    assert_int_equal(error->code, ERROR_CHECKPOINT);
-    if (!strstr(error->message, fragment))
-        fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
+    return fault.no_exchange || fault_hits() ? -1
+                                             : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
 }
 
 /* -- A model whose every element is the step ----------------------------------------------------------------------- */
@@ -251,240 +156,6 @@ static size_t entries_count(const char *run)
     pclose(pipe);
     free(command);
     return count;
-}
-
-/* -- safetensors --------------------------------------------------------------------------------------------------- */
-
-static void safetensors_come_back_with_names_types_shapes_and_bytes(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/all.safetensors", fixture->folder);
-    unsigned char bytes[STORED_U8 + 1][6 * 8];
-    StoredTensor tensors[STORED_U8 + 3] = {0};
-    for (int type = 0; type <= STORED_U8; type++) {
-        for (size_t i = 0; i < sizeof bytes[0]; i++)
-            bytes[type][i] = (unsigned char)(type * 50 + (int)i);
-        tensors[type] = (StoredTensor){.name = stored_type_name(type), .type = type, .rank = 2, .shape = {2, 3},
-                                       .data = bytes[type]};
-    }
-    tensors[STORED_U8 + 1] = (StoredTensor){.name = "scalar \"\xc3\xa4\"", .type = STORED_F32, .data = bytes[0]};
-    tensors[STORED_U8 + 2] = (StoredTensor){.name = "empty", .type = STORED_F32, .rank = 2, .shape = {0, 7}};
-    json_t *metadata = json_pack("{s:s}", "format", "pt");
-    Error error = {0};
-    assert_true(safetensors_write(path, tensors, STORED_U8 + 3, metadata, &error));
-    json_decref(metadata);
-
-    Safetensors file;
-    assert_true(safetensors_open(&file, path, &error));
-    assert_int_equal(file.count, STORED_U8 + 3);
-    assert_string_equal(json_string_value(json_object_get(file.metadata, "format")), "pt");
-    for (int i = 0; i <= STORED_U8 + 2; i++) {
-        const StoredTensor *tensor = safetensors_find(&file, tensors[i].name);
-        assert_non_null(tensor);
-        assert_int_equal(tensor->type, tensors[i].type);
-        assert_int_equal(tensor->rank, tensors[i].rank);
-        assert_memory_equal(tensor->shape, tensors[i].shape, sizeof tensor->shape);
-        size_t elements = i <= STORED_U8 ? 6 : i == STORED_U8 + 1;
-        if (elements > 0)
-            assert_memory_equal(tensor->data, tensors[i].data, elements * stored_type_bytes(tensor->type));
-    }
-    assert_null(safetensors_find(&file, "absent"));
-    safetensors_close(&file);
-    free(path);
-}
-
-static void safetensors_data_starts_at_a_multiple_of_64(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/aligned.safetensors", fixture->folder);
-    char name[80] = "";
-    for (int length = 1; length < 70; length++) {
-        memset(name, 'x', (size_t)length);
-        StoredTensor tensor = {.name = name, .type = STORED_U8, .data = "z", .rank = 1, .shape = {1}};
-        Error error = {0};
-        assert_true(safetensors_write(path, &tensor, 1, NULL, &error));
-        size_t bytes;
-        char *text = file_read(path, &bytes);
-        assert_int_equal(bytes % 64, 1);
-        assert_int_equal(text[bytes - 1], 'z');
-        free(text);
-    }
-    free(path);
-}
-
-static void safetensors_with_two_tensors_of_one_name_are_not_written(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/twice.safetensors", fixture->folder);
-    StoredTensor tensors[2] = {{.name = "twin", .type = STORED_U8, .data = "a"},
-                               {.name = "twin", .type = STORED_U8, .data = "b"}};
-    Error error = {0};
-    assert_false(safetensors_write(path, tensors, 2, NULL, &error));
-    assert_message(&error, "twin");
-    assert_int_not_equal(access(path, F_OK), 0);
-    free(path);
-}
-
-/* Writes a file of a header and `data_bytes` zeros, and opens it. */
-static bool header_open(const Fixture *fixture, const char *header, size_t data_bytes, Error *error)
-{
-    char *path = memory_format("%s/header.safetensors", fixture->folder);
-    uint64_t length = strlen(header);
-    char *bytes = memory_allocate(8 + length + data_bytes);
-    memcpy(bytes, &length, 8);
-    memcpy(bytes + 8, header, length);
-    file_write(path, bytes, 8 + length + data_bytes);
-    Safetensors file;
-    bool good = safetensors_open(&file, path, error);
-    if (good)
-        safetensors_close(&file);
-    free(bytes);
-    free(path);
-    return good;
-}
-
-static void safetensors_headers_that_lie_are_refused_with_the_reason(void **state)
-{
-#define TENSOR(name, type, shape, offsets) \
-    "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
-    static const struct { const char *header, *reason; } cases[] = {
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", NULL},
-        {"{" TENSOR("b", "F32", "[1]", "[4,8]") "," TENSOR("a", "F32", "[1]", "[0,4]") "}  ", NULL},
-        {"{" TENSOR("a", "F8_E4M3", "[8]", "[0,8]") "}", "tensor a has dtype F8_E4M3"},
-        {"{" TENSOR("a", "F32", "[1,1,1,1,1,2]", "[0,8]") "}", "at most 5 sizes"},
-        {"{" TENSOR("a", "F32", "[-2]", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "[2.0]", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "2", "[0,8]") "}", "none negative"},
-        {"{" TENSOR("a", "F32", "[3]", "[0,8]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[4611686018427387906]", "[0,8]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[4294967296,4294967296,0]", "[0,0]") "}", "not what its shape needs"},
-        {"{" TENSOR("a", "F32", "[2]", "[8,0]") "}", "claims bytes 8 to 0"},
-        {"{" TENSOR("a", "F32", "[2]", "[-8,0]") "}", "claims bytes -8 to 0"},
-        {"{" TENSOR("a", "F32", "[4]", "[0,16]") "}", "claims bytes 0 to 16 of 8"},
-        {"{" TENSOR("a", "F32", "[2]", "[0]") "}", "two integers"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,\"8\"]") "}", "two integers"},
-        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", "leave a hole at byte 0"},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", "4 bytes of data behind the last tensor"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", "overlap"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("a", "F32", "[2]", "[0,8]") "}", "not valid JSON"},
-        {"{\"a\":7}", "dtype (none)"},
-        {"{\"__metadata__\":{\"n\":1}," TENSOR("a", "F32", "[2]", "[0,8]") "}", "only strings"},
-        {"{\"__metadata__\":[]," TENSOR("a", "F32", "[2]", "[0,8]") "}", "object of strings"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]"), "not valid JSON"},
-        {" {}", "does not start with '{'"},
-        {"[]", "does not start with '{'"},
-        {"", "does not start with '{'"},
-        {"{\"a\\u0000b\":1}", "not valid JSON"},
-        {"{\"\xff\":1}", "not valid JSON"},
-    };
-#undef TENSOR
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Error error = {0};
-        bool good = header_open(*state, cases[i].header, 8, &error);
-        if (good != (cases[i].reason == NULL))
-            fail_msg("%s: %s", cases[i].header, good ? "was accepted" : error.message);
-        if (!good)
-            assert_message(&error, cases[i].reason);
-    }
-}
-
-static void safetensors_with_an_impossible_header_length_are_refused(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/length.safetensors", fixture->folder);
-    const uint64_t lengths[] = {57, 100000001, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        char bytes[64] = {0};
-        memcpy(bytes, &lengths[i], 8);
-        file_write(path, bytes, sizeof bytes);
-        Safetensors file;
-        Error error = {0};
-        assert_false(safetensors_open(&file, path, &error));
-        assert_message(&error, "announce a header");
-    }
-    free(path);
-}
-
-/* A valid file; the caller frees. */
-static char *sample_file(const char *path, size_t *length)
-{
-    float data[24] = {1, 2, 3};
-    StoredTensor tensors[3] = {{.name = "wte", .type = STORED_F32, .rank = 2, .shape = {3, 4}, .data = data},
-                               {.name = "bias", .type = STORED_BF16, .rank = 1, .shape = {8}, .data = data},
-                               {.name = "ids", .type = STORED_U8, .rank = 3, .shape = {1, 2, 3}, .data = data}};
-    json_t *metadata = json_pack("{s:s}", "format", "pt");
-    Error error = {0};
-    assert_true(safetensors_write(path, tensors, 3, metadata, &error));
-    json_decref(metadata);
-    return file_read(path, length);
-}
-
-static void safetensors_truncated_anywhere_are_refused(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/short.safetensors", fixture->folder);
-    size_t length;
-    char *bytes = sample_file(path, &length);
-    for (size_t kept = 0; kept < length; kept++) {
-        file_write(path, bytes, kept);
-        Safetensors file;
-        Error error = {0};
-        assert_false(safetensors_open(&file, path, &error));
-        assert_int_equal(error.code, ERROR_CHECKPOINT);
-    }
-    free(bytes);
-    free(path);
-}
-
-static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/fuzzed.safetensors", fixture->folder);
-    size_t length;
-    char *original = sample_file(path, &length), *bytes = memory_allocate(length);
-    static const char alphabet[] = "0123456789-[]{},:\"eF. \\";
-    srand(1);
-    int accepted = 0;
-    volatile unsigned sum = 0;
-    for (int round = 0; round < 8000; round++) {
-        memcpy(bytes, original, length);
-        for (int changes = 1 + rand() % 3; changes > 0; changes--) {
-            size_t at = (size_t)rand() % length;
-            bytes[at] = (char)(rand() % 2 ? alphabet[(size_t)rand() % (sizeof alphabet - 1)] : rand() % 256);
-        }
-        file_write(path, bytes, rand() % 8 ? length : (size_t)rand() % length);
-        Safetensors file;
-        Error error = {0};
-        if (!safetensors_open(&file, path, &error)) {
-            assert_int_equal(error.code, ERROR_CHECKPOINT);
-            continue;
-        }
-        accepted++;
-        for (size_t i = 0; i < file.count; i++) {
-            size_t size = stored_type_bytes(file.tensors[i].type);
-            for (int k = 0; k < file.tensors[i].rank; k++)
-                size *= (size_t)file.tensors[i].shape[k];
-            for (size_t k = 0; k < size; k++)
-                sum += ((const unsigned char *)file.tensors[i].data)[k];
-        }
-        safetensors_close(&file);
-    }
-    assert_true(accepted > 100); /* damage in data and names is none of the header's business */
-    free(bytes);
-    free(original);
-    free(path);
-}
-
-static void safetensors_never_wait_for_a_named_pipe(void **state)
-{
-    Fixture *fixture = *state;
-    char *path = memory_format("%s/pipe", fixture->folder);
-    assert_int_equal(mkfifo(path, 0600), 0);
-    Safetensors file;
-    Error error = {0};
-    assert_false(safetensors_open(&file, path, &error));
-    assert_message(&error, "not a regular file");
-    free(path);
 }
 
 /* -- Saving and loading -------------------------------------------------------------------------------------------- */
@@ -695,7 +366,7 @@ static void damaged_checkpoints_do_not_count_among_the_kept(void **state)
 
 static const char *const checkpoint_files[] = {"manifest.json", "shard-00000-of-00001.safetensors"};
 
-static void assert_older_is_chosen(const Fixture *fixture, const char *what, size_t at)
+static void assert_older_is_chosen(Fixture *fixture, const char *what, size_t at)
 {
     int64_t step = latest_good(fixture->run);
     if (step != 1 || !warned(fixture, "step 2 is skipped"))
@@ -711,13 +382,14 @@ static void a_flipped_bit_anywhere_is_noticed_and_the_older_checkpoint_chosen(vo
         char *path = memory_format("%s/checkpoints/step-00000002/%s", fixture->run, checkpoint_files[i]);
         size_t length;
         char *bytes = file_read(path, &length);
+        int file = open(path, O_WRONLY);
         for (size_t at = 0; at < length; at++) {
-            bytes[at] = (char)(bytes[at] ^ 1 << at % 8);
-            file_write(path, bytes, length);
+            char flipped = (char)(bytes[at] ^ 1 << at % 8);
+            assert_int_equal(pwrite(file, &flipped, 1, (off_t)at), 1);
             assert_older_is_chosen(fixture, checkpoint_files[i], at);
-            bytes[at] = (char)(bytes[at] ^ 1 << at % 8);
+            assert_int_equal(pwrite(file, &bytes[at], 1, (off_t)at), 1);
         }
-        file_write(path, bytes, length);
+        close(file);
         assert_int_equal(latest_good(fixture->run), 2);
         free(bytes);
         free(path);
@@ -953,8 +625,8 @@ static int save_forever(const char *run)
     }
 }
 
-/* Runs save_forever for `delay` and kills it; returns the last step that it acknowledged, or `before`. */
-static int64_t victim_run(const char *run, struct timespec delay, int64_t before)
+/* Starts save_forever, waits for one step to be acknowledged, kills it `delay` later; returns the last such step. */
+static int64_t victim_run(const char *run, struct timespec delay)
 {
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
@@ -966,32 +638,29 @@ static int64_t victim_run(const char *run, struct timespec delay, int64_t before
         _exit(127);
     }
     close(ends[1]);
+    int64_t step, acknowledged;
+    assert_int_equal(read(ends[0], &acknowledged, sizeof acknowledged), sizeof acknowledged);
     nanosleep(&delay, NULL);
     assert_int_equal(kill(victim, SIGKILL), 0);
     int status;
     assert_int_equal(waitpid(victim, &status, 0), victim);
     assert_true(WIFSIGNALED(status));
-    int64_t step;
     while (read(ends[0], &step, sizeof step) == sizeof step)
-        before = step;
+        acknowledged = step;
     close(ends[0]);
-    return before;
+    return acknowledged;
 }
 
 static void kill_at_any_moment_keeps_every_acknowledged_step(void **state)
 {
     Fixture *fixture = *state;
-    int64_t acknowledged = -1;
     srand(2);
     for (int round = 0; round < 30; round++) {
-        struct timespec delay = {.tv_nsec = 10000000 + rand() % 90000000};
-        acknowledged = victim_run(fixture->run, delay, acknowledged);
-        int64_t latest = latest_good(fixture->run);
+        struct timespec delay = {.tv_nsec = rand() % 40000000};
+        int64_t acknowledged = victim_run(fixture->run, delay), latest = latest_good(fixture->run);
         assert_true(latest >= acknowledged);
-        if (latest >= 0)
-            assert_int_equal(model_load(fixture->run, latest, LARGE), latest);
+        assert_int_equal(model_load(fixture->run, latest, LARGE), latest);
     }
-    assert_true(acknowledged >= 5); /* else nothing was tested */
 }
 
 /* -- Small files --------------------------------------------------------------------------------------------------- */
@@ -1038,7 +707,13 @@ static void a_tree_is_removed_without_following_links(void **state)
     free(deep), free(tree), free(link), free(kept), free(inside);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+static int setup(void **state)
+{
+    memset(&fault, 0, sizeof fault);
+    return fixture_setup(state);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
 
 int main(int argc, char **argv)
 {
@@ -1049,14 +724,6 @@ int main(int argc, char **argv)
     if (unshare(CLONE_NEWNS) == 0)
         mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
     const struct CMUnitTest tests[] = {
-        TEST(safetensors_come_back_with_names_types_shapes_and_bytes),
-        TEST(safetensors_data_starts_at_a_multiple_of_64),
-        TEST(safetensors_with_two_tensors_of_one_name_are_not_written),
-        TEST(safetensors_headers_that_lie_are_refused_with_the_reason),
-        TEST(safetensors_with_an_impossible_header_length_are_refused),
-        TEST(safetensors_truncated_anywhere_are_refused),
-        TEST(safetensors_with_random_damage_are_refused_or_safe_to_use),
-        TEST(safetensors_never_wait_for_a_named_pipe),
         TEST(a_checkpoint_comes_back_with_its_metadata),
         TEST(a_checkpoint_without_tensors_or_metadata_is_fine),
         TEST(any_number_of_ranks_loads_what_any_other_number_saved),

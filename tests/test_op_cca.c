@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "check.h"
 
-enum { MAX_ROWS = 2200 };
+enum { MAX_ROWS = 1290 };
 static const double THETA = 100;
 
 /* Documents end where `lengths` says, over and over. */
@@ -28,8 +28,8 @@ static const Case cases[] = {
 };
 /* Documents that lie across blocks of 256 rows (products) and 1024 (sums of parameter gradients), whose edges fall on a first, a second and an inner token. */
 static const Case long_cases[] = {
-    {{2, 1, 8}, 4, 600, {256, 1, 255, 88}},
-    {{1, 1, 8}, 8, 2060, {300, 723, 1, 2, 1034}},
+    {{2, 1, 4}, 2, 520, {256, 1, 255, 8}},
+    {{1, 1, 4}, 4, 1290, {300, 723, 1, 2, 264}},
 };
 
 static int32_t positions[2][8][MAX_ROWS];
@@ -67,7 +67,7 @@ static void build(Check *check, const void *argument) {
 static void gradients_match_central_differences(void **state) {
     (void)state;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
-        check_op(build, &(Argument){&cases[i], positions_of(&cases[i], 0, i)}, (CheckBounds){.bf16 = BF16_BOUND});
+        check_op(build, &(Argument){&cases[i], positions_of(&cases[i], 0, i)}, (CheckBounds){0});
 }
 
 static void gradients_are_right_across_blocks_of_rows(void **state) {

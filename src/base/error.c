@@ -10,10 +10,14 @@
 
 /* Both callers format into a scratch buffer first because an argument may point into error->message. */
 static void mark_cut(char *text, size_t size, int needed) {
-    if (needed < 0)
+    if (needed < 0) {
         snprintf(text, size, "an error whose message could not be formatted");
-    else if ((size_t)needed >= size)
-        memcpy(text + size - 4, "...", 4);
+    } else if ((size_t)needed >= size) {
+        size_t end = size - 4;
+        while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) /* not inside a UTF-8 character */
+            end--;
+        memcpy(text + end, "...", 4);
+    }
 }
 
 bool error_set(Error *error, ErrorCode code, const char *format, ...) {

@@ -7,9 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One line of at most 8 KiB (cut with "..."), written at once; control characters other than tab
- * and newline become '?'.
- * Warnings and errors open with "warning: " and "error: ". Call with no newline at the end. */
+/* One line of at most 8 KiB (cut with "..."), written at once; control characters other than tab and newline become
+ * '?'. Warnings and errors open with "warning: " and "error: ". No newline at the end of `format`. */
 void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

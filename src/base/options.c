@@ -1,6 +1,6 @@
 /* Options: one table of rows drives every way in which a setting is read, written and explained. This file holds the
  * rows' values: parsing and formatting text, key=value, help, differences; options_yaml.c holds the YAML reader and
- * writer on top of it. Strings given by the user are copied into the caller's OptionStrings. Called by every command. */
+ * writer on top of it. Strings given by the user are copied into the caller's OptionStrings. Called by commands. */
 #include "base/options.h"
 
 #include <assert.h>
@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "base/options_internal.h"
 
-/* -- Text ----------------------------------------------------------------------------------------------------------- */
+/* -- Text ------------------------------------------------------------------------------------------------------- */
 
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below it an encoding of that length is overlong */
@@ -54,7 +54,7 @@ const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t 
     return quoted;
 }
 
-/* -- Numbers -------------------------------------------------------------------------------------------------------- */
+/* -- Numbers ---------------------------------------------------------------------------------------------------- */
 
 /* A number as written: (-1)^negative * mantissa * 10^exponent * scale. */
 typedef struct Number {
@@ -173,7 +173,7 @@ static void format_real(double value, char text[32]) {
     }
 }
 
-/* -- Rows ----------------------------------------------------------------------------------------------------------- */
+/* -- Rows ------------------------------------------------------------------------------------------------------- */
 
 static void *field_of(const Option *option, void *values) {
     return (char *)values + option->offset;
@@ -322,6 +322,7 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
         assert(strlen(option->name) <= OPTIONS_NAME_LIMIT);
+        assert(option->initial && option->unit && option->help);
         Error error = {0};
         if (!options_set_row(option, values, strings, option->initial, strlen(option->initial), "by default", &error)) {
             fprintf(stderr, "wrong option table: %s\n", error.message);
@@ -330,7 +331,7 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
     }
 }
 
-/* -- Names ---------------------------------------------------------------------------------------------------------- */
+/* -- Names ------------------------------------------------------------------------------------------------------ */
 
 const Option *options_find(const OptionTable *table, const char *name, size_t length) {
     for (size_t i = 0; i < table->count; i++)
@@ -414,7 +415,7 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
     return options_set_row(option, values, strings, equals + 1, strlen(equals + 1), where, error);
 }
 
-/* -- Output --------------------------------------------------------------------------------------------------------- */
+/* -- Output ----------------------------------------------------------------------------------------------------- */
 
 const char *options_string(const Option *option, const void *values) {
     const char *string;

@@ -14,8 +14,8 @@
 
 typedef enum OptionType {
     OPTION_BOOL,    /* bool    */
-    OPTION_INT,     /* int64_t; accepts 4096, 4k, 1M, 16Ki, 1e6 */
-    OPTION_REAL,    /* double  */
+    OPTION_INT,     /* int64_t; accepts 4096, 1e6, 1.5k; k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024 */
+    OPTION_REAL,    /* double, finite; written likewise; -INFINITY and INFINITY as limits mean none */
     OPTION_STRING,  /* const char * (never NULL; "" when unset) */
     OPTION_CHOICE,  /* int: index into `choices` */
 } OptionType;
@@ -27,8 +27,8 @@ typedef struct Option {
     const char *initial;   /* the default, as text, parsed by the same code as user input */
     double minimum, maximum; /* inclusive range of OPTION_INT and OPTION_REAL */
     const char *choices;   /* OPTION_CHOICE: "none|norm|attention|block" */
-    const char *unit;      /* "tokens", "steps", "" */
-    const char *help;      /* one line */
+    const char *unit;      /* "tokens", "steps", "" (not NULL) */
+    const char *help;      /* one line (not NULL) */
 } Option;
 
 /* All strings given so far; freed together by options_free_strings. Zero-initialise. */
@@ -39,24 +39,28 @@ typedef struct OptionTable {
     size_t count;
 } OptionTable;
 
-/* Sets every field to its default. */
+/* Sets every field to its default. A default that its own row refuses is a wrong table: prints it and aborts. */
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
-/* Reads a YAML mapping. Unknown keys, duplicate keys, wrong types and out-of-range values are ERROR_USAGE naming file, line, key, value and
- * the allowed range; an unknown key is answered with the nearest known one. */
+/* Reads a YAML mapping; keys that it leaves out keep their value. Unknown keys, duplicate keys, wrong types and
+ * out-of-range values are ERROR_USAGE naming file, line, key, value and what is allowed; an unknown key is answered
+ * with the nearest known one. Lists, anchors, aliases, tags and null values are refused. A file holds at most 1 MiB.
+ * After an error, keys before it may have been set. */
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
 /* As above, from memory; `origin` names the source in errors. */
 bool options_parse_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length,
                         const char *origin, Error *error);
-/* Applies one "key=value". */
+/* Applies one "key=value"; nothing changes on error. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
-/* Writes the value of a row in the form that options_set reads back exactly. */
+/* Writes the value of a row in the form that options_set reads back exactly, cut when `size` is too small. */
 void options_format_value(const Option *option, const void *values, char *text, size_t size);
 /* Writes all rows as YAML that options_read_yaml reads back exactly (comments carry help and unit). */
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file);
 /* The table for --help: name, default, range or choices, unit, help; grouped by the part before the dot. */
 void options_print_help(const OptionTable *table, FILE *file);
-/* Names of rows whose values differ between two structs, written as "key: old -> new" lines to `text`. Returns how many. */
-int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
+/* Rows whose values differ between two structs, as "key: old -> new" lines in `text` (cut when it is full). Returns how
+ * many differ. */
+int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text,
+                       size_t size);
 void options_free_strings(OptionStrings *strings);
 
 #endif

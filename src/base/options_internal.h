@@ -14,8 +14,10 @@ int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
 /* 'text' for a one-line message: control and invalid bytes as \xNN, cut with "...". Returns `quoted`. */
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 
-const Option *options_find(const OptionTable *table, const char *name, size_t length); /* NULL when unknown */
-/* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for the message. */
+/* NULL when unknown. */
+const Option *options_find(const OptionTable *table, const char *name, size_t length);
+/* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for
+ * the message. */
 bool options_set_row(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length,
                      const char *where, Error *error);
 /* Sets the error of an unknown key, with the nearest known one; returns false. */

@@ -91,7 +91,8 @@ static bool next_event(Reader *reader, yaml_event_t *event) {
     line_text(where, reader, event_line(event));
     yaml_event_delete(event);
     if (!*reader->name)
-        return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing, where);
+        return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing,
+                         where);
     return error_set(reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'",
                      thing, where, options_quote(key, reader->name, strlen(reader->name)));
 }
@@ -158,8 +159,8 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
     size_t length = event->data.scalar.length;
     options_quote(shown, key, length);
     if (length == 0 || memchr(key, 0, length))
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known ones",
-                         shown, where);
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known "
+                         "ones", shown, where);
     if (prefix + 1 + length > OPTIONS_NAME_LIMIT)
         return error_set(reader->error, ERROR_USAGE, "key %s %s makes a name of more than %d bytes; --help lists the "
                          "known ones", shown, where, OPTIONS_NAME_LIMIT);
@@ -173,7 +174,8 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
 static bool open_group(Reader *reader, size_t line, int depth) {
     char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (depth >= DEPTH_LIMIT)
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known "
+                         "ones",
                          options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line),
                          DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
@@ -245,7 +247,8 @@ static bool read_stream(Reader *reader) {
 /* libyaml would say less, and take UTF-16 for text. */
 static bool check_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
-        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
+        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin,
+                         TEXT_LIMIT);
     uint32_t code_point;
     for (size_t at = 0; at < length;) {
         int size = options_decode_utf8(text + at, length - at, &code_point);
@@ -294,9 +297,10 @@ bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *st
     return good;
 }
 
-/* -- Writing -------------------------------------------------------------------------------------------------------- */
+/* -- Writing ---------------------------------------------------------------------------------------------------- */
 
-/* Double quotes with every character escaped that YAML would refuse or fold: controls, line breaks, byte order marks. */
+/* Double quotes with every character escaped that YAML would refuse or fold: controls, line breaks, byte
+ * order marks. */
 static int write_quoted(const char *text, FILE *file) {
     size_t length = strlen(text);
     int written = fprintf(file, "\"");
@@ -339,8 +343,10 @@ void options_write_yaml(const OptionTable *table, const void *values, FILE *file
         size_t length = options_group_length(group);
         if (length)
             fprintf(file, "%.*s:\n", (int)length, group);
-        for (size_t j = i; j < table->count; j++)
-            if (options_same_group(group, table->rows[j].name))
-                write_row(&table->rows[j], values, table->rows[j].name + (length ? length + 1 : 0), length ? 2 : 0, file);
+        for (size_t j = i; j < table->count; j++) {
+            const Option *option = &table->rows[j];
+            if (options_same_group(group, option->name))
+                write_row(option, values, option->name + (length ? length + 1 : 0), length ? 2 : 0, file);
+        }
     }
 }

@@ -193,9 +193,10 @@ static const Interval *wanted_find(const Reading *reading, const char *name, siz
 /* Where a whole stored interval can be read to in place; NULL when no wanted one contains it. */
 static char *place_find(const Interval *stored, const Interval *wanted, size_t count)
 {
+    int64_t element = (int64_t)stored_type_bytes(stored->type);
     for (size_t i = 0; i < count; i++)
         if (wanted[i].first <= stored->first && stored->first + stored->count <= wanted[i].first + wanted[i].count)
-            return (char *)wanted[i].data + (stored->first - wanted[i].first) * (int64_t)stored_type_bytes(stored->type);
+            return (char *)wanted[i].data + (stored->first - wanted[i].first) * element;
     return NULL;
 }
 
@@ -256,7 +257,7 @@ static bool piece_visit(const Reading *reading, size_t index, int file, const ch
 static bool pieces_read(const Reading *reading, size_t file_index, int file, const char *path, Error *error)
 {
     bool good = true;
-#pragma omp parallel
+#pragma omp parallel if (reading->manifest->files[file_index].bytes >= PARALLEL_BYTES)
     {
         char *scratch = memory_allocate(BLOCK_BYTES);
 #pragma omp for schedule(dynamic)
@@ -334,8 +335,9 @@ static bool checkpoint_open(Manifest *manifest, const char *folder, int64_t step
 {
     if (!manifest_read(manifest, folder, error))
         return false;
-    bool good = manifest->step == step || error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", folder,
-                                                    (long long)manifest->step);
+    bool good = manifest->step == step;
+    if (!good)
+        error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", folder, (long long)manifest->step);
     for (size_t i = 0; i < manifest->file_count && good; i++)
         good = shard_size_check(folder, &manifest->files[i], error);
     if (!good)
@@ -417,8 +419,8 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
                            Error *error)
 {
     if (wanted->count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
-        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder,
-                         wanted->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved",
+                         folder, wanted->name);
     int64_t reached = wanted->first;
     for (; stored < end && strcmp(stored->name, wanted->name) == 0; stored++) {
         TensorText in_checkpoint, in_model;
@@ -430,8 +432,8 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
             reached = stored->first + stored->count;
     }
     if (reached - wanted->first < wanted->count)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's part is missing", folder,
-                         wanted->name, (long long)reached);
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's part is missing",
+                         folder, wanted->name, (long long)reached);
     return true;
 }
 
@@ -631,7 +633,8 @@ static void checkpoints_prune(const char *run, int64_t newest, int keep)
 }
 
 /* Adds what was attempted, and the room on the disk, to the reason of a failure. */
-static void failure_explain(Error *error, const char *checkpoints, int64_t step, const Interval *intervals, size_t count)
+static void failure_explain(Error *error, const char *checkpoints, int64_t step, const Interval *intervals,
+                            size_t count)
 {
     double needed = 0;
     for (size_t i = 0; i < count; i++)

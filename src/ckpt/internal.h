@@ -8,6 +8,8 @@
 
 /* Data moves and is hashed in blocks that stay in a core's cache between the two. */
 enum { BLOCK_BYTES = 1 << 20 };
+/* Below this, waking the other cores costs more than they help. */
+enum { PARALLEL_BYTES = 4 * BLOCK_BYTES };
 
 /* -- files.c -------------------------------------------------------------------------------------------------------- */
 

@@ -77,8 +77,9 @@ bool manifest_write(const Manifest *manifest, const char *folder, int64_t *bytes
     *bytes = (int64_t)strlen(text);
     bool good;
     if (*bytes > MANIFEST_MAX_BYTES)
-        good = error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors",
-                         path, (long long)*bytes, MANIFEST_MAX_BYTES);
+        good = error_set(error, ERROR_CHECKPOINT,
+                         "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path,
+                         (long long)*bytes, MANIFEST_MAX_BYTES);
     else
         good = files_write_atomic(path, text, (size_t)*bytes, error);
     free(path);

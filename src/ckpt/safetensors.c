@@ -1,5 +1,5 @@
 /* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces, then the tensors
- * without holes. Reading maps the file and checks the header as strictly as the official library, so that what was
+ * without holes. Reading maps the file and checks the header at least as strictly as the official library, so that what was
  * opened can be used without further thought. Writing sends the caller's memory straight to the file, several tensors
  * at a time, hashing each block while it is in cache; the header goes last, so that an interrupted file does not open.
  * A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called by the
@@ -194,7 +194,8 @@ static bool ranges_write(int file, const char *path, const StoredTensor *tensors
                          Error *error)
 {
     bool good = true;
-#pragma omp parallel for schedule(dynamic)
+    int64_t bytes = count > 0 ? ranges[count - 1].end - ranges[0].begin : 0;
+#pragma omp parallel for schedule(dynamic) if (bytes >= PARALLEL_BYTES)
     for (size_t i = 0; i < count; i++) {
         bool going;
 #pragma omp atomic read
@@ -272,8 +273,8 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     memcpy(&length, file->mapped, LENGTH_BYTES);
     if (length > HEADER_MAX_BYTES || length > file->mapped_bytes - LENGTH_BYTES)
         return error_set(error, ERROR_CHECKPOINT,
-                         "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the limit "
-                         "is %d; it is truncated or no safetensors file",
+                         "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the "
+                         "limit is %d; it is truncated or no safetensors file",
                          path, (unsigned long long)length, file->mapped_bytes, HEADER_MAX_BYTES);
     const char *text = (const char *)file->mapped + LENGTH_BYTES;
     if (length == 0 || text[0] != '{')
@@ -299,8 +300,8 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *e
                          "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
                          tensor->name, type ? type : "(none)");
     if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path,
-                         tensor->name, STORED_MAX_RANK);
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative",
+                         path, tensor->name, STORED_MAX_RANK);
     if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) ||
         !json_is_integer(json_array_get(offsets, 1)))
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path,
@@ -312,8 +313,8 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *e
                          "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
                          tensor->name, (long long)begin, (long long)end, (long long)available);
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path,
-                         tensor->name, (long long)(end - begin));
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs",
+                         path, tensor->name, (long long)(end - begin));
     *range = (StoredRange){.begin = begin, .end = end};
     return true;
 }
@@ -333,8 +334,9 @@ static bool ranges_check(const char *path, StoredRange *ranges, size_t count, in
     int64_t end = 0;
     for (size_t i = 0; i < count; end = ranges[i++].end)
         if (ranges[i].begin != end)
-            return error_set(error, ERROR_CHECKPOINT, "%s: the tensors %s at byte %lld of the data; the file is damaged",
-                             path, ranges[i].begin < end ? "overlap" : "leave a hole", (long long)end);
+            return error_set(error, ERROR_CHECKPOINT,
+                             "%s: the tensors %s at byte %lld of the data; the file is damaged", path,
+                             ranges[i].begin < end ? "overlap" : "leave a hole", (long long)end);
     if (end != available)
         return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged",
                          path, (long long)(available - end));

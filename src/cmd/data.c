@@ -1,8 +1,7 @@
-/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it. Results go to stdout,
- * everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
-#include "cmd/data.h"
-
+/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it. Results go
+ * to stdout, everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +38,7 @@ typedef struct Action {
     bool (*run)(const char *const *positionals, const DataOptions *options, Error *error);
 } Action;
 
-/* -- pack ----------------------------------------------------------------------------------------------------------- */
+/* -- pack -------------------------------------------------------------------------------------------------------- */
 
 static bool run_pack(const char *const *positionals, const DataOptions *options, Error *error) {
     PackOptions pack = {positionals[0], positionals[1], options->valid, options->separator};
@@ -61,7 +60,7 @@ static bool run_pack(const char *const *positionals, const DataOptions *options,
     return true;
 }
 
-/* -- show ----------------------------------------------------------------------------------------------------------- */
+/* -- show -------------------------------------------------------------------------------------------------------- */
 
 static void print_byte(int byte) {
     switch (byte) {
@@ -118,10 +117,10 @@ static void print_shard(const Shard *shard) {
 static bool print_check(Shard *shard, Error *error) {
     if (!shard_verify(shard, error)) return false;
     printf("largest token:    %" PRIu32 "\n", shard->max_token);
-    if (shard->checksummed)
-        printf("check:            passed, all bytes of both files are as written\n");
+    if (shard->checksummed) printf("check:            passed, all bytes of both files are as written\n");
     else
-        printf("check:            passed for sizes, boundaries and signs; the index carries no checksums of the bytes\n");
+        printf(
+            "check:            passed for sizes, boundaries and signs; the index carries no checksums of the bytes\n");
     return true;
 }
 
@@ -145,10 +144,15 @@ static bool run_show(const char *const *positionals, const DataOptions *options,
     return good;
 }
 
-/* -- Arguments ------------------------------------------------------------------------------------------------------ */
+/* -- Arguments --------------------------------------------------------------------------------------------------- */
 
 static const Action actions[] = {
-    {"pack", "INPUT OUTPUT", "text file or folder to token shards", 2, {pack_rows, sizeof pack_rows / sizeof *pack_rows}, run_pack},
+    {"pack",
+     "INPUT OUTPUT",
+     "text file or folder to token shards",
+     2,
+     {pack_rows, sizeof pack_rows / sizeof *pack_rows},
+     run_pack},
     {"show", "PREFIX", "what a shard holds", 1, {show_rows, sizeof show_rows / sizeof *show_rows}, run_show},
 };
 enum { ACTIONS = sizeof actions / sizeof *actions };
@@ -162,7 +166,8 @@ static const Action *find_action(const char *name) {
 static void print_help(const Action *only) {
     for (int i = 0; i < ACTIONS; i++) {
         if (only && only != &actions[i]) continue;
-        printf("usage: smelt data %s %s [key=value ...]    %s\n", actions[i].name, actions[i].arguments, actions[i].help);
+        printf("usage: smelt data %s %s [key=value ...]    %s\n", actions[i].name, actions[i].arguments,
+               actions[i].help);
         options_print_help(&actions[i].table, stdout);
     }
 }
@@ -174,8 +179,8 @@ static bool is_assignment(const char *text) {
 }
 
 /* Applies argv[*at], which is "--key=value", "--key value" or "key=value", and steps over what it used. */
-static bool apply_option(const Action *action, int argc, char **argv, int *at, DataOptions *options, OptionStrings *strings,
-                         Error *error) {
+static bool apply_option(const Action *action, int argc, char **argv, int *at, DataOptions *options,
+                         OptionStrings *strings, Error *error) {
     const char *text = argv[(*at)++];
     if (strncmp(text, "--", 2) != 0) return options_set(&action->table, options, strings, text, error);
     text += 2;
@@ -198,15 +203,15 @@ static bool run_action(const Action *action, int argc, char **argv, OptionString
         if (strncmp(argv[at], "--", 2) == 0 || is_assignment(argv[at])) {
             if (!apply_option(action, argc, argv, &at, &options, strings, error)) return false;
         } else if (count == action->positionals) {
-            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt data %s takes %s", argv[at], action->name,
-                             action->arguments);
+            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt data %s takes %s", argv[at],
+                             action->name, action->arguments);
         } else {
             positionals[count++] = argv[at++];
         }
     }
     if (count < action->positionals)
-        return error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt data %s takes %s", count, action->positionals,
-                         action->name, action->arguments);
+        return error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt data %s takes %s", count,
+                         action->positionals, action->name, action->arguments);
     return action->run(positionals, &options, error);
 }
 
@@ -224,10 +229,10 @@ int cmd_data(int argc, char **argv) {
     }
     Error error = {0};
     OptionStrings strings = {0};
-    if (action)
-        run_action(action, argc - 2, argv + 2, &strings, &error);
+    if (action) run_action(action, argc - 2, argv + 2, &strings, &error);
     else
-        error_set(&error, ERROR_USAGE, "smelt data %s is unknown; the actions are pack and show, `smelt data --help` explains them",
+        error_set(&error, ERROR_USAGE,
+                  "smelt data %s is unknown; the actions are pack and show, `smelt data --help` explains them",
                   argc > 1 ? argv[1] : "without an action");
     options_free_strings(&strings);
     if (error.code != ERROR_NONE) log_error("%s", error.message);

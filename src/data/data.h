@@ -28,13 +28,13 @@ typedef struct Shard {
     uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
     size_t mapped_bytes;
     char *prefix;                /* for messages; owned */
-    bool checksummed;            /* smelt's writer leaves checksums after Megatron's fields, where other readers do not look */
+    bool checksummed;            /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
     uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
 } Shard;
 
-/* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads all
- * tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A shard
- * must not be overwritten in place while it is mapped; replacing its files by rename, as ShardWriter does, is fine. */
+/* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads
+ * all tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A
+ * mapped shard must not be overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */
 bool shard_open(Shard *shard, const char *prefix, Error *error);
 /* Only the index is read (and compared with its checksum), so this is quick at any size; max_token stays 0. */
 bool shard_map(Shard *shard, const char *prefix, Error *error);
@@ -58,18 +58,21 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 /* The same for a document of any length, piece by piece. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 void shard_writer_end_document(ShardWriter *writer);
-bool shard_writer_finish(ShardWriter *writer, Error *error); /* frees the writer in any case; no tokens at all: ERROR_DATA */
+/* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
+bool shard_writer_finish(ShardWriter *writer, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
 
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
 
 typedef struct PackOptions {
-    const char *input;         /* a text file, or a folder whose regular files are read recursively in byte order of their paths;
-                                  links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning */
-    const char *output;        /* prefix of the shard(s); with a validation part, OUTPUT-train and OUTPUT-valid, else OUTPUT */
-    double valid_fraction;     /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a
-                                  line end, so that both parts see every source; a file of one line is training data only */
-    const char *separator;     /* "" : one document per file; else a line equal to this string separates documents ("%" for fortunes) */
+    /* A text file, or a folder whose regular files are read recursively in byte order of their paths. In a folder,
+     * links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning. */
+    const char *input;
+    const char *output;    /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
+    /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a
+     * line end, so that both parts see every source; a file of one line is training data only. */
+    double valid_fraction;
+    const char *separator; /* "": one document per file; else a line equal to it ends a document ("%" for fortunes) */
 } PackOptions;
 
 typedef struct PackResult {
@@ -78,8 +81,8 @@ typedef struct PackResult {
     int64_t bytes;                      /* of the text files that were packed */
 } PackResult;
 
-/* Text to byte tokens; every document is followed by BYTE_SEPARATOR. Shows progress. Empty corpora, or an empty validation part where
- * one was asked for, are ERROR_DATA, as is any file or folder that cannot be read. */
+/* Text to byte tokens; every document is followed by BYTE_SEPARATOR. Shows progress. Empty corpora, or an empty
+ * validation part where one was asked for, are ERROR_DATA, as is any file or folder that cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
 /* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
@@ -87,7 +90,7 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 /* `sequences` x `length` tokens each; arrays are owned by the loader and valid until the batch is released. */
 typedef struct Batch {
     const int32_t *tokens;    /* [sequences][length] */
-    const int32_t *targets;   /* the next token; -1 where there is none to predict: after a document's end with document_mask */
+    const int32_t *targets;   /* the next token; -1 where there is none: at a document's end with document_mask */
     const int32_t *positions; /* position inside its document (counted from the sequence start where the document began earlier);
                                  document start of token t is t - positions[t], so this is document mask and rope position at once */
     int64_t first_sample;     /* draw index of the first sequence */
@@ -97,16 +100,17 @@ typedef struct LoaderOptions {
     const Shard *shard;       /* outlives the loader */
     int64_t sequences, length;
     int32_t vocabulary;       /* tokens must be below it: ERROR_DATA with the offending value otherwise */
-    int32_t separator;        /* the token that ends a document in the stream, or -1: boundaries from the shard's document index are used in
-                                 both cases, and matter only with document_mask */
+    int32_t separator;        /* the token that ends a document in the stream, or -1: boundaries from the shard's
+                                 document index are used in both cases, and matter only with document_mask */
     bool document_mask;       /* false: positions run 0..length-1 over the whole sequence */
     bool shuffle;             /* false (evaluation): samples in order */
     uint64_t seed;
 } LoaderOptions;
 
 typedef struct Loader Loader;
-/* Starts a thread that prepares batches ahead, beginning with draw index first_sample. A corpus shorter than one sample is ERROR_DATA.
- * Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too. */
+/* Starts a thread that prepares batches ahead, beginning with draw index first_sample. A corpus shorter than one sample
+ * is ERROR_DATA. Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too.
+ * The shard must be opened with shard_open. */
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
 int64_t loader_samples(const Loader *loader);  /* samples in one epoch */
 const Batch *loader_next(Loader *loader);      /* waits for the next batch; the previous one is released */

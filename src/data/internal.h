@@ -1,5 +1,5 @@
-/* What the files of the data module share among themselves: mapped files, and the constants of the shard format that its
- * reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
+/* What the files of the data module share among themselves: mapped files, and the constants of the shard format that
+ * its reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
 #ifndef SMELT_DATA_INTERNAL_H
 #define SMELT_DATA_INTERNAL_H
 
@@ -31,6 +31,6 @@ typedef struct ShardType {
 } ShardType;
 
 extern const ShardType shard_types[SHARD_TYPE_COUNT]; /* by the index's type code; 0 is no type */
-int shard_type_code(int token_bytes);                 /* token_bytes is 1, 2 or 4 */
+int shard_type_code(int token_bytes); /* token_bytes is 1, 2 or 4 */
 
 #endif

@@ -1,9 +1,10 @@
-/* Batches, prepared ahead by one thread in a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and the
- * thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the shard has
- * been read and its largest token compared with the vocabulary before the thread starts.
+/* Batches, prepared ahead by one thread in a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and
+ * the thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the
+ * shard has been read and its largest token compared with the vocabulary before the thread starts.
  *
- * Batches are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has released
- * those below `released` and holds at most one: batch `released`. So released <= filled <= released + LOADER_RING. */
+ * Batches are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has
+ * released those below `released` and holds at most one: batch `released`. So released <= filled <= released +
+ * LOADER_RING. */
 #include <assert.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,7 +22,9 @@
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 
 /* The writable side of a Batch. */
-typedef struct Slot { int32_t *tokens, *targets, *positions; } Slot;
+typedef struct Slot {
+    int32_t *tokens, *targets, *positions;
+} Slot;
 
 struct Loader {
     LoaderOptions options;
@@ -32,7 +35,7 @@ struct Loader {
     Batch batch; /* the one that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
-    atomic_bool stop;         /* set under the mutex, looked at between sequences without it */
+    atomic_bool stop; /* set under the mutex, looked at between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     pthread_t thread;
@@ -47,7 +50,7 @@ int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t s
     return (int64_t)rng_permute(epoch_seed, RNG_STREAM_SHUFFLE, index, (uint64_t)samples);
 }
 
-/* -- Filling -------------------------------------------------------------------------------------------------------- */
+/* -- Filling ----------------------------------------------------------------------------------------------------- */
 
 /* The first document that ends after `token`; empty documents are passed over. */
 static int64_t find_document(const Shard *shard, int64_t token) {
@@ -91,7 +94,8 @@ static int64_t sequence_start(const Loader *loader, int64_t batch, int64_t seque
     return loader_sample_index(options->seed, options->shuffle, draw, loader->samples) * options->length;
 }
 
-/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests and not one after another. */
+/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests and not one after
+ * another. */
 static void request_pages(const Loader *loader, int64_t batch) {
     const Shard *shard = loader->options.shard;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -131,35 +135,45 @@ static void *loader_run(void *argument) {
     return NULL;
 }
 
-/* -- Opening -------------------------------------------------------------------------------------------------------- */
+/* -- Opening ----------------------------------------------------------------------------------------------------- */
 
 static bool check_options(const LoaderOptions *options, int64_t first_sample, Error *error) {
     int64_t values;
     if (options->sequences < 1 || options->length < 1 || options->length > INT32_MAX)
-        return error_set(error, ERROR_USAGE, "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
-                         "least 1 of each, and at most %d tokens", options->sequences, options->length, INT32_MAX);
+        return error_set(error, ERROR_USAGE,
+                         "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
+                         "least 1 of each, and at most %d tokens",
+                         options->sequences, options->length, INT32_MAX);
     if (__builtin_mul_overflow(options->sequences, options->length, &values) ||
         __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
-        return error_set(error, ERROR_USAGE, "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
-                         "memory; make it smaller", options->sequences, options->length);
+        return error_set(error, ERROR_USAGE,
+                         "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
+                         "memory; make it smaller",
+                         options->sequences, options->length);
     if (first_sample < 0 || first_sample > INT64_MAX / 2)
-        return error_set(error, ERROR_USAGE, "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
-                         "intact checkpoint", first_sample, INT64_MAX / 2);
+        return error_set(error, ERROR_USAGE,
+                         "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
+                         "intact checkpoint",
+                         first_sample, INT64_MAX / 2);
     return true;
 }
 
 static bool check_corpus(const LoaderOptions *options, Error *error) {
     const Shard *shard = options->shard;
     if (shard->token_count <= options->length)
-        return error_set(error, ERROR_DATA, "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
-                         " with its last target; pack more text or shorten the sequences", shard->prefix, shard->token_count,
-                         options->length, options->length + 1);
+        return error_set(error, ERROR_DATA,
+                         "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
+                         " with its last target; pack more text or shorten the sequences",
+                         shard->prefix, shard->token_count, options->length, options->length + 1);
     if ((int64_t)shard->max_token < options->vocabulary) return true;
     int64_t index = 0;
     while (shard_token(shard, index) < options->vocabulary) index++;
-    return error_set(error, ERROR_DATA, "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
-                     "vocabulary has %" PRId32 " tokens; pack the corpus with the model's tokenizer or give the model a larger "
-                     "vocabulary", shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
+    return error_set(error, ERROR_DATA,
+                     "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
+                     "vocabulary has %" PRId32
+                     " tokens; pack the corpus with the model's tokenizer or give the model a larger "
+                     "vocabulary",
+                     shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
 }
 
 static bool allocate_ring(Loader *loader, Error *error) {

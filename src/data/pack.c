@@ -1,6 +1,6 @@
-/* Packs text into shards of byte tokens. Files are mapped one at a time and streamed to one or two shard writers through one
- * small buffer, so memory stays the same for any corpus; only the list of paths is held. A file gives its head to the training
- * part and its tail to the validation part. `smelt data pack` and the demo call this. */
+/* Packs text into shards of byte tokens. Files are mapped one at a time and streamed to one or two shard writers
+ * through one small buffer, so memory stays the same for any corpus; only the list of paths is held. A file gives its
+ * head to the training part and its tail to the validation part. `smelt data pack` and the demo call this. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,10 +15,16 @@
 
 enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22, OUTPUT_FILES = 4 };
 
-typedef struct PathList { char **items; size_t count, capacity; } PathList;
+typedef struct PathList {
+    char **items;
+    size_t count, capacity;
+} PathList;
 
-/* What a folder held besides text: how many, and the first one for the warning. */
-typedef struct Skipped { int64_t count; char *first; } Skipped;
+/* What a folder held besides text: how many, and the first in byte order for the warning. */
+typedef struct Skipped {
+    int64_t count;
+    char *first;
+} Skipped;
 
 typedef struct Packer {
     const PackOptions *options;
@@ -26,7 +32,7 @@ typedef struct Packer {
     PathList files;
     int64_t file_bytes; /* of all files */
     Skipped irregular, binary;
-    bool folder;                     /* the input is a folder */
+    bool folder; /* the input is a folder */
     char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
     ShardWriter *train, *valid;
     struct stat outputs[OUTPUT_FILES]; /* older shards under the output's names: never an input */
@@ -36,7 +42,7 @@ typedef struct Packer {
     int64_t progress_next;
 } Packer;
 
-/* -- Which files ---------------------------------------------------------------------------------------------------- */
+/* -- Which files ------------------------------------------------------------------------------------------------- */
 
 static void list_add(PathList *list, char *path) {
     if (list->count == list->capacity) {
@@ -52,10 +58,15 @@ static void list_free(PathList *list) {
     *list = (PathList){0};
 }
 
-static int compare_paths(const void *left, const void *right) { return strcmp(*(char *const *)left, *(char *const *)right); }
+static int compare_paths(const void *left, const void *right) {
+    return strcmp(*(char *const *)left, *(char *const *)right);
+}
 
 static void skip(Skipped *skipped, const char *path) {
-    if (skipped->count++ == 0) skipped->first = memory_copy_string(path);
+    skipped->count++;
+    if (skipped->first && strcmp(skipped->first, path) <= 0) return;
+    free(skipped->first);
+    skipped->first = memory_copy_string(path);
 }
 
 /* Takes over `path`. Links are never followed, so a folder is visited once and loops cannot arise. */
@@ -88,8 +99,7 @@ static bool list_folder(Packer *packer, PathList *folders, const char *path, Err
     while (good && (errno = 0, entry = readdir(folder)) != NULL)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             good = sort_entry(packer, folders, memory_format("%s%s%s", path, slash, entry->d_name), error);
-    if (good && errno != 0)
-        good = error_set(error, ERROR_DATA, "cannot read folder %s: %s", path, strerror(errno));
+    if (good && errno != 0) good = error_set(error, ERROR_DATA, "cannot read folder %s: %s", path, strerror(errno));
     closedir(folder);
     return good;
 }
@@ -116,10 +126,13 @@ static bool list_files(Packer *packer, Error *error) {
     return good;
 }
 
-/* -- Lines ---------------------------------------------------------------------------------------------------------- */
+/* -- Lines ------------------------------------------------------------------------------------------------------- */
 
 /* A stretch of a mapped file. */
-typedef struct Text { const char *bytes; size_t size; } Text;
+typedef struct Text {
+    const char *bytes;
+    size_t size;
+} Text;
 
 /* One past the newline that ends the line which holds byte `at`, or the size. */
 static size_t line_end(Text text, size_t at) {
@@ -159,7 +172,8 @@ static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
     return separator[0] == '\0' || is_separator(text, start, end, separator);
 }
 
-/* The first cut at or after `wanted` (>= 1), else the last one before it that leaves the head half of the file; 0 if none. */
+/* The first cut at or after `wanted` (>= 1), else the last one before it that leaves the head half of the file; 0 if
+ * none. */
 static size_t find_cut(Text text, size_t wanted, const char *separator) {
     size_t start, end;
     for (start = line_start(text, wanted - 1); start < text.size; start = end) {
@@ -183,7 +197,7 @@ static size_t split_point(Text text, const PackOptions *options) {
     return cut == 0 ? text.size : cut;
 }
 
-/* -- Packing -------------------------------------------------------------------------------------------------------- */
+/* -- Packing ----------------------------------------------------------------------------------------------------- */
 
 static void show_progress(Packer *packer, int64_t done) {
     if (done < packer->progress_next) return;
@@ -197,6 +211,7 @@ static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, 
     for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
         size_t count = text.size - at < CHUNK_BYTES ? text.size - at : CHUNK_BYTES;
         const unsigned char *bytes = (const unsigned char *)text.bytes + at;
+#pragma omp simd
         for (size_t i = 0; i < count; i++) packer->chunk[i] = bytes[i];
         if (!shard_writer_append(writer, packer->chunk, (int64_t)count, error)) return false;
         show_progress(packer, done + (int64_t)(at + count));
@@ -253,7 +268,8 @@ static bool check_options(const PackOptions *options, Error *error) {
         return error_set(error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file",
                          options->valid_fraction);
     if (strpbrk(options->separator, "\r\n"))
-        return error_set(error, ERROR_USAGE, "separator holds a line end but it must be the text of one line; give it without");
+        return error_set(error, ERROR_USAGE,
+                         "separator holds a line end but it must be the text of one line; give it without");
     if (options->input[0] == '\0' || options->output[0] == '\0')
         return error_set(error, ERROR_USAGE, "the name of the %s is empty; name a path",
                          options->input[0] == '\0' ? "input" : "output");
@@ -283,15 +299,18 @@ static bool open_writers(Packer *packer, Error *error) {
 
 static bool check_result(const Packer *packer, Error *error) {
     if (packer->result.train_tokens + packer->result.valid_tokens == 0)
-        return error_set(error, ERROR_DATA, "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
-                         "name a file or folder with text", packer->options->input, packer->files.count, packer->file_bytes,
-                         packer->binary.count);
+        return error_set(error, ERROR_DATA,
+                         "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
+                         "name a file or folder with text",
+                         packer->options->input, packer->files.count, packer->file_bytes, packer->binary.count);
     if (packer->valid && packer->result.valid_tokens == 0)
-        return error_set(error, ERROR_DATA, "%s gives no validation part of %g: no file has a line end at which its tail could be "
-                         "cut off; set valid=0 or give text with more lines", packer->options->input,
-                         packer->options->valid_fraction);
+        return error_set(error, ERROR_DATA,
+                         "%s gives no validation part of %g: no file has a line end at which its tail could be "
+                         "cut off; set valid=0 or give text with more lines",
+                         packer->options->input, packer->options->valid_fraction);
     if (packer->result.train_tokens == 0)
-        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
+        return error_set(error, ERROR_DATA,
+                         "%s gives no training part: all text lies in its last %g; set a smaller valid",
                          packer->options->input, packer->options->valid_fraction);
     return true;
 }

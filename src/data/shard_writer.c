@@ -1,7 +1,7 @@
-/* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file beside the
- * final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are flushed to the disk before
- * they get their names, and the index comes last, after an older one has gone: an index that exists always belongs
- * to the tokens beside it, whenever the machine stops. pack.c and converters of other corpora write shards. */
+/* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
+ * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are flushed to
+ * the disk before they get their names, and the index comes last, after an older one has gone: so an index belongs to
+ * the tokens beside it wherever the process stops, and its checksum proves it. pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ struct ShardWriter {
     int64_t open_tokens; /* of the sequence being written */
 };
 
-/* -- Output files --------------------------------------------------------------------------------------------------- */
+/* -- Output files ------------------------------------------------------------------------------------------------ */
 
 static bool output_open(OutputFile *file, const char *prefix, const char *suffix, Error *error) {
     *file = (OutputFile){.path = memory_format("%s%s", prefix, suffix), .descriptor = -1};
@@ -56,10 +56,13 @@ static bool output_open(OutputFile *file, const char *prefix, const char *suffix
         }
         free(name);
         if (errno != EEXIST)
-            return error_set(error, ERROR_USAGE, "cannot create %s: %s; name an output in a folder that exists and can be "
-                             "written", file->path, strerror(errno));
+            return error_set(error, ERROR_USAGE,
+                             "cannot create %s: %s; name an output in a folder that exists and can be "
+                             "written",
+                             file->path, strerror(errno));
     }
-    return error_set(error, ERROR_USAGE, "%d temporary files beside %s are left from earlier runs; remove its .tmp-* files",
+    return error_set(error, ERROR_USAGE,
+                     "%d temporary files beside %s are left from earlier runs; remove its .tmp-* files",
                      TEMPORARY_NAMES, file->path);
 }
 
@@ -79,7 +82,8 @@ static bool output_flush(OutputFile *file, Error *error) {
         ssize_t result = write(file->descriptor, file->buffer + written, file->used - written);
         if (result < 0 && errno == EINTR) continue;
         if (result <= 0)
-            return error_set(error, ERROR_INTERNAL, "cannot write %zu bytes to %s: %s; free space there or name another output",
+            return error_set(error, ERROR_INTERNAL,
+                             "cannot write %zu bytes to %s: %s; free space there or name another output",
                              file->used - written, file->temporary, strerror(errno));
         written += (size_t)result;
     }
@@ -104,14 +108,14 @@ static bool output_sync(OutputFile *file, Error *error) {
 
 static bool output_publish(OutputFile *file, Error *error) {
     if (rename(file->temporary, file->path) != 0)
-        return error_set(error, ERROR_INTERNAL, "cannot rename %s to %s: %s; name another output", file->temporary, file->path,
-                         strerror(errno));
+        return error_set(error, ERROR_INTERNAL, "cannot rename %s to %s: %s; name another output", file->temporary,
+                         file->path, strerror(errno));
     free(file->temporary);
     file->temporary = NULL;
     return true;
 }
 
-/* -- Tokens --------------------------------------------------------------------------------------------------------- */
+/* -- Tokens ------------------------------------------------------------------------------------------------------ */
 
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error) {
     assert(token_bytes == 1 || token_bytes == 2 || token_bytes == 4);
@@ -132,15 +136,16 @@ void shard_writer_cancel(ShardWriter *writer) {
     free(writer);
 }
 
-/* One loop for each token type; the result has every bit that is set in any token, so one test finds a token that does not fit. */
-#define STORE_TOKENS(NAME, TYPE)                                                                    \
+/* One loop for each token type. The result has every bit that is set in any token, so one test finds a token that does
+ * not fit. */
+#define STORE_TOKENS(NAME, TYPE)                                                                \
     static uint32_t NAME(TYPE *restrict target, const int32_t *restrict tokens, size_t count) { \
-        uint32_t bits = 0;                                                                          \
-        for (size_t i = 0; i < count; i++) {                                                        \
-            bits |= (uint32_t)tokens[i];                                                            \
-            target[i] = (TYPE)tokens[i];                                                            \
-        }                                                                                           \
-        return bits;                                                                                \
+        uint32_t bits = 0;                                                                      \
+        _Pragma("omp simd reduction(| : bits)") for (size_t i = 0; i < count; i++) {            \
+            bits |= (uint32_t)tokens[i];                                                        \
+            target[i] = (TYPE)tokens[i];                                                        \
+        }                                                                                       \
+        return bits;                                                                            \
     }
 STORE_TOKENS(store_u8, uint8_t)
 STORE_TOKENS(store_u16, uint16_t)
@@ -165,8 +170,10 @@ static void writer_end_sequence(ShardWriter *writer) {
 
 static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
-    return error_set(error, ERROR_DATA, "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
-                     "write the shard with wider tokens", *tokens, writer->tokens.path, limit, writer->token_bytes);
+    return error_set(error, ERROR_DATA,
+                     "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
+                     "write the shard with wider tokens",
+                     *tokens, writer->tokens.path, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -205,7 +212,7 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
     return true;
 }
 
-/* -- Finishing ------------------------------------------------------------------------------------------------------ */
+/* -- Finishing --------------------------------------------------------------------------------------------------- */
 
 static bool write_u64(OutputFile *file, uint64_t value, Error *error) {
     return output_write(file, &value, sizeof value, error);
@@ -245,8 +252,10 @@ static bool sync_folder(const char *prefix, Error *error) {
 
 static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
     if (unlink(index->path) != 0 && errno != ENOENT)
-        return error_set(error, ERROR_INTERNAL, "cannot replace %s: %s; name another output", index->path, strerror(errno));
-    if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error)) return true;
+        return error_set(error, ERROR_INTERNAL, "cannot replace %s: %s; name another output", index->path,
+                         strerror(errno));
+    if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error))
+        return true;
     if (!index->temporary) unlink(index->path);
     if (!writer->tokens.temporary) unlink(writer->tokens.path);
     return false;
@@ -256,9 +265,11 @@ bool shard_writer_finish(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     OutputFile index = {.descriptor = -1};
     bool good = writer->sequence_count > 0 ||
-                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.path);
+                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty",
+                          writer->tokens.path);
     good = good && output_sync(&writer->tokens, error) && output_open(&index, writer->prefix, ".idx", error) &&
-           write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) && publish(writer, &index, error);
+           write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) &&
+           publish(writer, &index, error);
     output_close(&index);
     shard_writer_cancel(writer);
     return good;

@@ -9,6 +9,14 @@
 
 #include "op/cca.h"
 
+/* A task is a block of rows of one head, or of the values. */
+static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_BLOCK) * (s->heads + s->kv_heads + 1); }
+
+static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
+    int64_t tall = kernel_min(s->rows, CCA_BLOCK);
+    return cca_scratch(s->dim, tall, tall, s->dim, compute, wide);
+}
+
 #ifdef KERNEL_VARIANT
 
 /* y += the mean of q and k before convolution, for head `head` of the row; returns the sum of squares of the result. */
@@ -44,18 +52,22 @@ static void rotate(T *restrict out, const W *restrict y, W scale, const W *restr
     for (int64_t i = rotated; i < dim; i++) out[i] = narrow(y[i] * scale);
 }
 
-/* Outputs of a call, with `table` and `temperature`; `units` and `scales` are NULL outside training. */
-typedef struct Finish {
-    const W *table, *temperature;
+/* What the kernel was given; `units` and `scales` are NULL outside training. */
+typedef struct Forward {
+    CcaShape s;
+    CcaRows rows;
+    const T *depthwise, *grouped;
+    const W *table, *depthwise_bias, *grouped_bias, *temperature;
     int64_t rotated;
     T *qkv, *units;
     W *scales;
-} Finish;
+} Forward;
 
 /* From the convolved row y of one head to its place in qkv. */
-static void finish_row(const Finish *f, W *y, const CcaRows *rows, int64_t r, int64_t head, const CcaShape *s) {
-    const W *angles = f->table + rows->positions[r] * f->rotated;
-    W scale = wide_sqrt(s->dim) / wide_sqrt(mix(y, cca_row(rows, r), head, s) + (W)1e-12);
+static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
+    const CcaShape *s = &f->s;
+    const W *angles = f->table + f->rows.positions[r] * f->rotated;
+    W scale = wide_sqrt(s->dim) / wide_sqrt(mix(y, cca_row(&f->rows, r), head, s) + (W)1e-12);
     if (f->scales) f->scales[r * (s->heads + s->kv_heads) + head] = scale;
     T *out = f->qkv + r * s->columns + head * s->dim;
     if (head < s->heads) {
@@ -67,12 +79,26 @@ static void finish_row(const Finish *f, W *y, const CcaRows *rows, int64_t r, in
     rotate(out, y, scale * f->temperature[g], angles, f->rotated, s->dim);
 }
 
-static void shift_values(T *qkv, const CcaRows *rows, int64_t r, const CcaShape *s) {
+static void shift_values(const Forward *f, int64_t r) {
+    const CcaShape *s = &f->s;
     int64_t half = s->values / 2;
-    T *out = qkv + r * s->columns + s->convolved;
-    memcpy(out, cca_row(rows, r) + s->convolved, half * sizeof(T));
-    if (cca_history(rows, r)) memcpy(out + half, cca_row(rows, r - 1) + s->convolved + half, half * sizeof(T));
+    T *out = f->qkv + r * s->columns + s->convolved;
+    memcpy(out, cca_row(&f->rows, r) + s->convolved, half * sizeof(T));
+    if (cca_history(&f->rows, r)) memcpy(out + half, cca_row(&f->rows, r - 1) + s->convolved + half, half * sizeof(T));
     else memset(out + half, 0, half * sizeof(T));
+}
+
+static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t head, char *scratch, const CcaScratch *layout) {
+    int64_t dim = f->s.dim, column = head * dim;
+    W *taps = (W *)(scratch + layout->taps), *products = (W *)(scratch + layout->products);
+    T *pairs = (T *)(scratch + layout->pairs), *zeros = (T *)(scratch + layout->zeros);
+    cca_split_taps(taps, f->depthwise + 2 * column, dim);
+    memset(zeros, 0, dim * sizeof(T));
+    cca_pairs(pairs, &f->rows, column, first, end, taps, f->depthwise_bias + column, dim, (T *)(scratch + layout->rows), zeros);
+    gemm_serial(&(Gemm){.transpose_b = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = end - first, .n = dim,
+                        .k = 2 * dim, .a = pairs, .lda = 2 * dim, .b = f->grouped + column * 2 * dim, .ldb = 2 * dim, .c = products,
+                        .ldc = dim, .bias = f->grouped_bias + column});
+    for (int64_t r = first; r < end; r++) finish_row(f, products + (r - first) * dim, r, head);
 }
 
 /* state = the last two rows of (state, u). */
@@ -84,34 +110,23 @@ static void keep_last(T *state, const T *u, const CcaShape *s) {
 
 void KERNEL(cca)(const OpCall *call) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[0][0]);
-    CcaRows rows = {.u = call->in[0], .positions = call->in[1], .columns = s.columns, .state = call->out[3]};
-    const T *depthwise = call->in[3], *grouped = call->in[5];
-    const W *depthwise_bias = call->in[4], *grouped_bias = call->in[6];
-    Finish finish = {.table = call->in[2], .rotated = call->in_shape[2][1], .temperature = call->in[7],
-                     .qkv = call->out[0], .units = call->out[1], .scales = call->out[2]};
-    int64_t tall = kernel_min(s.rows, CCA_BLOCK), all_heads = s.heads + s.kv_heads, tasks = cca_blocks(s.rows, CCA_BLOCK) * all_heads;
-    CcaScratch layout = cca_scratch(s.dim, tall, tall, s.dim, sizeof(T), sizeof(W));
-#pragma omp parallel num_threads(kernel_min(cca_lanes(tasks), omp_get_max_threads()))
-    {
+    Forward f = {.s = s, .rows = {.u = call->in[0], .positions = call->in[1], .columns = s.columns, .state = call->out[3]},
+                 .table = call->in[2], .rotated = call->in_shape[2][1], .depthwise = call->in[3], .depthwise_bias = call->in[4],
+                 .grouped = call->in[5], .grouped_bias = call->in[6], .temperature = call->in[7],
+                 .qkv = call->out[0], .units = call->out[1], .scales = call->out[2]};
+    CcaScratch layout = forward_scratch(&s, sizeof(T), sizeof(W));
+    int64_t tasks = task_count(&s), next = 0;
+#pragma omp parallel if (cca_parallel(&s))
+    if (omp_get_thread_num() < cca_lanes(tasks)) {
         char *scratch = (char *)call->workspace + omp_get_thread_num() * layout.bytes;
-        W *taps = (W *)(scratch + layout.taps), *products = (W *)(scratch + layout.products);
-        T *pairs = (T *)(scratch + layout.pairs), *zeros = (T *)(scratch + layout.zeros);
-        memset(zeros, 0, s.dim * sizeof(T));
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t task = 0; task < tasks; task++) {
-            int64_t head = task % all_heads, column = head * s.dim, first = task / all_heads * CCA_BLOCK;
+        for (int64_t task; (task = cca_take(&next)) < tasks;) {
+            int64_t head = task % (s.heads + s.kv_heads + 1), first = task / (s.heads + s.kv_heads + 1) * CCA_BLOCK;
             int64_t end = kernel_min(s.rows, first + CCA_BLOCK);
-            cca_split_taps(taps, depthwise + 2 * column, s.dim);
-            cca_pairs(pairs, &rows, column, first, end, taps, depthwise_bias + column, s.dim, (T *)(scratch + layout.rows), zeros);
-            gemm_serial(&(Gemm){.transpose_b = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = end - first,
-                                .n = s.dim, .k = 2 * s.dim, .a = pairs, .lda = 2 * s.dim, .b = grouped + column * 2 * s.dim,
-                                .ldb = 2 * s.dim, .c = products, .ldc = s.dim, .bias = grouped_bias + column});
-            for (int64_t r = first; r < end; r++) finish_row(&finish, products + (r - first) * s.dim, &rows, r, head, &s);
+            if (head < s.heads + s.kv_heads) convolve_block(&f, first, end, head, scratch, &layout);
+            else for (int64_t r = first; r < end; r++) shift_values(&f, r);
         }
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < s.rows; r++) shift_values(finish.qkv, &rows, r, &s);
     }
-    if (call->out[3]) keep_last(call->out[3], rows.u, &s);
+    if (call->out[3]) keep_last(call->out[3], f.rows.u, &s);
 }
 
 #else
@@ -168,8 +183,7 @@ static Cost cost(const Graph *graph, const Node *node) {
 static int64_t workspace(const Graph *graph, const Node *node) {
     CcaShape s = node_shape(graph, node);
     int64_t compute = precision_bytes(graph->precision, TYPE_COMPUTE), wide = precision_bytes(graph->precision, TYPE_WIDE);
-    int64_t tall = kernel_min(s.rows, CCA_BLOCK);
-    return cca_lanes(cca_blocks(s.rows, CCA_BLOCK) * (s.heads + s.kv_heads)) * cca_scratch(s.dim, tall, tall, s.dim, compute, wide).bytes;
+    return cca_lanes(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
 }
 
 const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 3, .gradient = gradient, .cost = cost, .workspace = workspace};

@@ -10,8 +10,9 @@
 #include "op/kernel.h"
 
 enum {
-    CCA_BLOCK = 256, /* rows of one product: enough to pay for packing the weight, few enough to stay in the L2 cache */
-    CCA_LANES = 64,  /* the most threads that share the work, since each needs scratch */
+    CCA_BLOCK = 256,      /* rows of one product: enough to pay for packing the weight, few enough to stay in the L2 cache */
+    CCA_LANES = 64,       /* the most threads that share the work, since each needs scratch */
+    CCA_SERIAL = 1 << 15, /* multiplications below which more threads cost more than they save */
 };
 
 /* Columns of u and of qkv: `convolved` for queries and keys, then `values`. */
@@ -26,6 +27,7 @@ static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
 static inline int64_t cca_blocks(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
 static inline int64_t cca_align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static inline int64_t cca_lanes(int64_t tasks) { return kernel_min(tasks, CCA_LANES); }
+static inline bool cca_parallel(const CcaShape *s) { return s->rows * s->convolved * s->dim > CCA_SERIAL; }
 
 /* Scratch of one thread, as byte offsets from its beginning. `products` has `product_rows` rows of `product_columns` WIDE sums. */
 typedef struct CcaScratch { int64_t taps, rows, zeros, pairs, products, bytes; } CcaScratch;
@@ -40,6 +42,14 @@ static inline CcaScratch cca_scratch(int64_t dim, int64_t pair_rows, int64_t pro
 }
 
 #ifdef KERNEL_VARIANT
+
+/* The next task of a loop whose tasks go to whoever is free among the first cca_lanes() threads. */
+static inline int64_t cca_take(int64_t *next) {
+    int64_t task;
+#pragma omp atomic capture
+    task = (*next)++;
+    return task;
+}
 
 /* Rows of u and, before row 0, the two kept from the call before (NULL: none). */
 typedef struct CcaRows { const T *u, *state; const int32_t *positions; int64_t columns; } CcaRows;

@@ -238,14 +238,14 @@ void KERNEL(cca_grad)(const OpCall *call) {
                   .grouped_bias_sums = (W *)(at + l.grouped_bias), .grouped_sums = (W *)(at + l.grouped),
                   .depthwise_sums = (W *)(at + l.depthwise), .depthwise_bias_sums = (W *)(at + l.depthwise_bias)};
     int64_t blocks = kernel_blocks(s.rows), chunks = cca_blocks(s.rows, CCA_CHUNK), all_heads = s.heads + s.kv_heads;
-#pragma omp parallel for schedule(static)
+    int64_t tasks = task_count(&s), next = 0;
+#pragma omp parallel for schedule(static) if (cca_parallel(&s))
     for (int64_t block = 0; block < blocks; block++) normalise_block_grad(&b, block);
-#pragma omp parallel num_threads(kernel_min(cca_lanes(task_count(&s)), omp_get_max_threads()))
-    {
+#pragma omp parallel if (cca_parallel(&s))
+    if (omp_get_thread_num() < cca_lanes(tasks)) {
         char *scratch = at + l.scratch + omp_get_thread_num() * layout.bytes;
         memset(scratch + layout.zeros, 0, s.dim * sizeof(W));
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < chunks * all_heads; task++)
+        for (int64_t task; (task = cca_take(&next)) < tasks;)
             convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
     }
     add_tap_sums(call->out[1], b.depthwise_sums, chunks, &s);

@@ -49,17 +49,25 @@ void KERNEL(moe_sort)(const OpCall *call) {
 
 void KERNEL(moe_permute)(const OpCall *call) {
     const T *x = call->in[0];
-    const int32_t *source = call->in[2], *offset = call->in[3];
+    const int32_t *slot = call->in[1];
     T *x_slots = call->out[0];
-    int64_t columns = call->in_shape[0][1], slots = offset[call->in_shape[3][0] - 1];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[1][1];
 #pragma omp parallel for schedule(static)
-    for (int64_t s = 0; s < slots; s++) memcpy(x_slots + s * columns, x + source[s] * columns, columns * sizeof(T));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = r * k; i < (r + 1) * k; i++)
+            if (slot[i] >= 0) memcpy(x_slots + slot[i] * columns, x + r * columns, columns * sizeof(T));
 }
 
 /* y = sum over j of gate[j] * slots[slot[j]]; a gate of NULL is all ones. */
 static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
     enum { CHUNK = 256 };
     W sum[CHUNK];
+    if (k == 1 && slot[0] >= 0) {
+        const T *row = slots + slot[0] * columns;
+        W weight = gate ? gate[0] : 1;
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow(weight * widen(row[i]));
+        return;
+    }
     for (int64_t first = 0; first < columns; first += CHUNK) {
         int64_t width = kernel_min(CHUNK, columns - first);
         memset(sum, 0, sizeof sum);

@@ -1,0 +1,61 @@
+/* The configuration of a run: one struct, one table (config.c). The YAML file, `key=value`, --help, the printed configuration and
+ * the manual all come from the table; docs/configuration.md is generated from it. */
+#ifndef SMELT_CONFIG_H
+#define SMELT_CONFIG_H
+
+#include "base/options.h"
+
+typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA } Family;
+
+typedef struct ModelConfig {
+    int family;                /* Family */
+    int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
+    int64_t ffn;               /* hidden width of an MLP or of one expert */
+    int64_t vocabulary;
+    int64_t context;           /* most positions that the model is built for */
+    int64_t window;            /* sliding attention window, 0: none */
+    int64_t experts, experts_per_token, router_width;
+    bool renormalise;          /* gates of the chosen experts sum to 1 */
+    double auxiliary_loss;
+    double rope_theta, rope_fraction, rope_factor, rope_low_frequency, rope_high_frequency;
+    int64_t rope_original_context;
+    double norm_epsilon, init_std;
+    bool tied;
+} ModelConfig;
+
+typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
+typedef struct OptimizerConfig {
+    int name;
+    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, controller_lr;
+    int64_t newton_schulz_steps;
+    bool decay_vectors;
+} OptimizerConfig;
+
+typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
+typedef struct ScheduleConfig { int kind; int64_t warmup, decay; double minimum; } ScheduleConfig;
+
+typedef struct DataConfig { const char *train, *valid, *separator; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
+typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
+
+typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceChoice;
+typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
+
+typedef struct Config {
+    const char *run;
+    int64_t seed, steps, threads;
+    int device, precision, recompute, on_nan;
+    bool plan, tensorboard;
+    ModelConfig model;
+    DataConfig data;
+    BatchConfig batch;
+    OptimizerConfig optimizer;
+    ScheduleConfig schedule;
+    int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, profile;
+} Config;
+
+extern const OptionTable config_table;
+
+/* Checks what spans several settings (divisibility, ranges that depend on each other) and fills derived defaults. ERROR_USAGE. */
+bool config_check(Config *config, Error *error);
+
+#endif

@@ -1,0 +1,154 @@
+/* From configuration to graph: inputs, the family's trunk, head and loss; and what concerns all parameters: counting, initial values,
+ * casting. Owns nothing but the graph that it hands out. */
+#include "model/model.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/rng.h"
+#include "model/internal.h"
+
+/* -- What the families share ---------------------------------------------------------------------------------------- */
+
+TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused) {
+    char full[160];
+    if (b->layer >= 0) snprintf(full, sizeof full, "model.layers.%d.%s", b->layer, name);
+    else snprintf(full, sizeof full, "%s", name);
+    return graph_parameter(b->graph, full, kind, rank, shape, mean, std, fused);
+}
+
+TensorId builder_matrix(Builder *b, const char *name, int64_t out, int64_t in, bool fused) {
+    return builder_parameter(b, name, PARAMETER_MATRIX, 2, (int64_t[]){out, in}, 0, b->config->init_std, fused);
+}
+
+TensorId builder_vector(Builder *b, const char *name, ParameterKind kind, int64_t count, double value) {
+    return builder_parameter(b, name, kind, 1, &count, value, 0, false);
+}
+
+void builder_layer(Builder *b, int layer) {
+    char prefix[32] = "";
+    if (layer >= 0) snprintf(prefix, sizeof prefix, "layers.%d.", layer);
+    b->layer = layer;
+    graph_scope(b->graph, layer, prefix);
+}
+
+TensorId builder_attention(Builder *b, TensorId qkv) {
+    const ModelConfig *c = b->config;
+    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .length = b->length, .window = c->window};
+    if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
+    int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
+    TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
+    return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
+}
+
+TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
+    const ModelConfig *c = b->config;
+    char name[128];
+    snprintf(name, sizeof name, "%s.gate_up_proj", prefix);
+    TensorId gate_up = builder_parameter(b, name, PARAMETER_MATRIX, 3, (int64_t[]){c->experts, 2 * c->ffn, c->width}, 0, c->init_std, false);
+    snprintf(name, sizeof name, "%s.down_proj", prefix);
+    TensorId down = builder_parameter(b, name, PARAMETER_MATRIX, 3, (int64_t[]){c->experts, c->width, c->ffn}, 0, c->init_std, false);
+    Dispatch dispatch = op_moe_sort(b->graph, routing.index, c->experts);
+    TensorId slots = op_moe_permute(b->graph, x, &dispatch);
+    TensorId hidden = op_swiglu(b->graph, op_grouped_linear(b->graph, slots, gate_up, dispatch.offset));
+    return op_moe_combine(b->graph, op_grouped_linear(b->graph, hidden, down, dispatch.offset), routing.gate, &dispatch);
+}
+
+/* -- Building ------------------------------------------------------------------------------------------------------- */
+
+static TensorId rope_table(Builder *b) {
+    const ModelConfig *c = b->config;
+    RopeSpec spec = {.theta = c->rope_theta, .dimensions = (int64_t)(c->rope_fraction * c->head_dim), .positions = c->context,
+                     .factor = c->rope_factor, .low_frequency = c->rope_low_frequency, .high_frequency = c->rope_high_frequency,
+                     .original_positions = c->rope_original_context};
+    return op_rope_table(b->graph, &spec);
+}
+
+static TensorId integers(Graph *graph, int64_t count, const char *name) {
+    return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
+}
+
+Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+    Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
+    int64_t rows = sequences * length, one = 1, two = 2;
+    Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length};
+    bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
+    model.tokens = integers(graph, rows, "tokens");
+    model.positions = integers(graph, rows, "positions");
+    if (loss) {
+        model.targets = integers(graph, rows, "targets");
+        model.scale = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "loss_scale");
+        model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
+        model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
+    }
+    Builder builder = {.graph = graph, .config = config, .mode = mode, .length = length, .tokens = model.tokens, .positions = model.positions,
+                       .share = model.share, .loss = model.loss, .layer = -1};
+    builder.rope_table = rope_table(&builder);
+    Trunk trunk = config->family == FAMILY_ZAYA ? zaya_build(&builder) : llama_build(&builder);
+    builder_layer(&builder, -1);
+    if (loss) {
+        op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss);
+    } else {
+        model.logits = op_linear(graph, op_last_row(graph, trunk.normed), trunk.head, TENSOR_NONE, true);
+        graph->tensors[model.logits].keep = true;
+    }
+    if (mode == MODEL_TRAIN) graph_differentiate(graph, recompute, NULL, 0);
+    return model;
+}
+
+void model_free(Model *model) {
+    graph_free(model->graph);
+    *model = (Model){0};
+}
+
+/* -- All parameters ------------------------------------------------------------------------------------------------- */
+
+int64_t model_parameters(const Graph *graph) {
+    int64_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].kind != PARAMETER_CONTROLLER) count += graph->parameters[i].count;
+    return count;
+}
+
+int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
+    int64_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        bool experts = p->rank == 3 && p->kind == PARAMETER_MATRIX;
+        if (p->kind != PARAMETER_CONTROLLER) count += experts ? p->count / config->experts * config->experts_per_token : p->count;
+    }
+    return count;
+}
+
+static void set_wide(Precision precision, void *master, int64_t index, double value) {
+    if (precision == PRECISION_FP64) ((double *)master)[index] = value;
+    else ((float *)master)[index] = (float)value;
+}
+
+void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        uint64_t stream = hash_bytes(p->name, strlen(p->name));
+#pragma omp parallel for schedule(static)
+        for (int64_t j = 0; j < p->count; j++) {
+            double noise = p->init_std > 0 ? p->init_std * rng_normal(seed, stream, j) : 0;
+            set_wide(graph->precision, master, p->offset + j, p->init_mean + noise);
+        }
+        /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
+        if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA)
+            set_wide(graph->precision, master, p->offset + p->count - 1, -1);
+    }
+}
+
+void model_cast_weights(const Graph *graph, const void *master, void *weights) {
+    if (graph->precision != PRECISION_BF16) return;
+    const float *from = master;
+    uint16_t *to = weights;
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < graph->parameter_extent; i++) {
+        union { float value; uint32_t bits; } u = {.value = from[i]};
+        uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
+        to[i] = (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    }
+}

@@ -1,0 +1,43 @@
+/* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor names of the family's
+ * Hugging Face folder, so export needs no mapping. */
+#ifndef SMELT_MODEL_MODEL_H
+#define SMELT_MODEL_MODEL_H
+
+#include "config.h"
+#include "graph/graph.h"
+
+typedef enum ModelMode {
+    MODEL_TRAIN,    /* loss and its gradients */
+    MODEL_EVALUATE, /* loss only */
+    MODEL_GENERATE, /* logits of the last row, with caches in the state arena */
+    MODEL_SCORE,    /* logits of the last row of a whole sequence, without caches: the check on generation */
+} ModelMode;
+
+/* Inputs and results of a built model; TENSOR_NONE where the mode has none. */
+typedef struct Model {
+    Graph *graph;
+    ModelMode mode;
+    int64_t sequences, length;
+    TensorId tokens, positions; /* INT32 [sequences * length] */
+    TensorId targets;           /* INT32 [sequences * length] */
+    TensorId scale;             /* WIDE [1]: 1 / targets in the step (evaluation: 1) */
+    TensorId share;             /* WIDE [1]: 1 / microbatches in the step */
+    TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
+    TensorId logits;            /* WIDE [1, vocabulary] */
+} Model;
+
+/* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration must have passed
+ * config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
+Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
+void model_free(Model *model);
+
+/* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one token. */
+int64_t model_parameters(const Graph *graph);
+int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
+
+/* Initial weights: a pure function of seed, parameter name and element. `master` is the WIDE arena. */
+void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
+/* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). */
+void model_cast_weights(const Graph *graph, const void *master, void *weights);
+
+#endif

@@ -1,0 +1,42 @@
+/* What a run reports, in three forms at once: one fixed ASCII line per step on stdout, JSON lines in RUN/metrics.jsonl, TensorBoard
+ * events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
+#ifndef SMELT_TRAIN_METRICS_H
+#define SMELT_TRAIN_METRICS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct StepMetrics {
+    int64_t step, steps;         /* from 1 */
+    double loss;                 /* cross-entropy per token, nats */
+    double auxiliary;            /* load-balancing loss, 0 if none */
+    double gradient_norm, lr;
+    double seconds;              /* of the step */
+    int64_t tokens;              /* in this step */
+    int64_t tokens_seen;         /* in all steps so far */
+    double flops;                /* of the step, without recomputation */
+    double peak_flops;           /* per second, of the hardware; 0: unknown */
+    double measured_flops;       /* per second, best GEMM measured on this machine; 0: unknown */
+    int64_t memory;              /* bytes in use */
+    bool skipped;                /* the update was skipped (NaN) */
+    double seconds_left;         /* estimate for the rest of the run */
+} StepMetrics;
+
+typedef struct Metrics Metrics;
+
+/* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after its last checkpoint, are removed,
+ * so that each step is reported once. */
+Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
+void metrics_close(Metrics *metrics);
+void metrics_header(void); /* the line above the step lines */
+bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
+/* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */
+bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
+bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
+bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
+/* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per process; `details` is a JSON object as text. */
+bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error);
+
+#endif

@@ -1,0 +1,119 @@
+/* What the tests of checkpoints and of safetensors files share: a scratch folder per test, whole files, and warnings
+ * collected in FOLDER/log instead of on the screen. */
+#ifndef SMELT_TESTS_CKPT_FIXTURE_H
+#define SMELT_TESTS_CKPT_FIXTURE_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+
+typedef struct Fixture {
+    char folder[256];
+    char *run;      /* FOLDER/run */
+    int old_stderr; /* warnings go to FOLDER/log meanwhile */
+    off_t log_seen; /* bytes of it */
+} Fixture;
+
+/* TMPDIR, or else memory where there is room, because syncs to a busy disk would take most of the time. */
+static inline const char *fixture_base(void)
+{
+    const double needed = 512e6;
+    struct statvfs disk;
+    if (getenv("TMPDIR"))
+        return getenv("TMPDIR");
+    bool room = statvfs("/dev/shm", &disk) == 0 && (double)disk.f_bavail * (double)disk.f_frsize > needed;
+    return room && access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+}
+
+static inline int fixture_setup(void **state)
+{
+    Fixture *fixture = memory_allocate(sizeof *fixture);
+    snprintf(fixture->folder, sizeof fixture->folder, "%s/smelt-test-ckpt-XXXXXX", fixture_base());
+    assert_non_null(mkdtemp(fixture->folder));
+    fixture->run = memory_format("%s/run", fixture->folder);
+    fixture->old_stderr = dup(STDERR_FILENO);
+    char *path = memory_format("%s/log", fixture->folder);
+    int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    assert_true(log >= 0);
+    dup2(log, STDERR_FILENO);
+    close(log);
+    free(path);
+    *state = fixture;
+    return 0;
+}
+
+static inline int fixture_teardown(void **state)
+{
+    Fixture *fixture = *state;
+    fflush(stderr);
+    dup2(fixture->old_stderr, STDERR_FILENO);
+    close(fixture->old_stderr);
+    Error error = {0};
+    umount2(fixture->run, MNT_DETACH); /* fails where nothing is mounted, and that is fine */
+    bool removed = files_remove_tree(fixture->folder, &error);
+    free(fixture->run);
+    free(fixture);
+    return removed ? 0 : -1;
+}
+
+static inline char *file_read(const char *path, size_t *length)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    *length = (size_t)ftell(file);
+    rewind(file);
+    char *text = memory_allocate(*length + 1);
+    assert_int_equal(fread(text, 1, *length, file), *length);
+    fclose(file);
+    return text;
+}
+
+static inline void file_write(const char *path, const void *data, size_t length)
+{
+    unlink(path); /* ext4 flushes a file that was emptied and written again: slow */
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, length, file), length);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Whether a warning since the last call contains `fragment`. */
+static inline bool warned(Fixture *fixture, const char *fragment)
+{
+    char text[1 << 14];
+    fflush(stderr);
+    char *path = memory_format("%s/log", fixture->folder);
+    int log = open(path, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(lseek(log, fixture->log_seen, SEEK_SET), fixture->log_seen);
+    ssize_t length = read(log, text, sizeof text - 1);
+    assert_true(length >= 0);
+    text[length] = '\0';
+    fixture->log_seen += length;
+    close(log);
+    free(path);
+    return strstr(text, fragment) != NULL;
+}
+
+static inline void assert_message(const Error *error, const char *fragment)
+{
+    assert_int_equal(error->code, ERROR_CHECKPOINT);
+    if (!strstr(error->message, fragment))
+        fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
+}
+
+#endif
