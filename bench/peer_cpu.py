@@ -28,6 +28,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -524,6 +525,7 @@ def main():
     if arguments.started:
         return train(arguments)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, on which subprocess.run ends the child too
     arguments.data = arguments.data or default_corpus()
     environment = dict(os.environ)
     if not arguments.plain_allocator:

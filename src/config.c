@@ -8,6 +8,7 @@ static const Option rows[] = {
     {"run", OPTION_STRING, FIELD(run), "", 0, 0, NULL, "", "the run folder: log, checkpoints, report; an existing one is continued"},
     {"seed", OPTION_INT, FIELD(seed), "1", 0, MANY, NULL, "", "decides initial weights and data order, and nothing else does"},
     {"steps", OPTION_INT, FIELD(steps), "1000", 1, MANY, NULL, "steps", "optimizer steps in all"},
+    {"stop_at", OPTION_INT, FIELD(stop_at), "0", 0, MANY, NULL, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end"},
     {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to train"},
     {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all; does not change the results"},
     {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32|fp64", "", "type of matrices and activations; masters and sums are fp32 (fp64)"},

@@ -42,7 +42,7 @@ typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
     const char *run;
-    int64_t seed, steps, threads;
+    int64_t seed, steps, stop_at, threads;
     int device, precision, recompute, on_nan;
     bool plan, tensorboard;
     ModelConfig model;

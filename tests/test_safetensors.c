@@ -104,6 +104,7 @@ static void safetensors_headers_that_lie_are_refused_with_the_reason(void **stat
         {"{" TENSOR("a", "F32", "[2.0]", "[0,8]") "}", "none negative"},
         {"{" TENSOR("a", "F32", "2", "[0,8]") "}", "none negative"},
         {"{" TENSOR("a", "F32", "[3]", "[0,8]") "}", "not what its shape needs"},
+        {"{" TENSOR("a", "F32", "[1]", "[0,8]") "}", "not what its shape needs"},
         {"{" TENSOR("a", "F32", "[4611686018427387906]", "[0,8]") "}", "not what its shape needs"},
         {"{" TENSOR("a", "F32", "[4294967296,4294967296,0]", "[0,0]") "}", "not what its shape needs"},
         {"{" TENSOR("a", "F32", "[2]", "[8,0]") "}", "claims bytes 8 to 0"},

@@ -101,7 +101,7 @@ bool checkpoint_load(const char *run, int64_t step, const Interval *intervals, s
 
 /* -- Small files (files.c) ---------------------------------------------------------------------------------------- */
 
-/* Replaces `path` by `length` bytes atomically: temporary name in the same folder, fsync, rename, fsync of the folder. */
+/* Replaces `path` by `length` bytes atomically: temporary name beside it, fsync, rename, fsync of the folder. */
 bool files_write_atomic(const char *path, const void *data, size_t length, Error *error);
 bool files_make_folder(const char *path, Error *error); /* with parents; an existing folder is fine */
 bool files_remove_tree(const char *path, Error *error); /* links are removed, not followed; absence is fine */

@@ -11,7 +11,7 @@ enum { BLOCK_BYTES = 1 << 20 };
 /* Below this, waking the other cores costs more than they help. */
 enum { PARALLEL_BYTES = 4 * BLOCK_BYTES };
 
-/* -- files.c -------------------------------------------------------------------------------------------------------- */
+/* -- files.c ------------------------------------------------------------------------------------------------------- */
 
 /* "cannot ACTION PATH: reason of the errno `code`; what to do", as ERROR_CHECKPOINT. */
 bool files_fail(Error *error, const char *action, const char *path, int code);
@@ -28,7 +28,7 @@ bool files_sync_folder(const char *path, Error *error);
 /* A whole file of at most `limit` bytes, with a NUL behind it; the caller frees. */
 char *files_read_whole(const char *path, int64_t limit, int64_t *length, Error *error);
 
-/* -- safetensors.c -------------------------------------------------------------------------------------------------- */
+/* -- safetensors.c ------------------------------------------------------------------------------------------------- */
 
 typedef struct StoredRange {
     int64_t begin, end; /* bytes of the file */
@@ -46,7 +46,7 @@ bool stored_shape_parse(const json_t *json, int64_t shape[STORED_MAX_RANK], int 
 /* Bytes of a whole tensor; false when that overflows int64_t. */
 bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *bytes);
 
-/* -- manifest.c ----------------------------------------------------------------------------------------------------- */
+/* -- manifest.c ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ManifestFile {
     const char *name; /* inside the checkpoint's folder */

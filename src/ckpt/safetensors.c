@@ -1,9 +1,9 @@
 /* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces, then the tensors
- * without holes. Reading maps the file and checks the header at least as strictly as the official library, so that what was
- * opened can be used without further thought. Writing sends the caller's memory straight to the file, several tensors
- * at a time, hashing each block while it is in cache; the header goes last, so that an interrupted file does not open.
- * A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called by the
- * checkpoints beside it and by the readers and writers of model folders. */
+ * without holes. Reading maps the file and checks the header at least as strictly as the official library, so that
+ * what was opened can be used without further thought. Writing sends the caller's memory straight to the file, several
+ * tensors at a time, hashing each block while it is in cache; the header goes last, so that an interrupted file does
+ * not open. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
+ * by the checkpoints beside it and by the readers and writers of model folders. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

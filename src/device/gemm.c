@@ -17,8 +17,8 @@
 #include <string.h>
 
 enum {
-    DEPTH = 384,         /* packed depths in a block of K: a panel of B, 32 KiB, then stays in the first-level cache */
-    BLOCK_PANELS = 8,   /* panels of A packed at once, 256 KiB: with B's panels they stay in the second level */
+    DEPTH = 384,         /* packed depths in a block of K: a panel of B, 48 KiB, comes from the second-level cache once per block of A */
+    BLOCK_PANELS = 8,    /* panels of A packed at once, 192 KiB: small enough to stay in the second level beside B */
     TILE = 1024,         /* most rows and columns of C in a tile */
     TASKS_A_THREAD = 4,  /* tiles per thread, so that a late thread costs little */
     MIN_WORK = 1 << 19,  /* multiplications worth a task of their own */

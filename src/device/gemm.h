@@ -1,6 +1,11 @@
 /* Matrix products on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions. The one place that decides who
- * computes a product. Every call gives the same bits for the same arguments whatever the number of threads: work is cut by shape alone
- * and the K loop of one element never depends on how rows and columns were shared out. */
+ * computes a product: our own packed kernels, for AVX-512, AVX2 or any CPU, chosen once by what the CPU can do. oneDNN 2.6.3 was measured
+ * as the alternative and left out: in bf16 it is 1.6 to 1.8 times slower on Intel without AMX, in fp32 about 5% faster, and it could not
+ * keep the promise below across gemm, gemm_serial and gemm_batch.
+ *
+ * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three functions runs it:
+ * K is cut by k alone, and each element's sum never depends on how rows and columns were shared out. Another instruction set may round
+ * differently. bf16 results are rounded to nearest even; NaN stays NaN. No input is checked. A failed allocation of scratch aborts. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
 
@@ -12,7 +17,8 @@ typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64 } GemmType;
 /* A is m x k (stored k x m when transpose_a), B is k x n (stored n x k when transpose_b), C is m x n.
  * `input` is the type of A and B, `output` the type of C; sums are fp32 (fp64 for GEMM_F64).
  * `bias` (may be NULL) has n elements of the sum's type and is added to every row.
- * With `accumulate`, C += A B; only where output is the sum's type. No operand may overlap C. m, n or k may be 0. */
+ * With `accumulate`, C += A B; only where output is the sum's type. No operand may overlap C. m, n or k may be 0:
+ * without k, C becomes 0 (or bias, or C + bias). With zero rows or columns pointers may be NULL. */
 typedef struct Gemm {
     bool transpose_a, transpose_b;
     bool accumulate;

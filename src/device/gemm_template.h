@@ -161,8 +161,8 @@ GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource
 
 /* ---- Multiplying ---- */
 
-/* tile[ROWS][2 vectors] = the sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers. */
-INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *tile, int rows, int vectors) {
+/* to[rows][vectors] (+)= the sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers. */
+INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, int rows, int vectors) {
     VECTOR sums[GEMM_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (VECTOR){0};
     for (int64_t p = 0; p < depth; p++) {
@@ -175,20 +175,26 @@ INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t de
         a += GEMM_STRIDE;
         b += vectors * GEMM_LANES;
     }
-    UNROLL for (int i = 0; i < rows; i++) {
-        GEMM_NAME(store)(tile + i * 2 * GEMM_LANES, sums[i][0]);
-        if (vectors == 2) GEMM_NAME(store)(tile + i * 2 * GEMM_LANES + GEMM_LANES, sums[i][1]);
+    if (add) {
+        UNROLL for (int i = 0; i < rows; i++) {
+            sums[i][0] += GEMM_NAME(load)(to + i * ld);
+            if (vectors == 2) sums[i][1] += GEMM_NAME(load)(to + i * ld + GEMM_LANES);
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++, to += ld) {
+        GEMM_NAME(store)(to, sums[i][0]);
+        if (vectors == 2) GEMM_NAME(store)(to + GEMM_LANES, sums[i][1]);
     }
 }
 
-typedef void GEMM_NAME(Multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *tile);
+typedef void GEMM_NAME(Multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add);
 
 #define DEFINE(rows) \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *tile) { \
-        GEMM_NAME(multiply)(a, b, depth, tile, rows, 1); \
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add) { \
+        GEMM_NAME(multiply)(a, b, depth, to, ld, add, rows, 1); \
     } \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *tile) { \
-        GEMM_NAME(multiply)(a, b, depth, tile, rows, 2); \
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add) { \
+        GEMM_NAME(multiply)(a, b, depth, to, ld, add, rows, 2); \
     }
 #define ENTRY(rows) {GEMM_NAME(multiply_##rows##_1), GEMM_NAME(multiply_##rows##_2)},
 GEMM_CONCAT(FOR_ROWS_, GEMM_ROWS)(DEFINE)
@@ -242,8 +248,8 @@ GEMM_TARGET static void GEMM_NAME(update)(const GEMM_SUM *tile, const GemmUpdate
 
 /* Asks for the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
 INLINE void GEMM_NAME(prefetch)(const GemmUpdate *u, int64_t row, int rows, int64_t column) {
-    const char *from = (const char *)((const GEMM_SUM *)(u->addend ? u->addend : u->out) + row * u->ld_out + column);
-    for (int i = 0; i < rows; i++, from += u->ld_out * (int64_t)sizeof(GEMM_SUM)) {
+    const char *from = (const char *)((const GEMM_SUM *)(u->addend ? u->addend : u->out) + row * (u->addend ? u->ld_addend : u->ld_out) + column);
+    for (int i = 0; i < rows; i++, from += (u->addend ? u->ld_addend : u->ld_out) * (int64_t)sizeof(GEMM_SUM)) {
         __builtin_prefetch(from, 1);
         __builtin_prefetch(from + 2 * sizeof(VECTOR) - 1, 1);
         if (sizeof(VECTOR) > 32) __builtin_prefetch(from + sizeof(VECTOR), 1);
@@ -252,14 +258,21 @@ INLINE void GEMM_NAME(prefetch)(const GemmUpdate *u, int64_t row, int rows, int6
 
 GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *u) {
     GEMM_SUM tile[GEMM_ROWS * 2 * GEMM_LANES] __attribute__((aligned(64)));
+    bool add = u->addend == u->out, plain = !u->bias && !u->out_bf16 && (add || !u->addend);
     for (int64_t j = 0; j < columns; j += 2 * GEMM_LANES) {
         const GEMM_SUM *panel_a = a, *panel_b = (const GEMM_SUM *)b + j * depth;
         int two = columns - j > GEMM_LANES;
+        bool whole = columns - j >= 2 * GEMM_LANES || columns - j == GEMM_LANES;
         for (int64_t i = 0; i < rows; i += panel_height, panel_a += GEMM_STRIDE * depth) {
             int height = rows - i < panel_height ? (int)(rows - i) : panel_height;
+            GEMM_NAME(Multiply) *multiply = GEMM_NAME(multiplies)[height - 1][two];
             if (!u->out_bf16 || u->addend) GEMM_NAME(prefetch)(u, i, height, j);
-            GEMM_NAME(multiplies)[height - 1][two](panel_a, panel_b, depth, tile);
-            GEMM_NAME(update)(tile, u, i, height, j, columns - j);
+            if (plain && whole) {
+                multiply(panel_a, panel_b, depth, (GEMM_SUM *)u->out + i * u->ld_out + j, u->ld_out, add);
+            } else {
+                multiply(panel_a, panel_b, depth, tile, 2 * GEMM_LANES, false);
+                GEMM_NAME(update)(tile, u, i, height, j, columns - j);
+            }
         }
     }
 }

@@ -154,7 +154,7 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
 typedef struct Plan {
     int64_t bytes[ARENA_COUNT]; /* per arena; MASTER and GRADIENT without the optimizer */
     int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
-    double flops, traffic;      /* of one run: floating-point operations and bytes moved, as the ops' cost rules say */
+    double flops, traffic;      /* of one run, as the ops' cost rules say: operations without recomputed ones; bytes moved by all */
     int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
 } Plan;
 

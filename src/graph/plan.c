@@ -106,7 +106,7 @@ Plan graph_plan(Graph *graph) {
         const Op *op = op_table[node->op];
         Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
         if (op->once) continue;
-        plan.flops += cost.flops;
+        if (node->clone_of < 0) plan.flops += cost.flops;
         plan.traffic += cost.bytes;
     }
     for (int i = 1; i < graph->tensor_count; i++) {

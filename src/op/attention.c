@@ -15,8 +15,25 @@ typedef struct AttentionPlan {
     int64_t heads, kv_heads, group, head_dim, width, window;
     int64_t columns, length, blocks, padded;   /* columns of qkv; rows of a sequence, its blocks, its rows in scratch */
     int64_t pairs, parts;
+    int64_t begin[ATTENTION_ITEMS + 1];        /* first query block of each part */
     int64_t pair_elements, part_elements;      /* widened keys and values of a pair; scratch of a part */
 } AttentionPlan;
+
+/* Key blocks that query block `block` reaches, itself included, by causality and window. */
+static int64_t reach(const AttentionPlan *plan, int64_t block) {
+    int64_t blocks = plan->window > 0 ? (plan->window + ATTENTION_TILE - 2) / ATTENTION_TILE + 1 : block + 1;
+    return kernel_min(blocks, block + 1);
+}
+
+/* Cuts the query blocks so that parts reach about equally many key blocks in all. */
+static void cut_parts(AttentionPlan *plan) {
+    int64_t total = 0, sum = 0, block = 0;
+    for (int64_t b = 0; b < plan->blocks; b++) total += reach(plan, b);
+    for (int64_t part = 0; part <= plan->parts; part++) {
+        while (sum * plan->parts < part * total) sum += reach(plan, block++);
+        plan->begin[part] = block;
+    }
+}
 
 static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, bool backward) {
     const Heads *h = &spec->heads;
@@ -27,6 +44,7 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
     plan.blocks = plan.padded / ATTENTION_TILE;
     plan.pairs = rows / plan.length * plan.kv_heads;
     plan.parts = kernel_max(1, kernel_min(plan.blocks, (ATTENTION_ITEMS + plan.pairs - 1) / kernel_max(plan.pairs, 1)));
+    cut_parts(&plan);
     plan.pair_elements = 2 * plan.padded * plan.width;
     int64_t rows_of_tile = ATTENTION_TILE * plan.width;
     plan.part_elements = attention_tile_elements(plan.head_dim);
@@ -35,20 +53,6 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
 }
 
 #ifdef KERNEL_VARIANT
-
-/* Key blocks that query block `block` reaches, itself included, by causality and window. */
-static int64_t reach(const AttentionPlan *plan, int64_t block) {
-    int64_t blocks = plan->window > 0 ? (plan->window + ATTENTION_TILE - 2) / ATTENTION_TILE + 1 : block + 1;
-    return kernel_min(blocks, block + 1);
-}
-
-/* First query block of a part: parts reach about equally many key blocks in all. */
-static int64_t part_begin(const AttentionPlan *plan, int64_t part) {
-    int64_t total = 0, sum = 0, block = 0;
-    for (int64_t b = 0; b < plan->blocks; b++) total += reach(plan, b);
-    while (block < plan->blocks && sum * plan->parts < part * total) sum += reach(plan, block++);
-    return block;
-}
 
 /* What both passes know of a call. */
 typedef struct Attention {
@@ -76,7 +80,7 @@ static Part part_of_item(const Attention *a, int64_t item) {
     int64_t pair = item % plan->pairs, index = plan->parts - 1 - item / plan->pairs;
     W *keys = a->pairs + pair * plan->pair_elements;
     return (Part){.attention = a, .row = pair / plan->kv_heads * plan->length, .kv_head = pair % plan->kv_heads,
-                  .begin = part_begin(plan, index), .end = part_begin(plan, index + 1), .keys = keys,
+                  .begin = plan->begin[index], .end = plan->begin[index + 1], .keys = keys,
                   .values = keys + plan->padded * plan->width, .scratch = a->parts + (pair * plan->parts + index) * plan->part_elements};
 }
 
@@ -249,15 +253,104 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     }
 }
 
-/* The key blocks that a part may add to: `first` up to its last query block. */
-static int64_t part_first_block(const AttentionPlan *plan, int64_t begin) { return begin + 1 - reach(plan, begin); }
+/* First key block that a part of query blocks from `begin` on may add to. */
+static int64_t first_block(const AttentionPlan *plan, int64_t begin) { return begin + 1 - reach(plan, begin); }
 
-/* d_keys or d_values of one block of a pair, the parts added in order, to their columns of d_qkv. */
-static void store_block(const Attention *a, int64_t pair, int64_t block, int64_t element, T *to) {
-    const AttentionPlan *plan = &a->plan;
-    int64_t rows = kernel_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE), size = rows * plan->width;
-    W sum[ATTENTION_TILE * ATTENTION_TILE];
-    for (int64_t column = 0; column < plan->width; column += ATTENTION_TILE) {
-        (void)size, (void)sum, (void)element, (void)to, (void)pair, (void)column;
+static void grad_part(const Part *part, const OpCall *call) {
+    const AttentionPlan *plan = &part->attention->plan;
+    if (part->begin == part->end) return;
+    GradTile tile;
+    grad_tile_place(&tile, part->scratch, plan);
+    int64_t first = first_block(plan, part->begin), rows = (part->end - first) * ATTENTION_TILE;
+    memset(tile.d_keys + first * ATTENTION_TILE * plan->width, 0, rows * plan->width * sizeof(W));
+    memset(tile.d_values + first * ATTENTION_TILE * plan->width, 0, rows * plan->width * sizeof(W));
+    for (int64_t block = part->begin; block < part->end; block++) {
+        int64_t rows_of_block = view_of_block(part, block, &tile.view);
+        for (int64_t h = 0; h < plan->group; h++) grad_tile(&tile, part, call, block, part->kv_head * plan->group + h, rows_of_block);
     }
 }
+
+/* Sums over parts, in order, of `d_rows` of one block: the d_keys or d_values of the first part of a pair. Rounds them to `to`. */
+static void store_block(const AttentionPlan *plan, W *d_rows, int64_t block, T *to) {
+    int64_t rows = kernel_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE);
+    W *sum = NULL;
+    for (int64_t part = 0; part < plan->parts; part++) {
+        int64_t begin = plan->begin[part], end = plan->begin[part + 1];
+        if (begin == end || block >= end || block < first_block(plan, begin)) continue;
+        W *more = d_rows + part * plan->part_elements + block * ATTENTION_TILE * plan->width;
+        for (int64_t i = 0; sum && i < rows * plan->width; i++) sum[i] += more[i];
+        if (!sum) sum = more;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < plan->head_dim; j++) to[i * plan->columns + j] = narrow(sum[i * plan->width + j]);
+}
+
+void KERNEL(attention_grad)(const OpCall *call) {
+    Attention a = {.plan = attention_plan(call->attributes, call->in_shape[0][0], true), .qkv = call->in[1], .positions = call->in[2],
+                   .pairs = call->workspace};
+    const AttentionPlan *plan = &a.plan;
+    a.parts = a.pairs + plan->pairs * plan->pair_elements;
+    widen_keys_and_values(&a);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t item = 0; item < plan->pairs * plan->parts; item++) {
+        Part part = part_of_item(&a, item);
+        grad_part(&part, call);
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < plan->pairs * plan->blocks; i++) {
+        int64_t pair = i / plan->blocks, block = i % plan->blocks;
+        T *to = (T *)call->out[0] + (pair / plan->kv_heads * plan->length + block * ATTENTION_TILE) * plan->columns +
+                (plan->heads + pair % plan->kv_heads) * plan->head_dim;
+        GradTile tile;
+        grad_tile_place(&tile, a.parts + pair * plan->parts * plan->part_elements, plan);
+        store_block(plan, tile.d_keys, block, to);
+        store_block(plan, tile.d_values, block, to + plan->kv_heads * plan->head_dim);
+    }
+}
+
+#else
+
+TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    int64_t rows = graph_rows(graph, qkv);
+    assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == (h->heads + 2 * h->kv_heads) * h->head_dim);
+    assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
+    assert(spec->length > 0 && rows % spec->length == 0 && graph_elements(graph, positions) == rows);
+    TensorId out[2] = {graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, "attended")};
+    if (graph->training) out[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, h->heads}, "log_sum_exp");
+    graph_node(graph, OP_attention, (TensorId[]){qkv, positions}, 2, out, 2, spec, sizeof *spec);
+    return out[0];
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    if (d_out[0] == TENSOR_NONE) return;
+    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, node->in[0])->shape, "d_qkv");
+    graph_node(graph, OP_attention_grad, (TensorId[]){d_out[0], node->in[0], node->in[1], node->out[0], node->out[1]}, 5, d_in, 1,
+               node->attributes, sizeof(AttentionSpec));
+}
+
+/* Of `products` block products with every seen pair of query and key; documents are not known here. */
+static Cost product_cost(const Graph *graph, const Node *node, int products) {
+    const AttentionSpec *spec = node->attributes;
+    int64_t rows = graph_rows(graph, node->in[0]), seen = spec->window > 0 ? kernel_min(spec->window, spec->length) : spec->length;
+    double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
+    return (Cost){.flops = 2.0 * products * pairs * (rows / spec->length) * spec->heads.heads * spec->heads.head_dim,
+                  .bytes = op_tensor_bytes(graph, node)};
+}
+
+static Cost cost(const Graph *graph, const Node *node) { return product_cost(graph, node, 2); }
+static Cost grad_cost(const Graph *graph, const Node *node) { return product_cost(graph, node, 5); }
+
+static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
+    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, node->in[0]), backward);
+    int64_t elements = plan.pairs * (plan.pair_elements + plan.parts * plan.part_elements);
+    return elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}
+
+static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
+
+const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .cost = cost, .workspace = workspace};
+const Op op_rule_attention_grad = {.name = "attention_grad", .cost = grad_cost, .workspace = grad_workspace};
+
+#endif

@@ -43,6 +43,12 @@ typedef W AttentionVector __attribute__((vector_size(ATTENTION_VECTOR_BYTES), ma
 #define ATTENTION_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+#if defined KERNEL_FP64
+static inline W attention_log(W x) { return log(x); }
+#else
+static inline W attention_log(W x) { return logf(x); }
+#endif
+
 static const W attention_hidden = (W)-1e30; /* score of a key that is not seen: finite, so that differences are never NaN */
 static const W attention_ones[ATTENTION_PANEL] = {1, 1, 1, 1};
 
@@ -54,8 +60,10 @@ static inline __attribute__((always_inline)) void attention_multiply_vectors(W *
                                                                              const int vectors) {
     AttentionVector sums[ATTENTION_PANEL][ATTENTION_VECTORS];
     ATTENTION_UNROLL for (int i = 0; i < ATTENTION_PANEL; i++)
-        ATTENTION_UNROLL for (int j = 0; j < vectors; j++)
-            sums[i][j] = scale ? *(AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) * scale[i] : (AttentionVector){0};
+        ATTENTION_UNROLL for (int j = 0; j < vectors; j++) {
+            sums[i][j] = (AttentionVector){0};
+            if (scale) sums[i][j] = *(AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) * scale[i];
+        }
     for (int64_t p = 0; p < depth; p++, a += a_step, b += b_row) {
         AttentionVector row[ATTENTION_VECTORS];
         ATTENTION_UNROLL for (int j = 0; j < vectors; j++) row[j] = *(const AttentionVector *)(b + j * ATTENTION_LANES);
@@ -200,7 +208,10 @@ static inline void attention_panel_product(const AttentionView *view, int64_t pa
 static inline void attention_panel_mask(const AttentionView *view, int64_t panel, W *scores, int64_t key) {
     for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
         W *restrict score = scores + k * ATTENTION_TILE, at = (W)(key + k);
-        for (int i = view->first[panel]; i < view->end[panel]; i++) score[i] = (view->low[i] <= at) & (at <= view->high[i]) ? score[i] : attention_hidden;
+        for (int i = view->first[panel]; i < view->end[panel]; i++) {
+            int seen = (view->low[i] <= at) & (at <= view->high[i]);
+            score[i] = seen ? score[i] : attention_hidden;
+        }
     }
 }
 

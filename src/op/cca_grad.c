@@ -159,14 +159,16 @@ static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, cons
     bool starts = cca_history(&b->rows, r) == 0;
     const T *restrict u = cca_row(&b->rows, r) + t->column;
     const T *restrict before = starts ? (const T *)t->zeros : cca_row(&b->rows, r - 1) + t->column;
-    const W *restrict taps = t->taps, *restrict mean = t->mean;
-    W *restrict sums = t->tap_sums, *restrict bias = t->bias_sum;
+    const W *restrict mean = t->mean, *restrict tap0 = t->taps, *restrict tap1 = tap0 + dim;
+    W *restrict sum0 = t->tap_sums, *restrict sum1 = sum0 + dim, *restrict bias = t->bias_sum;
     T *restrict du = b->du + r * b->s.columns + t->column;
+#pragma omp simd
     for (int64_t i = 0; i < dim; i++) {
-        du[i] = narrow(mean[i] + taps[dim + i] * current[i] + taps[i] * following[i]);
-        sums[i] += current[i] * widen(before[i]);
-        sums[dim + i] += current[i] * widen(u[i]);
-        bias[i] += current[i];
+        W d = current[i];
+        du[i] = narrow(mean[i] + tap1[i] * d + tap0[i] * following[i]);
+        sum0[i] += d * widen(before[i]);
+        sum1[i] += d * widen(u[i]);
+        bias[i] += d;
     }
     if (!starts) return;
     const W *restrict padding = t->d_pairs + (r - t->first) * 2 * dim;

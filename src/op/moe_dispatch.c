@@ -47,6 +47,7 @@ void KERNEL(moe_sort)(const OpCall *call) {
     }
 }
 
+/* By rows, not by slots: a row is read once for all its slots, and writes in scattered order cost less than such reads. */
 void KERNEL(moe_permute)(const OpCall *call) {
     const T *x = call->in[0];
     const int32_t *slot = call->in[1];
@@ -62,7 +63,7 @@ void KERNEL(moe_permute)(const OpCall *call) {
 static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
     enum { CHUNK = 256 };
     W sum[CHUNK];
-    if (k == 1 && slot[0] >= 0) {
+    if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer it runs at the speed of a copy */
         const T *row = slots + slot[0] * columns;
         W weight = gate ? gate[0] : 1;
         for (int64_t i = 0; i < columns; i++) y[i] = narrow(weight * widen(row[i]));
@@ -148,9 +149,9 @@ static int64_t sort_workspace(const Graph *graph, const Node *node) {
 
 TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, x) == graph_rows(graph, dispatch->slot));
-    int64_t shape[] = {graph_elements(graph, dispatch->source), graph_columns(graph, x)};
+    int64_t shape[] = {graph_elements(graph, dispatch->slot), graph_columns(graph, x)};
     TensorId x_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "x_slots");
-    graph_node(graph, OP_moe_permute, (TensorId[]){x, dispatch->slot, dispatch->source, dispatch->offset}, 4, &x_slots, 1, NULL, 0);
+    graph_node(graph, OP_moe_permute, (TensorId[]){x, dispatch->slot}, 2, &x_slots, 1, NULL, 0);
     return x_slots;
 }
 

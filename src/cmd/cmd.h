@@ -1,0 +1,16 @@
+/* The commands. Each takes the arguments from its own name on and returns the process's exit code; failures are printed once, by cmd_fail. */
+#ifndef SMELT_CMD_CMD_H
+#define SMELT_CMD_CMD_H
+
+#include "base/error.h"
+
+int cmd_train(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_export(int argc, char **argv);
+int cmd_data(int argc, char **argv);
+int cmd_report(int argc, char **argv);
+
+/* Prints the error and returns its code. */
+int cmd_fail(const Error *error);
+
+#endif

@@ -1,0 +1,58 @@
+/* `smelt train CONFIG.yaml [key=value ...]` */
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/cmd.h"
+#include "config.h"
+#include "train/train.h"
+
+static void print_help(void) {
+    printf("Usage: smelt train CONFIG.yaml [key=value ...]\n\n"
+           "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
+           "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n\n");
+    options_print_help(&config_table, stdout);
+}
+
+static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    bool file = false;
+    options_defaults(&config_table, config, strings);
+    for (int i = 1; i < argc; i++) {
+        if (strchr(argv[i], '=')) {
+            if (!options_set(&config_table, config, strings, argv[i], error)) return false;
+        } else if (file) {
+            return error_set(error, ERROR_USAGE, "'%s' is not key=value, and a configuration file was given already: see smelt train --help", argv[i]);
+        } else {
+            if (i != 1) return error_set(error, ERROR_USAGE, "'%s': the configuration file comes first, then key=value", argv[i]);
+            if (!options_read_yaml(&config_table, config, strings, argv[i], error)) return false;
+            file = true;
+        }
+    }
+    return config_check(config, error);
+}
+
+static bool check_device(const Config *config, Error *error) {
+    if (config->device == DEVICE_AUTO || config->device == DEVICE_CPU) return true;
+    return error_set(error, ERROR_USAGE, "device=%s: this build trains on the CPU only; use device=cpu", config->device == DEVICE_HIP ? "hip" : "cuda");
+}
+
+static bool print_plan(const Config *config) {
+    Session session;
+    session_plan(&session, config);
+    session_print_plan(&session, stdout);
+    session_free(&session);
+    return true;
+}
+
+int cmd_train(int argc, char **argv) {
+    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    bool done = read_arguments(argc, argv, &config, &strings, &error) && check_device(&config, &error) &&
+                (config.plan ? print_plan(&config) : train(&config, &error));
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

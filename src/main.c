@@ -1,0 +1,37 @@
+/* smelt: the command table. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cmd/cmd.h"
+
+typedef struct Command { const char *name; int (*run)(int argc, char **argv); const char *help; } Command;
+
+static const Command commands[] = {
+    {"train", cmd_train, "train a model, or continue a run: CONFIG.yaml [key=value ...]"},
+    {"generate", cmd_generate, "continue a prompt: RUN \"prompt\" [key=value ...]"},
+    {"export", cmd_export, "write a run's model as a Hugging Face folder: RUN OUT"},
+    {"data", cmd_data, "pack text into token shards, or show them: pack|show ..."},
+    {"report", cmd_report, "write a run's report page: RUN"},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+int cmd_fail(const Error *error) {
+    log_error("%s", error->message);
+    return error->code;
+}
+
+static void print_help(FILE *file) {
+    fprintf(file, "smelt trains large language models.\n\nUsage: smelt COMMAND ... (smelt COMMAND --help explains one)\n\n");
+    for (int i = 0; i < COMMANDS; i++) fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);
+}
+
+int main(int argc, char **argv) {
+    if (argc >= 2)
+        for (int i = 0; i < COMMANDS; i++)
+            if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+    bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"));
+    if (argc >= 2 && !help) log_error("unknown command '%s'", argv[1]);
+    print_help(help ? stdout : stderr);
+    return help ? 0 : ERROR_USAGE;
+}

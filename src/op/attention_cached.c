@@ -1,0 +1,108 @@
+/* Attention of new rows of one sequence in generation: their keys and values go to the cache first, then every row attends to the cache up to its
+ * own position. No gradients. A tile holds pairs of row and query head that share a key-value head, row by row, so one new row still
+ * fills a vector with the heads of its group. */
+#include "op/attention.h"
+
+static inline int64_t cached_tiles(const Heads *heads, int64_t rows) { return attention_round(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE; }
+/* Scratch of a tile: its own, and one block of keys and values. */
+static inline int64_t cached_elements(const Heads *heads) {
+    return attention_tile_elements(heads->head_dim) + 2 * ATTENTION_TILE * attention_width(heads->head_dim);
+}
+
+#ifdef KERNEL_VARIANT
+
+typedef struct Cached {
+    const AttentionSpec *spec;
+    const T *qkv, *cache;
+    const int32_t *positions;
+    T *out;
+    int64_t rows, columns, group;
+} Cached;
+
+static void append(const Cached *c, T *cache) {
+    int64_t queries = c->spec->heads.heads * c->spec->heads.head_dim, columns = c->columns - queries;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < c->rows; r++)
+        memcpy(cache + c->positions[r] * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
+}
+
+/* Queries `first` .. first + count - 1 of a key-value head; query i is head i % group of row i / group. */
+static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
+    W scale = 1 / wide_sqrt((W)tile->head_dim);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
+        int64_t position = c->positions[row], window = c->spec->window;
+        tile->view.low[i] = (W)(window > 0 ? kernel_max(position - window + 1, 0) : 0);
+        tile->view.high[i] = (W)position;
+        attention_load_row(tile->out + i * tile->width, c->qkv + row * c->columns + head * tile->head_dim, tile->head_dim, scale);
+    }
+    attention_view_close(&tile->view, count);
+    memset(tile->out + count * tile->width, 0, (tile->view.queries - count) * tile->width * sizeof(W));
+}
+
+static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
+    const Heads *heads = &c->spec->heads;
+    int64_t count = kernel_min(ATTENTION_TILE, c->rows * c->group - first), stride = 2 * heads->kv_heads * heads->head_dim;
+    AttentionTile tile;
+    attention_tile_place(&tile, scratch, heads->head_dim);
+    W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
+    load_queries(c, &tile, kv_head, first, count);
+    W low, high;
+    attention_interval(&tile.view, 0, tile.view.queries, &low, &high);
+    attention_tile_begin(&tile);
+    for (int64_t key = (int64_t)low; key <= (int64_t)high; key += ATTENTION_TILE) {
+        int64_t rows = kernel_min(ATTENTION_TILE, (int64_t)high + 1 - key), padded = kernel_min(ATTENTION_TILE, rows + ATTENTION_PANEL - 1);
+        const T *from = c->cache + key * stride + kv_head * heads->head_dim;
+        attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);
+        attention_load(values, from + heads->kv_heads * heads->head_dim, stride, rows, padded, heads->head_dim, 1);
+        attention_tile_absorb(&tile, keys, values, key, rows);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
+        attention_tile_store(&tile, i, c->out + (row * heads->heads + head) * heads->head_dim);
+    }
+}
+
+void KERNEL(attention_cached)(const OpCall *call) {
+    const AttentionSpec *spec = call->attributes;
+    const Heads *heads = &spec->heads;
+    Cached c = {.spec = spec, .qkv = call->in[0], .cache = call->out[1], .positions = call->in[1], .out = call->out[0],
+                .rows = call->in_shape[0][0], .columns = call->in_shape[0][1], .group = heads->heads / heads->kv_heads};
+    int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
+    for (int64_t r = 0; r < c.rows; r++) assert(c.positions[r] >= 0 && c.positions[r] < call->out_shape[1][0]);
+    append(&c, call->out[1]);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
+        cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);
+}
+
+#else
+
+TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    int64_t rows = graph_rows(graph, qkv);
+    assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == (h->heads + 2 * h->kv_heads) * h->head_dim);
+    assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0 && graph_elements(graph, positions) == rows);
+    assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
+    assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
+    TensorId out = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, "attended");
+    graph_node(graph, OP_attention_cached, (TensorId[]){qkv, positions}, 2, (TensorId[]){out, cache}, 2, spec, sizeof *spec);
+    return out;
+}
+
+/* Two products with every row of the cache, since how much of it is filled is not known here. */
+static Cost cost(const Graph *graph, const Node *node) {
+    const AttentionSpec *spec = node->attributes;
+    double pairs = (double)graph_rows(graph, node->in[0]) * graph_rows(graph, node->out[1]);
+    return (Cost){.flops = 4 * pairs * spec->heads.heads * spec->heads.head_dim, .bytes = op_tensor_bytes(graph, node)};
+}
+
+static int64_t workspace(const Graph *graph, const Node *node) {
+    const AttentionSpec *spec = node->attributes;
+    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[0])) * spec->heads.kv_heads;
+    return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}
+
+const Op op_rule_attention_cached = {.name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 1, .cost = cost, .workspace = workspace};
+
+#endif

@@ -1,0 +1,68 @@
+/* Where did the first NaN come from? Parameters are looked at first, then the microbatch is run again, node by node. */
+#include <math.h>
+#include <stdio.h>
+
+#include "train/train.h"
+
+static bool finite_element(const Graph *graph, const void *data, TypeClass type, int64_t index) {
+    if (type == TYPE_INT32) return true;
+    switch (precision_bytes(graph->precision, type)) {
+    case 8: return isfinite(((const double *)data)[index]);
+    case 4: return isfinite(((const float *)data)[index]);
+    default: return (((const uint16_t *)data)[index] & 0x7f80) != 0x7f80;
+    }
+}
+
+static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!finite_element(graph, data, type, i)) return i;
+    return -1;
+}
+
+const char *numerics_bad_parameter(const Session *session) {
+    const Graph *graph = session->model.graph;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        const char *master = executor_arena(session->executor, ARENA_MASTER);
+        if (first_bad(graph, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), TYPE_WIDE, p->count) >= 0) return p->name;
+    }
+    return NULL;
+}
+
+typedef struct Search { const Session *session; TensorId tensor; int64_t index; } Search;
+
+/* Slots past the last dispatched token hold nothing: what is in them is not looked at, since nothing reads it. */
+static bool holds_slots(const Graph *graph, TensorId tensor, int64_t rows) { return graph_rows(graph, tensor) != rows; }
+
+static bool inspect(void *context, const Graph *graph, int node, double seconds) {
+    Search *search = context;
+    (void)seconds;
+    for (int i = 0; i < graph->nodes[node].outputs; i++) {
+        TensorId tensor = graph->nodes[node].out[i];
+        const Tensor *t = graph_get(graph, tensor);
+        bool partial = t->arena == ARENA_ACTIVATION && holds_slots(graph, tensor, search->session->model.sequences * search->session->model.length);
+        if (tensor == TENSOR_NONE || partial) continue;
+        search->index = first_bad(graph, executor_tensor(search->session->executor, tensor), t->type, graph_elements(graph, tensor));
+        search->tensor = tensor;
+        if (search->index >= 0) return false;
+    }
+    return true;
+}
+
+void numerics_find(const Session *session, char *text, size_t size) {
+    const char *parameter = numerics_bad_parameter(session);
+    if (parameter) {
+        snprintf(text, size, "parameter %s", parameter);
+        return;
+    }
+    Search search = {.session = session};
+    executor_zero(session->executor);
+    int node = executor_run_hooked(session->executor, inspect, &search);
+    if (node < 0) {
+        snprintf(text, size, "no tensor when run again: the sum over microbatches overflowed");
+        return;
+    }
+    const Graph *graph = session->model.graph;
+    snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search.tensor)->name, (long long)search.index,
+             graph->nodes[node].backward ? "the backward pass of " : "", graph->nodes[node].name);
+}

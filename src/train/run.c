@@ -1,0 +1,93 @@
+/* The run folder and its configuration. */
+#include "train/run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+
+static bool write_config(const char *path, const Config *config, Error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream) return error_set(error, ERROR_INTERNAL, "open_memstream: %s", strerror(errno));
+    options_write_yaml(&config_table, config, stream);
+    fclose(stream);
+    bool written = files_write_atomic(path, text, length, error);
+    free(text);
+    return written;
+}
+
+/* Settings that may change from start to start, since no result depends on them. */
+static void copy_free_settings(Config *to, const Config *from) {
+    to->run = from->run;
+    to->threads = from->threads;
+    to->stop_at = from->stop_at;
+    to->device = from->device;
+    to->recompute = from->recompute;
+    to->on_nan = from->on_nan;
+    to->plan = from->plan;
+    to->profile = from->profile;
+    to->tensorboard = from->tensorboard;
+    to->eval_every = from->eval_every;
+    to->eval_batches = from->eval_batches;
+    to->checkpoint_every = from->checkpoint_every;
+    to->checkpoint_keep = from->checkpoint_keep;
+}
+
+static bool same_run(const char *path, const Config *config, Error *error) {
+    Config saved, comparable;
+    OptionStrings strings = {0};
+    options_defaults(&config_table, &saved, &strings);
+    bool read = options_read_yaml(&config_table, &saved, &strings, path, error) && config_check(&saved, error);
+    if (!read) {
+        options_free_strings(&strings);
+        error->code = ERROR_CHECKPOINT;
+        return error_context(error, "the run folder's configuration");
+    }
+    char text[1024];
+    comparable = saved;
+    copy_free_settings(&comparable, config);
+    int differences = options_difference(&config_table, &comparable, config, text, sizeof text);
+    options_free_strings(&strings);
+    if (!differences) return true;
+    return error_set(error, ERROR_USAGE, "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
+}
+
+bool run_open(const Config *config, Error *error) {
+    if (config->run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
+    if (!files_make_folder(config->run, error)) return false;
+    char *path = memory_format("%s/config.yaml", config->run);
+    bool opened = access(path, F_OK) == 0 ? same_run(path, config, error) : write_config(path, config, error);
+    free(path);
+    return opened;
+}
+
+bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {
+    char *path = memory_format("%s/config.yaml", run);
+    options_defaults(&config_table, config, strings);
+    bool read = false;
+    if (access(path, R_OK)) error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
+    else read = options_read_yaml(&config_table, config, strings, path, error) && config_check(config, error);
+    free(path);
+    return read;
+}
+
+char *run_describe_machine(void) {
+    char line[256], *model = NULL;
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    while (file && !model && fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !colon) continue;
+        colon[strcspn(colon, "\n")] = '\0';
+        model = memory_copy_string(colon + 2);
+    }
+    if (file) fclose(file);
+    char *text = memory_format("%s, %ld cores", model ? model : "unknown CPU", sysconf(_SC_NPROCESSORS_ONLN));
+    free(model);
+    return text;
+}

@@ -1,0 +1,198 @@
+/* TensorBoard event files. A file is a row of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of
+ * the data; little endian), each holding one Event in protobuf encoding. Of tensorflow/core/util/event.proto and
+ * framework/summary.proto we need:
+ *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
+ *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float;   SessionLog  1 status (1: START)
+ * That is little enough to encode by hand. A Tensorboard owns its file and the buffers that records are built in, so
+ * a step allocates nothing once they have grown. Called by metrics.c. */
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "train/journal.h"
+#include "train/tensorboard.h"
+
+typedef struct Buffer {
+    uint8_t *data;
+    size_t length, capacity;
+} Buffer;
+
+struct Tensorboard {
+    Journal journal;
+    Buffer value, summary, event, record;
+};
+
+enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
+enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
+enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, SESSION_STATUS = 1, SESSION_START = 1 };
+
+uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
+    const uint32_t polynomial = 0x82F63B78; /* reflected */
+    const uint8_t *from = data;
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < bytes; i++) {
+        crc ^= from[i];
+        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (polynomial & -(crc & 1));
+    }
+    return ~crc;
+}
+
+/* -- Encoding ---------------------------------------------------------------------------------------------------- */
+
+static void put_bytes(Buffer *buffer, const void *data, size_t bytes) {
+    size_t needed = buffer->length + bytes;
+    if (needed > buffer->capacity) {
+        buffer->capacity = needed * 2;
+        buffer->data = memory_resize(buffer->data, buffer->capacity);
+    }
+    if (bytes > 0) memcpy(buffer->data + buffer->length, data, bytes);
+    buffer->length = needed;
+}
+
+static void put_little_endian(Buffer *buffer, uint64_t value, int bytes) {
+    uint8_t encoded[8];
+    for (int i = 0; i < bytes; i++) encoded[i] = (uint8_t)(value >> (8 * i));
+    put_bytes(buffer, encoded, (size_t)bytes);
+}
+
+static void put_varint(Buffer *buffer, uint64_t value) {
+    uint8_t encoded[10];
+    int length = 0;
+    for (; value >= 0x80; value >>= 7) encoded[length++] = (uint8_t)(value | 0x80);
+    encoded[length++] = (uint8_t)value;
+    put_bytes(buffer, encoded, (size_t)length);
+}
+
+static void put_field(Buffer *buffer, int field, int wire) {
+    put_varint(buffer, (uint64_t)(field << 3 | wire));
+}
+
+static void put_field_bytes(Buffer *buffer, int field, const void *data, size_t bytes) {
+    put_field(buffer, field, WIRE_BYTES);
+    put_varint(buffer, bytes);
+    put_bytes(buffer, data, bytes);
+}
+
+static void put_field_integer(Buffer *buffer, int field, int64_t value) {
+    put_field(buffer, field, WIRE_VARINT);
+    put_varint(buffer, (uint64_t)value);
+}
+
+static void put_field_double(Buffer *buffer, int field, double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_field(buffer, field, WIRE_FIXED64);
+    put_little_endian(buffer, bits, 8);
+}
+
+static void put_field_float(Buffer *buffer, int field, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_field(buffer, field, WIRE_FIXED32);
+    put_little_endian(buffer, bits, 4);
+}
+
+/* -- Records ----------------------------------------------------------------------------------------------------- */
+
+/* The mask keeps the CRC of data that holds CRCs itself from being trivial (TFRecord format). */
+static uint32_t masked_crc(const void *data, size_t bytes) {
+    uint32_t crc = tensorboard_crc32c(data, bytes);
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+static void event_begin(Tensorboard *tensorboard, double time) {
+    tensorboard->event.length = 0;
+    put_field_double(&tensorboard->event, EVENT_TIME, time);
+}
+
+static bool event_end(Tensorboard *tensorboard, Error *error) {
+    const Buffer *event = &tensorboard->event;
+    Buffer *record = &tensorboard->record;
+    record->length = 0;
+    put_little_endian(record, event->length, 8);
+    put_little_endian(record, masked_crc(record->data, record->length), 4);
+    put_bytes(record, event->data, event->length);
+    put_little_endian(record, masked_crc(event->data, event->length), 4);
+    return journal_append(&tensorboard->journal, record->data, record->length, error);
+}
+
+static bool write_version(Tensorboard *tensorboard, double time, Error *error) {
+    static const char version[] = "brain.Event:2";
+    event_begin(tensorboard, time);
+    put_field_bytes(&tensorboard->event, EVENT_VERSION, version, sizeof version - 1);
+    return event_end(tensorboard, error);
+}
+
+/* A session start at a step is what makes TensorBoard drop that step and later ones of files before this one. */
+static bool write_session_start(Tensorboard *tensorboard, int64_t step, double time, Error *error) {
+    event_begin(tensorboard, time);
+    put_field_integer(&tensorboard->event, EVENT_STEP, step);
+    Buffer *log = &tensorboard->summary;
+    log->length = 0;
+    put_field_integer(log, SESSION_STATUS, SESSION_START);
+    put_field_bytes(&tensorboard->event, EVENT_SESSION_LOG, log->data, log->length);
+    return event_end(tensorboard, error);
+}
+
+bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars,
+                       size_t count, Error *error) {
+    Buffer *value = &tensorboard->value, *summary = &tensorboard->summary;
+    summary->length = 0;
+    for (size_t i = 0; i < count; i++) {
+        value->length = 0;
+        put_field_bytes(value, VALUE_TAG, scalars[i].tag, strlen(scalars[i].tag));
+        put_field_float(value, VALUE_SIMPLE, (float)scalars[i].value);
+        put_field_bytes(summary, SUMMARY_VALUE, value->data, value->length);
+    }
+    event_begin(tensorboard, time);
+    put_field_integer(&tensorboard->event, EVENT_STEP, step);
+    put_field_bytes(&tensorboard->event, EVENT_SUMMARY, summary->data, summary->length);
+    return event_end(tensorboard, error);
+}
+
+/* -- Files ------------------------------------------------------------------------------------------------------- */
+
+/* events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their names, so a process that starts in
+ * the same second as the one before it takes the next second. */
+static bool open_new_file(Journal *journal, const char *folder, double time, Error *error) {
+    enum { TRIES = 1000 };
+    char host[65] = "unknown";
+    gethostname(host, sizeof host - 1);
+    for (char *c = host; *c; c++)
+        if (!isalnum((unsigned char)*c) && !strchr(".-_", *c)) *c = '_';
+    bool good = false;
+    for (int64_t second = (int64_t)time; !good && second < (int64_t)time + TRIES; second++) {
+        char *path = memory_format("%s/events.out.tfevents.%010lld.%s", folder, (long long)second, host);
+        errno = 0;
+        good = journal_open(journal, path, true, error);
+        free(path);
+        if (!good && errno != EEXIST) break;
+    }
+    return good;
+}
+
+Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error) {
+    Journal journal;
+    if (!files_make_folder(folder, error) || !open_new_file(&journal, folder, time, error)) return NULL;
+    Tensorboard *tensorboard = memory_allocate(sizeof *tensorboard);
+    tensorboard->journal = journal;
+    if (!write_version(tensorboard, time, error) || !write_session_start(tensorboard, step + 1, time, error)) {
+        tensorboard_close(tensorboard);
+        return NULL;
+    }
+    return tensorboard;
+}
+
+void tensorboard_close(Tensorboard *tensorboard) {
+    if (!tensorboard) return;
+    journal_close(&tensorboard->journal);
+    free(tensorboard->value.data);
+    free(tensorboard->summary.data);
+    free(tensorboard->event.data);
+    free(tensorboard->record.data);
+    free(tensorboard);
+}

@@ -1,0 +1,36 @@
+/* Training: the loop and the pieces of it that stand alone. */
+#ifndef SMELT_TRAIN_TRAIN_H
+#define SMELT_TRAIN_TRAIN_H
+
+#include "data/data.h"
+#include "train/metrics.h"
+#include "train/session.h"
+
+/* Trains as configured, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a checkpoint was written. */
+bool train(const Config *config, Error *error);
+
+/* -- Data of a run (corpus.c) ------------------------------------------------------------------------------------- */
+
+typedef struct Corpus {
+    Shard train, valid;
+    bool has_valid;
+    bool bytes; /* made by the byte tokenizer: bits per byte can be told */
+} Corpus;
+
+/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (once). */
+bool corpus_open(Corpus *corpus, const Config *config, Error *error);
+void corpus_close(Corpus *corpus);
+
+/* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
+
+typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN for other tokenizers */
+bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error);
+
+/* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
+
+/* Runs the microbatch whose inputs are in place again and describes the first tensor with a NaN or infinity. */
+void numerics_find(const Session *session, char *text, size_t size);
+/* The first parameter with a NaN or infinity, or NULL. */
+const char *numerics_bad_parameter(const Session *session);
+
+#endif

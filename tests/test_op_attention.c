@@ -1,0 +1,331 @@
+/* Rotary embedding and attention: gradients, precisions and threads by check_op; what they compute, against plain loops in double. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "check.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+typedef struct Shape {
+    int64_t sequences;
+    AttentionSpec spec;
+    int64_t document; /* tokens of a document; 0: one document per sequence */
+} Shape;
+
+static int64_t shape_rows(const Shape *s) { return s->sequences * s->spec.length; }
+static int64_t shape_columns(const Heads *h) { return (h->heads + 2 * h->kv_heads) * h->head_dim; }
+
+/* Positions that start again with every sequence and document. The caller frees. */
+static int32_t *make_positions(const Shape *s) {
+    int32_t *positions = memory_allocate(shape_rows(s) * sizeof *positions);
+    for (int64_t r = 0; r < shape_rows(s); r++) {
+        int64_t at = r % s->spec.length;
+        positions[r] = (int32_t)(s->document ? at % s->document : at);
+    }
+    return positions;
+}
+
+/* -- A graph run once in fp64, with its input filled --------------------------------------------------------------- */
+
+typedef struct Run { Graph *graph; Plan plan; Executor *executor; } Run;
+
+static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISION_FP64, training)}; }
+
+static void run_plan(Run *run) {
+    Error error = {0};
+    run->plan = graph_plan(run->graph);
+    run->executor = executor_create(run->graph, &run->plan, op_kernels(PRECISION_FP64, ""), NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+static void run_end(Run *run) {
+    executor_free(run->executor);
+    graph_free(run->graph);
+}
+
+static double random_value(int64_t index) { return rng_normal(11, 1, index); }
+
+static TensorId input(Run *run, TypeClass type, int64_t rows, int64_t columns) {
+    return graph_tensor(run->graph, ARENA_INPUT, type, 2, (int64_t[]){rows, columns}, "input");
+}
+
+/* -- Rotary embedding ---------------------------------------------------------------------------------------------- */
+
+static const RopeSpec llama3 = {.theta = 500000, .dimensions = 64, .positions = 12, .factor = 32, .low_frequency = 1, .high_frequency = 4,
+                                .original_positions = 8192};
+
+/* Frequencies of Llama 3.2 1B as transformers computes them ("rope_type": "llama3", fp32): pairs on both sides of the cut-offs, and 15, 16 and 17
+ * between them. */
+static const struct { int pair; double frequency; } llama3_frequencies[] = {
+    {0, 1}, {8, 0.0376060307}, {14, 0.00321144611}, {15, 0.00129054801}, {16, 0.000429556705}, {17, 9.70828623e-05}, {20, 8.57025589e-06},
+    {31, 9.41830649e-08},
+};
+
+static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
+    (void)state;
+    Run run = run_begin(false);
+    TensorId table = op_rope_table(run.graph, &llama3);
+    run_plan(&run);
+    const double *values = executor_tensor(run.executor, table);
+    for (size_t i = 0; i < COUNT(llama3_frequencies); i++)
+        for (int position = 0; position < 12; position++) {
+            double angle = position * llama3_frequencies[i].frequency;
+            const double *row = values + position * 64 + llama3_frequencies[i].pair;
+            assert_true(fabs(row[0] - cos(angle)) < 1e-6);  /* fp32 frequencies are off by 6e-8, angles reach 11 radians */
+            assert_true(fabs(row[32] - sin(angle)) < 1e-6);
+        }
+    run_end(&run);
+}
+
+static void without_scaling_frequencies_are_powers_of_theta(void **state) {
+    (void)state;
+    RopeSpec spec = {.theta = 10000, .dimensions = 6, .positions = 5};
+    Run run = run_begin(false);
+    TensorId table = op_rope_table(run.graph, &spec);
+    run_plan(&run);
+    const double *values = executor_tensor(run.executor, table);
+    for (int position = 0; position < 5; position++)
+        for (int i = 0; i < 3; i++) {
+            double angle = position * exp(-log(10000) * i / 3);
+            assert_true(fabs(values[position * 6 + i] - cos(angle)) < 1e-12); /* a few roundings of double */
+            assert_true(fabs(values[position * 6 + 3 + i] - sin(angle)) < 1e-12);
+        }
+    run_end(&run);
+}
+
+/* Channel i turns with channel i + 2 of the first four of six; the sixth part and the values stay. */
+static void rope_turns_pairs_half_a_rotation_apart(void **state) {
+    (void)state;
+    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 6};
+    RopeSpec spec = {.theta = 100, .dimensions = 4, .positions = 9};
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, 1, 24), positions = input(&run, TYPE_INT32, 1, 1);
+    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    for (int i = 0; i < 24; i++) from[i] = random_value(i);
+    *(int32_t *)executor_tensor(run.executor, positions) = 7;
+    executor_run(run.executor);
+    for (int i = 0; i < 24; i++) {
+        int channel = i % 6, pair = channel % 2;
+        double angle = 7 * pow(100, -pair / 2.0), expected = from[i];
+        if (i < 18 && channel < 2) expected = from[i] * cos(angle) - from[i + 2] * sin(angle);
+        else if (i < 18 && channel < 4) expected = from[i] * cos(angle) + from[i - 2] * sin(angle);
+        assert_true(fabs(to[i] - expected) < 1e-12);
+    }
+    run_end(&run);
+}
+
+typedef struct RopeShape { int64_t rows; Heads heads; int64_t dimensions; const int32_t *positions; } RopeShape;
+
+static void build_rope(Check *check, const void *argument) {
+    const RopeShape *s = argument;
+    RopeSpec spec = {.theta = 10000, .dimensions = s->dimensions, .positions = 80};
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0, 1);
+    TensorId positions = check_integers(check, 1, &s->rows, s->positions);
+    check_output(check, op_rope(check->graph, qkv, positions, op_rope_table(check->graph, &spec), &s->heads));
+}
+
+static void rope_gradients_match_central_differences(void **state) {
+    (void)state;
+    static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40};
+    const RopeShape shapes[] = {
+        {1, {1, 1, 2}, 2, positions}, {7, {2, 1, 8}, 8, positions}, {7, {4, 2, 34}, 34, positions}, {5, {3, 3, 20}, 10, positions},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
+}
+
+/* -- Attention ----------------------------------------------------------------------------------------------------- */
+
+static const Shape shapes[] = {
+    {1, {{1, 1, 1}, 1, 0}, 0},     {2, {{1, 1, 16}, 1, 0}, 0},    {2, {{2, 1, 8}, 5, 0}, 0},    {1, {{4, 2, 6}, 70, 0}, 0},
+    {2, {{2, 2, 20}, 67, 0}, 1},   {1, {{2, 1, 18}, 130, 0}, 33}, {1, {{3, 1, 8}, 130, 40}, 0}, {1, {{1, 1, 16}, 200, 1}, 0},
+    {1, {{2, 1, 80}, 64, 0}, 20},  {1, {{1, 1, 8}, 260, 70}, 150},
+};
+
+static void build_attention(Check *check, const void *argument) {
+    const Shape *s = *(const Shape *const *)argument;
+    const int32_t *positions = *((const int32_t *const *)argument + 1);
+    int64_t rows = shape_rows(s);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    check_output(check, op_attention(check->graph, qkv, check_integers(check, 1, &rows, positions), &s->spec));
+}
+
+static void attention_gradients_match_central_differences(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        int32_t *positions = make_positions(&shapes[i]);
+        const void *argument[] = {&shapes[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
+/* One row and head of attention by its definition; keys `low` to `row` of `qkv`. */
+static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out) {
+    int64_t columns = shape_columns(h), kv_head = head / (h->heads / h->kv_heads), dim = h->head_dim;
+    const double *query = qkv + row * columns + head * dim;
+    double total = 0;
+    memset(out, 0, dim * sizeof *out);
+    for (int64_t k = low; k <= row; k++) {
+        const double *key = qkv + k * columns + (h->heads + kv_head) * dim, *value = key + h->kv_heads * dim;
+        double score = 0;
+        for (int64_t j = 0; j < dim; j++) score += query[j] * key[j];
+        double weight = exp(score / sqrt((double)dim));
+        total += weight;
+        for (int64_t j = 0; j < dim; j++) out[j] += weight * value[j];
+    }
+    for (int64_t j = 0; j < dim; j++) out[j] /= total;
+}
+
+static double largest_difference(const double *a, const double *b, int64_t count) {
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(a[i] - b[i]) <= largest)) largest = fabs(a[i] - b[i]);
+    return largest;
+}
+
+static void compare_with_reference(const Shape *s, const double *qkv, const int32_t *positions, const double *got) {
+    const Heads *h = &s->spec.heads;
+    double *expected = memory_allocate(h->head_dim * sizeof *expected);
+    for (int64_t r = 0; r < shape_rows(s); r++) {
+        int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
+        if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
+        for (int64_t head = 0; head < h->heads; head++) {
+            reference_row(qkv, h, r, r - back, head, expected);
+            assert_true(largest_difference(got + (r * h->heads + head) * h->head_dim, expected, h->head_dim) < 1e-12);
+        }
+    }
+    free(expected);
+}
+
+/* Runs attention in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
+static void expect_reference(const Shape *s, const int32_t *values) {
+    int64_t rows = shape_rows(s), columns = shape_columns(&s->spec.heads);
+    Run run = run_begin(true);
+    TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
+    TensorId y = op_attention(run.graph, x, positions, &s->spec);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *qkv = executor_tensor(run.executor, x);
+    for (int64_t i = 0; i < rows * columns; i++) qkv[i] = 3 * random_value(i);
+    memcpy(executor_tensor(run.executor, positions), values, rows * sizeof *values);
+    executor_run(run.executor);
+    compare_with_reference(s, qkv, values, executor_tensor(run.executor, y));
+    run_end(&run);
+}
+
+static void attention_is_the_softmax_over_what_a_row_sees(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        int32_t *positions = make_positions(&shapes[i]);
+        expect_reference(&shapes[i], positions);
+        free(positions);
+    }
+}
+
+static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(void **state) {
+    (void)state;
+    Shape s = {2, {{1, 1, 4}, 70, 0}, 0};
+    int32_t *positions = make_positions(&s);
+    for (int64_t r = 0; r < shape_rows(&s); r++) positions[r] += 500;
+    expect_reference(&s, positions);
+    free(positions);
+}
+
+/* Documents of lengths 1, 2, 3, ...: boundaries fall everywhere in blocks. */
+static void documents_of_all_lengths_stay_apart(void **state) {
+    (void)state;
+    Shape s = {2, {{2, 1, 8}, 300, 0}, 0};
+    int32_t *positions = make_positions(&s);
+    for (int64_t r = 0, length = 1, at = 0; r < shape_rows(&s); r++) {
+        if (r % s.spec.length == 0 || at == length) at = 0, length++;
+        positions[r] = (int32_t)at++;
+    }
+    expect_reference(&s, positions);
+    free(positions);
+}
+
+/* -- Attention with a cache ---------------------------------------------------------------------------------------- */
+
+enum { CONTEXT = 200 };
+
+/* Attention of `rows` new rows from position `first` on, over a cache that lives outside. */
+static void cached_chunk(const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, double *cache, double *out) {
+    int64_t columns = shape_columns(&spec->heads), cached = 2 * spec->heads.kv_heads * spec->heads.head_dim;
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
+    TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CONTEXT, cached}, "cache");
+    TensorId y = op_attention_cached(run.graph, x, positions, memory, spec);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
+    memcpy(executor_tensor(run.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
+    memcpy(executor_tensor(run.executor, memory), cache, CONTEXT * cached * sizeof *cache);
+    for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.executor, positions))[r] = (int32_t)(first + r);
+    executor_run(run.executor);
+    memcpy(cache, executor_tensor(run.executor, memory), CONTEXT * cached * sizeof *cache);
+    int64_t out_columns = spec->heads.heads * spec->heads.head_dim;
+    memcpy(out + first * out_columns, executor_tensor(run.executor, y), rows * out_columns * sizeof *out);
+    run_end(&run);
+}
+
+static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
+    (void)state;
+    static const Shape cached[] = {
+        {1, {{4, 2, 8}, CONTEXT, 0}, 0}, {1, {{3, 1, 20}, CONTEXT, 30}, 0}, {1, {{2, 2, 6}, CONTEXT, 1}, 0}, {1, {{70, 1, 4}, CONTEXT, 0}, 0},
+    };
+    static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
+    for (size_t i = 0; i < COUNT(cached); i++) {
+        const Heads *h = &cached[i].spec.heads;
+        int64_t columns = shape_columns(h), cells = CONTEXT * 2 * h->kv_heads * h->head_dim;
+        double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * columns * sizeof *out);
+        double *cache = memory_allocate(cells * sizeof *cache);
+        for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
+        for (int64_t j = 0; j < cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
+        for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++]) cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
+        int32_t *positions = make_positions(&cached[i]);
+        compare_with_reference(&cached[i], qkv, positions, out);
+        free(positions), free(cache), free(out), free(qkv);
+    }
+}
+
+static void build_cached(Check *check, const void *argument) {
+    const Shape *s = argument;
+    static const int32_t positions[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
+    int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows, cached}, "cache");
+    check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
+}
+
+static void cached_attention_agrees_in_all_precisions(void **state) {
+    (void)state;
+    static const Shape cached[] = {{1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}};
+    for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(llama3_scaling_gives_the_frequencies_of_transformers),
+        cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
+        cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
+        cmocka_unit_test(rope_gradients_match_central_differences),
+        cmocka_unit_test(attention_is_the_softmax_over_what_a_row_sees),
+        cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
+        cmocka_unit_test(documents_of_all_lengths_stay_apart),
+        cmocka_unit_test(attention_gradients_match_central_differences),
+        cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
+        cmocka_unit_test(cached_attention_agrees_in_all_precisions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
