@@ -1,7 +1,6 @@
 # smelt. `make help` lists the targets.
-.DEFAULT_GOAL := build/smelt
+.DEFAULT_GOAL = $(BUILD)/smelt
 
-CC ?= gcc
 BUILD ?= build
 SANITIZE ?=
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
@@ -9,7 +8,10 @@ CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -ldl -lm -lpthread
 
-PACKAGES := gcc make libyaml-dev libjansson-dev libxxhash-dev libdnnl-dev libcmocka-dev
+PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libdnnl-dev
+TEST_PACKAGES := libcmocka-dev
+DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
+JOBS := $(shell nproc)
 
 # CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/op/op.c).
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math
@@ -49,4 +51,44 @@ $(BUILD)/op/%.$(1).o: src/op/%.c
 endef
 $(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/main.d
+# Tests: one program per tests/test_*.c, linked with the library and the shared checks.
+TEST_SOURCES := $(sort $(wildcard tests/test_*.c))
+TESTS := $(TEST_SOURCES:tests/%.c=$(BUILD)/tests/%)
+TEST_SUPPORT := $(BUILD)/tests/check.o
+
+$(BUILD)/tests/%.o: tests/%.c
+	@mkdir -p $(@D)
+	$(CC) $(BASE_FLAGS) -Itests $(CFLAGS) -c -o $@ $<
+
+$(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
+	$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
+
+.SECONDARY:
+.PHONY: help test test-asan run-tests demo packages clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+packages: ## install the Debian packages that building needs
+	@tools/install-packages.sh $(PACKAGES)
+
+demo: packages ## install what is missing, build, train a small ZAYA1 on real text, report, generate (under 6 minutes on 2 cores)
+	@tools/install-packages.sh $(DEMO_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tools/demo.sh $(BUILD)/smelt $(BUILD)/demo
+
+test: packages ## install what is missing, build, run every test
+	@tools/install-packages.sh $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests
+
+test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/install-packages.sh $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
+
+run-tests: $(TESTS)
+	@SMELT=$(BUILD)/smelt tests/run.sh $(TESTS)
+
+clean: ## remove what was built
+	rm -rf $(BUILD)
+
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/main.d $(TESTS:=.d) $(BUILD)/tests/check.d

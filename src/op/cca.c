@@ -19,25 +19,26 @@ static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wi
 
 #ifdef KERNEL_VARIANT
 
-/* y += the mean of q and k before convolution, for head `head` of the row; returns the sum of squares of the result. */
-static W mix(W *restrict y, const T *restrict u, int64_t head, const CcaShape *s) {
+/* y += the mean of q and k before convolution, for head `head` of the row. */
+static void mix(W *restrict y, const T *restrict u, int64_t head, const CcaShape *s) {
     const T *keys = u + s->heads * s->dim;
+    int64_t dim = s->dim;
     if (head < s->heads) {
-        const T *q = u + head * s->dim, *k = keys + head / s->group * s->dim;
-        for (int64_t i = 0; i < s->dim; i++) y[i] += (widen(q[i]) + widen(k[i])) / 2;
-    } else {
-        int64_t g = head - s->heads;
-        const T *k = keys + g * s->dim;
-        W share = (W)0.5 / s->group;
-        for (int64_t i = 0; i < s->dim; i++) y[i] += widen(k[i]) / 2;
-        for (int64_t h = g * s->group; h < (g + 1) * s->group; h++) {
-            const T *q = u + h * s->dim;
-            for (int64_t i = 0; i < s->dim; i++) y[i] += widen(q[i]) * share;
-        }
+        const T *q = u + head * dim, *k = keys + head / s->group * dim;
+        for (int64_t i = 0; i < dim; i++) y[i] += (widen(q[i]) + widen(k[i])) / 2;
+        return;
     }
+    const T *k = keys + (head - s->heads) * dim, *q = u + (head - s->heads) * s->group * dim;
+    W share = (W)0.5 / s->group;
+    for (int64_t i = 0; i < dim; i++) y[i] += widen(k[i]) / 2;
+    for (int64_t h = 0; h < s->group; h++, q += dim)
+        for (int64_t i = 0; i < dim; i++) y[i] += widen(q[i]) * share;
+}
+
+static W sum_of_squares(const W *restrict y, int64_t dim) {
     W sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < s->dim; i++) sum += y[i] * y[i];
+    for (int64_t i = 0; i < dim; i++) sum += y[i] * y[i];
     return sum;
 }
 
@@ -67,7 +68,8 @@ typedef struct Forward {
 static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;
-    W scale = wide_sqrt(s->dim) / wide_sqrt(mix(y, cca_row(&f->rows, r), head, s) + (W)1e-12);
+    mix(y, cca_row(&f->rows, r), head, s);
+    W scale = wide_sqrt(s->dim) / wide_sqrt(sum_of_squares(y, s->dim) + (W)1e-12);
     if (f->scales) f->scales[r * (s->heads + s->kv_heads) + head] = scale;
     T *out = f->qkv + r * s->columns + head * s->dim;
     if (head < s->heads) {

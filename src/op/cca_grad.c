@@ -137,20 +137,18 @@ static void gather_row(W *restrict d, const Backward *b, const Task *t, int64_t 
 /* What the mean of q and k sends back to this head's columns of row r. */
 static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_t r) {
     const CcaShape *s = &b->s;
-    const T *row = b->g + r * s->convolved, *keys = row + s->heads * s->dim;
+    int64_t dim = s->dim;
+    const T *row = b->g + r * s->convolved, *keys = row + s->heads * dim;
     if (head < s->heads) {
-        const T *q = row + head * s->dim, *k = keys + head / s->group * s->dim;
+        const T *q = row + head * dim, *k = keys + head / s->group * dim;
         W share = (W)0.5 / s->group;
-        for (int64_t i = 0; i < s->dim; i++) d[i] = widen(q[i]) / 2 + widen(k[i]) * share;
+        for (int64_t i = 0; i < dim; i++) d[i] = widen(q[i]) / 2 + widen(k[i]) * share;
         return;
     }
-    int64_t g = head - s->heads;
-    const T *k = keys + g * s->dim;
-    for (int64_t i = 0; i < s->dim; i++) d[i] = widen(k[i]) / 2;
-    for (int64_t h = g * s->group; h < (g + 1) * s->group; h++) {
-        const T *q = row + h * s->dim;
-        for (int64_t i = 0; i < s->dim; i++) d[i] += widen(q[i]) / 2;
-    }
+    const T *k = keys + (head - s->heads) * dim, *q = row + (head - s->heads) * s->group * dim;
+    for (int64_t i = 0; i < dim; i++) d[i] = widen(k[i]) / 2;
+    for (int64_t h = 0; h < s->group; h++, q += dim)
+        for (int64_t i = 0; i < dim; i++) d[i] += widen(q[i]) / 2;
 }
 
 /* From the gradients of the depthwise convolution's rows r and r + 1 to du, and to the sums of its weights and bias. */

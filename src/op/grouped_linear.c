@@ -5,13 +5,13 @@
 
 #ifdef KERNEL_VARIANT
 
-/* The product of each expert differs in its row range alone: `product` has those of expert 0 at row 0; m (or k for the gradient of the weight)
- * and the three pointers follow from the offsets. */
+/* The products of the experts differ in their number of slots, which is m, or k in the gradient of the weight, and in their operands,
+ * which move on by slots or by experts. */
 typedef struct Grouped {
-    Gemm product;
+    Gemm product;                         /* that of expert 0, without its number of slots */
     int64_t a_row, b_row, c_row;          /* bytes from slot to slot, 0 where the operand is a weight */
     int64_t a_expert, b_expert, c_expert; /* bytes from expert to expert, 0 where the operand has slots */
-    bool rows_are_depth;
+    bool slots_are_depth;
 } Grouped;
 
 static void grouped_run(const Grouped *grouped, const OpCall *call, const int32_t *offset, int64_t experts) {
@@ -22,7 +22,7 @@ static void grouped_run(const Grouped *grouped, const OpCall *call, const int32_
         product->a = (const char *)product->a + offset[e] * grouped->a_row + e * grouped->a_expert;
         product->b = (const char *)product->b + offset[e] * grouped->b_row + e * grouped->b_expert;
         product->c = (char *)product->c + offset[e] * grouped->c_row + e * grouped->c_expert;
-        *(grouped->rows_are_depth ? &product->k : &product->m) = offset[e + 1] - offset[e];
+        *(grouped->slots_are_depth ? &product->k : &product->m) = offset[e + 1] - offset[e];
     }
     gemm_batch(products, experts);
 }
@@ -51,7 +51,7 @@ void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {
         .product = {.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = out, .n = in,
                     .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
         .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)sizeof(W),
-        .rows_are_depth = true};
+        .slots_are_depth = true};
     grouped_run(&grouped, call, call->in[2], experts);
 }
 
@@ -77,12 +77,11 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 
 static int64_t experts_of(const Graph *graph, const Node *node) { return graph_elements(graph, node->in[2]) - 1; }
 
-/* All slots are counted, as if no row skipped its experts. A row meets one expert's matrix: columns of the operand times columns of the other. */
+/* Every slot is counted, as if no row skipped its experts, and meets one matrix of in * out weights. */
 static Cost cost(const Graph *graph, const Node *node) {
-    double slots = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]);
-    bool weight = node->op == OP_grouped_linear_grad_weight;
-    double others = graph_columns(graph, weight ? node->in[1] : node->out[0]);
-    return (Cost){.flops = 2 * slots * columns * others, .bytes = op_tensor_bytes(graph, node)};
+    TensorId w = node->op == OP_grouped_linear_grad_weight ? node->out[0] : node->in[1];
+    double weights = (double)graph_elements(graph, w) / experts_of(graph, node);
+    return (Cost){.flops = 2 * graph_rows(graph, node->in[0]) * weights, .bytes = op_tensor_bytes(graph, node)};
 }
 
 static int64_t workspace(const Graph *graph, const Node *node) { return experts_of(graph, node) * (int64_t)sizeof(Gemm); }

@@ -49,6 +49,7 @@ static void lanes_best(int32_t *restrict best, const Lanes *restrict score, int6
         best[l] = 0;
     }
     for (int64_t c = 0; c < classes; c++)
+#pragma omp simd
         for (int l = 0; l < LANES; l++) {
             best[l] = score->value[c][l] > top[l] ? (int32_t)c : best[l];
             top[l] = score->value[c][l] > top[l] ? score->value[c][l] : top[l];
