@@ -2,6 +2,7 @@
 # Runs test programs one after another and closes with the sum: "N passed, N failed, N skipped". A program that ends without
 # cmocka's closing lines (a crash, a sanitizer report) counts as one failure. Usage: run.sh PROGRAM...
 set -u
+export OMP_WAIT_POLICY=passive # threads that wait should not spin: machines that test are often busy
 passed=0 failed=0 skipped=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT

@@ -146,10 +146,17 @@ static void rope_gradients_match_central_differences(void **state) {
 
 /* -- Attention ----------------------------------------------------------------------------------------------------- */
 
+/* Small ones for central differences, which run each hundreds of times. */
+static const Shape small_shapes[] = {
+    {1, {{1, 1, 1}, 1, 0}, 0},   {2, {{1, 1, 16}, 1, 0}, 0}, {2, {{2, 1, 8}, 5, 0}, 0},   {1, {{2, 1, 6}, 70, 0}, 0},
+    {1, {{1, 1, 20}, 67, 0}, 1}, {1, {{1, 1, 18}, 66, 0}, 33}, {1, {{1, 1, 5}, 80, 40}, 0},
+};
+
+/* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */
 static const Shape shapes[] = {
-    {1, {{1, 1, 1}, 1, 0}, 0},     {2, {{1, 1, 16}, 1, 0}, 0},    {2, {{2, 1, 8}, 5, 0}, 0},    {1, {{4, 2, 6}, 70, 0}, 0},
-    {2, {{2, 2, 20}, 67, 0}, 1},   {1, {{2, 1, 18}, 130, 0}, 33}, {1, {{3, 1, 8}, 130, 40}, 0}, {1, {{1, 1, 16}, 200, 1}, 0},
-    {1, {{2, 1, 80}, 64, 0}, 20},  {1, {{1, 1, 8}, 260, 70}, 150},
+    {1, {{1, 1, 1}, 1, 0}, 0},      {2, {{1, 1, 16}, 1, 0}, 0},    {3, {{4, 2, 6}, 70, 0}, 0},    {2, {{2, 2, 20}, 67, 0}, 1},
+    {1, {{2, 1, 18}, 130, 0}, 33},  {1, {{3, 1, 8}, 130, 40}, 0},  {1, {{1, 1, 16}, 200, 1}, 0},  {1, {{2, 1, 80}, 64, 0}, 20},
+    {1, {{1, 1, 8}, 260, 70}, 150}, {4, {{16, 16, 3}, 140, 0}, 0}, {1, {{30, 30, 4}, 330, 0}, 0}, {1, {{60, 30, 4}, 330, 129}, 190},
 };
 
 static void build_attention(Check *check, const void *argument) {
@@ -162,29 +169,39 @@ static void build_attention(Check *check, const void *argument) {
 
 static void attention_gradients_match_central_differences(void **state) {
     (void)state;
-    for (size_t i = 0; i < COUNT(shapes); i++) {
-        int32_t *positions = make_positions(&shapes[i]);
-        const void *argument[] = {&shapes[i], positions};
+    for (size_t i = 0; i < COUNT(small_shapes); i++) {
+        int32_t *positions = make_positions(&small_shapes[i]);
+        const void *argument[] = {&small_shapes[i], positions};
         check_op(build_attention, argument, (CheckBounds){0});
         free(positions);
     }
 }
 
-/* One row and head of attention by its definition; keys `low` to `row` of `qkv`. */
-static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out) {
-    int64_t columns = shape_columns(h), kv_head = head / (h->heads / h->kv_heads), dim = h->head_dim;
-    const double *query = qkv + row * columns + head * dim;
-    double total = 0;
-    memset(out, 0, dim * sizeof *out);
-    for (int64_t k = low; k <= row; k++) {
-        const double *key = qkv + k * columns + (h->heads + kv_head) * dim, *value = key + h->kv_heads * dim;
+/* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
+static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
+    int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
+    int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
+    double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0, scale = 1 / sqrt((double)dim);
+    for (int64_t k = 0; k < seen; k++) {
         double score = 0;
-        for (int64_t j = 0; j < dim; j++) score += query[j] * key[j];
-        double weight = exp(score / sqrt((double)dim));
-        total += weight;
-        for (int64_t j = 0; j < dim; j++) out[j] += weight * value[j];
+        for (int64_t j = 0; j < dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
+        total += weight[k] = exp(score * scale);
     }
-    for (int64_t j = 0; j < dim; j++) out[j] /= total;
+    memset(out, 0, dim * sizeof *out);
+    for (int64_t k = 0; k < seen; k++)
+        for (int64_t j = 0; j < dim; j++) out[j] += weight[k] / total * qkv[value + k * columns + j];
+    for (int64_t j = 0; d_qkv && j < dim; j++) delta += out[j] * d_out[j];
+    for (int64_t k = 0; d_qkv && k < seen; k++) {
+        double d_weight = 0;
+        for (int64_t j = 0; j < dim; j++) d_weight += d_out[j] * qkv[value + k * columns + j];
+        double d_score = weight[k] / total * (d_weight - delta) * scale;
+        for (int64_t j = 0; j < dim; j++) {
+            d_qkv[query + j] += d_score * qkv[key + k * columns + j];
+            d_qkv[key + k * columns + j] += d_score * qkv[query + j];
+            d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
+        }
+    }
+    free(weight);
 }
 
 static double largest_difference(const double *a, const double *b, int64_t count) {
@@ -194,37 +211,47 @@ static double largest_difference(const double *a, const double *b, int64_t count
     return largest;
 }
 
-static void compare_with_reference(const Shape *s, const double *qkv, const int32_t *positions, const double *got) {
+/* Compares the output, and the gradients where given, with the reference. */
+static void compare_with_reference(const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out,
+                                   const double *d_qkv) {
     const Heads *h = &s->spec.heads;
-    double *expected = memory_allocate(h->head_dim * sizeof *expected);
+    int64_t cells = shape_rows(s) * shape_columns(h);
+    double *expected = memory_allocate(h->head_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
     for (int64_t r = 0; r < shape_rows(s); r++) {
         int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
         if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
         for (int64_t head = 0; head < h->heads; head++) {
-            reference_row(qkv, h, r, r - back, head, expected);
-            assert_true(largest_difference(got + (r * h->heads + head) * h->head_dim, expected, h->head_dim) < 1e-12);
+            int64_t at = (r * h->heads + head) * h->head_dim;
+            reference_row(qkv, h, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
+            assert_true(largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
     }
+    if (d_qkv) assert_true(largest_difference(d_qkv, gradients, cells) < 1e-11); /* likewise, with values of up to a hundred */
+    free(gradients);
     free(expected);
 }
 
-/* Runs attention in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
+/* Runs attention and its gradient in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
 static void expect_reference(const Shape *s, const int32_t *values) {
-    int64_t rows = shape_rows(s), columns = shape_columns(&s->spec.heads);
+    int64_t rows = shape_rows(s), columns = shape_columns(&s->spec.heads), out_columns = s->spec.heads.heads * s->spec.heads.head_dim;
     Run run = run_begin(true);
     TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
-    TensorId y = op_attention(run.graph, x, positions, &s->spec);
-    run.graph->tensors[y].keep = true;
+    TensorId seed = input(&run, TYPE_COMPUTE, rows, out_columns), y = op_attention(run.graph, x, positions, &s->spec);
+    graph_differentiate(run.graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
+    TensorId gradient = graph_get(run.graph, x)->gradient;
+    run.graph->tensors[y].keep = run.graph->tensors[gradient].keep = true;
     run_plan(&run);
-    double *qkv = executor_tensor(run.executor, x);
+    double *qkv = executor_tensor(run.executor, x), *d_out = executor_tensor(run.executor, seed);
     for (int64_t i = 0; i < rows * columns; i++) qkv[i] = 3 * random_value(i);
+    for (int64_t i = 0; i < rows * out_columns; i++) d_out[i] = random_value(i + 1000000);
     memcpy(executor_tensor(run.executor, positions), values, rows * sizeof *values);
+    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
     executor_run(run.executor);
-    compare_with_reference(s, qkv, values, executor_tensor(run.executor, y));
+    compare_with_reference(s, qkv, values, executor_tensor(run.executor, y), d_out, executor_tensor(run.executor, gradient));
     run_end(&run);
 }
 
-static void attention_is_the_softmax_over_what_a_row_sees(void **state) {
+static void attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++) {
         int32_t *positions = make_positions(&shapes[i]);
@@ -294,7 +321,7 @@ static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
         for (int64_t j = 0; j < cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
         for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++]) cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
         int32_t *positions = make_positions(&cached[i]);
-        compare_with_reference(&cached[i], qkv, positions, out);
+        compare_with_reference(&cached[i], qkv, positions, out, NULL, NULL);
         free(positions), free(cache), free(out), free(qkv);
     }
 }
@@ -320,7 +347,7 @@ int main(void) {
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_gradients_match_central_differences),
-        cmocka_unit_test(attention_is_the_softmax_over_what_a_row_sees),
+        cmocka_unit_test(attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees),
         cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
         cmocka_unit_test(documents_of_all_lengths_stay_apart),
         cmocka_unit_test(attention_gradients_match_central_differences),

@@ -1,5 +1,5 @@
-/* Mixture of experts: routing, balancing, dispatch, expert products and the way back. Gradients, precisions, instruction sets and threads go
- * through check_op; what the ops mean is compared with plain loops in double precision. */
+/* Mixture of experts: routing, balancing, dispatch, expert products and the way back. Gradients, precisions, instruction
+ * sets and threads go through check_op; what the ops mean is compared with plain loops in double precision. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,7 @@ static void routing_gradients_match_central_differences(void **state) {
 
 enum { CHOOSE_SPREAD, CHOOSE_LAST, CHOOSE_NONE };
 
-/* Distinct experts for a row, about one in experts + 1 of them "skipped"; or all rows to the last expert; or none to any. */
+/* Distinct experts for a row, about one in experts + 1 of them "skipped"; all rows to the last expert; or none to any. */
 static const int32_t *choose_experts(const Shape *s) {
     static int32_t index[MAX_ROWS * MAX_K];
     int64_t experts = s->router.experts, k = s->router.k;
@@ -116,7 +116,8 @@ static void gradients_reach_the_logits_through_the_experts(void **state) {
     (void)state;
     static const Shape shapes[] = {
         {.rows = 30, .in = 12, .out = 10, .router = {.experts = 4, .k = 1, .skip = true}, .bias = true},
-        {.rows = 30, .in = 12, .out = 10, .router = {.experts = 4, .k = 2, .skip = true, .renormalise = true, .auxiliary = 0.5}},
+        {.rows = 30, .in = 12, .out = 10,
+         .router = {.experts = 4, .k = 2, .skip = true, .renormalise = true, .auxiliary = 0.5}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_op(build_block, &shapes[i], (CheckBounds){0});
 }
@@ -150,10 +151,13 @@ static double *reals(const Program *program, TensorId tensor) { return executor_
 static int32_t *integers(const Program *program, TensorId tensor) { return executor_tensor(program->executor, tensor); }
 
 static void fill(const Program *program, TensorId tensor, uint64_t stream, double scale) {
-    for (int64_t i = 0; i < graph_elements(program->graph, tensor); i++) reals(program, tensor)[i] = scale * rng_normal(11, stream, i);
+    double *values = reals(program, tensor);
+    for (int64_t i = 0; i < graph_elements(program->graph, tensor); i++) values[i] = scale * rng_normal(11, stream, i);
 }
 
-static void assert_close(double value, double expected) { assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected))); }
+static void assert_close(double value, double expected) {
+    assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected)));
+}
 
 /* A graph with one router; bias is a controller parameter. */
 typedef struct RouterProgram {
@@ -198,7 +202,8 @@ static int64_t rank_of(const double *p, const double *bias, int64_t classes, int
 
 static void check_routing(int64_t rows, const RouterSpec *spec) {
     RouterProgram p = router_start(rows, spec, false);
-    const double *logits = reals(&p.program, p.logits), *bias = reals(&p.program, p.bias), *gate = reals(&p.program, p.routing.gate);
+    const double *logits = reals(&p.program, p.logits), *bias = reals(&p.program, p.bias);
+    const double *gate = reals(&p.program, p.routing.gate);
     const int32_t *index = integers(&p.program, p.routing.index);
     double probability[64];
     program_run(&p.program);
@@ -398,7 +403,8 @@ static void a_block_that_every_row_skips_is_zero_and_learns_nothing(void **state
     const Shape s = {.rows = 20, .in = 6, .out = 7, .router = {.experts = 3, .k = 2}, .choices = CHOOSE_NONE};
     BlockProgram b = block_start(&s);
     Graph *graph = b.program.graph;
-    TensorId zeros[] = {b.y, graph->tensors[b.x].gradient, graph->tensors[b.gate].gradient, graph->tensors[b.w].gradient};
+    TensorId zeros[] = {b.y, graph->tensors[b.x].gradient, graph->tensors[b.gate].gradient,
+                        graph->tensors[b.w].gradient};
     program_run(&b.program);
     for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
         for (int64_t j = 0; j < graph_elements(graph, zeros[i]); j++) assert_true(reals(&b.program, zeros[i])[j] == 0);
@@ -411,23 +417,27 @@ static void experts_cost_two_flops_per_weight_and_slot(void **state) {
     BlockProgram b = block_start(&s);
     for (int i = 0; i < b.program.graph->node_count; i++) {
         const Node *node = &b.program.graph->nodes[i];
-        bool product = node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input || node->op == OP_grouped_linear_grad_weight;
+        bool product = node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input ||
+                       node->op == OP_grouped_linear_grad_weight;
         if (product) assert_true(op_table[node->op]->cost(b.program.graph, node).flops == 2.0 * 40 * 6 * 7);
     }
     program_free(&b.program);
 }
 
-/* Runs a whole block under a recompute policy and copies out the gradients of bias and logits; returns the number of nodes. */
+/* Runs a whole block under a recompute policy; gives the gradients of bias and logits, returns the number of nodes. */
 static int recomputed_gradients(RecomputePolicy policy, double d_bias[5], double d_logits[30 * 5]) {
     Graph *graph = graph_create(PRECISION_FP64, true);
     int64_t logits_shape[] = {30, 5}, x_shape[] = {30, 8}, classes = 5, one = 1, two = 2;
     TensorId logits = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, logits_shape, "logits");
-    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, x_shape, "x"), d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, x_shape, "d_y");
-    TensorId share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "share"), loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
+    TensorId x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, x_shape, "x");
+    TensorId d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, x_shape, "d_y");
+    TensorId share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "share");
+    TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     TensorId bias = graph_parameter(graph, "bias", PARAMETER_CONTROLLER, 1, &classes, 0, 0, false);
     TensorId w = graph_parameter(graph, "w", PARAMETER_MATRIX, 3, (int64_t[]){4, 8, 8}, 0, 1, false);
     graph_scope(graph, 0, "layer.");
-    Routing routing = op_router(graph, logits, bias, share, loss, &(RouterSpec){.experts = 4, .k = 2, .skip = true, .auxiliary = 1});
+    RouterSpec spec = {.experts = 4, .k = 2, .skip = true, .auxiliary = 1};
+    Routing routing = op_router(graph, logits, bias, share, loss, &spec);
     Dispatch dispatch = op_moe_sort(graph, routing.index, 4);
     TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, x, &dispatch), w, dispatch.offset);
     TensorId y = op_moe_combine(graph, y_slots, routing.gate, &dispatch);

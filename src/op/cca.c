@@ -64,11 +64,10 @@ typedef struct Forward {
     W *scales;
 } Forward;
 
-/* From the convolved row y of one head to its place in qkv. */
+/* From the mixed row y of one head to its place in qkv. */
 static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;
-    mix(y, cca_row(&f->rows, r), head, s);
     W scale = wide_sqrt(s->dim) / wide_sqrt(sum_of_squares(y, s->dim) + (W)1e-12);
     if (f->scales) f->scales[r * (s->heads + s->kv_heads) + head] = scale;
     T *out = f->qkv + r * s->columns + head * s->dim;
@@ -100,6 +99,7 @@ static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t
     gemm_serial(&(Gemm){.transpose_b = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = end - first, .n = dim,
                         .k = 2 * dim, .a = pairs, .lda = 2 * dim, .b = f->grouped + column * 2 * dim, .ldb = 2 * dim, .c = products,
                         .ldc = dim, .bias = f->grouped_bias + column});
+    for (int64_t r = first; r < end; r++) mix(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
     for (int64_t r = first; r < end; r++) finish_row(f, products + (r - first) * dim, r, head);
 }
 

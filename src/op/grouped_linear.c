@@ -1,12 +1,12 @@
-/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T for the slots offset[e] .. offset[e + 1] of each expert.
- * Offsets are read when the kernel runs; every form is one batch of matrix products, one per expert, described in the workspace.
- * Slots past the last offset are neither read nor written. */
+/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T for the slots from offset[e] up to
+ * offset[e + 1] of each expert. Offsets are read when the kernel runs; every form is one batch of matrix products, one per
+ * expert, described in the workspace. Slots past the last offset are neither read nor written. */
 #include "op/kernel.h"
 
 #ifdef KERNEL_VARIANT
 
-/* The products of the experts differ in their number of slots, which is m, or k in the gradient of the weight, and in their operands,
- * which move on by slots or by experts. */
+/* The products of the experts differ in their number of slots, which is m, or k in the gradient of the weight, and in
+ * their operands, which move on by slots or by experts. */
 typedef struct Grouped {
     Gemm product;                         /* that of expert 0, without its number of slots */
     int64_t a_row, b_row, c_row;          /* bytes from slot to slot, 0 where the operand is a weight */
@@ -48,8 +48,8 @@ void KERNEL(grouped_linear_grad_input)(const OpCall *call) {
 void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {
     int64_t experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Grouped grouped = {
-        .product = {.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = out, .n = in,
-                    .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
+        .product = {.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE,
+                    .m = out, .n = in, .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
         .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)sizeof(W),
         .slots_are_depth = true};
     grouped_run(&grouped, call, call->in[2], experts);
@@ -84,10 +84,15 @@ static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 2 * graph_rows(graph, node->in[0]) * weights, .bytes = op_tensor_bytes(graph, node)};
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) { return experts_of(graph, node) * (int64_t)sizeof(Gemm); }
+static int64_t workspace(const Graph *graph, const Node *node) {
+    return experts_of(graph, node) * (int64_t)sizeof(Gemm);
+}
 
-const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .cost = cost, .workspace = workspace};
-const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = cost, .workspace = workspace};
-const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .cost = cost, .workspace = workspace};
+const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .cost = cost,
+                                   .workspace = workspace};
+const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = cost,
+                                              .workspace = workspace};
+const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .cost = cost,
+                                               .workspace = workspace};
 
 #endif

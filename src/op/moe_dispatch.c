@@ -1,6 +1,7 @@
-/* Moving rows to experts and back: a stable counting sort of the chosen experts, the copy of rows into slots ordered by expert, and the
- * gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row once, and each row's sum runs
- * over its k slots in order, so nothing depends on how rows are shared out. Slots without a row are neither read nor written. */
+/* Moving rows to experts and back: a stable counting sort of the chosen experts, the copy of rows into slots ordered by
+ * expert, and the gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row once,
+ * and each row's sum runs over its k slots in order, so nothing depends on how rows are shared out. Slots without a row
+ * are neither read nor written. */
 #include "op/kernel.h"
 
 typedef struct MoeSortAttributes { int64_t experts; } MoeSortAttributes;
@@ -47,7 +48,7 @@ void KERNEL(moe_sort)(const OpCall *call) {
     }
 }
 
-/* By rows, not by slots: a row is read once for all its slots, and writes in scattered order cost less than such reads. */
+/* By rows, not by slots: a row is read once for all its slots, and scattered writes cost less than scattered reads. */
 void KERNEL(moe_permute)(const OpCall *call) {
     const T *x = call->in[0];
     const int32_t *slot = call->in[1];
@@ -60,7 +61,8 @@ void KERNEL(moe_permute)(const OpCall *call) {
 }
 
 /* y = sum over j of gate[j] * slots[slot[j]]; a gate of NULL is all ones. */
-static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
+static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k,
+                      int64_t columns) {
     enum { CHUNK = 256 };
     W sum[CHUNK];
     if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer it runs at the speed of a copy */
@@ -102,7 +104,8 @@ void KERNEL(moe_combine)(const OpCall *call) {
 }
 
 /* d_y_slot = gate * dy; returns <dy, y_slot>, the gradient of the gate. */
-static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *restrict y_slot, W gate, int64_t columns) {
+static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *restrict y_slot, W gate,
+                           int64_t columns) {
     W dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t i = 0; i < columns; i++) {
@@ -124,7 +127,9 @@ void KERNEL(moe_combine_grad)(const OpCall *call) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * k; i < (r + 1) * k; i++) {
             int64_t at = slot[i] * columns;
-            d_gate[i] = slot[i] < 0 ? 0 : combine_slot_grad(d_y_slots + at, dy + r * columns, y_slots + at, gate[i], columns);
+            d_gate[i] = 0;
+            if (slot[i] < 0) continue;
+            d_gate[i] = combine_slot_grad(d_y_slots + at, dy + r * columns, y_slots + at, gate[i], columns);
         }
 }
 
@@ -137,8 +142,8 @@ Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
                          .source = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &slots, "source"),
                          .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset")};
     MoeSortAttributes attributes = {.experts = experts};
-    graph_node(graph, OP_moe_sort, &index, 1, (TensorId[]){dispatch.slot, dispatch.source, dispatch.offset}, 3, &attributes,
-               sizeof attributes);
+    TensorId out[] = {dispatch.slot, dispatch.source, dispatch.offset};
+    graph_node(graph, OP_moe_sort, &index, 1, out, 3, &attributes, sizeof attributes);
     return dispatch;
 }
 

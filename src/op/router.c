@@ -1,10 +1,10 @@
-/* The router of a mixture of experts: softmax over the expert classes, the choice of the top k by biased probability, and what
- * balances the experts. The bias only steers the choice (arXiv 2408.15664 without its sign step): the gate is the unbiased
- * probability, and the bias's "gradient" is the excess load of each expert, which a controller feeds to AdamW. The auxiliary
- * loss is Switch's (arXiv 2101.03961, equation 4), with f constant in its gradient.
+/* The router of a mixture of experts: softmax over the expert classes, the choice of the top k by biased probability,
+ * and what balances the experts. The bias only steers the choice (as in arXiv 2408.15664): the gate is the unbiased
+ * probability, and the bias's "gradient" is the excess load of each expert, which a controller feeds to AdamW. The
+ * auxiliary loss is Switch's (arXiv 2101.03961, equation 4), with f constant in its gradient.
  *
- * A row has few classes, so the forward pass works on one vector of rows at a time, class by class, on stack buffers. Loads are
- * integers counted per block of rows; sums of probabilities are added in block order. */
+ * A row has few classes, so the forward pass works on one vector of rows at a time, class by class, on stack buffers.
+ * Loads are integers counted per block of rows; sums of probabilities are added in block order. */
 #include "op/kernel.h"
 
 enum { ROUTER_MAX_CLASSES = 512 };
@@ -57,8 +57,8 @@ static void lanes_best(int32_t *restrict best, const Lanes *restrict score, int6
 }
 
 /* Fills index and gate of up to LANES rows from their probabilities. */
-static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes *restrict p, const W *restrict bias, int64_t rows,
-                         int64_t classes, const RouterSpec *spec) {
+static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes *restrict p, const W *restrict bias,
+                         int64_t rows, int64_t classes, const RouterSpec *spec) {
     Lanes score;
     int32_t best[LANES];
     for (int64_t c = 0; c < classes; c++)
@@ -92,7 +92,7 @@ void KERNEL(router)(const OpCall *call) {
     int32_t *index = call->out[0], *count = call->out[3];
     W *gate = call->out[1], *probabilities = call->out[2], *bias_gradient = call->out[4], *loss = call->out[5];
     int64_t rows = call->in_shape[0][0], classes = call->in_shape[0][1], k = spec->k, blocks = kernel_blocks(rows);
-    W *sums = call->workspace;                                /* [blocks + 1, classes], the total last */
+    W *sums = call->workspace;                                    /* [blocks + 1, classes], the total last */
     int32_t *counts = (int32_t *)(sums + (blocks + 1) * classes); /* [blocks, classes] */
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -125,11 +125,12 @@ void KERNEL(router)(const OpCall *call) {
     loss[1] += share[0] * auxiliary_loss(count, total, rows, spec);
 }
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal for all
- * rows; NULL: zero) plus one number for each of the chosen classes, which renormalising turns from d_gate into
- * (d_gate - <d_gate, gate>) / sum of the chosen p. */
-static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
-                            const W *restrict pull, int64_t classes, const RouterSpec *spec) {
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal
+ * for all rows; NULL: zero) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
+ * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
+static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p,
+                            const int32_t *restrict index, const W *restrict pull, int64_t classes,
+                            const RouterSpec *spec) {
     W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
     for (int64_t j = 0; d_gate && j < spec->k; j++) {
         chosen += p[index[j]];
@@ -163,8 +164,8 @@ void KERNEL(router_grad)(const OpCall *call) {
     }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
-        router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes, index + r * k,
-                        spec->auxiliary > 0 ? pull : NULL, classes, spec);
+        router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes,
+                        index + r * k, spec->auxiliary > 0 ? pull : NULL, classes, spec);
 }
 
 #else
@@ -174,12 +175,14 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     assert(graph_get(graph, logits)->type == TYPE_WIDE && graph_columns(graph, logits) == classes);
     assert(classes <= ROUTER_MAX_CLASSES && spec->k >= 1 && spec->k <= classes && rows * spec->k <= INT32_MAX);
     assert(bias == TENSOR_NONE || graph_elements(graph, bias) == classes);
-    bool balanced = graph->training && graph_is_parameter(graph, bias), auxiliary = graph->training && spec->auxiliary > 0;
+    bool balanced = graph->training && graph_is_parameter(graph, bias);
+    bool auxiliary = graph->training && spec->auxiliary > 0;
     assert(!auxiliary || graph_elements(graph, loss) >= 2);
     int64_t chosen[] = {rows, spec->k}, all[] = {rows, classes};
     Routing routing = {.index = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 2, chosen, "index"),
                        .gate = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, chosen, "gate")};
-    TensorId probabilities = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, all, "probabilities"), count = TENSOR_NONE;
+    TensorId probabilities = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, all, "probabilities");
+    TensorId count = TENSOR_NONE;
     if (graph->training) count = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &classes, "count");
     TensorId bias_gradient = balanced ? graph_parameter_gradient(graph, bias) : TENSOR_NONE;
     TensorId out[] = {routing.index, routing.gate, probabilities, count, bias_gradient, auxiliary ? loss : TENSOR_NONE};
@@ -192,14 +195,15 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId logits = node->in[0], d_gate = d_out[1];
     if (d_gate == TENSOR_NONE && node->out[5] == TENSOR_NONE) return;
     d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, logits)->shape, "d_logits");
-    graph_node(graph, OP_router_grad, (TensorId[]){d_gate, node->out[2], node->out[0], node->out[3], node->in[2]}, 5, &d_in[0], 1, spec,
-               sizeof *spec);
+    TensorId in[] = {d_gate, node->out[2], node->out[0], node->out[3], node->in[2]};
+    graph_node(graph, OP_router_grad, in, 5, &d_in[0], 1, spec, sizeof *spec);
 }
 
 /* Maximum, subtract, exponential (about ten), sum, scale, and one comparison for each of the k. */
 static Cost cost(const Graph *graph, const Node *node) {
     const RouterSpec *spec = node->attributes;
-    return (Cost){.flops = (14.0 + spec->k) * graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
+    double logits = graph_elements(graph, node->in[0]);
+    return (Cost){.flops = (14.0 + spec->k) * logits, .bytes = op_tensor_bytes(graph, node)};
 }
 
 static Cost grad_cost(const Graph *graph, const Node *node) {
@@ -209,11 +213,12 @@ static Cost grad_cost(const Graph *graph, const Node *node) {
 static int64_t workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[0]), classes = graph_columns(graph, node->in[0]);
     int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
-    return op_partials_bytes(graph, rows, classes) + classes * wide + kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
+    int64_t counts = kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
+    return op_partials_bytes(graph, rows, classes) + classes * wide + counts;
 }
 
-const Op op_rule_router = {.name = "router", .adds_to = 1 << 4 | 1 << 5, .loss = true, .gradient = gradient, .cost = cost,
-                           .workspace = workspace};
+const Op op_rule_router = {.name = "router", .adds_to = 1 << 4 | 1 << 5, .loss = true, .gradient = gradient,
+                           .cost = cost, .workspace = workspace};
 const Op op_rule_router_grad = {.name = "router_grad", .cost = grad_cost};
 
 #endif

@@ -1,0 +1,29 @@
+/* AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of torch.optim.AdamW: decay, moments, step. One pass that reads and writes
+ * every element once, over all parameters in one parallel loop. Chunks are shared out statically, so that pages touched first by a
+ * thread stay with it from step to step. Owns no memory; called by optimizer_step. */
+#include "optim/internal.h"
+
+#include <math.h>
+
+static AdamwRates adamw_rates(double beta1, double beta2, double epsilon, double lr, double decay, double scale, int64_t step) {
+    double bias1 = 1 - pow(beta1, (double)step), bias2 = 1 - pow(beta2, (double)step);
+    return (AdamwRates){.scale = scale, .beta1 = beta1, .beta2 = beta2, .step_size = lr / bias1, .inverse_root_bias2 = 1 / sqrt(bias2),
+                        .epsilon = epsilon, .keep = 1 - lr * decay};
+}
+
+void adamw_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
+    const OptimizerConfig *config = &optimizer->config;
+    AdamwRates rates[RATES_COUNT];
+    rates[RATES_CONTROLLER] = adamw_rates(0.9, 0.999, 1e-8, config->controller_lr, 0, 1, step);
+    rates[RATES_PLAIN] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, 0, scale, step);
+    rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
+    size_t wide = optimizer->wide;
+    int64_t first = config->controller_lr == 0 ? optimizer->controller_end : 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = first; i < optimizer->adamw_end; i++) {
+        const Chunk *chunk = &optimizer->chunks[i];
+        optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, optim_at(master, chunk->offset, wide),
+                                  optim_at(weights, chunk->offset, optimizer->compute), optim_at(gradients, chunk->offset, wide),
+                                  optim_at(optimizer->momentum, chunk->offset, wide), optim_at(optimizer->variance, chunk->variance, wide));
+    }
+}

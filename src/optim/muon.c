@@ -1,0 +1,237 @@
+/* Muon (Jordan 2024) with Nesterov momentum, scaled and decayed as in arXiv 2502.16982: the update of a matrix is its momentum with all
+ * singular values brought near 1 by Newton-Schulz iterations X <- aX + (bA + cA^2)X, A = X X^T, times 0.2 sqrt(max(rows, columns)).
+ *
+ * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <- X(aI + bA + cA^2), which is the same
+ * polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then mirrored, which costs little over half.
+ * aI + bA + cA^2 is formed from an A^2 of wide type and rounded once, so that the last product is the whole update of X.
+ *
+ * All matrices that fit the scratch budget together form a group whose products run as one batch. The scratch belongs to the optimizer. */
+#include "base/memory.h"
+#include "optim/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    SCRATCH_BUDGET = 64 << 20, /* bytes; a single matrix may need more */
+    TILE = 128,                /* rows of a symmetric product computed at once: smaller wastes less, larger packs less */
+    MIRROR_ROWS = 64,          /* of a task that mirrors */
+};
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t aligned(int64_t bytes) { return ceil_divide(bytes, 64) * 64; }
+
+/* ---- The list of matrices ---- */
+
+/* Places the scratch of a matrix at `start`; returns its end. */
+static int64_t place(Matrix *matrix, int64_t start, int64_t compute, int64_t wide) {
+    int64_t whole = aligned(matrix->rows * matrix->columns * compute), square = matrix->order * matrix->order;
+    matrix->x = start;
+    matrix->y = matrix->x + whole;
+    matrix->gram = matrix->y + whole;
+    matrix->square = matrix->gram + aligned(square * compute);
+    return matrix->square + aligned(square * wide);
+}
+
+Matrix *muon_matrices(const Graph *graph, const OptimizerConfig *config, int *count, int64_t *scratch_bytes) {
+    int64_t compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE), wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    Matrix *matrices = NULL;
+    int n = 0, group = 0;
+    int64_t used = 0;
+    *scratch_bytes = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (!optim_uses_muon(config, p)) continue;
+        int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = p->count / (rows * columns);
+        matrices = memory_resize(matrices, (size_t)(n + stack) * sizeof *matrices);
+        for (int64_t k = 0; k < stack; k++) {
+            Matrix *matrix = &matrices[n++];
+            *matrix = (Matrix){.offset = p->offset + k * rows * columns, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
+            int64_t end = place(matrix, used, compute, wide);
+            if (end > SCRATCH_BUDGET && used > 0) {
+                group++;
+                end = place(matrix, 0, compute, wide);
+            }
+            matrix->group = group;
+            used = end;
+            *scratch_bytes = larger(*scratch_bytes, used);
+        }
+    }
+    *count = n;
+    return matrices;
+}
+
+static int group_end(const Matrix *matrices, int count, int first) {
+    int end = first;
+    while (end < count && matrices[end].group == matrices[first].group) end++;
+    return end;
+}
+
+int64_t muon_most_products(const Matrix *matrices, int count) {
+    int64_t most = 0;
+    for (int first = 0, end; first < count; first = end) {
+        int64_t products = 0;
+        end = group_end(matrices, count, first);
+        for (int i = first; i < end; i++) products += ceil_divide(matrices[i].order, TILE);
+        most = larger(most, products);
+    }
+    return most;
+}
+
+/* ---- The products of a group ---- */
+
+typedef struct Group {
+    const Optimizer *optimizer;
+    const Matrix *matrices; int count;
+    bool swapped; /* what is called x lies in y */
+} Group;
+
+static void *scratch_at(const Group *group, int64_t bytes) { return (char *)group->optimizer->scratch + bytes; }
+static void *current(const Group *group, const Matrix *m) { return scratch_at(group, group->swapped ? m->y : m->x); }
+static void *next(const Group *group, const Matrix *m) { return scratch_at(group, group->swapped ? m->x : m->y); }
+
+/* Appends the products that give rows [0, order) of a symmetric `full`, each tile of rows only up to the diagonal's tile. */
+static int64_t append_symmetric(Gemm *products, Gemm full, int64_t compute, int64_t output) {
+    int64_t order = full.m, tiles = ceil_divide(order, TILE);
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t first = order * t / tiles, end = order * (t + 1) / tiles;
+        products[t] = full;
+        products[t].a = optim_at(full.a, full.transpose_a ? first : first * full.lda, (size_t)compute);
+        products[t].c = optim_at(full.c, first * full.ldc, (size_t)output);
+        products[t].m = end - first;
+        products[t].n = end;
+    }
+    return tiles;
+}
+
+/* gram = X X^T, or X^T X of a tall X; lower tiles. */
+static void multiply_gram(const Group *group) {
+    const Optimizer *o = group->optimizer;
+    int64_t n = 0, compute = (int64_t)o->compute;
+    for (int i = 0; i < group->count; i++) {
+        const Matrix *m = &group->matrices[i];
+        bool tall = m->rows > m->columns;
+        const void *x = current(group, m);
+        Gemm full = {.transpose_a = tall, .transpose_b = !tall, .input = o->kernels->compute, .output = o->kernels->compute, .m = m->order,
+                     .k = tall ? m->rows : m->columns, .a = x, .lda = m->columns, .b = x, .ldb = m->columns,
+                     .c = scratch_at(group, m->gram), .ldc = m->order};
+        n += append_symmetric(o->products + n, full, compute, compute);
+    }
+    gemm_batch(o->products, n);
+}
+
+/* square = gram gram, in the wide type; lower tiles. */
+static void multiply_square(const Group *group) {
+    const Optimizer *o = group->optimizer;
+    int64_t n = 0;
+    for (int i = 0; i < group->count; i++) {
+        const Matrix *m = &group->matrices[i];
+        const void *gram = scratch_at(group, m->gram);
+        Gemm full = {.input = o->kernels->compute, .output = o->kernels->wide, .m = m->order, .k = m->order, .a = gram, .lda = m->order,
+                     .b = gram, .ldb = m->order, .c = scratch_at(group, m->square), .ldc = m->order};
+        n += append_symmetric(o->products + n, full, (int64_t)o->compute, (int64_t)o->wide);
+    }
+    gemm_batch(o->products, n);
+}
+
+/* next = P X, or X P of a tall X, where P is what stands in gram. */
+static void multiply_update(const Group *group) {
+    const Optimizer *o = group->optimizer;
+    for (int i = 0; i < group->count; i++) {
+        const Matrix *m = &group->matrices[i];
+        bool tall = m->rows > m->columns;
+        const void *x = current(group, m), *polynomial = scratch_at(group, m->gram);
+        o->products[i] = (Gemm){.input = o->kernels->compute, .output = o->kernels->compute, .m = m->rows, .n = m->columns, .k = m->order,
+                                .a = tall ? x : polynomial, .lda = m->order, .b = tall ? polynomial : x, .ldb = m->columns,
+                                .c = next(group, m), .ldc = m->columns};
+    }
+    gemm_batch(o->products, group->count);
+}
+
+/* ---- The passes between them ---- */
+
+/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread takes which rows has no
+ * influence on the values, so tasks are handed out as threads come. */
+static void complete_gram(const Group *group, bool polynomial) {
+    const OptimKernels *kernels = group->optimizer->kernels;
+    int64_t most = 0;
+    for (int i = 0; i < group->count; i++) most = larger(most, ceil_divide(group->matrices[i].order, MIRROR_ROWS));
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (int i = 0; i < group->count; i++)
+        for (int64_t task = 0; task < most; task++) {
+            const Matrix *m = &group->matrices[i];
+            int64_t first = task * MIRROR_ROWS, end = smaller(m->order, first + MIRROR_ROWS);
+            if (first >= end) continue;
+            if (polynomial) kernels->polynomial(scratch_at(group, m->gram), scratch_at(group, m->square), m->order, first, end);
+            kernels->mirror(scratch_at(group, m->gram), m->order, first, end);
+        }
+}
+
+/* The matrix of a group that a chunk belongs to. */
+static const Matrix *matrix_of(const Group *group, int64_t chunk) {
+    int low = 0, high = group->count;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (group->matrices[middle].first_chunk <= chunk) low = middle;
+        else high = middle;
+    }
+    return &group->matrices[low];
+}
+
+/* The whole direction's Frobenius norm, from its chunks in order; the small number keeps a zero gradient's direction zero. */
+static double inverse_norm(const Optimizer *o, const Matrix *matrix) {
+    double sum = 0;
+    for (int64_t i = matrix->first_chunk; i < matrix->end_chunk; i++) sum += o->partials[i];
+    return 1 / (sqrt(sum) + 1e-7);
+}
+
+/* x = u / |u| with u = g + momentum * m, m updated. */
+static void load_direction(const Group *group, const void *gradients, double scale) {
+    const Optimizer *o = group->optimizer;
+    double decay = o->config.momentum;
+    int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = first; i < end; i++) {
+        const Chunk *c = &o->chunks[i];
+        o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide), optim_at(gradients, c->offset, o->wide));
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t i = first; i < end; i++) {
+        const Chunk *c = &o->chunks[i];
+        const Matrix *m = matrix_of(group, i);
+        o->kernels->direction(decay, scale, inverse_norm(o, m), c->count, optim_at(current(group, m), c->offset - m->offset, o->compute),
+                              optim_at(o->momentum, c->offset, o->wide), optim_at(gradients, c->offset, o->wide));
+    }
+}
+
+static void apply_direction(const Group *group, void *master, void *weights, double lr) {
+    const Optimizer *o = group->optimizer;
+    int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = first; i < end; i++) {
+        const Chunk *c = &o->chunks[i];
+        const Matrix *m = matrix_of(group, i);
+        double rate = lr * 0.2 * sqrt((double)larger(m->rows, m->columns));
+        o->kernels->apply(1 - lr * o->config.weight_decay, rate, c->count, optim_at(master, c->offset, o->wide),
+                          optim_at(weights, c->offset, o->compute), optim_at(current(group, m), c->offset - m->offset, o->compute));
+    }
+}
+
+void muon_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, double lr, double scale) {
+    for (int first = 0, end; first < optimizer->matrix_count; first = end) {
+        end = group_end(optimizer->matrices, optimizer->matrix_count, first);
+        Group group = {optimizer, optimizer->matrices + first, end - first, false};
+        load_direction(&group, gradients, scale);
+        for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
+            multiply_gram(&group);
+            complete_gram(&group, false);
+            multiply_square(&group);
+            complete_gram(&group, true);
+            multiply_update(&group);
+            group.swapped = !group.swapped;
+        }
+        apply_direction(&group, master, weights, lr);
+    }
+}

@@ -1,0 +1,193 @@
+/* Charts: axes with round ticks, curves, marks. Everything is printed to the caller's stream at once. */
+#include <math.h>
+#include <string.h>
+
+#include "train/chart.h"
+
+enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in its own units */
+
+/* -- Axes -------------------------------------------------------------------------------------------------------- */
+
+static void add_tick(Axis *axis, double value) {
+    double slack = 1e-9 * (axis->high - axis->low);
+    if (axis->count < AXIS_TICKS && value >= axis->low - slack && value <= axis->high + slack)
+        axis->ticks[axis->count++] = value;
+}
+
+static void linear_ticks(Axis *axis, int wanted) {
+    double least = (axis->high - axis->low) / wanted, power = pow(10, floor(log10(least)));
+    static const double factors[] = {1, 2, 5, 10};
+    double step = power * 10;
+    for (int i = 3; i >= 0; i--)
+        if (power * factors[i] >= least) step = power * factors[i];
+    double first = ceil(axis->low / step - 1e-9);
+    for (int i = 0; i <= wanted; i++) add_tick(axis, (first + i) * step);
+}
+
+/* 1, 2, 5, 10, 20, ... or, over many decades, every n-th power of ten. */
+static void logarithmic_ticks(Axis *axis, int wanted) {
+    double first = floor(log10(axis->low)), decades = log10(axis->high / axis->low);
+    bool fine = decades * 3 + 1 <= wanted;
+    double stride = fmax(1, ceil((decades + 1) / wanted));
+    for (double power = first; power <= first + decades + 1; power += stride) {
+        add_tick(axis, pow(10, power));
+        if (fine) add_tick(axis, 2 * pow(10, power));
+        if (fine) add_tick(axis, 5 * pow(10, power));
+    }
+}
+
+Axis axis_make(double low, double high, bool logarithmic, int wanted) {
+    if (!isfinite(low) || !isfinite(high)) low = 0, high = 1;
+    if (logarithmic && low <= 0) logarithmic = false;
+    if (!(high - low > 1e-9 * fmax(fabs(low), fabs(high)))) {
+        double width = low == 0 ? 1 : 0.1 * fabs(low);
+        low -= width / 2;
+        high += width / 2;
+    }
+    Axis axis = {.low = low, .high = high, .logarithmic = logarithmic};
+    if (logarithmic) logarithmic_ticks(&axis, wanted);
+    if (axis.count < 2) {
+        axis.count = 0;
+        linear_ticks(&axis, wanted);
+    }
+    return axis;
+}
+
+Axis axis_padded(double low, double high, bool logarithmic, int wanted) {
+    const double air = 0.05, near_zero = 0.3;
+    if (logarithmic && low > 0) {
+        double factor = pow(high / low, air);
+        return axis_make(low / factor, high * factor, true, wanted);
+    }
+    double space = air * (high - low);
+    bool zero = low >= 0 && low < near_zero * high;
+    return axis_make(zero ? 0 : low - space, high + space, false, wanted);
+}
+
+double axis_place(const Axis *axis, double value) {
+    double place = axis->logarithmic ? log(fmax(value, axis->low) / axis->low) / log(axis->high / axis->low)
+                                     : (value - axis->low) / (axis->high - axis->low);
+    return fmin(fmax(place, 0), 1);
+}
+
+/* -- Text -------------------------------------------------------------------------------------------------------- */
+
+void chart_number(double value, int digits, char text[32]) {
+    static const struct { double least, unit; const char *suffix; } scales[] = {
+        {1e12, 1e12, "T"}, {1e9, 1e9, "B"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}, {0, 1, ""}};
+    if (!isfinite(value)) {
+        snprintf(text, 32, "unknown");
+        return;
+    }
+    size_t scale = 0;
+    while (fabs(value) < scales[scale].least * (1 - 1e-9)) scale++;
+    snprintf(text, 32, "%.*g%s", digits, value / scales[scale].unit, scales[scale].suffix);
+    char *zero = strstr(text, "e-0"); /* 5e-05 is written 5e-5 */
+    if (zero) memmove(zero + 2, zero + 3, strlen(zero + 3) + 1);
+}
+
+void chart_escape(FILE *out, const char *text) {
+    for (; *text; text++) {
+        unsigned char byte = (unsigned char)*text;
+        switch (byte) {
+        case '&': fputs("&amp;", out); break;
+        case '<': fputs("&lt;", out); break;
+        case '>': fputs("&gt;", out); break;
+        case '"': fputs("&quot;", out); break;
+        case '\'': fputs("&#39;", out); break;
+        default:
+            if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) fputs("\xEF\xBF\xBD", out);
+            else putc(byte, out);
+        }
+    }
+}
+
+/* -- Drawing ----------------------------------------------------------------------------------------------------- */
+
+static double place_x(const Chart *chart, double x) { return WIDTH * axis_place(&chart->x, x); }
+static double place_y(const Chart *chart, double y) { return HEIGHT * (1 - axis_place(&chart->y, y)); }
+
+static void print_labels(const Chart *chart, const Axis *axis, const char *side) {
+    bool vertical = side[0] == 't';
+    fprintf(chart->out, "<div class=\"%s\" aria-hidden=\"true\">", vertical ? "ylabels" : "xlabels");
+    for (int i = 0; i < axis->count; i++) {
+        char text[32];
+        chart_number(axis->ticks[i], 6, text);
+        double place = 100 * axis_place(axis, axis->ticks[i]);
+        fprintf(chart->out, "<span style=\"%s:%.2f%%\">%s</span>", side, vertical ? 100 - place : place, text);
+    }
+    fputs("</div>", chart->out);
+}
+
+void chart_begin(const Chart *chart, const char *label, const char *size) {
+    FILE *out = chart->out;
+    fprintf(out, "<div class=\"chart %s\">", size);
+    print_labels(chart, &chart->y, "top");
+    fprintf(out, "<svg viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
+    chart_escape(out, label);
+    fputs("\">\n<path class=\"grid\" d=\"", out);
+    for (int i = 0; i < chart->y.count; i++) fprintf(out, "M0 %.1fH%d", place_y(chart, chart->y.ticks[i]), WIDTH);
+    fputs("\"/>\n", out);
+}
+
+void chart_end(const Chart *chart) {
+    fputs("</svg>", chart->out);
+    print_labels(chart, &chart->x, "left");
+    fputs("</div>\n", chart->out);
+}
+
+/* A stroke of no length with round ends is a dot that the stretching leaves round. */
+static void print_dot(const Chart *chart, double x, double y) {
+    fprintf(chart->out, "M%.1f %.1fh.01", place_x(chart, x), place_y(chart, y));
+}
+
+void chart_curve(const Chart *chart, const char *style, const double *x, const double *y, size_t count) {
+    fprintf(chart->out, "<path class=\"curve %s\" d=\"", style);
+    for (size_t i = 0; i < count; i++) {
+        if (!isfinite(y[i])) continue;
+        bool before = i > 0 && isfinite(y[i - 1]), after = i + 1 < count && isfinite(y[i + 1]);
+        if (!before && !after) print_dot(chart, x[i], y[i]);
+        else fprintf(chart->out, "%c%.1f %.1f", before ? 'L' : 'M', place_x(chart, x[i]), place_y(chart, y[i]));
+    }
+    fputs("\"/>\n", chart->out);
+}
+
+void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high,
+                size_t count) {
+    fprintf(chart->out, "<path class=\"%s\" d=\"", style);
+    for (size_t from = 0, to; from < count; from = to + 1) {
+        for (to = from; to < count && isfinite(low[to]); to++)
+            fprintf(chart->out, "%c%.1f %.1f", to == from ? 'M' : 'L', place_x(chart, x[to]), place_y(chart, high[to]));
+        for (size_t i = to; i-- > from;) fprintf(chart->out, "L%.1f %.1f", place_x(chart, x[i]), place_y(chart, low[i]));
+        if (to > from) fputs("Z", chart->out);
+    }
+    fputs("\"/>\n", chart->out);
+}
+
+static void print_title(const Chart *chart, const char *title) {
+    fputs("<title>", chart->out);
+    chart_escape(chart->out, title);
+    fputs("</title>", chart->out);
+}
+
+void chart_dot(const Chart *chart, const char *style, double x, double y, const char *title) {
+    fprintf(chart->out, "<path class=\"dot %s\" d=\"", style);
+    print_dot(chart, x, y);
+    fputs("\">", chart->out);
+    print_title(chart, title);
+    fputs("</path>\n", chart->out);
+}
+
+void chart_stroke(const Chart *chart, const char *style, double x, double from, double to, const char *title) {
+    fprintf(chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, place_x(chart, x), HEIGHT * (1 - from),
+            HEIGHT * (1 - to));
+    print_title(chart, title);
+    fputs("</path>\n", chart->out);
+}
+
+void chart_stripe(const Chart *chart, double from, double to, const char *title) {
+    double left = place_x(chart, from), right = place_x(chart, to);
+    fprintf(chart->out, "<rect class=\"stripe\" x=\"%.1f\" width=\"%.1f\" height=\"%d\">", left, right - left, HEIGHT);
+    print_title(chart, title);
+    fputs("</rect>\n", chart->out);
+}

@@ -1,0 +1,304 @@
+/* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not JSON objects
+ * of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size; when one is full,
+ * neighbours are merged (curves, heat-maps) or every second item is dropped (marks, samples), and from then on an item
+ * stands for twice as many records. A History owns the sums of its LoadMap. Called by report.c. */
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "train/history.h"
+#include "train/journal.h"
+
+#define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */
+
+/* -- Thinning ---------------------------------------------------------------------------------------------------- */
+
+/* Whether the next item is kept, and where. Drops every second one of a full array of items of `size` bytes. */
+static bool thin_next(void *items, size_t size, size_t limit, size_t *count, int64_t *seen, int64_t *stride) {
+    char *bytes = items;
+    if (*stride == 0) *stride = 1;
+    if ((*seen)++ % *stride != 0) return false;
+    if (*count == limit) {
+        for (size_t i = 0; i < limit / 2; i++) memmove(bytes + i * size, bytes + 2 * i * size, size);
+        *count = limit / 2;
+        *stride *= 2;
+        if ((*seen - 1) % *stride != 0) return false;
+    }
+    (*count)++;
+    return true;
+}
+
+static void marks_add(Marks *marks, Mark mark) {
+    marks->last = mark;
+    if (thin_next(marks->items, sizeof mark, HISTORY_MARKS, &marks->count, &marks->seen, &marks->stride))
+        marks->items[marks->count - 1] = mark;
+}
+
+static void sample_add(Sample *sample, double value) {
+    if (!isfinite(value)) return;
+    if (thin_next(sample->items, sizeof value, HISTORY_SAMPLE, &sample->count, &sample->seen, &sample->stride))
+        sample->items[sample->count - 1] = value;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double sample_median(const Sample *sample) {
+    if (sample->count == 0) return NAN;
+    size_t n = sample->count;
+    double *sorted = memory_allocate(n * sizeof *sorted);
+    memcpy(sorted, sample->items, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, compare_doubles);
+    double median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+    free(sorted);
+    return median;
+}
+
+static void span_add(Span *span, Span more) {
+    if (more.count == 0) return;
+    span->low = span->count ? fmin(span->low, more.low) : more.low;
+    span->high = span->count ? fmax(span->high, more.high) : more.high;
+    span->sum += more.sum;
+    span->count += more.count;
+}
+
+static void point_merge(Point *point, const Point *next) {
+    point->last = next->last;
+    for (int i = 0; i < SERIES_COUNT; i++) span_add(&point->series[i], next->series[i]);
+}
+
+static void points_add(History *history, const Point *point) {
+    Point *points = history->points;
+    if (history->point_count > 0 && history->recorded < history->point_records) {
+        point_merge(&points[history->point_count - 1], point);
+        history->recorded++;
+        return;
+    }
+    if (history->point_count == HISTORY_POINTS) {
+        for (size_t i = 0; i < HISTORY_POINTS / 2; i++) {
+            points[i] = points[2 * i];
+            point_merge(&points[i], &points[2 * i + 1]);
+        }
+        history->point_count = HISTORY_POINTS / 2;
+        history->point_records *= 2;
+    }
+    points[history->point_count++] = *point;
+    history->recorded = 1;
+}
+
+/* -- Fields ------------------------------------------------------------------------------------------------------ */
+
+static double number(const json_t *record, const char *name) {
+    const json_t *value = json_object_get(record, name);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static Span span_of(double value) {
+    return isfinite(value) ? (Span){value, value, value, 1} : (Span){0};
+}
+
+/* Cuts at a whole character. */
+static void copy_cut(char *to, size_t size, const char *from) {
+    size_t length = strlen(from);
+    if (length >= size) {
+        length = size - 1;
+        while (length > 0 && ((unsigned char)from[length] & 0xC0) == 0x80) length--;
+    }
+    memcpy(to, from, length);
+    to[length] = '\0';
+}
+
+/* -- Kinds of records -------------------------------------------------------------------------------------------- */
+
+static bool add_step(History *history, int64_t step, const json_t *record) {
+    double loss = number(record, "loss"), milliseconds = number(record, "milliseconds");
+    double speed = number(record, "tokens_per_second"), memory = number(record, "memory_bytes");
+    if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
+    if (history->steps++ == 0) history->first_step = step;
+    history->last_step = step;
+    Point point = {step, step, {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")),
+                                span_of(speed)}};
+    points_add(history, &point);
+    if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
+    else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
+    if (isfinite(loss)) {
+        history->last_loss = loss;
+        history->recent[history->losses++ % HISTORY_RECENT] = loss;
+    }
+    sample_add(&history->speed, speed);
+    sample_add(&history->tflops, number(record, "tflops"));
+    sample_add(&history->peak_percent, number(record, "peak_percent"));
+    sample_add(&history->best_percent, number(record, "best_percent"));
+    if (milliseconds > 0) history->step_seconds += milliseconds * 1e-3;
+    history->memory_bytes = fmax(history->memory_bytes, memory);
+    history->tokens = fmax(history->tokens, number(record, "tokens_seen"));
+    if (history->start_count > 0) history->starts[(history->start_count - 1) % HISTORY_STARTS].last_step = step;
+    return true;
+}
+
+static bool add_evaluation(History *history, int64_t step, const json_t *record) {
+    Mark mark = {step, number(record, "loss"), number(record, "bits_per_byte")};
+    if (isfinite(mark.value) && !(history->best.value <= mark.value)) history->best = mark;
+    marks_add(&history->evaluations, mark);
+    return true;
+}
+
+static bool add_checkpoint(History *history, int64_t step, const json_t *record) {
+    marks_add(&history->checkpoints, (Mark){step, number(record, "bytes"), number(record, "milliseconds") * 1e-3});
+    return true;
+}
+
+static const char *const start_columns[] = {"kind", "step", "time", "machine", "parameters", "active_parameters"};
+
+static bool has_column(const char *name) {
+    for (size_t i = 0; i < sizeof start_columns / sizeof *start_columns; i++)
+        if (strcmp(start_columns[i], name) == 0) return true;
+    return false;
+}
+
+/* "name value, name value" of everything without a column of its own. */
+static void describe(char *text, size_t size, json_t *record) {
+    char *all = NULL;
+    size_t length;
+    FILE *stream = open_memstream(&all, &length);
+    const char *name;
+    json_t *value;
+    json_object_foreach(record, name, value) {
+        if (has_column(name)) continue;
+        char *shown = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+        const char *plain = json_is_string(value) ? json_string_value(value) : shown;
+        fprintf(stream, "%s%.100s %.*s", ftell(stream) > 0 ? ", " : "", name, (int)size, plain ? plain : "");
+        free(shown);
+    }
+    fclose(stream);
+    copy_cut(text, size, all);
+    free(all);
+}
+
+static bool add_start(History *history, int64_t step, json_t *record) {
+    Start *start = &history->starts[history->start_count++ % HISTORY_STARTS];
+    *start = (Start){step, step, number(record, "time"), number(record, "parameters"), number(record, "active_parameters"),
+                     "", ""};
+    const char *machine = json_string_value(json_object_get(record, "machine"));
+    copy_cut(start->machine, sizeof start->machine, machine ? machine : "unknown");
+    describe(start->details, sizeof start->details, record);
+    return true;
+}
+
+/* -- Expert load ------------------------------------------------------------------------------------------------- */
+
+static bool is_load(const json_t *rows, int64_t *layers, int64_t *experts) {
+    *layers = (int64_t)json_array_size(rows);
+    *experts = (int64_t)json_array_size(json_array_get(rows, 0));
+    if (*layers == 0 || *experts == 0) return false;
+    size_t layer;
+    json_t *row;
+    json_array_foreach((json_t *)rows, layer, row)
+        if ((int64_t)json_array_size(row) != *experts) return false;
+    return true;
+}
+
+static void load_reset(LoadMap *map, int64_t layers, int64_t experts) {
+    free(map->sums);
+    *map = (LoadMap){.layers = layers, .experts = experts, .stride = 1, .too_large = layers > HISTORY_CELLS / experts};
+    if (!map->too_large) map->sums = memory_allocate((size_t)(layers * experts) * HISTORY_COLUMNS * sizeof *map->sums);
+}
+
+static void load_merge_columns(LoadMap *map) {
+    for (int64_t cell = 0; cell < map->layers * map->experts; cell++) {
+        float *sums = map->sums + cell * HISTORY_COLUMNS;
+        for (int i = 0; i < HISTORY_COLUMNS / 2; i++) sums[i] = sums[2 * i] + sums[2 * i + 1];
+        memset(sums + HISTORY_COLUMNS / 2, 0, HISTORY_COLUMNS / 2 * sizeof *sums);
+    }
+    for (int i = 0; i < HISTORY_COLUMNS / 2; i++) {
+        map->begin[i] = map->begin[2 * i];
+        map->records[i] = map->records[2 * i] + map->records[2 * i + 1];
+    }
+    memset(map->records + HISTORY_COLUMNS / 2, 0, HISTORY_COLUMNS / 2 * sizeof *map->records);
+    map->columns = HISTORY_COLUMNS / 2;
+    map->stride *= 2;
+}
+
+static bool add_load(History *history, int64_t step, const json_t *record) {
+    LoadMap *map = &history->load;
+    const json_t *rows = json_object_get(record, "load");
+    int64_t layers, experts;
+    if (!is_load(rows, &layers, &experts)) return false;
+    if (layers != map->layers || experts != map->experts) load_reset(map, layers, experts);
+    if (map->too_large) return true;
+    if (map->columns > 0 && step <= map->last_step) return false;
+    if (map->columns == HISTORY_COLUMNS && map->records[HISTORY_COLUMNS - 1] == map->stride) load_merge_columns(map);
+    if (map->columns == 0 || map->records[map->columns - 1] == map->stride) map->begin[map->columns++] = step;
+    int column = map->columns - 1;
+    map->records[column]++;
+    map->last_step = step;
+    for (int64_t cell = 0; cell < layers * experts; cell++) {
+        const json_t *row = json_array_get(rows, (size_t)(cell / experts));
+        double part = json_number_value(json_array_get(row, (size_t)(cell % experts)));
+        if (part >= 0 && part <= 1) map->sums[cell * HISTORY_COLUMNS + column] += (float)part;
+    }
+    return true;
+}
+
+/* -- The file ---------------------------------------------------------------------------------------------------- */
+
+static bool add_record(History *history, json_t *record) {
+    const char *kind = json_string_value(json_object_get(record, "kind"));
+    double at = number(record, "step");
+    if (!kind || !(at >= 0 && at <= STEP_LIMIT)) return false;
+    int64_t step = (int64_t)at;
+    if (strcmp(kind, "step") == 0) return add_step(history, step, record);
+    if (strcmp(kind, "load") == 0) return add_load(history, step, record);
+    if (strcmp(kind, "evaluation") == 0) return add_evaluation(history, step, record);
+    if (strcmp(kind, "checkpoint") == 0) return add_checkpoint(history, step, record);
+    if (strcmp(kind, "start") == 0) return add_start(history, step, record);
+    return false;
+}
+
+static void read_lines(History *history, JournalReader *reader, Progress *progress) {
+    for (JournalLine line; (line = journal_read(reader)) != JOURNAL_END; history->lines++) {
+        json_t *record = line == JOURNAL_LINE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
+        /* A torn line is no damage: the run may be writing it right now. */
+        if (line != JOURNAL_TORN && !(json_is_object(record) && add_record(history, record))) history->ignored++;
+        json_decref(record);
+        progress_update(progress, history->lines);
+    }
+}
+
+History *history_read(const char *path, Error *error) {
+    JournalReader reader;
+    if (!journal_reader_open(&reader, path, error)) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", path);
+        return NULL;
+    }
+    History *history = memory_allocate(sizeof *history);
+    history->point_records = 1;
+    history->last_loss = history->best.value = NAN;
+    Progress progress = progress_start("reading metrics", "records", 0);
+    read_lines(history, &reader, &progress);
+    progress_finish(&progress);
+    if (journal_reader_close(&reader, path, error)) return history;
+    history_free(history);
+    return NULL;
+}
+
+void history_free(History *history) {
+    if (!history) return;
+    free(history->load.sums);
+    free(history);
+}
+
+double history_recent_loss(const History *history, int64_t *steps) {
+    *steps = history->losses < HISTORY_RECENT ? history->losses : HISTORY_RECENT;
+    double sum = 0;
+    for (int64_t i = 0; i < *steps; i++) sum += history->recent[i];
+    return *steps ? sum / (double)*steps : NAN;
+}

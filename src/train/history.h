@@ -1,0 +1,98 @@
+/* What RUN/metrics.jsonl tells, in bounded memory whatever its size: curves are thinned while they are read. */
+#ifndef SMELT_TRAIN_HISTORY_H
+#define SMELT_TRAIN_HISTORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum {
+    HISTORY_POINTS = 1000,      /* of a curve, at most */
+    HISTORY_MARKS = 400,        /* evaluations, checkpoints, ... that are kept, evenly spread */
+    HISTORY_STARTS = 100,       /* newest process starts */
+    HISTORY_COLUMNS = 120,      /* of a heat-map in time */
+    HISTORY_CELLS = 1 << 15,    /* layers x experts of heat-maps; larger models have none */
+    HISTORY_SAMPLE = 1 << 14,   /* steps that a median is taken of */
+    HISTORY_RECENT = 50,        /* steps of the mean loss at the end */
+};
+
+typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_COUNT } SeriesName;
+
+typedef struct Span {
+    double sum, low, high;
+    int64_t count; /* finite values; 0: none */
+} Span;
+
+/* Consecutive steps. */
+typedef struct Point {
+    int64_t first, last;
+    Span series[SERIES_COUNT];
+} Point;
+
+/* An evaluation (loss, bits per byte), a checkpoint (bytes, seconds), a skipped or a broken step. NaN: unknown. */
+typedef struct Mark {
+    int64_t step;
+    double value, other;
+} Mark;
+
+typedef struct Marks {
+    Mark items[HISTORY_MARKS], last;
+    size_t count;
+    int64_t seen, stride; /* one in `stride` of all `seen` is kept; `last` always is */
+} Marks;
+
+typedef struct Sample {
+    double items[HISTORY_SAMPLE];
+    size_t count;
+    int64_t seen, stride;
+} Sample;
+
+typedef struct Start {
+    int64_t step, last_step; /* after which it began; the last that it did */
+    double time;             /* Unix seconds; NaN: unknown */
+    double parameters, active_parameters;
+    char machine[160];
+    char details[400];       /* "precision bf16, threads 16" */
+} Start;
+
+/* Part of the tokens that went to each expert: sums[(layer * experts + expert) * HISTORY_COLUMNS + column]. */
+typedef struct LoadMap {
+    int64_t layers, experts;       /* 0: none was recorded */
+    float *sums;
+    int64_t begin[HISTORY_COLUMNS]; /* first step of a column */
+    int64_t records[HISTORY_COLUMNS];
+    int columns;
+    int64_t stride, last_step;
+    bool too_large;
+} LoadMap;
+
+typedef struct History {
+    int64_t lines, ignored; /* lines in all; those that are no records, or out of order */
+    int64_t first_step, last_step, steps;
+    Point points[HISTORY_POINTS];
+    size_t point_count;
+    int64_t point_records; /* step records of a full point */
+    int64_t recorded;      /* of the newest point */
+    Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
+    Mark best;             /* evaluation */
+    Sample speed, tflops, peak_percent, best_percent;
+    double last_loss, recent[HISTORY_RECENT];
+    int64_t losses;        /* finite ones */
+    double step_seconds, memory_bytes; /* their sum; most */
+    double tokens;
+    Start starts[HISTORY_STARTS];
+    int64_t start_count;   /* of all; number i is starts[i % HISTORY_STARTS] */
+    LoadMap load;
+} History;
+
+/* ERROR_USAGE when there is no such file. */
+History *history_read(const char *path, Error *error);
+void history_free(History *history);
+
+double sample_median(const Sample *sample); /* NaN when empty */
+double history_recent_loss(const History *history, int64_t *steps);
+static inline double span_mean(const Span *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }
+
+#endif

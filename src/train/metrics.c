@@ -1,0 +1,333 @@
+/* What a run reports: the step line on stdout, JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A Metrics owns both
+ * files; nothing is buffered, so that what was reported survives kill -9. JSON has no NaN: a number that is not finite is
+ * null, and "finite": false then marks the record. Null alone means unknown. Called by the training loop. */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "train/journal.h"
+#include "train/metrics.h"
+#include "train/tensorboard.h"
+
+struct Metrics {
+    Journal journal;
+    Tensorboard *tensorboard; /* NULL when off */
+};
+
+static double unix_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3;
+}
+
+/* -- Opening ----------------------------------------------------------------------------------------------------- */
+
+/* Lines that are no records of ours stay: they are not ours to judge. */
+static bool keeps(const JournalReader *reader, int64_t step) {
+    json_t *record = json_loadb(reader->line, reader->length, 0, NULL);
+    const json_t *at = json_object_get(record, "step");
+    const char *kind = json_string_value(json_object_get(record, "kind"));
+    bool later = json_is_integer(at) && json_integer_value(at) > step && !(kind && strcmp(kind, "start") == 0);
+    json_decref(record);
+    return !later;
+}
+
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others. */
+static bool filter(const char *path, int64_t step, FILE *copy, bool *dropped, Error *error) {
+    JournalReader reader;
+    if (!journal_reader_open(&reader, path, error)) return false;
+    *dropped = false;
+    for (JournalLine line; (line = journal_read(&reader)) != JOURNAL_END;) {
+        if (line != JOURNAL_LINE || !keeps(&reader, step)) {
+            *dropped = true;
+        } else if (copy) {
+            fwrite(reader.line, 1, reader.length, copy);
+            fputc('\n', copy);
+        }
+    }
+    return journal_reader_close(&reader, path, error);
+}
+
+static bool sync_folder(const char *path, Error *error) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* EINVAL: some file systems cannot sync folders; nothing can be done there. */
+    bool good = folder >= 0 && (fsync(folder) == 0 || errno == EINVAL);
+    if (!good) journal_fail(error, "sync", path, errno);
+    if (folder >= 0) close(folder);
+    return good;
+}
+
+/* Another process, or nobody, sees either the old file or the new one. */
+static bool rewrite(const char *run, const char *path, int64_t step, Error *error) {
+    char *partial = memory_format("%s.partial", path);
+    FILE *copy = fopen(partial, "we");
+    bool dropped, good = copy || journal_fail(error, "create", partial, errno);
+    if (copy) {
+        good = filter(path, step, copy, &dropped, error);
+        errno = 0;
+        bool written = fflush(copy) == 0 && !ferror(copy) && fsync(fileno(copy)) == 0;
+        if (good && !written) good = journal_fail(error, "write", partial, errno ? errno : EIO);
+        fclose(copy);
+        if (good && rename(partial, path) != 0) good = journal_fail(error, "replace", path, errno);
+        if (!good) unlink(partial);
+    }
+    free(partial);
+    return good && sync_folder(run, error);
+}
+
+static bool drop_later_records(const char *run, const char *path, int64_t step, Error *error) {
+    bool dropped = false;
+    if (access(path, F_OK) != 0 && errno == ENOENT) return true;
+    return filter(path, step, NULL, &dropped, error) && (!dropped || rewrite(run, path, step, error));
+}
+
+Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
+    Metrics *metrics = memory_allocate(sizeof *metrics);
+    char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
+    bool good = files_make_folder(run, error) && drop_later_records(run, path, step, error) &&
+                journal_open(&metrics->journal, path, false, error);
+    if (good && tensorboard) {
+        metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error);
+        if (!metrics->tensorboard) {
+            journal_close(&metrics->journal);
+            good = false;
+        }
+    }
+    free(path);
+    free(folder);
+    if (good) return metrics;
+    free(metrics);
+    return NULL;
+}
+
+void metrics_close(Metrics *metrics) {
+    if (!metrics) return;
+    journal_close(&metrics->journal);
+    tensorboard_close(metrics->tensorboard);
+    free(metrics);
+}
+
+/* -- The step line ----------------------------------------------------------------------------------------------- */
+
+typedef struct Column {
+    const char *name; /* one word, so that scripts can split lines at blanks */
+    int width;
+} Column;
+
+enum { STEP, LOSS, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, LEFT, COLUMNS };
+
+static const Column columns[COLUMNS] = {
+    [STEP] = {"step/steps", 15}, [LOSS] = {"loss", 9},     [NORM] = {"grad_norm", 9}, [LR] = {"lr", 10},
+    [MILLISECONDS] = {"ms", 9},  [SPEED] = {"tok/s", 10},  [FLOPS] = {"TFLOP/s", 9},  [PEAK] = {"%peak", 7},
+    [BEST] = {"%best", 7},       [MEMORY] = {"GiB", 8},    [LEFT] = {"left", 8},
+};
+
+static void print_cell(int column, const char *text) {
+    printf("%s%*s", column > 0 ? " " : "", columns[column].width, text);
+}
+
+static void print_number(int column, int decimals, double value, bool known) {
+    char text[32];
+    if (!known) snprintf(text, sizeof text, "unknown");
+    else if (fabs(value) < 1e9) snprintf(text, sizeof text, "%.*f", decimals, value);
+    else snprintf(text, sizeof text, "%.2e", value);
+    print_cell(column, text);
+}
+
+void metrics_header(void) {
+    for (int i = 0; i < COLUMNS; i++) print_cell(i, columns[i].name);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* What follows from a step; NaN: unknown. */
+typedef struct Rates {
+    double tokens_per_second, tflops, peak_percent, best_percent;
+} Rates;
+
+static Rates step_rates(const StepMetrics *step) {
+    bool timed = step->seconds > 0 && isfinite(step->seconds);
+    double flops = timed && step->flops > 0 ? step->flops / step->seconds : NAN;
+    return (Rates){
+        .tokens_per_second = timed ? (double)step->tokens / step->seconds : NAN,
+        .tflops = flops * 1e-12,
+        .peak_percent = step->peak_flops > 0 ? 100 * flops / step->peak_flops : NAN,
+        .best_percent = step->measured_flops > 0 ? 100 * flops / step->measured_flops : NAN,
+    };
+}
+
+static void print_step(const StepMetrics *step, const Rates *rates) {
+    char text[48];
+    snprintf(text, sizeof text, "%lld/%lld", (long long)step->step, (long long)step->steps);
+    print_cell(STEP, text);
+    print_number(LOSS, 5, step->loss, true);
+    print_number(NORM, 4, step->gradient_norm, true);
+    snprintf(text, sizeof text, "%.3e", step->lr);
+    print_cell(LR, text);
+    print_number(MILLISECONDS, 1, step->seconds * 1e3, step->seconds > 0);
+    print_number(SPEED, 0, rates->tokens_per_second, !isnan(rates->tokens_per_second));
+    print_number(FLOPS, 3, rates->tflops, !isnan(rates->tflops));
+    print_number(PEAK, 1, rates->peak_percent, !isnan(rates->peak_percent));
+    print_number(BEST, 1, rates->best_percent, !isnan(rates->best_percent));
+    print_number(MEMORY, 2, (double)step->memory / 0x1p30, step->memory > 0);
+    log_format_duration(step->seconds_left, text);
+    print_cell(LEFT, text);
+    puts(step->skipped ? " skipped" : "");
+    fflush(stdout);
+}
+
+/* -- JSON lines -------------------------------------------------------------------------------------------------- */
+
+static json_t *record_new(const char *kind, int64_t step) {
+    json_t *record = json_object();
+    json_object_set_new(record, "kind", json_string(kind));
+    json_object_set_new(record, "step", json_integer(step));
+    return record;
+}
+
+static void put_integer(json_t *record, const char *name, int64_t value) {
+    json_object_set_new(record, name, json_integer(value));
+}
+
+/* Null when it is not finite. */
+static void put_known(json_t *record, const char *name, double value) {
+    json_object_set_new(record, name, isfinite(value) ? json_real(value) : json_null());
+}
+
+/* As put_known, for what must be finite in a healthy run. */
+static void put_finite(json_t *record, const char *name, double value) {
+    put_known(record, name, value);
+    if (!isfinite(value)) json_object_set_new(record, "finite", json_false());
+}
+
+/* Takes the record. */
+static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
+    enum { DIGITS = 15 }; /* what a double keeps of any decimal number, so that 0.1 is written as 0.1 */
+    json_object_set_new(record, "time", json_real(time));
+    char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
+    json_decref(record);
+    assert(text);
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in place of the NUL */
+    bool good = length <= JOURNAL_LINE_LIMIT
+                    ? journal_append(&metrics->journal, text, length + 1, error)
+                    : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length,
+                                metrics->journal.path, (int)JOURNAL_LINE_LIMIT);
+    free(text);
+    return good;
+}
+
+static bool scalars_write(Metrics *metrics, int64_t step, double time, const TensorboardScalar *scalars, size_t count,
+                          Error *error) {
+    return !metrics->tensorboard || tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
+}
+
+/* -- Events ------------------------------------------------------------------------------------------------------ */
+
+bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
+    Rates rates = step_rates(step);
+    print_step(step, &rates);
+    double time = unix_seconds();
+    json_t *record = record_new("step", step->step);
+    put_finite(record, "loss", step->loss);
+    put_finite(record, "auxiliary", step->auxiliary);
+    put_finite(record, "grad_norm", step->gradient_norm);
+    put_finite(record, "lr", step->lr);
+    put_known(record, "milliseconds", step->seconds > 0 ? round(step->seconds * 1e6) * 1e-3 : NAN);
+    put_integer(record, "tokens", step->tokens);
+    put_integer(record, "tokens_seen", step->tokens_seen);
+    put_known(record, "tokens_per_second", rates.tokens_per_second);
+    put_known(record, "tflops", rates.tflops);
+    put_known(record, "peak_percent", rates.peak_percent);
+    put_known(record, "best_percent", rates.best_percent);
+    json_object_set_new(record, "memory_bytes", step->memory > 0 ? json_integer(step->memory) : json_null());
+    json_object_set_new(record, "skipped", json_boolean(step->skipped));
+    const TensorboardScalar scalars[] = {
+        {"loss/train", step->loss},
+        {"grad_norm", step->gradient_norm},
+        {"learning_rate", step->lr},
+        {"tokens_per_second", rates.tokens_per_second},
+    };
+    return record_write(metrics, record, time, error) &&
+           scalars_write(metrics, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error);
+}
+
+static bool write_imbalance(Metrics *metrics, int64_t step, double time, int64_t layers, int64_t experts,
+                            const double *load, Error *error) {
+    TensorboardScalar *scalars = memory_allocate((size_t)layers * sizeof *scalars);
+    size_t count = 0;
+    for (int64_t layer = 0; layer < layers; layer++) {
+        double most = 0, sum = 0;
+        for (int64_t expert = 0; expert < experts; expert++) {
+            most = fmax(most, load[layer * experts + expert]);
+            sum += load[layer * experts + expert];
+        }
+        if (sum > 0)
+            scalars[count++] = (TensorboardScalar){memory_format("expert_load_max_over_mean/layer_%02lld", (long long)layer),
+                                                   most * (double)experts / sum};
+    }
+    bool good = scalars_write(metrics, step, time, scalars, count, error);
+    for (size_t i = 0; i < count; i++) free((char *)scalars[i].tag);
+    free(scalars);
+    return good;
+}
+
+bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error) {
+    const double digits = 1e6; /* finer than one token in a million is noise */
+    double time = unix_seconds();
+    json_t *record = record_new("load", step), *rows = json_array();
+    for (int64_t layer = 0; layer < layers; layer++) {
+        json_t *row = json_array();
+        for (int64_t expert = 0; expert < experts; expert++) {
+            double part = load[layer * experts + expert];
+            json_array_append_new(row, isfinite(part) ? json_real(round(part * digits) / digits) : json_null());
+        }
+        json_array_append_new(rows, row);
+    }
+    json_object_set_new(record, "load", rows);
+    return record_write(metrics, record, time, error) &&
+           (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
+}
+
+bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens,
+                        double seconds, Error *error) {
+    double time = unix_seconds();
+    json_t *record = record_new("evaluation", step);
+    put_finite(record, "loss", loss);
+    put_known(record, "bits_per_byte", bits_per_byte);
+    put_integer(record, "tokens", tokens);
+    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
+    const TensorboardScalar scalars[] = {{"loss/validation", loss}, {"bits_per_byte/validation", bits_per_byte}};
+    return record_write(metrics, record, time, error) &&
+           scalars_write(metrics, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
+}
+
+bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {
+    json_t *record = record_new("checkpoint", step);
+    put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
+    put_integer(record, "bytes", bytes);
+    return record_write(metrics, record, unix_seconds(), error);
+}
+
+bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error) {
+    json_error_t problem;
+    json_t *given = json_loads(details, JSON_REJECT_DUPLICATES, &problem);
+    if (!json_is_object(given)) {
+        json_decref(given);
+        return error_set(error, ERROR_INTERNAL, "the details of a run's start are not a JSON object: %.200s", details);
+    }
+    json_t *record = record_new("start", step);
+    json_object_update_missing(record, given);
+    json_decref(given);
+    return record_write(metrics, record, unix_seconds(), error);
+}

@@ -1,0 +1,236 @@
+/* Whole models: gradients of the loss against central differences, recomputation that changes memory but no bit, bf16 against fp32, the
+ * published parameter count, and plans that are refused with advice. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "config.h"
+#include "model/model.h"
+#include "op/op.h"
+#include "train/session.h"
+
+enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
+
+typedef struct Family { const char *name; const char *settings[16]; } Family;
+
+static const Family families[] = {
+    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24", "model.ffn=12",
+              "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"}},
+    {"zaya with two experts per token, a window and a balancing loss", {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=2",
+              "model.head_dim=6", "model.width=20", "model.ffn=9", "model.router_width=7", "model.layers=2", "model.vocabulary=33",
+              "model.experts_per_token=2", "model.window=5", "model.auxiliary_loss=0.02"}},
+    {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
+               "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
+    {"mixtral", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.layers=2", "model.vocabulary=40",
+                 "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"}},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+typedef struct Fixture { Config config; OptionStrings strings; Model model; Plan plan; Executor *executor; } Fixture;
+
+static Config configure(const Family *family, OptionStrings *strings) {
+    Config config;
+    Error error = {0};
+    options_defaults(&config_table, &config, strings);
+    if (!options_set(&config_table, &config, strings, "data.length=19", &error) || !options_set(&config_table, &config, strings, "batch.sequences=2", &error) ||
+        !options_set(&config_table, &config, strings, "batch.tokens=38", &error) || !options_set(&config_table, &config, strings, "model.init_std=0.3", &error))
+        fail_msg("%s", error.message);
+    for (int i = 0; family->settings[i]; i++)
+        if (!options_set(&config_table, &config, strings, family->settings[i], &error)) fail_msg("%s", error.message);
+    if (!config_check(&config, &error)) fail_msg("%s", error.message);
+    return config;
+}
+
+static void set_scalar(const Fixture *f, TensorId tensor, double value) {
+    if (f->model.graph->precision == PRECISION_FP64) *(double *)executor_tensor(f->executor, tensor) = value;
+    else *(float *)executor_tensor(f->executor, tensor) = (float)value;
+}
+
+/* Random tokens; documents of many lengths, one token among them. */
+static void fill_inputs(const Fixture *f) {
+    int32_t *tokens = executor_tensor(f->executor, f->model.tokens), *targets = executor_tensor(f->executor, f->model.targets);
+    int32_t *positions = executor_tensor(f->executor, f->model.positions);
+    for (int i = 0; i < ROWS; i++) {
+        tokens[i] = (int32_t)(rng_uniform(1, 2, i) * f->config.model.vocabulary);
+        targets[i] = i % 11 == 3 ? -1 : (int32_t)(rng_uniform(1, 3, i) * f->config.model.vocabulary);
+        bool start = i % LENGTH == 0 || i % LENGTH == 6 || i % LENGTH == 7;
+        positions[i] = start ? 0 : positions[i - 1] + 1;
+    }
+    set_scalar(f, f->model.scale, 1.0 / ROWS);
+    set_scalar(f, f->model.share, 1);
+}
+
+static Fixture fixture(const Family *family, Precision precision, RecomputePolicy recompute) {
+    Fixture f = {0};
+    Error error = {0};
+    f.config = configure(family, &f.strings);
+    f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
+    f.plan = graph_plan(f.model.graph);
+    f.executor = executor_create(f.model.graph, &f.plan, op_kernels(precision, ""), NULL, &error);
+    if (!f.executor) fail_msg("%s", error.message);
+    void *master = executor_arena(f.executor, ARENA_MASTER);
+    model_initialize(f.model.graph, &f.config.model, 5, master);
+    model_cast_weights(f.model.graph, master, executor_arena(f.executor, ARENA_WEIGHT));
+    fill_inputs(&f);
+    return f;
+}
+
+static void release(Fixture *f) {
+    executor_free(f->executor);
+    model_free(&f->model);
+    options_free_strings(&f->strings);
+}
+
+static void run(Fixture *f) {
+    memset(executor_arena(f->executor, ARENA_ACTIVATION), 0xff, f->plan.bytes[ARENA_ACTIVATION]);
+    executor_zero(f->executor);
+    executor_run(f->executor);
+}
+
+static double total_loss(Fixture *f) {
+    run(f);
+    const double *loss = executor_tensor(f->executor, f->model.loss);
+    return loss[0] + loss[1];
+}
+
+static void gradients_of_the_loss_match_central_differences(void **state) {
+    (void)state;
+    enum { PROBES = 4 };
+    const double step = 1e-5;
+    for (int i = 0; i < FAMILIES; i++) {
+        Fixture f = fixture(&families[i], PRECISION_FP64, RECOMPUTE_NONE);
+        const Graph *graph = f.model.graph;
+        run(&f);
+        double *gradients = memory_allocate(f.plan.bytes[ARENA_GRADIENT]), *master = executor_arena(f.executor, ARENA_MASTER);
+        memcpy(gradients, executor_arena(f.executor, ARENA_GRADIENT), f.plan.bytes[ARENA_GRADIENT]);
+        for (int p = 0; p < graph->parameter_count; p++) {
+            const Parameter *parameter = &graph->parameters[p];
+            if (parameter->kind == PARAMETER_CONTROLLER) continue; /* steered by the load, not by the loss */
+            for (int64_t probe = 0; probe < PROBES && probe < parameter->count; probe++) {
+                int64_t at = parameter->offset + (int64_t)rng_permute(9, p, probe, parameter->count);
+                double value = master[at];
+                master[at] = value + step;
+                double above = total_loss(&f);
+                master[at] = value - step;
+                double slope = (above - total_loss(&f)) / (2 * step);
+                master[at] = value;
+                /* Cancellation: eps * loss / step ~ 1e-16 * 5 / 1e-5 = 5e-11; truncation likewise. */
+                if (fabs(slope - gradients[at]) > 1e-9 + 1e-6 * fabs(slope))
+                    fail_msg("%s: gradient of %s is %.9g, central difference %.9g", families[i].name, parameter->name, gradients[at], slope);
+            }
+        }
+        free(gradients);
+        release(&f);
+    }
+}
+
+static void recomputation_changes_memory_but_no_bit(void **state) {
+    (void)state;
+    for (int i = 0; i < FAMILIES; i++) {
+        int64_t last_bytes = INT64_MAX;
+        Fixture reference = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
+        run(&reference);
+        for (RecomputePolicy policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++) {
+            Fixture f = fixture(&families[i], PRECISION_BF16, policy);
+            run(&f);
+            assert_memory_equal(executor_tensor(f.executor, f.model.loss), executor_tensor(reference.executor, reference.model.loss), 2 * sizeof(float));
+            assert_memory_equal(executor_arena(f.executor, ARENA_GRADIENT), executor_arena(reference.executor, ARENA_GRADIENT), f.plan.bytes[ARENA_GRADIENT]);
+            if (policy != RECOMPUTE_NONE) assert_true(f.plan.activation_floor <= last_bytes);
+            last_bytes = f.plan.activation_floor;
+            release(&f);
+        }
+        assert_true(last_bytes < reference.plan.activation_floor);
+        release(&reference);
+    }
+}
+
+/* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each other, over three layers and back give
+ * about 0.002 * sqrt(70) = 1.7% of a gradient's norm; the routers' choices are few and may flip, so the median tensor is bounded at 3%
+ * and the loss, an average, at 1%. */
+static void bf16_stays_near_fp32(void **state) {
+    (void)state;
+    for (int i = 0; i < FAMILIES; i++) {
+        Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE), narrow = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
+        run(&wide);
+        run(&narrow);
+        const float *a = executor_arena(narrow.executor, ARENA_GRADIENT), *b = executor_arena(wide.executor, ARENA_GRADIENT);
+        const float *loss_a = executor_tensor(narrow.executor, narrow.model.loss), *loss_b = executor_tensor(wide.executor, wide.model.loss);
+        assert_true(fabsf(loss_a[0] - loss_b[0]) < 0.01f * fabsf(loss_b[0]));
+        int near = 0, all = 0;
+        for (int p = 0; p < wide.model.graph->parameter_count; p++) {
+            const Parameter *parameter = &wide.model.graph->parameters[p];
+            double difference = 0, norm = 0;
+            for (int64_t j = parameter->offset; j < parameter->offset + parameter->count; j++) {
+                difference += pow(a[j] - b[j], 2);
+                norm += pow(b[j], 2);
+            }
+            all++;
+            near += sqrt(difference) <= 0.03 * sqrt(norm);
+        }
+        if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 3%%", families[i].name, near, all);
+        release(&wide);
+        release(&narrow);
+    }
+}
+
+static Config read_config(const char *path, OptionStrings *strings) {
+    Config config;
+    Error error = {0};
+    options_defaults(&config_table, &config, strings);
+    if (!options_read_yaml(&config_table, &config, strings, path, &error) || !config_check(&config, &error)) fail_msg("%s", error.message);
+    return config;
+}
+
+static void published_models_have_their_published_parameter_counts(void **state) {
+    (void)state;
+    static const struct { const char *path; int64_t parameters; } models[] = {
+        {"configs/zaya1-8b.yaml", 8840488784},     /* as transformers counts it */
+        {"configs/llama3.2-1b.yaml", 1235814400},  /* model cards and safetensors headers */
+        {"configs/llama3.1-8b.yaml", 8030261248},
+        {"configs/llama3.1-70b.yaml", 70553706496},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        OptionStrings strings = {0};
+        Config config = read_config(models[i].path, &strings);
+        Model model = model_build(&config.model, PRECISION_BF16, MODEL_EVALUATE, 1, 64, RECOMPUTE_NONE);
+        assert_int_equal(model_parameters(model.graph), models[i].parameters);
+        model_free(&model);
+        options_free_strings(&strings);
+    }
+}
+
+static void a_plan_that_does_not_fit_is_refused_with_a_change_that_does(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = read_config("configs/llama-tiny.yaml", &strings);
+    Session session;
+    Error error = {0};
+    session_plan(&session, &config);
+    int64_t total = session_budget(&session).total;
+    assert_true(session_check_memory(&session, total, &error));
+    assert_false(session_check_memory(&session, total - 1, &error));
+    assert_int_equal(error.code, ERROR_MEMORY);
+    assert_non_null(strstr(error.message, "it fits with recompute="));
+    assert_false(session_check_memory(&session, 1 << 20, &error));
+    assert_non_null(strstr(error.message, "no recomputation or smaller microbatch"));
+    session_free(&session);
+    options_free_strings(&strings);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_of_the_loss_match_central_differences),
+        cmocka_unit_test(recomputation_changes_memory_but_no_bit),
+        cmocka_unit_test(bf16_stays_near_fp32),
+        cmocka_unit_test(published_models_have_their_published_parameter_counts),
+        cmocka_unit_test(a_plan_that_does_not_fit_is_refused_with_a_change_that_does),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
