@@ -15,7 +15,7 @@ Precisions   fp32   weights and products in fp32
              amp    fp32 weights and optimizer, bf16 autocast
              bf16   weights, products and optimizer state in bf16: less exact than the two others, no master weights
 
-What makes it quick, each step measured: q, k, v and gate, up are one product each; SDPA's causal flash kernel with enable_gqa; fused AdamW;
+What makes it quick: q, k, v and gate, up are one product each; SDPA's causal flash kernel with enable_gqa; fused AdamW;
 glibc keeps freed memory instead of returning it to the kernel after every step (GLIBC_TUNABLES below).
 
 `cpu_share` is CPU time / (wall time * threads) of the median step: well under 1, others had the cores, or the step is partly serial.

@@ -18,9 +18,9 @@
 
 enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
 
-typedef struct Family { const char *name; const char *settings[16]; } Family;
+typedef struct Variety { const char *name; const char *settings[16]; } Variety;
 
-static const Family families[] = {
+static const Variety families[] = {
     {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24", "model.ffn=12",
               "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"}},
     {"zaya with two experts per token, a window and a balancing loss", {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=2",
@@ -35,7 +35,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 typedef struct Fixture { Config config; OptionStrings strings; Model model; Plan plan; Executor *executor; } Fixture;
 
-static Config configure(const Family *family, OptionStrings *strings) {
+static Config configure(const Variety *family, OptionStrings *strings) {
     Config config;
     Error error = {0};
     options_defaults(&config_table, &config, strings);
@@ -67,7 +67,7 @@ static void fill_inputs(const Fixture *f) {
     set_scalar(f, f->model.share, 1);
 }
 
-static Fixture fixture(const Family *family, Precision precision, RecomputePolicy recompute) {
+static Fixture fixture(const Variety *family, Precision precision, RecomputePolicy recompute) {
     Fixture f = {0};
     Error error = {0};
     f.config = configure(family, &f.strings);

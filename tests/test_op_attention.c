@@ -150,6 +150,7 @@ static void rope_gradients_match_central_differences(void **state) {
 static const Shape small_shapes[] = {
     {1, {{1, 1, 1}, 1, 0}, 0},   {2, {{1, 1, 16}, 1, 0}, 0}, {2, {{2, 1, 8}, 5, 0}, 0},   {1, {{2, 1, 6}, 70, 0}, 0},
     {1, {{1, 1, 20}, 67, 0}, 1}, {1, {{1, 1, 18}, 66, 0}, 33}, {1, {{1, 1, 5}, 80, 40}, 0},
+    {1, {{1, 1, 80}, 18, 0}, 0}, {1, {{2, 1, 48}, 37, 0}, 7}, {1, {{1, 1, 64}, 65, 0}, 0},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */

@@ -70,7 +70,7 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     assert(spec->dimensions > 0 && spec->dimensions % 2 == 0 && spec->positions > 0 && spec->theta > 0);
     assert(!(spec->factor > 1) || (spec->high_frequency > spec->low_frequency && spec->original_positions > 0));
     TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
-    graph_node(graph, OP_rope_table, NULL, 0, &table, 1, spec, sizeof *spec);
+    graph_node(graph, OP_rope_table, (TensorId[]){TENSOR_NONE}, 0, &table, 1, spec, sizeof *spec);
     return table;
 }
 
