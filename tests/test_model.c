@@ -40,7 +40,7 @@ static Config configure(const Variety *family, OptionStrings *strings) {
     Error error = {0};
     options_defaults(&config_table, &config, strings);
     if (!options_set(&config_table, &config, strings, "data.length=19", &error) || !options_set(&config_table, &config, strings, "batch.sequences=2", &error) ||
-        !options_set(&config_table, &config, strings, "batch.tokens=38", &error) || !options_set(&config_table, &config, strings, "model.init_std=0.3", &error))
+        !options_set(&config_table, &config, strings, "batch.tokens=38", &error) || !options_set(&config_table, &config, strings, "model.init_std=0.15", &error))
         fail_msg("%s", error.message);
     for (int i = 0; family->settings[i]; i++)
         if (!options_set(&config_table, &config, strings, family->settings[i], &error)) fail_msg("%s", error.message);
@@ -151,9 +151,9 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
     }
 }
 
-/* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each other, over three layers and back give
- * about 0.002 * sqrt(70) = 1.7% of a gradient's norm; the routers' choices are few and may flip, so the median tensor is bounded at 3%
- * and the loss, an average, at 1%. */
+/* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each other, over three layers and
+ * back give about 0.002 * sqrt(70) = 1.7% of a gradient's norm: half of the tensors stay under 2%. Small ones behind a softmax see
+ * differences of large terms: all stay under 8% (a cosine of 0.997). The loss is an average: 1%. */
 static void bf16_stays_near_fp32(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
@@ -172,9 +172,10 @@ static void bf16_stays_near_fp32(void **state) {
                 norm += pow(b[j], 2);
             }
             all++;
-            near += sqrt(difference) <= 0.03 * sqrt(norm);
+            near += sqrt(difference) <= 0.02 * sqrt(norm);
+            if (sqrt(difference) > 0.08 * sqrt(norm)) fail_msg("%s: gradient of %s is off by %.3g", families[i].name, parameter->name, sqrt(difference / norm));
         }
-        if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 3%%", families[i].name, near, all);
+        if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 2%%", families[i].name, near, all);
         release(&wide);
         release(&narrow);
     }

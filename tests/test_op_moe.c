@@ -1,5 +1,5 @@
-/* Mixture of experts: routing, balancing, dispatch, expert products and the way back. Gradients, precisions, instruction
- * sets and threads go through check_op; what the ops mean is compared with plain loops in double precision. */
+/* Mixture of experts: routing, balancing, dispatch, expert products and the way back. Gradients, precisions,
+ * instruction sets and threads go through check_op; what the ops mean is compared with plain loops in double. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,7 @@ static void routing_gradients_match_central_differences(void **state) {
 
 enum { CHOOSE_SPREAD, CHOOSE_LAST, CHOOSE_NONE };
 
-/* Distinct experts for a row, about one in experts + 1 of them "skipped"; all rows to the last expert; or none to any. */
+/* Distinct experts for a row, about one in experts + 1 of them "skipped"; all rows to the last expert; or none. */
 static const int32_t *choose_experts(const Shape *s) {
     static int32_t index[MAX_ROWS * MAX_K];
     int64_t experts = s->router.experts, k = s->router.k;

@@ -71,9 +71,6 @@ typedef struct Part {
     W *scratch;
 } Part;
 
-/* The scale of scores. */
-static W attention_scale(const AttentionPlan *plan) { return 1 / wide_sqrt((W)plan->head_dim); }
-
 /* Later parts first: where parts cannot be equal they are the longer ones. */
 static Part part_of_item(const Attention *a, int64_t item) {
     const AttentionPlan *plan = &a->plan;
@@ -125,13 +122,13 @@ static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, i
     const AttentionPlan *plan = &part->attention->plan;
     int64_t row = part->row + block * ATTENTION_TILE, end = kernel_min(plan->length, (block + 1) * ATTENTION_TILE);
     attention_load(tile->out, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, tile->view.queries,
-                   plan->head_dim, attention_scale(plan));
+                   plan->head_dim, attention_scale(plan->head_dim));
     attention_tile_begin(tile);
     for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
         attention_tile_absorb(tile, part->keys + key * plan->width, part->values + key * plan->width, key, kernel_min(ATTENTION_TILE, end - key));
     for (int64_t i = 0; i < rows; i++) {
         attention_tile_store(tile, i, out + ((row + i) * plan->heads + head) * plan->head_dim);
-        if (sums) sums[(row + i) * plan->heads + head] = tile->maximum[i] + attention_log(tile->sum[i]);
+        if (sums) sums[(row + i) * plan->heads + head] = attention_tile_log_sum(tile, i);
     }
 }
 
@@ -158,12 +155,12 @@ void KERNEL(attention)(const OpCall *call) {
 /* A tile of queries, as rows and transposed, and what it gathers. */
 typedef struct GradTile {
     AttentionView view;
-    W *rows, *queries;         /* [64][width] and [width][64], scaled */
+    W *rows, *queries;         /* [64][width] and [width][64], times attention_scale */
     W *d_rows, *d_outs;        /* gradient of the output likewise */
     W *d_queries;              /* [64][width] */
     W *weights, *d_scores;     /* [64 keys][64] */
     W *d_keys, *d_values;      /* [padded][width], of the part */
-    _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE];
+    _Alignas(64) W log_sum[ATTENTION_TILE] /* to base 2 */, delta[ATTENTION_TILE];
 } GradTile;
 
 static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *plan) {
@@ -185,7 +182,7 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
     const T *d_out = (const T *)call->in[0] + at, *out = (const T *)call->in[3] + at;
     const W *sums = call->in[4];
     attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, tile->view.queries,
-                   plan->head_dim, attention_scale(plan));
+                   plan->head_dim, attention_scale(plan->head_dim));
     attention_load(tile->d_rows, d_out, stride, rows, tile->view.queries, plan->head_dim, 1);
     attention_transpose(tile->queries, tile->rows, tile->view.queries, plan->width);
     attention_transpose(tile->d_outs, tile->d_rows, tile->view.queries, plan->width);
@@ -197,7 +194,7 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
             for (int64_t j = 0; j < plan->head_dim; j++) delta += tile->d_rows[i * plan->width + j] * widen(out[i * stride + j]);
         }
         tile->delta[i] = delta;
-        tile->log_sum[i] = i < rows ? sums[(row + i) * plan->heads + head] : 0;
+        tile->log_sum[i] = i < rows ? sums[(row + i) * plan->heads + head] * (W)M_LOG2E : 0;
     }
 }
 
@@ -207,7 +204,7 @@ static void grad_panel(const GradTile *tile, int64_t panel) {
     for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
         W *restrict weight = tile->weights + k * ATTENTION_TILE, *restrict d_score = tile->d_scores + k * ATTENTION_TILE;
         for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i++) {
-            weight[i] = wide_exp(weight[i] - log_sum[i]);
+            weight[i] = attention_exp2(weight[i] - log_sum[i]);
             d_score[i] = weight[i] * (d_score[i] - delta[i]);
         }
     }
@@ -245,7 +242,7 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     grad_tile_load(tile, part, call, row, head, rows);
     for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, kernel_min(ATTENTION_TILE, end - key));
-    W scale = attention_scale(plan);
+    W scale = 1 / wide_sqrt((W)plan->head_dim);
     for (int64_t i = 0; i < rows; i++) {
         T *restrict to = (T *)call->out[0] + (row + i) * plan->columns + head * plan->head_dim;
         const W *restrict from = tile->d_queries + i * plan->width;
@@ -270,8 +267,9 @@ static void grad_part(const Part *part, const OpCall *call) {
     }
 }
 
-/* Sums over parts, in order, of `d_rows` of one block: the d_keys or d_values of the first part of a pair. Rounds them to `to`. */
-static void store_block(const AttentionPlan *plan, W *d_rows, int64_t block, T *to) {
+/* Sums over parts, in order, of `d_rows` of one block: the d_keys or d_values of the first part of a pair. Rounds them to `to`, times
+ * `scale`. */
+static void store_block(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
     int64_t rows = kernel_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE);
     W *sum = NULL;
     for (int64_t part = 0; part < plan->parts; part++) {
@@ -282,7 +280,7 @@ static void store_block(const AttentionPlan *plan, W *d_rows, int64_t block, T *
         if (!sum) sum = more;
     }
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < plan->head_dim; j++) to[i * plan->columns + j] = narrow(sum[i * plan->width + j]);
+        for (int64_t j = 0; j < plan->head_dim; j++) to[i * plan->columns + j] = narrow(scale * sum[i * plan->width + j]);
 }
 
 void KERNEL(attention_grad)(const OpCall *call) {
@@ -303,8 +301,8 @@ void KERNEL(attention_grad)(const OpCall *call) {
                 (plan->heads + pair % plan->kv_heads) * plan->head_dim;
         GradTile tile;
         grad_tile_place(&tile, a.parts + pair * plan->parts * plan->part_elements, plan);
-        store_block(plan, tile.d_keys, block, to);
-        store_block(plan, tile.d_values, block, to + plan->kv_heads * plan->head_dim);
+        store_block(plan, tile.d_keys, block, (W)M_LN2, to); /* queries hold log2(e) */
+        store_block(plan, tile.d_values, block, 1, to + plan->kv_heads * plan->head_dim);
     }
 }
 

@@ -28,7 +28,7 @@ static void append(const Cached *c, T *cache) {
 
 /* Queries `first` .. first + count - 1 of a key-value head; query i is head i % group of row i / group. */
 static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
-    W scale = 1 / wide_sqrt((W)tile->head_dim);
+    W scale = attention_scale(tile->head_dim);
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         int64_t position = c->positions[row], window = c->spec->window;

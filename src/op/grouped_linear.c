@@ -1,6 +1,6 @@
 /* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T for the slots from offset[e] up to
- * offset[e + 1] of each expert. Offsets are read when the kernel runs; every form is one batch of matrix products, one per
- * expert, described in the workspace. Slots past the last offset are neither read nor written. */
+ * offset[e + 1] of each expert. Offsets are read when the kernel runs; every form is one batch of matrix products, one
+ * per expert, described in the workspace. Slots past the last offset are neither read nor written. */
 #include "op/kernel.h"
 
 #ifdef KERNEL_VARIANT
@@ -49,7 +49,8 @@ void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {
     int64_t experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Grouped grouped = {
         .product = {.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE,
-                    .m = out, .n = in, .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
+                    .m = out, .n = in,
+                    .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
         .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)sizeof(W),
         .slots_are_depth = true};
     grouped_run(&grouped, call, call->in[2], experts);

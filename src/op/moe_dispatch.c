@@ -1,7 +1,7 @@
 /* Moving rows to experts and back: a stable counting sort of the chosen experts, the copy of rows into slots ordered by
- * expert, and the gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row once,
- * and each row's sum runs over its k slots in order, so nothing depends on how rows are shared out. Slots without a row
- * are neither read nor written. */
+ * expert, and the gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row
+ * once, and each row's sum runs over its k slots in order, so nothing depends on how rows are shared out. Slots without
+ * a row are neither read nor written. */
 #include "op/kernel.h"
 
 typedef struct MoeSortAttributes { int64_t experts; } MoeSortAttributes;

@@ -13,7 +13,7 @@ enum {
     HISTORY_MARKS = 400,        /* evaluations, checkpoints, ... that are kept, evenly spread */
     HISTORY_STARTS = 100,       /* newest process starts */
     HISTORY_COLUMNS = 120,      /* of a heat-map in time */
-    HISTORY_CELLS = 1 << 15,    /* layers x experts of heat-maps; larger models have none */
+    HISTORY_CELLS = 1 << 14,    /* layers x experts of heat-maps; larger models have none */
     HISTORY_SAMPLE = 1 << 14,   /* steps that a median is taken of */
     HISTORY_RECENT = 50,        /* steps of the mean loss at the end */
 };

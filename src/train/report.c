@@ -1,0 +1,559 @@
+/* The report page. report_write reads a run into a History (bounded memory), prints the page into a memory stream and replaces the
+ * file at once. Every text that comes from the run is escaped, and the page forbids itself scripts and network. Sections
+ * that have nothing to show are left out. Called by `smelt report`. */
+#include "train/report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "train/chart.h"
+#include "train/history.h"
+#include "train/journal.h"
+#include "train/report_style.h"
+
+enum { TICKS_X = 8, TICKS_Y = 6, STRIPES = 160, TEXT = 400 };
+
+typedef struct Page {
+    FILE *out;
+    const History *history;
+    Axis steps;
+    double x[HISTORY_POINTS]; /* the middle of each point's steps */
+} Page;
+
+static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+
+static void format_bits(double value, char text[32]) {
+    if (isfinite(value)) snprintf(text, 32, "%.4f", value);
+    else snprintf(text, 32, "not finite");
+}
+
+static void format_steps(int64_t first, int64_t last, char text[64]) {
+    if (first == last) snprintf(text, 64, "step %lld", (long long)first);
+    else snprintf(text, 64, "steps %lld\xE2\x80\x93%lld", (long long)first, (long long)last);
+}
+
+/* -- Headline numbers -------------------------------------------------------------------------------------------- */
+
+/* An item without a value says what is missing in its note. */
+static void number_item(const Page *page, const char *name, const char *value, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void number_item(const Page *page, const char *name, const char *value, const char *format, ...) {
+    char note[TEXT];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(note, sizeof note, format, arguments);
+    va_end(arguments);
+    fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name,
+            value ? "" : " none", value ? value : "unknown", note);
+}
+
+static void loss_items(const Page *page) {
+    const History *history = page->history;
+    const Marks *evaluations = &history->evaluations;
+    const Mark *last = &evaluations->last;
+    char value[32], other[32];
+    int64_t steps;
+    format_bits(history->last_loss, value);
+    format_bits(history_recent_loss(history, &steps), other);
+    if (history->losses > 1) number_item(page, "Training loss", value, "last %lld steps: %s", (long long)steps, other);
+    else number_item(page, "Training loss", history->losses ? value : NULL, "%s", history->losses ? "one step" : "no finite loss");
+    if (evaluations->seen == 0) {
+        number_item(page, "Validation loss", NULL, "not evaluated yet");
+        number_item(page, "Bits per byte", NULL, "not evaluated yet");
+        return;
+    }
+    format_bits(last->value, value);
+    format_bits(history->best.value, other);
+    if (last->value <= history->best.value) number_item(page, "Validation loss", value, "step %lld, the best so far", (long long)last->step);
+    else number_item(page, "Validation loss", value, "best: %s at step %lld", other, (long long)history->best.step);
+    format_bits(last->other, value);
+    number_item(page, "Bits per byte", isfinite(last->other) ? value : NULL, "of validation text");
+}
+
+static void speed_item(const Page *page) {
+    const History *history = page->history;
+    char value[32], note[TEXT] = "", flops[32];
+    const double tflops = sample_median(&history->tflops), best = sample_median(&history->best_percent);
+    const double peak = sample_median(&history->peak_percent);
+    int length = 0;
+    chart_number(tflops, 3, flops);
+    if (isfinite(tflops)) length += snprintf(note, sizeof note, "%s TFLOP/s", flops);
+    if (isfinite(best)) length += snprintf(note + length, sizeof note - (size_t)length, ", %.0f%% of the best measured", best);
+    if (isfinite(peak)) snprintf(note + length, sizeof note - (size_t)length, ", %.0f%% of peak", peak);
+    const double median = sample_median(&history->speed);
+    chart_number(median, 4, value);
+    number_item(page, "Tokens per second", isfinite(median) ? value : NULL, "%s", note[0] ? note : "median");
+}
+
+static void number_items(const Page *page) {
+    const History *history = page->history;
+    const Start *start = history->start_count ? &history->starts[(history->start_count - 1) % HISTORY_STARTS] : NULL;
+    char value[32], other[32];
+    fputs("<dl class=\"numbers\">\n", page->out);
+    loss_items(page);
+    chart_number(history->tokens, 4, value);
+    number_item(page, "Tokens", history->tokens > 0 ? value : NULL, "in %lld step%s", (long long)history->steps, plural(history->steps));
+    log_format_duration(history->step_seconds, value);
+    number_item(page, "Time", history->step_seconds > 0 ? value : NULL, "in training steps");
+    speed_item(page);
+    chart_number(start ? start->parameters : NAN, 4, value);
+    chart_number(start ? start->active_parameters : NAN, 4, other);
+    number_item(page, "Parameters", start && isfinite(start->parameters) ? value : NULL, "%s active for a token", other);
+    log_format_bytes(history->memory_bytes, value);
+    number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
+    fputs("</dl>\n", page->out);
+}
+
+static void warnings(const Page *page) {
+    const History *history = page->history;
+    const int64_t skipped = history->skipped.seen, broken = history->broken.seen, ignored = history->ignored;
+    if (skipped == 0 && broken == 0 && ignored == 0) return;
+    fputs("<div class=\"warning\" role=\"note\">\n", page->out);
+    if (skipped > 0) fprintf(page->out, "<p>%lld update%s skipped.</p>\n", (long long)skipped, skipped == 1 ? " was" : "s were");
+    if (broken > 0) fprintf(page->out, "<p>The loss of %lld step%s was not finite.</p>\n", (long long)broken, plural(broken));
+    if (ignored > 0)
+        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl could not be used and were left out.</p>\n",
+                (long long)ignored, (long long)history->lines);
+    fputs("</div>\n", page->out);
+}
+
+/* -- Curves ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Curve {
+    SeriesName series;
+    const char *name, *id;
+    double log_above; /* logarithmic when the highest is that many times the lowest; 0: never */
+    bool from_zero;
+} Curve;
+
+static void grow_range(double *low, double *high, double value) {
+    if (!isfinite(value)) return;
+    *low = fmin(*low, value);
+    *high = fmax(*high, value);
+}
+
+static Axis curve_axis(const Page *page, const Curve *curve) {
+    double low = INFINITY, high = -INFINITY;
+    for (size_t i = 0; i < page->history->point_count; i++) {
+        const Span *span = &page->history->points[i].series[curve->series];
+        if (span->count == 0) continue;
+        grow_range(&low, &high, span->low);
+        grow_range(&low, &high, span->high);
+    }
+    const Marks *evaluations = &page->history->evaluations;
+    for (size_t i = 0; curve->series == SERIES_LOSS && i < evaluations->count; i++) grow_range(&low, &high, evaluations->items[i].value);
+    if (curve->from_zero && low > 0) low = 0;
+    return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
+}
+
+/* Mean of the neighbours weighted by a Gaussian, over what is finite; a point that has no value itself gets none. */
+static void smooth(const double *values, double *smoothed, size_t count, double width) {
+    const int64_t reach = (int64_t)ceil(3 * width);
+    for (int64_t i = 0; i < (int64_t)count; i++) {
+        double sum = 0, weights = 0;
+        for (int64_t j = i > reach ? i - reach : 0; j <= i + reach && j < (int64_t)count; j++) {
+            if (!isfinite(values[j])) continue;
+            double weight = exp(-0.5 * (double)((i - j) * (i - j)) / (width * width));
+            sum += weight * values[j];
+            weights += weight;
+        }
+        smoothed[i] = isfinite(values[i]) ? sum / weights : NAN;
+    }
+}
+
+static void curve_stripes(const Page *page, const Chart *chart, const Curve *curve) {
+    const History *history = page->history;
+    size_t each = (history->point_count + STRIPES - 1) / STRIPES;
+    for (size_t i = 0; i < history->point_count; i += each) {
+        Span span = {0};
+        size_t end = i + each < history->point_count ? i + each : history->point_count;
+        for (size_t j = i; j < end; j++) {
+            const Span *more = &history->points[j].series[curve->series];
+            span.sum += more->sum;
+            span.count += more->count;
+        }
+        char steps[64], value[32], title[TEXT];
+        format_steps(history->points[i].first, history->points[end - 1].last, steps);
+        chart_number(span_mean(&span), 5, value);
+        snprintf(title, sizeof title, "%s: %s %s", steps, curve->id, span.count ? value : "not finite");
+        double from = i == 0 ? page->x[0] : (page->x[i - 1] + page->x[i]) / 2;
+        double to = end == history->point_count ? page->x[end - 1] : (page->x[end - 1] + page->x[end]) / 2;
+        chart_stripe(chart, from, to, title);
+    }
+}
+
+/* Returns whether the raw curve is drawn beside a smoothed one: a few points need no smoothing. */
+static bool draws_smoothed(const History *history) { return history->point_count >= 30; }
+
+static void draw_curve(const Page *page, const Chart *chart, const Curve *curve, bool smoothed) {
+    enum { SMOOTHED_PARTS = 80 };
+    const size_t count = page->history->point_count;
+    double means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS], soft[HISTORY_POINTS];
+    bool spread = page->history->point_records > 1;
+    for (size_t i = 0; i < count; i++) {
+        const Span *span = &page->history->points[i].series[curve->series];
+        means[i] = span_mean(span);
+        lows[i] = span->count ? span->low : NAN;
+        highs[i] = span->count ? span->high : NAN;
+    }
+    if (spread) chart_band(chart, "band", page->x, lows, highs, count);
+    curve_stripes(page, chart, curve);
+    chart_curve(chart, smoothed ? "raw" : "train", page->x, means, count);
+    if (!smoothed) return;
+    smooth(means, soft, count, fmax(1, (double)count / SMOOTHED_PARTS));
+    chart_curve(chart, "train", page->x, soft, count);
+}
+
+static void draw_starts(const Page *page, const Chart *chart) {
+    const History *history = page->history;
+    int64_t oldest = history->start_count > HISTORY_STARTS ? history->start_count - HISTORY_STARTS : 0;
+    for (int64_t i = oldest; i < history->start_count; i++) {
+        const Start *start = &history->starts[i % HISTORY_STARTS];
+        char title[TEXT];
+        if (start->step < history->first_step || start->step > history->last_step) continue;
+        snprintf(title, sizeof title, "process %lld started after step %lld", (long long)i + 1, (long long)start->step);
+        chart_stroke(chart, "start", (double)start->step, 0, 1, title);
+    }
+}
+
+static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *what) {
+    for (size_t i = 0; i < marks->count; i++) {
+        char title[TEXT];
+        snprintf(title, sizeof title, "step %lld: %s", (long long)marks->items[i].step, what);
+        chart_stroke(chart, "bad", (double)marks->items[i].step, 0.95, 1, title);
+    }
+}
+
+static void draw_checkpoints(const Chart *chart, const Marks *marks) {
+    for (size_t i = 0; i < marks->count; i++) {
+        const Mark *mark = &marks->items[i];
+        char title[TEXT], size[32], duration[32];
+        log_format_bytes(mark->value, size);
+        log_format_duration(mark->other, duration);
+        snprintf(title, sizeof title, "step %lld: checkpoint, %s in %s", (long long)mark->step, size, duration);
+        chart_stroke(chart, "check", (double)mark->step, 0, 0.05, title);
+    }
+}
+
+static void draw_evaluation(const Chart *chart, const Mark *mark) {
+    char title[TEXT], loss[32], bits[32];
+    if (!isfinite(mark->value)) return;
+    format_bits(mark->value, loss);
+    format_bits(mark->other, bits);
+    snprintf(title, sizeof title, "step %lld: validation loss %s%s%s", (long long)mark->step, loss,
+             isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
+    chart_dot(chart, "ring", (double)mark->step, mark->value, title);
+    chart_dot(chart, "valid", (double)mark->step, mark->value, title);
+}
+
+static void draw_evaluations(const Chart *chart, const Marks *marks) {
+    double x[HISTORY_MARKS], y[HISTORY_MARKS];
+    for (size_t i = 0; i < marks->count; i++) {
+        x[i] = (double)marks->items[i].step;
+        y[i] = marks->items[i].value;
+    }
+    chart_curve(chart, "valid", x, y, marks->count);
+    enum { DOTS = 60 }; /* more would hide the curve */
+    size_t stride = marks->count / DOTS + 1;
+    for (size_t i = 0; i < marks->count; i += stride) draw_evaluation(chart, &marks->items[i]);
+    if (marks->seen > 0) draw_evaluation(chart, &marks->last);
+}
+
+static void legend_item(const Page *page, bool shown, const char *color, const char *shape, const char *name, int64_t count) {
+    char number[32] = "";
+    if (!shown) return;
+    if (count > 1) snprintf(number, sizeof number, "%lld ", (long long)count);
+    fprintf(page->out, "<span><i class=\"%s %s\"></i>%s%s%s</span>", color, shape, number, name, count > 1 ? "s" : "");
+}
+
+static void loss_section(const Page *page) {
+    static const Curve curve = {SERIES_LOSS, "Loss", "loss", 8, false};
+    const History *history = page->history;
+    const bool smoothed = draws_smoothed(history);
+    Chart chart = {page->out, page->steps, curve_axis(page, &curve)};
+    fputs("<section>\n<div class=\"head\"><h2>Loss</h2><div class=\"legend\">", page->out);
+    legend_item(page, smoothed, "k-train", "", "training, smoothed", 0);
+    legend_item(page, true, smoothed ? "k-raw" : "k-train", "", smoothed ? "each step" : "training", 0);
+    legend_item(page, history->evaluations.seen > 0, "k-valid", "round", "validation", 0);
+    legend_item(page, history->checkpoints.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.seen);
+    legend_item(page, history->skipped.seen + history->broken.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
+    legend_item(page, history->start_count > 1, "k-start", "dashed", "restart", history->start_count - 1);
+    fputs("</div></div>\n", page->out);
+    chart_begin(&chart, "Training and validation loss over steps", "tall");
+    draw_starts(page, &chart);
+    draw_curve(page, &chart, &curve, smoothed);
+    draw_checkpoints(&chart, &history->checkpoints);
+    draw_bad_steps(&chart, &history->skipped, "the update was skipped");
+    draw_bad_steps(&chart, &history->broken, "the loss was not finite");
+    draw_evaluations(&chart, &history->evaluations);
+    chart_end(&chart);
+    fputs("</section>\n", page->out);
+}
+
+static void curve_section(const Page *page, const Curve *curve, bool smoothed) {
+    Chart chart = {page->out, page->steps, curve_axis(page, curve)};
+    fprintf(page->out, "<section>\n<div class=\"head\"><h2>%s</h2></div>\n", curve->name);
+    chart_begin(&chart, curve->name, "low");
+    draw_starts(page, &chart);
+    draw_curve(page, &chart, curve, smoothed && draws_smoothed(page->history));
+    chart_end(&chart);
+    fputs("</section>\n", page->out);
+}
+
+/* -- Expert load ------------------------------------------------------------------------------------------------- */
+
+enum { LEVELS = 11, EVEN = LEVELS / 2 }; /* classes h0 to h10 of the style sheet */
+
+/* Loads of a layer relative to an even share, [expert][HISTORY_COLUMNS], NaN where nothing was routed; the caller frees. */
+static double *load_ratios(const LoadMap *map, int64_t layer) {
+    const float *sums = map->sums + layer * map->experts * HISTORY_COLUMNS;
+    double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios), totals[HISTORY_COLUMNS] = {0};
+    for (int64_t i = 0; i < map->experts * HISTORY_COLUMNS; i++) totals[i % HISTORY_COLUMNS] += sums[i];
+    for (int64_t i = 0; i < map->experts * HISTORY_COLUMNS; i++) {
+        double total = totals[i % HISTORY_COLUMNS];
+        ratios[i] = total > 0 ? sums[i] * (double)map->experts / total : NAN;
+    }
+    return ratios;
+}
+
+static int load_level(double ratio) {
+    const double extreme = 2; /* log2 of four times */
+    if (isnan(ratio)) return EVEN;
+    double level = EVEN + EVEN * log2(ratio) / extreme;
+    return (int)lround(fmin(fmax(level, 0), LEVELS - 1));
+}
+
+/* One path for each colour, equal neighbours in time joined; the even colour is the ground. */
+static void draw_cells(const Page *page, const LoadMap *map, const double *ratios) {
+    for (int level = 0; level < LEVELS; level++) {
+        if (level == EVEN) continue;
+        fprintf(page->out, "<path class=\"h%d\" d=\"", level);
+        for (int64_t expert = 0; expert < map->experts; expert++) {
+            const double *row = ratios + expert * HISTORY_COLUMNS;
+            for (int from = 0, to; from < map->columns; from = to + 1) {
+                for (to = from; to < map->columns && load_level(row[to]) == level; to++) {}
+                if (to > from) fprintf(page->out, "M%d %lldh%dv1h-%dz", from, (long long)expert, to - from, to - from);
+            }
+        }
+        fputs("\"/>\n", page->out);
+    }
+}
+
+static void expert_title(const Page *page, int64_t layer, int64_t expert, const double *row, int columns) {
+    double low = INFINITY, high = -INFINITY;
+    for (int column = 0; column < columns; column++) grow_range(&low, &high, row[column]);
+    if (low > high) return;
+    fprintf(page->out,
+            "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: from %.2f to %.2f "
+            "of an even share, %.2f at the end</title></rect>\n",
+            (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
+}
+
+static void load_map(const Page *page, int64_t layer) {
+    const LoadMap *map = &page->history->load;
+    const double height = fmin(fmax(14 * (double)map->experts, 64), 320), count = (double)map->experts;
+    double *ratios = load_ratios(map, layer), most = 0;
+    for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + map->columns - 1]);
+    fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest now: %.2f\xC3\x97</p></div>\n",
+            (long long)layer, most);
+    fprintf(page->out, "<div class=\"chart\" style=\"grid-template-rows:%.0fpx 24px\"><div class=\"ylabels\" aria-hidden=\"true\">", height);
+    fprintf(page->out, "<span style=\"top:%.2f%%\">0</span>", 50 / count);
+    if (map->experts > 1) fprintf(page->out, "<span style=\"top:%.2f%%\">%lld</span>", 100 - 50 / count, (long long)map->experts - 1);
+    fprintf(page->out,
+            "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" "
+            "aria-label=\"Load of the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
+            map->columns, (long long)map->experts, (long long)layer, EVEN, map->columns, (long long)map->experts);
+    draw_cells(page, map, ratios);
+    for (int64_t expert = 0; expert < map->experts; expert++)
+        expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, map->columns);
+    free(ratios);
+    fprintf(page->out,
+            "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
+            "</div></div></div>\n",
+            (long long)map->begin[0], (long long)map->last_step);
+}
+
+static void load_section(const Page *page) {
+    const LoadMap *map = &page->history->load;
+    if (map->layers == 0) return;
+    fputs("<section>\n<div class=\"head\"><h2>Expert load</h2>", page->out);
+    if (map->too_large) {
+        fprintf(page->out, "</div><p class=\"soft\">%lld layers of %lld experts are too many to draw.</p></section>\n",
+                (long long)map->layers, (long long)map->experts);
+        return;
+    }
+    fprintf(page->out, "<div class=\"scale\">\xC2\xBC\xC3\x97 <svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\">", LEVELS);
+    for (int i = 0; i < LEVELS; i++) fprintf(page->out, "<rect class=\"h%d\" x=\"%d\" width=\"1.02\" height=\"1\"/>", i, i);
+    fputs("</svg> 4\xC3\x97 an even share</div></div>\n<div class=\"maps\">\n", page->out);
+    for (int64_t layer = 0; layer < map->layers; layer++) load_map(page, layer);
+    fputs("</div></section>\n", page->out);
+}
+
+/* -- Configuration and process starts ---------------------------------------------------------------------------- */
+
+/* Where the comment of a line begins: at a '#' that opens the line or follows a blank, outside quotes. */
+static size_t comment_begin(const char *line) {
+    char quote = 0;
+    size_t i = 0;
+    for (; line[i]; i++) {
+        if (quote) {
+            if (quote == '"' && line[i] == '\\' && line[i + 1]) i++;
+            else if (line[i] == quote) quote = 0;
+        } else if (line[i] == '"' || line[i] == '\'') {
+            quote = line[i];
+        } else if (line[i] == '#' && (i == 0 || line[i - 1] == ' ')) {
+            break;
+        }
+    }
+    return i;
+}
+
+static void config_line(const Page *page, char *line) {
+    size_t comment = comment_begin(line);
+    char first = line[comment];
+    line[comment] = '\0';
+    chart_escape(page->out, line);
+    line[comment] = first;
+    if (!first) return;
+    fputs("<i>", page->out);
+    chart_escape(page->out, line + comment);
+    fputs("</i>", page->out);
+}
+
+static bool config_section(const Page *page, const char *run, Error *error) {
+    enum { LINES = 5000 };
+    char *path = memory_format("%s/config.yaml", run);
+    JournalReader reader;
+    bool good = journal_reader_open(&reader, path, error), missing = !good && errno == ENOENT;
+    if (good) {
+        fputs("<section>\n<h2>Configuration</h2>\n<pre>", page->out);
+        JournalLine line = JOURNAL_LINE;
+        for (int i = 0; i < LINES && (line = journal_read(&reader)) != JOURNAL_END; i++) {
+            config_line(page, reader.line);
+            putc('\n', page->out);
+        }
+        if (line != JOURNAL_END) fprintf(page->out, "<i>(more than %d lines)</i>\n", LINES);
+        fputs("</pre>\n</section>\n", page->out);
+        good = journal_reader_close(&reader, path, error);
+    }
+    if (missing) *error = (Error){0};
+    free(path);
+    return good || missing;
+}
+
+static void start_item(const Page *page, const Start *start, int64_t number) {
+    char date[64] = "date unknown", steps[64] = "no step kept";
+    struct tm parts;
+    time_t seconds = fabs(start->time) < 1e11 ? (time_t)start->time : 0;
+    if (seconds > 0 && gmtime_r(&seconds, &parts)) strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", &parts);
+    if (start->last_step > start->step) format_steps(start->step + 1, start->last_step, steps);
+    fprintf(page->out, "<li><p><b>%s</b>, process %lld, %s</p><p>", date, (long long)number, steps);
+    chart_escape(page->out, start->machine);
+    fputs("</p><p class=\"soft\">", page->out);
+    chart_escape(page->out, start->details);
+    fputs("</p></li>\n", page->out);
+}
+
+static void starts_section(const Page *page) {
+    const History *history = page->history;
+    int64_t oldest = history->start_count > HISTORY_STARTS ? history->start_count - HISTORY_STARTS : 0;
+    if (history->start_count == 0) return;
+    fputs("<section>\n<h2>History</h2>\n<ol>\n", page->out);
+    for (int64_t i = history->start_count; i-- > oldest;) start_item(page, &history->starts[i % HISTORY_STARTS], i + 1);
+    if (oldest > 0) fprintf(page->out, "<li class=\"soft\">and %lld earlier</li>\n", (long long)oldest);
+    fputs("</ol>\n</section>\n", page->out);
+}
+
+/* -- The page ---------------------------------------------------------------------------------------------------- */
+
+/* The last part of the run's real path, so that `smelt report .` has a name too; the caller frees. */
+static char *run_name(const char *run) {
+    char *real = realpath(run, NULL);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    char *name = memory_copy_string(slash && slash[1] ? slash + 1 : run);
+    free(real);
+    return name;
+}
+
+static void page_head(const Page *page, const char *name) {
+    fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<title>",
+          page->out);
+    chart_escape(page->out, name);
+    fprintf(page->out, " - smelt report</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n<header>\n<h1>", report_style);
+    chart_escape(page->out, name);
+    fputs("</h1>\n<p>", page->out);
+    const History *history = page->history;
+    if (history->start_count > 0) chart_escape(page->out, history->starts[(history->start_count - 1) % HISTORY_STARTS].machine);
+    else fputs("unknown machine", page->out);
+    fputs("</p>\n</header>\n", page->out);
+}
+
+static void set_steps(Page *page) {
+    const History *history = page->history;
+    for (size_t i = 0; i < history->point_count; i++)
+        page->x[i] = 0.5 * ((double)history->points[i].first + (double)history->points[i].last);
+    double first = history->first_step == 1 ? 0 : (double)history->first_step;
+    double last = fmax((double)history->last_step, (double)history->evaluations.last.step);
+    page->steps = axis_make(history->steps == 1 ? first - 1 : first, history->steps == 1 ? last + 1 : last, false, TICKS_X);
+}
+
+static void curve_sections(const Page *page) {
+    static const Curve rate = {SERIES_LR, "Learning rate", "learning rate", 0, true};
+    static const Curve norm = {SERIES_NORM, "Gradient norm", "gradient norm", 20, false};
+    static const Curve speed = {SERIES_SPEED, "Tokens per second", "tokens per second", 0, true};
+    loss_section(page);
+    fputs("<div class=\"pair\">\n", page->out);
+    curve_section(page, &rate, false);
+    curve_section(page, &norm, true);
+    fputs("</div>\n", page->out);
+    curve_section(page, &speed, true);
+}
+
+static bool print_page(FILE *out, const char *run, const History *history, Error *error) {
+    Page page = {.out = out, .history = history};
+    char *name = run_name(run);
+    set_steps(&page);
+    page_head(&page, name);
+    free(name);
+    warnings(&page);
+    number_items(&page);
+    if (history->steps > 0) curve_sections(&page);
+    else fputs("<section><h2>No steps yet</h2><p class=\"soft\">Curves appear after the first training step.</p></section>\n", out);
+    load_section(&page);
+    starts_section(&page);
+    bool good = config_section(&page, run, error);
+    fprintf(out, "<footer>Written by smelt report from %lld records.</footer>\n</main>\n</body>\n</html>\n",
+            (long long)(history->lines - history->ignored));
+    return good;
+}
+
+bool report_write(const char *run, const char *output, ReportResult *result, Error *error) {
+    char *path = memory_format("%s/metrics.jsonl", run), *page = NULL;
+    size_t length = 0;
+    History *history = history_read(path, error);
+    free(path);
+    if (!history) return false;
+    *result = (ReportResult){.ignored = history->ignored};
+    FILE *out = open_memstream(&page, &length);
+    bool good = out || journal_fail(error, "build", output, errno);
+    if (out) {
+        good = print_page(out, run, history, error);
+        bool whole = !ferror(out) && fclose(out) == 0;
+        if (good && !whole) good = journal_fail(error, "build", output, ENOMEM);
+    }
+    good = good && files_write_atomic(output, page, length, error);
+    result->bytes = (int64_t)length;
+    free(page);
+    history_free(history);
+    return good;
+}
