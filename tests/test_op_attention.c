@@ -179,7 +179,8 @@ static void attention_gradients_match_central_differences(void **state) {
 }
 
 /* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
-static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
+static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
+                          double *d_qkv) {
     int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
     int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
     double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0, scale = 1 / sqrt((double)dim);

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/options.h"
+#include "cmd/arguments.h"
 #include "data/data.h"
 
 enum { POSITIONALS = 2, SHOWN_TOKENS = 200 };
@@ -172,58 +173,20 @@ static void print_help(const Action *only) {
     }
 }
 
-/* "key=value" with a key made of letters; a path that looks like one is written "./a=b". */
-static bool is_assignment(const char *text) {
-    size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz_.");
-    return letters > 0 && text[letters] == '=';
-}
-
-/* Applies argv[*at], which is "--key=value", "--key value" or "key=value", and steps over what it used. */
-static bool apply_option(const Action *action, int argc, char **argv, int *at, DataOptions *options,
-                         OptionStrings *strings, Error *error) {
-    const char *text = argv[(*at)++];
-    if (strncmp(text, "--", 2) != 0) return options_set(&action->table, options, strings, text, error);
-    text += 2;
-    if (strchr(text, '=')) return options_set(&action->table, options, strings, text, error);
-    if (*at >= argc)
-        return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
-    char *assignment = memory_format("%s=%s", text, argv[(*at)++]);
-    bool good = options_set(&action->table, options, strings, assignment, error);
-    free(assignment);
-    return good;
-}
-
 /* argv[0] is the first argument after the action's name. */
 static bool run_action(const Action *action, int argc, char **argv, OptionStrings *strings, Error *error) {
     DataOptions options = {.separator = ""};
-    options_defaults(&action->table, &options, strings);
     const char *positionals[POSITIONALS] = {0};
-    int count = 0;
-    for (int at = 0; at < argc;) {
-        if (strncmp(argv[at], "--", 2) == 0 || is_assignment(argv[at])) {
-            if (!apply_option(action, argc, argv, &at, &options, strings, error)) return false;
-        } else if (count == action->positionals) {
-            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt data %s takes %s", argv[at],
-                             action->name, action->arguments);
-        } else {
-            positionals[count++] = argv[at++];
-        }
-    }
-    if (count < action->positionals)
-        return error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt data %s takes %s", count,
-                         action->positionals, action->name, action->arguments);
-    return action->run(positionals, &options, error);
-}
-
-static bool wants_help(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
-    return false;
+    char *command = memory_format("smelt data %s", action->name);
+    ArgumentSyntax syntax = {command, action->arguments, action->positionals, &action->table};
+    bool good = arguments_read(&syntax, argc, argv, &options, strings, positionals, error) && action->run(positionals, &options, error);
+    free(command);
+    return good;
 }
 
 int cmd_data(int argc, char **argv) {
     const Action *action = argc > 1 ? find_action(argv[1]) : NULL;
-    if (wants_help(argc, argv)) {
+    if (arguments_want_help(argc, argv)) {
         print_help(action);
         return ERROR_NONE;
     }

@@ -1,10 +1,11 @@
 /* The inner loops of attention on a CPU, shared by attention.c and attention_cached.c: a tile of up to 64 queries against blocks of up
  * to 64 keys, with a running softmax (FlashAttention-2, arXiv 2307.08691).
  *
- * Everything is a product of small blocks of W in caches, computed by one register-tiled multiply: bf16 is widened when a block is loaded, since
- * fp32 multiply-adds are as fast as any on most CPUs and keep the probabilities in fp32. Scores are held transposed, [key][query]: then every product
- * broadcasts one operand and reads rows of the other, the softmax runs along vectors of queries without any sum across lanes, and only
- * the queries have to be transposed, once per tile. Which key a query sees is an interval, so masks and skipped work follow from two numbers per query. */
+ * Everything is a product of small blocks of W in caches, computed by one register-tiled multiply: bf16 is widened when a block
+ * is loaded, since fp32 multiply-adds are as fast as any on most CPUs and keep the probabilities in fp32. Scores are held
+ * transposed, [key][query]: then every product broadcasts one operand and reads rows of the other, the softmax runs along vectors
+ * of queries without any sum across lanes, and only the queries have to be transposed, once per tile. Which key a query sees is an
+ * interval, so masks and skipped work follow from two numbers per query. */
 #ifndef SMELT_OP_ATTENTION_H
 #define SMELT_OP_ATTENTION_H
 
@@ -73,7 +74,8 @@ static const W attention_ones[ATTENTION_PANEL] = {1, 1, 1, 1};
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */
 
-/* c[4][vectors] = scale[row] * c + sum over p < depth of a[row * a_row + p * a_step] * b[p * b_row + ..]; without `scale`, c is not read. */
+/* c[4][vectors] = scale[row] * c + sum over p < depth of a[row * a_row + p * a_step] * b[p * b_row + ..]; without `scale`, c is
+ * not read. */
 static inline __attribute__((always_inline)) void attention_multiply_vectors(W *c, int64_t c_row, const W *scale, const W *a, int64_t a_row,
                                                                              int64_t a_step, const W *b, int64_t b_row, int64_t depth,
                                                                              const int vectors) {

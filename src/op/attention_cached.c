@@ -3,7 +3,9 @@
  * fills a vector with the heads of its group. */
 #include "op/attention.h"
 
-static inline int64_t cached_tiles(const Heads *heads, int64_t rows) { return attention_round(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE; }
+static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
+    return attention_round(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
+}
 /* Scratch of a tile: its own, and one block of keys and values. */
 static inline int64_t cached_elements(const Heads *heads) {
     return attention_tile_elements(heads->head_dim) + 2 * ATTENTION_TILE * attention_width(heads->head_dim);
@@ -103,6 +105,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-const Op op_rule_attention_cached = {.name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 1, .cost = cost, .workspace = workspace};
+const Op op_rule_attention_cached = {.name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 1, .cost = cost,
+                                      .workspace = workspace};
 
 #endif

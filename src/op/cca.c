@@ -101,7 +101,10 @@ static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t
                         .k = 2 * dim, .a = pairs, .lda = 2 * dim, .b = f->grouped + column * 2 * dim, .ldb = 2 * dim, .c = products,
                         .ldc = dim, .bias = f->grouped_bias + column});
     for (int64_t r = first; r < end; r++) mix(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
-    for (int64_t r = first; r < end; r++) finish_row(f, products + (r - first) * dim, r, head);
+    for (int64_t r = first; r < end; r++) {
+        if (r + CCA_AHEAD < end) cca_prefetch(f->qkv + (r + CCA_AHEAD) * f->s.columns + column, dim);
+        finish_row(f, products + (r - first) * dim, r, head);
+    }
 }
 
 /* state = the last two rows of (state, u). */

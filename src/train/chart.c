@@ -24,16 +24,16 @@ static void linear_ticks(Axis *axis, int wanted) {
     for (int i = 0; i <= wanted; i++) add_tick(axis, (first + i) * step);
 }
 
-/* 1, 2, 5, 10, 20, ... or, over many decades, every n-th power of ten. */
+/* As many round factors in each decade as there is room for; over many decades, every n-th power of ten. */
 static void logarithmic_ticks(Axis *axis, int wanted) {
-    double first = floor(log10(axis->low)), decades = log10(axis->high / axis->low);
-    bool fine = decades * 3 + 1 <= wanted;
-    double stride = fmax(1, ceil((decades + 1) / wanted));
-    for (double power = first; power <= first + decades + 1; power += stride) {
-        add_tick(axis, pow(10, power));
-        if (fine) add_tick(axis, 2 * pow(10, power));
-        if (fine) add_tick(axis, 5 * pow(10, power));
-    }
+    static const double factors[] = {1, 1.5, 2, 3, 5, 7}, coarse_factors[] = {1, 2, 5};
+    double decades = log10(axis->high / axis->low);
+    bool fine = decades * 6 + 1 <= wanted, coarse = decades * 3 + 1 <= wanted;
+    const double *chosen = fine ? factors : coarse_factors;
+    int count = fine ? 6 : coarse ? 3 : 1;
+    double first = floor(log10(axis->low)), stride = fmax(1, ceil((decades + 1) / wanted));
+    for (double power = first; power <= first + decades + 1; power += stride)
+        for (int i = 0; i < count; i++) add_tick(axis, chosen[i] * pow(10, power));
 }
 
 Axis axis_make(double low, double high, bool logarithmic, int wanted) {
@@ -72,18 +72,27 @@ double axis_place(const Axis *axis, double value) {
 
 /* -- Text -------------------------------------------------------------------------------------------------------- */
 
-void chart_number(double value, int digits, char text[32]) {
-    static const struct { double least, unit; const char *suffix; } scales[] = {
-        {1e12, 1e12, "T"}, {1e9, 1e9, "B"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}, {0, 1, ""}};
-    if (!isfinite(value)) {
-        snprintf(text, 32, "unknown");
-        return;
-    }
-    size_t scale = 0;
-    while (fabs(value) < scales[scale].least * (1 - 1e-9)) scale++;
-    snprintf(text, 32, "%.*g%s", digits, value / scales[scale].unit, scales[scale].suffix);
+typedef struct Scale {
+    double least, unit;
+    const char *suffix;
+} Scale;
+
+static const Scale *scale_of(double value) {
+    static const Scale scales[] = {{1e12, 1e12, "T"}, {1e9, 1e9, "B"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}, {0, 1, ""}};
+    const Scale *scale = scales;
+    while (fabs(value) < scale->least * (1 - 1e-9)) scale++;
+    return scale;
+}
+
+static void format_scaled(double value, const Scale *scale, int digits, char text[32]) {
+    snprintf(text, 32, "%.*g%s", digits, value / scale->unit, value == 0 ? "" : scale->suffix);
     char *zero = strstr(text, "e-0"); /* 5e-05 is written 5e-5 */
     if (zero) memmove(zero + 2, zero + 3, strlen(zero + 3) + 1);
+}
+
+void chart_number(double value, int digits, char text[32]) {
+    if (isfinite(value)) format_scaled(value, scale_of(value), digits, text);
+    else snprintf(text, 32, "unknown");
 }
 
 void chart_escape(FILE *out, const char *text) {
@@ -108,11 +117,14 @@ static double place_x(const Chart *chart, double x) { return WIDTH * axis_place(
 static double place_y(const Chart *chart, double y) { return HEIGHT * (1 - axis_place(&chart->y, y)); }
 
 static void print_labels(const Chart *chart, const Axis *axis, const char *side) {
+    enum { DIGITS = 6 };
     bool vertical = side[0] == 't';
+    double most = fmax(fabs(axis->ticks[0]), fabs(axis->ticks[axis->count - 1]));
     fprintf(chart->out, "<div class=\"%s\" aria-hidden=\"true\">", vertical ? "ylabels" : "xlabels");
     for (int i = 0; i < axis->count; i++) {
         char text[32];
-        chart_number(axis->ticks[i], 6, text);
+        if (axis->logarithmic) chart_number(axis->ticks[i], DIGITS, text);
+        else format_scaled(axis->ticks[i], scale_of(most), DIGITS, text);
         double place = 100 * axis_place(axis, axis->ticks[i]);
         fprintf(chart->out, "<span style=\"%s:%.2f%%\">%s</span>", side, vertical ? 100 - place : place, text);
     }
@@ -141,14 +153,24 @@ static void print_dot(const Chart *chart, double x, double y) {
     fprintf(chart->out, "M%.1f %.1fh.01", place_x(chart, x), place_y(chart, y));
 }
 
+static bool is_alone(const double *y, size_t i, size_t count) {
+    return isfinite(y[i]) && !(i > 0 && isfinite(y[i - 1])) && !(i + 1 < count && isfinite(y[i + 1]));
+}
+
 void chart_curve(const Chart *chart, const char *style, const double *x, const double *y, size_t count) {
+    size_t alone = 0;
     fprintf(chart->out, "<path class=\"curve %s\" d=\"", style);
     for (size_t i = 0; i < count; i++) {
-        if (!isfinite(y[i])) continue;
-        bool before = i > 0 && isfinite(y[i - 1]), after = i + 1 < count && isfinite(y[i + 1]);
-        if (!before && !after) print_dot(chart, x[i], y[i]);
-        else fprintf(chart->out, "%c%.1f %.1f", before ? 'L' : 'M', place_x(chart, x[i]), place_y(chart, y[i]));
+        alone += is_alone(y, i, count);
+        if (!isfinite(y[i]) || is_alone(y, i, count)) continue;
+        bool starts = i == 0 || !isfinite(y[i - 1]);
+        fprintf(chart->out, "%c%.1f %.1f", starts ? 'M' : 'L', place_x(chart, x[i]), place_y(chart, y[i]));
     }
+    fputs("\"/>\n", chart->out);
+    if (alone == 0) return;
+    fprintf(chart->out, "<path class=\"dot %s\" d=\"", style);
+    for (size_t i = 0; i < count; i++)
+        if (is_alone(y, i, count)) print_dot(chart, x[i], y[i]);
     fputs("\"/>\n", chart->out);
 }
 

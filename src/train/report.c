@@ -30,8 +30,9 @@ typedef struct Page {
 
 static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-static void format_bits(double value, char text[32]) {
-    if (isfinite(value)) snprintf(text, 32, "%.4f", value);
+static void format_loss(double value, char text[32]) {
+    if (fabs(value) < 1e6) snprintf(text, 32, "%.4f", value);
+    else if (isfinite(value)) snprintf(text, 32, "%.3e", value);
     else snprintf(text, 32, "not finite");
 }
 
@@ -61,8 +62,8 @@ static void loss_items(const Page *page) {
     const Mark *last = &evaluations->last;
     char value[32], other[32];
     int64_t steps;
-    format_bits(history->last_loss, value);
-    format_bits(history_recent_loss(history, &steps), other);
+    format_loss(history->last_loss, value);
+    format_loss(history_recent_loss(history, &steps), other);
     if (history->losses > 1) number_item(page, "Training loss", value, "last %lld steps: %s", (long long)steps, other);
     else number_item(page, "Training loss", history->losses ? value : NULL, "%s", history->losses ? "one step" : "no finite loss");
     if (evaluations->seen == 0) {
@@ -70,27 +71,26 @@ static void loss_items(const Page *page) {
         number_item(page, "Bits per byte", NULL, "not evaluated yet");
         return;
     }
-    format_bits(last->value, value);
-    format_bits(history->best.value, other);
+    format_loss(last->value, value);
+    format_loss(history->best.value, other);
     if (last->value <= history->best.value) number_item(page, "Validation loss", value, "step %lld, the best so far", (long long)last->step);
     else number_item(page, "Validation loss", value, "best: %s at step %lld", other, (long long)history->best.step);
-    format_bits(last->other, value);
+    format_loss(last->other, value);
     number_item(page, "Bits per byte", isfinite(last->other) ? value : NULL, "of validation text");
 }
 
 static void speed_item(const Page *page) {
     const History *history = page->history;
-    char value[32], note[TEXT] = "", flops[32];
-    const double tflops = sample_median(&history->tflops), best = sample_median(&history->best_percent);
-    const double peak = sample_median(&history->peak_percent);
-    int length = 0;
-    chart_number(tflops, 3, flops);
-    if (isfinite(tflops)) length += snprintf(note, sizeof note, "%s TFLOP/s", flops);
-    if (isfinite(best)) length += snprintf(note + length, sizeof note - (size_t)length, ", %.0f%% of the best measured", best);
-    if (isfinite(peak)) snprintf(note + length, sizeof note - (size_t)length, ", %.0f%% of peak", peak);
-    const double median = sample_median(&history->speed);
-    chart_number(median, 4, value);
-    number_item(page, "Tokens per second", isfinite(median) ? value : NULL, "%s", note[0] ? note : "median");
+    const double median = sample_median(&history->speed), tflops = sample_median(&history->tflops);
+    const double best = sample_median(&history->best_percent), peak = sample_median(&history->peak_percent);
+    char number[32], value[64], flops[64] = "", of_best[64] = "", of_peak[64] = "";
+    chart_number(tflops, 3, number);
+    if (isfinite(tflops)) snprintf(flops, sizeof flops, ", %s TFLOP/s", number);
+    if (isfinite(best)) snprintf(of_best, sizeof of_best, ", %.0f%% of the best measured", best);
+    if (isfinite(peak)) snprintf(of_peak, sizeof of_peak, ", %.0f%% of peak", peak);
+    chart_number(median, 4, number);
+    snprintf(value, sizeof value, "%s tok/s", number);
+    number_item(page, "Speed", isfinite(median) ? value : NULL, "median%s%s%s", flops, of_best, of_peak);
 }
 
 static void number_items(const Page *page) {
@@ -106,7 +106,8 @@ static void number_items(const Page *page) {
     speed_item(page);
     chart_number(start ? start->parameters : NAN, 4, value);
     chart_number(start ? start->active_parameters : NAN, 4, other);
-    number_item(page, "Parameters", start && isfinite(start->parameters) ? value : NULL, "%s active for a token", other);
+    bool known = start && isfinite(start->parameters), active = start && isfinite(start->active_parameters);
+    number_item(page, "Parameters", known ? value : NULL, "%s%s", active ? other : "", active ? " active for a token" : "of the model");
     log_format_bytes(history->memory_bytes, value);
     number_item(page, "Memory", history->memory_bytes > 0 ? value : NULL, "most in use");
     fputs("</dl>\n", page->out);
@@ -154,18 +155,25 @@ static Axis curve_axis(const Page *page, const Curve *curve) {
     return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
 }
 
-/* Mean of the neighbours weighted by a Gaussian, over what is finite; a point that has no value itself gets none. */
+/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and Its Applications", 1996): unlike
+ * a moving mean it follows slopes up to both ends. Over what is finite; a point that has no value itself gets none. */
 static void smooth(const double *values, double *smoothed, size_t count, double width) {
     const int64_t reach = (int64_t)ceil(3 * width);
     for (int64_t i = 0; i < (int64_t)count; i++) {
-        double sum = 0, weights = 0;
+        double moments[3] = {0}, sums[2] = {0}; /* of weight * distance^k, and the same times the value */
         for (int64_t j = i > reach ? i - reach : 0; j <= i + reach && j < (int64_t)count; j++) {
             if (!isfinite(values[j])) continue;
-            double weight = exp(-0.5 * (double)((i - j) * (i - j)) / (width * width));
-            sum += weight * values[j];
-            weights += weight;
+            double distance = (double)(j - i), weight = exp(-0.5 * distance * distance / (width * width));
+            moments[0] += weight;
+            moments[1] += weight * distance;
+            moments[2] += weight * distance * distance;
+            sums[0] += weight * values[j];
+            sums[1] += weight * distance * values[j];
         }
-        smoothed[i] = isfinite(values[i]) ? sum / weights : NAN;
+        double determinant = moments[0] * moments[2] - moments[1] * moments[1];
+        bool line = determinant > 1e-9 * moments[0] * moments[0];
+        double fit = line ? (moments[2] * sums[0] - moments[1] * sums[1]) / determinant : sums[0] / moments[0];
+        smoothed[i] = isfinite(values[i]) ? fit : NAN;
     }
 }
 
@@ -194,7 +202,7 @@ static void curve_stripes(const Page *page, const Chart *chart, const Curve *cur
 static bool draws_smoothed(const History *history) { return history->point_count >= 30; }
 
 static void draw_curve(const Page *page, const Chart *chart, const Curve *curve, bool smoothed) {
-    enum { SMOOTHED_PARTS = 80 };
+    enum { SMOOTHED_PARTS = 100 };
     const size_t count = page->history->point_count;
     double means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS], soft[HISTORY_POINTS];
     bool spread = page->history->point_records > 1;
@@ -246,8 +254,8 @@ static void draw_checkpoints(const Chart *chart, const Marks *marks) {
 static void draw_evaluation(const Chart *chart, const Mark *mark) {
     char title[TEXT], loss[32], bits[32];
     if (!isfinite(mark->value)) return;
-    format_bits(mark->value, loss);
-    format_bits(mark->other, bits);
+    format_loss(mark->value, loss);
+    format_loss(mark->other, bits);
     snprintf(title, sizeof title, "step %lld: validation loss %s%s%s", (long long)mark->step, loss,
              isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
     chart_dot(chart, "ring", (double)mark->step, mark->value, title);
@@ -274,12 +282,18 @@ static void legend_item(const Page *page, bool shown, const char *color, const c
     fprintf(page->out, "<span><i class=\"%s %s\"></i>%s%s%s</span>", color, shape, number, name, count > 1 ? "s" : "");
 }
 
+static void section_head(const Chart *chart, const Curve *curve) {
+    fprintf(chart->out, "<section>\n<div class=\"head\"><h2>%s%s</h2>", curve->name,
+            chart->y.logarithmic ? " <small>log scale</small>" : "");
+}
+
 static void loss_section(const Page *page) {
-    static const Curve curve = {SERIES_LOSS, "Loss", "loss", 8, false};
+    static const Curve curve = {SERIES_LOSS, "Loss", "loss", 4, false};
     const History *history = page->history;
     const bool smoothed = draws_smoothed(history);
     Chart chart = {page->out, page->steps, curve_axis(page, &curve)};
-    fputs("<section>\n<div class=\"head\"><h2>Loss</h2><div class=\"legend\">", page->out);
+    section_head(&chart, &curve);
+    fputs("<div class=\"legend\">", page->out);
     legend_item(page, smoothed, "k-train", "", "training, smoothed", 0);
     legend_item(page, true, smoothed ? "k-raw" : "k-train", "", smoothed ? "each step" : "training", 0);
     legend_item(page, history->evaluations.seen > 0, "k-valid", "round", "validation", 0);
@@ -300,7 +314,8 @@ static void loss_section(const Page *page) {
 
 static void curve_section(const Page *page, const Curve *curve, bool smoothed) {
     Chart chart = {page->out, page->steps, curve_axis(page, curve)};
-    fprintf(page->out, "<section>\n<div class=\"head\"><h2>%s</h2></div>\n", curve->name);
+    section_head(&chart, curve);
+    fputs("</div>\n", page->out);
     chart_begin(&chart, curve->name, "low");
     draw_starts(page, &chart);
     draw_curve(page, &chart, curve, smoothed && draws_smoothed(page->history));
@@ -362,7 +377,7 @@ static void load_map(const Page *page, int64_t layer) {
     const double height = fmin(fmax(14 * (double)map->experts, 64), 320), count = (double)map->experts;
     double *ratios = load_ratios(map, layer), most = 0;
     for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + map->columns - 1]);
-    fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest now: %.2f\xC3\x97</p></div>\n",
+    fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
             (long long)layer, most);
     fprintf(page->out, "<div class=\"chart\" style=\"grid-template-rows:%.0fpx 24px\"><div class=\"ylabels\" aria-hidden=\"true\">", height);
     fprintf(page->out, "<span style=\"top:%.2f%%\">0</span>", 50 / count);
@@ -502,9 +517,13 @@ static void set_steps(Page *page) {
     const History *history = page->history;
     for (size_t i = 0; i < history->point_count; i++)
         page->x[i] = 0.5 * ((double)history->points[i].first + (double)history->points[i].last);
-    double first = history->first_step == 1 ? 0 : (double)history->first_step;
-    double last = fmax((double)history->last_step, (double)history->evaluations.last.step);
-    page->steps = axis_make(history->steps == 1 ? first - 1 : first, history->steps == 1 ? last + 1 : last, false, TICKS_X);
+    double first = (double)history->first_step, last = fmax((double)history->last_step, (double)history->evaluations.last.step);
+    double air = first == last ? 1 : 0;
+    page->steps = axis_make(first == 1 ? 0 : first - air, last + air, false, TICKS_X);
+    int whole = 0;
+    for (int i = 0; i < page->steps.count; i++)
+        if (page->steps.ticks[i] == round(page->steps.ticks[i])) page->steps.ticks[whole++] = page->steps.ticks[i];
+    page->steps.count = whole;
 }
 
 static void curve_sections(const Page *page) {

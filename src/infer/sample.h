@@ -1,0 +1,17 @@
+/* Choosing the next token from logits. */
+#ifndef SMELT_INFER_SAMPLE_H
+#define SMELT_INFER_SAMPLE_H
+
+#include <stdint.h>
+
+typedef struct Sampling {
+    double temperature; /* 0: the most likely token */
+    int64_t top_k;      /* only this many of the most likely tokens; 0: all */
+    double top_p;       /* then only the fewest most likely ones that have this probability together (arXiv 1904.09751); 1: all */
+    uint64_t seed;
+} Sampling;
+
+/* One of the `count` tokens that the logits belong to; `uniform` in [0, 1) decides. A tie goes to the lower token. Logits are finite. */
+int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform);
+
+#endif
