@@ -198,12 +198,11 @@ static void results_free(Results *results) {
     for (int i = 0; i < results->count; i++) free(results->items[i].values);
 }
 
-/* ||a - b|| / (||b|| + 0.01 sqrt(n)), where the reference is not NaN (slots that hold nothing). The floor: inputs are of order one, so a
- * result that cancels to less than a hundredth still carries their rounding. */
+/* ||a - b|| / (||b|| + 0.01 sqrt(n)). The floor: inputs are of order one, so a result that cancels to less than a hundredth still carries
+ * their rounding. */
 static double relative_error(const Result *a, const Result *b) {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < b->count; i++) {
-        if (isnan(b->values[i])) continue;
         double d = a->values[i] - b->values[i];
         difference += d * d;
         norm += b->values[i] * b->values[i];
@@ -231,10 +230,8 @@ static double objective(Run *run) {
     run_once(run);
     double sum = 0;
     for (int i = 0; i < run->seed_count; i++)
-        for (int64_t j = 0; j < graph_elements(run->check.graph, run->seeds[i].tensor); j++) {
-            double value = load(run, run->seeds[i].tensor, j);
-            if (!isnan(value)) sum += value * load(run, run->seeds[i].gradient, j);
-        }
+        for (int64_t j = 0; j < graph_elements(run->check.graph, run->seeds[i].tensor); j++)
+            sum += load(run, run->seeds[i].tensor, j) * load(run, run->seeds[i].gradient, j);
     for (int i = 0; i < run->loss_count; i++)
         for (int64_t j = 0; j < graph_elements(run->check.graph, run->losses[i]); j++) sum += load(run, run->losses[i], j);
     return sum;

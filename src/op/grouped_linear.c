@@ -1,6 +1,6 @@
 /* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T for the slots from offset[e] up to
  * offset[e + 1] of each expert. Offsets are read when the kernel runs; every form is one batch of matrix products, one
- * per expert, described in the workspace. Slots past the last offset are neither read nor written. */
+ * per expert, described in the workspace. Slots past the last offset have no expert and give zero. */
 #include "op/kernel.h"
 
 #ifdef KERNEL_VARIANT
@@ -34,6 +34,7 @@ void KERNEL(grouped_linear)(const OpCall *call) {
                     .a = call->in[0], .lda = in, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = out},
         .a_row = in * (int64_t)sizeof(T), .b_expert = out * in * (int64_t)sizeof(T), .c_row = out * (int64_t)sizeof(T)};
     grouped_run(&grouped, call, call->in[2], experts);
+    kernel_zero_unused(call->out[0], call->in[2], experts, call->in_shape[0][0], out);
 }
 
 void KERNEL(grouped_linear_grad_input)(const OpCall *call) {
@@ -43,6 +44,7 @@ void KERNEL(grouped_linear_grad_input)(const OpCall *call) {
                     .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
         .a_row = out * (int64_t)sizeof(T), .b_expert = out * in * (int64_t)sizeof(T), .c_row = in * (int64_t)sizeof(T)};
     grouped_run(&grouped, call, call->in[2], experts);
+    kernel_zero_unused(call->out[0], call->in[2], experts, call->in_shape[0][0], in);
 }
 
 void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {

@@ -92,6 +92,11 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 #endif
 
 #if defined KERNEL_VARIANT
+/* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */
+static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
+    memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
+}
+
 /* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. */
 static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
 #pragma omp parallel for schedule(static)

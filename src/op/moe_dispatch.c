@@ -1,7 +1,7 @@
 /* Moving rows to experts and back: a stable counting sort of the chosen experts, the copy of rows into slots ordered by
  * expert, and the gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row
  * once, and each row's sum runs over its k slots in order, so nothing depends on how rows are shared out. Slots without
- * a row are neither read nor written. */
+ * a row, the last ones, are zero in every tensor of slots, so that no tensor ever holds what nobody wrote. */
 #include "op/kernel.h"
 
 typedef struct MoeSortAttributes { int64_t experts; } MoeSortAttributes;
@@ -27,7 +27,7 @@ static void sort_offsets(int32_t *restrict offset, int32_t *restrict begin, int6
 void KERNEL(moe_sort)(const OpCall *call) {
     int64_t experts = ((const MoeSortAttributes *)call->attributes)->experts;
     const int32_t *index = call->in[0];
-    int32_t *slot = call->out[0], *source = call->out[1], *offset = call->out[2], *begins = call->workspace;
+    int32_t *slot = call->out[0], *offset = call->out[1], *begins = call->workspace;
     int64_t rows = call->in_shape[0][0], k = call->in_shape[0][1], blocks = (rows + SORT_BLOCK - 1) / SORT_BLOCK;
 #pragma omp parallel for schedule(static) if (blocks > 1)
     for (int64_t block = 0; block < blocks; block++) {
@@ -41,10 +41,7 @@ void KERNEL(moe_sort)(const OpCall *call) {
     for (int64_t block = 0; block < blocks; block++) {
         int32_t *next = begins + block * experts;
         for (int64_t r = block * SORT_BLOCK; r < kernel_min(rows, (block + 1) * SORT_BLOCK); r++)
-            for (int64_t i = r * k; i < (r + 1) * k; i++) {
-                slot[i] = index[i] < experts ? next[index[i]]++ : -1;
-                if (slot[i] >= 0) source[slot[i]] = (int32_t)r;
-            }
+            for (int64_t i = r * k; i < (r + 1) * k; i++) slot[i] = index[i] < experts ? next[index[i]]++ : -1;
     }
 }
 
@@ -58,6 +55,7 @@ void KERNEL(moe_permute)(const OpCall *call) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * k; i < (r + 1) * k; i++)
             if (slot[i] >= 0) memcpy(x_slots + slot[i] * columns, x + r * columns, columns * sizeof(T));
+    kernel_zero_unused(x_slots, call->in[2], call->in_shape[2][0] - 1, rows * k, columns);
 }
 
 /* y = sum over j of gate[j] * slots[slot[j]]; a gate of NULL is all ones. */
@@ -131,19 +129,18 @@ void KERNEL(moe_combine_grad)(const OpCall *call) {
             if (slot[i] < 0) continue;
             d_gate[i] = combine_slot_grad(d_y_slots + at, dy + r * columns, y_slots + at, gate[i], columns);
         }
+    kernel_zero_unused(d_y_slots, call->in[4], call->in_shape[4][0] - 1, rows * k, columns);
 }
 
 #else
 
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
-    int64_t rows = graph_rows(graph, index), k = graph_columns(graph, index), slots = rows * k, offsets = experts + 1;
-    assert(graph_get(graph, index)->type == TYPE_INT32 && slots <= INT32_MAX);
+    int64_t rows = graph_rows(graph, index), k = graph_columns(graph, index), offsets = experts + 1;
+    assert(graph_get(graph, index)->type == TYPE_INT32 && rows * k <= INT32_MAX);
     Dispatch dispatch = {.slot = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 2, (int64_t[]){rows, k}, "slot"),
-                         .source = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &slots, "source"),
                          .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset")};
     MoeSortAttributes attributes = {.experts = experts};
-    TensorId out[] = {dispatch.slot, dispatch.source, dispatch.offset};
-    graph_node(graph, OP_moe_sort, &index, 1, out, 3, &attributes, sizeof attributes);
+    graph_node(graph, OP_moe_sort, &index, 1, (TensorId[]){dispatch.slot, dispatch.offset}, 2, &attributes, sizeof attributes);
     return dispatch;
 }
 
@@ -156,7 +153,7 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, x) == graph_rows(graph, dispatch->slot));
     int64_t shape[] = {graph_elements(graph, dispatch->slot), graph_columns(graph, x)};
     TensorId x_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "x_slots");
-    graph_node(graph, OP_moe_permute, (TensorId[]){x, dispatch->slot}, 2, &x_slots, 1, NULL, 0);
+    graph_node(graph, OP_moe_permute, (TensorId[]){x, dispatch->slot, dispatch->offset}, 3, &x_slots, 1, NULL, 0);
     return x_slots;
 }
 
@@ -172,16 +169,16 @@ TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dis
     assert(graph_elements(graph, gate) == graph_elements(graph, dispatch->slot));
     int64_t shape[] = {graph_rows(graph, dispatch->slot), graph_columns(graph, y_slots)};
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "combined");
-    graph_node(graph, OP_moe_combine, (TensorId[]){y_slots, gate, dispatch->slot}, 3, &y, 1, NULL, 0);
+    graph_node(graph, OP_moe_combine, (TensorId[]){y_slots, gate, dispatch->slot, dispatch->offset}, 4, &y, 1, NULL, 0);
     return y;
 }
 
 static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[0] == TENSOR_NONE) return;
-    TensorId y_slots = node->in[0], gate = node->in[1], slot = node->in[2];
+    TensorId y_slots = node->in[0], gate = node->in[1], slot = node->in[2], offset = node->in[3];
     d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, y_slots)->shape, "d_y_slots");
     d_in[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, gate)->shape, "d_gate");
-    graph_node(graph, OP_moe_combine_grad, (TensorId[]){d_out[0], y_slots, gate, slot}, 4, d_in, 2, NULL, 0);
+    graph_node(graph, OP_moe_combine_grad, (TensorId[]){d_out[0], y_slots, gate, slot, offset}, 5, d_in, 2, NULL, 0);
 }
 
 /* A multiply-add for every element of every slot; the gradient has that and a product. */

@@ -136,11 +136,11 @@ typedef struct RouterSpec { int64_t experts, k; bool skip, renormalise; double a
 typedef struct Routing { TensorId index, gate; } Routing; /* INT32 and WIDE [R, k]; index == experts means skipped */
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec);
 
-/* Rows sorted by expert, in row order within an expert; skipped rows have no slot. slot INT32 [R, k] (-1: none), source INT32 [R * k]: the row of each slot,
- * offset INT32 [experts + 1]: where each expert's slots begin. Slots from offset[experts] on hold nothing and are never read. */
-typedef struct Dispatch { TensorId slot, source, offset; } Dispatch;
+/* Rows sorted by expert, in row order within an expert; skipped rows have no slot. slot INT32 [R, k] (-1: none), offset INT32 [experts + 1]: where each
+ * expert's slots begin. Slots from offset[experts] on have no row and are zero in every tensor of slots. */
+typedef struct Dispatch { TensorId slot, offset; } Dispatch;
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts);
-/* x_slots[s] = x[source[s]]: COMPUTE [R, D] -> [R * k, D]. */
+/* x_slots[slot[r, j]] = x[r]: COMPUTE [R, D] -> [R * k, D]. */
 TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch);
 /* y[s] = x[s] w[e]^T for the slots of each expert; w [E, out, in]. */
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId offset);

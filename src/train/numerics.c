@@ -31,17 +31,13 @@ const char *numerics_bad_parameter(const Session *session) {
 
 typedef struct Search { const Session *session; TensorId tensor; int64_t index; } Search;
 
-/* Slots past the last dispatched token hold nothing: what is in them is not looked at, since nothing reads it. */
-static bool holds_slots(const Graph *graph, TensorId tensor, int64_t rows) { return graph_rows(graph, tensor) != rows; }
-
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
     Search *search = context;
     (void)seconds;
     for (int i = 0; i < graph->nodes[node].outputs; i++) {
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
-        bool partial = t->arena == ARENA_ACTIVATION && holds_slots(graph, tensor, search->session->model.sequences * search->session->model.length);
-        if (tensor == TENSOR_NONE || partial) continue;
+        if (tensor == TENSOR_NONE) continue;
         search->index = first_bad(graph, executor_tensor(search->session->executor, tensor), t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
         if (search->index >= 0) return false;

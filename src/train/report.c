@@ -204,7 +204,7 @@ static bool draws_smoothed(const History *history) { return history->point_count
 static void draw_curve(const Page *page, const Chart *chart, const Curve *curve, bool smoothed) {
     enum { SMOOTHED_PARTS = 100 };
     const size_t count = page->history->point_count;
-    double means[HISTORY_POINTS], lows[HISTORY_POINTS], highs[HISTORY_POINTS], soft[HISTORY_POINTS];
+    double means[HISTORY_POINTS] = {0}, soft[HISTORY_POINTS] = {0}, lows[HISTORY_POINTS] = {0}, highs[HISTORY_POINTS] = {0};
     bool spread = page->history->point_records > 1;
     for (size_t i = 0; i < count; i++) {
         const Span *span = &page->history->points[i].series[curve->series];
@@ -263,7 +263,7 @@ static void draw_evaluation(const Chart *chart, const Mark *mark) {
 }
 
 static void draw_evaluations(const Chart *chart, const Marks *marks) {
-    double x[HISTORY_MARKS], y[HISTORY_MARKS];
+    double x[HISTORY_MARKS] = {0}, y[HISTORY_MARKS] = {0};
     for (size_t i = 0; i < marks->count; i++) {
         x[i] = (double)marks->items[i].step;
         y[i] = marks->items[i].value;

@@ -1,0 +1,647 @@
+/* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits independent of threads, what is
+ * decayed, clipped and left alone; schedules at their edges. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "golden/optim.h"
+#include "optim/internal.h"
+
+static const OptimizerConfig adamw = {.name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95,
+                                      .newton_schulz_steps = 5};
+
+static OptimizerConfig muon_config(void) {
+    OptimizerConfig config = adamw;
+    config.name = OPTIMIZER_MUON;
+    return config;
+}
+
+/* ---- A set of parameters with its arenas, values held in the types of a precision ---- */
+
+typedef struct Fixture {
+    Graph *graph;
+    Optimizer *optimizer;
+    void *master, *weights, *gradients;
+    size_t wide;
+} Fixture;
+
+typedef struct Shape { ParameterKind kind; int rank; int64_t shape[3]; } Shape;
+
+static void put(void *arena, size_t wide, int64_t i, double value) {
+    if (wide == sizeof(double)) ((double *)arena)[i] = value;
+    else ((float *)arena)[i] = (float)value;
+}
+static double get(const void *arena, size_t wide, int64_t i) { return wide == sizeof(double) ? ((const double *)arena)[i] : ((const float *)arena)[i]; }
+
+/* The formula of golden/optim.py: exact in every type. Step 0 gives parameters, later steps gradients. */
+static double value_at(int64_t step, int64_t i) {
+    int64_t x = i + 40 * step;
+    return (double)((x * x * 17 + x * 29 + 11) % 1009 - 504) / 256;
+}
+
+static Fixture make(Precision precision, const OptimizerConfig *config, const Shape *shapes, int count) {
+    Fixture f = {.graph = graph_create(precision, true), .wide = precision_bytes(precision, TYPE_WIDE)};
+    for (int i = 0; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "p%d", i);
+        graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, false);
+    }
+    Error error;
+    f.optimizer = optimizer_create(f.graph, config, &error);
+    assert_non_null(f.optimizer);
+    size_t extent = (size_t)f.graph->parameter_extent;
+    f.master = calloc(extent, f.wide);
+    f.gradients = calloc(extent, f.wide);
+    f.weights = precision == PRECISION_BF16 ? calloc(extent, 2) : f.master;
+    for (int i = 0; i < count; i++)
+        for (int64_t k = 0; k < f.graph->parameters[i].count; k++) put(f.master, f.wide, f.graph->parameters[i].offset + k, value_at(0, k));
+    return f;
+}
+
+static void drop(Fixture *f) {
+    optimizer_free(f->optimizer);
+    if (f->weights != f->master) free(f->weights);
+    free(f->master);
+    free(f->gradients);
+    graph_free(f->graph);
+}
+
+static void set_gradients(Fixture *f, int64_t step) {
+    for (int i = 0; i < f->graph->parameter_count; i++)
+        for (int64_t k = 0; k < f->graph->parameters[i].count; k++) put(f->gradients, f->wide, f->graph->parameters[i].offset + k, value_at(step, k));
+}
+
+static void run_steps(Fixture *f, int64_t steps, double lr, double scale) {
+    for (int64_t step = 1; step <= steps; step++) {
+        set_gradients(f, step);
+        optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, lr, scale);
+    }
+}
+
+static double parameter(const Fixture *f, int index, int64_t i) { return get(f->master, f->wide, f->graph->parameters[index].offset + i); }
+
+static void assert_close(double value, double expected, double tolerance) {
+    if (!(fabs(value - expected) <= tolerance)) fail_msg("%.17g is not within %g of %.17g", value, tolerance, expected);
+}
+
+/* ---- Against PyTorch ---- */
+
+static void check_golden(Precision precision, const OptimizerConfig *config, const double *tall, const double *wide, double tolerance) {
+    const Shape shapes[] = {{PARAMETER_MATRIX, 2, {8, 5}}, {PARAMETER_MATRIX, 2, {5, 8}}};
+    Fixture f = make(precision, config, shapes, 2);
+    run_steps(&f, 10, 0.02, 1);
+    double worst = 0;
+    for (int64_t i = 0; i < 40; i++) {
+        worst = fmax(worst, fabs(parameter(&f, 0, i) - tall[i]));
+        worst = fmax(worst, fabs(parameter(&f, 1, i) - wide[i]));
+    }
+    print_message("largest difference from PyTorch after 10 steps: %.3g\n", worst);
+    assert_close(worst, 0, tolerance);
+    drop(&f);
+}
+
+/* The printed numbers have 15 digits. */
+static void adamw_in_fp64_gives_what_pytorch_gives(void **state) {
+    (void)state;
+    check_golden(PRECISION_FP64, &adamw, golden_adamw_8x5, golden_adamw_5x8, 1e-13);
+}
+
+/* Values below 2 are rounded to 2^-24 relative in each of ten steps, and so are updates of 0.02. */
+static void adamw_in_fp32_gives_what_pytorch_gives(void **state) {
+    (void)state;
+    check_golden(PRECISION_FP32, &adamw, golden_adamw_8x5, golden_adamw_5x8, 2e-6);
+}
+
+/* We add 1e-7 to the norm (around 10) where PyTorch takes a maximum: 1e-8 of ten updates that are each below 0.02. */
+static void muon_in_fp64_gives_what_pytorch_gives(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    check_golden(PRECISION_FP64, &config, golden_muon_fp64_8x5, golden_muon_fp64_5x8, 1e-8);
+}
+
+/* A product's rounding, 2^-24, grows by at most 3.4445^5 = 485 while small singular values do, over updates of 0.011. */
+static void muon_in_fp32_gives_what_pytorch_gives(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    check_golden(PRECISION_FP32, &config, golden_muon_fp64_8x5, golden_muon_fp64_5x8, 1e-5);
+}
+
+/* An element of a direction is off by up to some 2^-8 of it, in ten updates of 0.011 with signs that differ. */
+static void muon_in_bf16_gives_what_pytorch_gives(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    check_golden(PRECISION_BF16, &config, golden_muon_bf16_8x5, golden_muon_bf16_5x8, 2e-3);
+}
+
+/* ---- AdamW against a plain loop ---- */
+
+static void reference_adamw(double *p, int64_t count, int64_t steps, double lr, double decay, double scale, double beta1, double beta2, double epsilon) {
+    for (int64_t i = 0; i < count; i++) {
+        double m = 0, v = 0;
+        p[i] = value_at(0, i);
+        for (int64_t step = 1; step <= steps; step++) {
+            double g = value_at(step, i) * scale;
+            p[i] *= 1 - lr * decay;
+            m = beta1 * m + (1 - beta1) * g;
+            v = beta2 * v + (1 - beta2) * g * g;
+            p[i] -= lr / (1 - pow(beta1, (double)step)) * m / (sqrt(v) / sqrt(1 - pow(beta2, (double)step)) + epsilon);
+        }
+    }
+}
+
+enum { STEPS = 5 };
+static const double rate = 0.02, clip = 0.25;
+
+static void check_parameter(const Fixture *f, int index, double lr, double decay, double scale, double beta2) {
+    int64_t count = f->graph->parameters[index].count;
+    double *expected = malloc((size_t)count * sizeof *expected);
+    reference_adamw(expected, count, STEPS, lr, decay, scale, 0.9, beta2, 1e-8);
+    /* fp32 rounds values below 2 and updates five times each */
+    for (int64_t i = 0; i < count; i++) assert_close(parameter(f, index, i), expected[i], f->wide == sizeof(double) ? 1e-14 : 1e-6);
+    free(expected);
+}
+
+static const Shape all_kinds[] = {
+    {PARAMETER_MATRIX, 2, {150, 150}}, {PARAMETER_EMBEDDING, 2, {33, 7}}, {PARAMETER_CONVOLUTION, 3, {5, 3, 2}}, {PARAMETER_NORM, 1, {17}},
+    {PARAMETER_BIAS, 1, {1}}, {PARAMETER_CONTROLLER, 1, {9}},
+};
+
+static void check_all_kinds(Precision precision, bool decay_vectors, double controller_lr) {
+    OptimizerConfig config = adamw;
+    config.decay_vectors = decay_vectors;
+    config.controller_lr = controller_lr;
+    Fixture f = make(precision, &config, all_kinds, 6);
+    run_steps(&f, STEPS, rate, clip);
+    for (int i = 0; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
+    for (int i = 3; i < 5; i++) check_parameter(&f, i, rate, decay_vectors ? 0.1 : 0, clip, 0.95);
+    check_parameter(&f, 5, controller_lr, 0, 1, 0.999);
+    drop(&f);
+}
+
+static void adamw_agrees_with_a_plain_loop_for_every_kind_of_parameter(void **state) {
+    (void)state;
+    check_all_kinds(PRECISION_BF16, false, 1e-3);
+    check_all_kinds(PRECISION_FP32, false, 1e-3);
+    check_all_kinds(PRECISION_FP64, false, 1e-3);
+}
+
+static void vectors_decay_when_asked(void **state) {
+    (void)state;
+    check_all_kinds(PRECISION_FP32, true, 1e-3);
+}
+
+static void controllers_stay_where_their_rate_is_zero(void **state) {
+    (void)state;
+    OptimizerConfig config = adamw;
+    Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
+    run_steps(&f, STEPS, rate, clip);
+    for (int64_t i = 0; i < 9; i++) assert_true(parameter(&f, 5, i) == value_at(0, i));
+    drop(&f);
+}
+
+/* Every instruction set that this machine has, on counts around vector and block sizes; fp32 arithmetic may be fused or not. */
+static void every_instruction_set_computes_the_same_adamw(void **state) {
+    (void)state;
+    const AdamwRates rates = {.scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .inverse_root_bias2 = 1.5, .epsilon = 1e-8, .keep = 0.99};
+    const int64_t counts[] = {1, 3, 16, 31, 1024, 1041, 3000};
+    for (int k = 0; k < optim_kernels_count; k++) {
+        const OptimKernels *kernels = &optim_kernels[k];
+        if (!kernels->supported() || kernels->precision == PRECISION_FP64) continue;
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+            static float p[3001], g[3001], m[3001], v[3001];
+            static uint16_t w[3001];
+            for (int64_t i = 0; i <= counts[n]; i++)
+                p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i), v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
+            kernels->adamw(&rates, counts[n], p, kernels->precision == PRECISION_BF16 ? (void *)w : p, g, m, v);
+            for (int64_t i = 0; i < counts[n]; i++) {
+                double gradient = 0.5 * value_at(1, i), moment = 0.9 * value_at(2, i) + 0.1 * gradient;
+                double variance = 0.95 * fabs(value_at(3, i)) + 0.05 * gradient * gradient;
+                assert_close(m[i], moment, 4e-7);
+                assert_close(v[i], variance, 4e-7);
+                assert_close(p[i], 0.99 * value_at(0, i) - 0.01 * moment / (sqrt(variance) * 1.5 + 1e-8), 4e-7);
+            }
+            assert_true(p[counts[n]] == (float)value_at(0, counts[n]) && w[counts[n]] == 7);
+        }
+    }
+}
+
+/* ---- Muon ---- */
+
+/* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram matrix is near I: the quintic leaves
+ * singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of their squares, trace / order, lies between 0.45 and 1.35. */
+static void check_orthogonal(Precision precision, int64_t stack, int64_t rows, int64_t columns) {
+    OptimizerConfig config = muon_config();
+    config.weight_decay = 0;
+    const Shape shape = {PARAMETER_MATRIX, 3, {stack, rows, columns}};
+    Fixture f = make(precision, &config, &shape, 1);
+    int64_t size = rows * columns, order = rows < columns ? rows : columns, other = size / order;
+    srand(7);
+    for (int64_t i = 0; i < stack * size; i++) {
+        put(f.gradients, f.wide, i, (double)rand() / RAND_MAX - 0.5);
+        put(f.master, f.wide, i, 0);
+    }
+    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, 1.0, 1);
+    double unit = 0.2 * sqrt((double)(rows > columns ? rows : columns));
+    for (int64_t k = 0; k < stack; k++) {
+        double trace = 0, off = 0;
+        for (int64_t a = 0; a < order; a++)
+            for (int64_t b = 0; b < order; b++) {
+                double dot = 0;
+                for (int64_t t = 0; t < other; t++) {
+                    int64_t ia = rows <= columns ? a * columns + t : t * columns + a, ib = rows <= columns ? b * columns + t : t * columns + b;
+                    dot += parameter(&f, 0, k * size + ia) * parameter(&f, 0, k * size + ib) / (unit * unit);
+                }
+                if (a == b) trace += dot;
+                else off = fmax(off, fabs(dot));
+            }
+        assert_in_range((uintmax_t)(1000 * trace / (double)order), 450, 1350);
+        assert_true(off < 0.5); /* eigenvalues of the Gram matrix span less than 1 */
+    }
+    drop(&f);
+}
+
+static void muon_makes_every_matrix_of_a_stack_nearly_orthogonal(void **state) {
+    (void)state;
+    const Precision precisions[] = {PRECISION_BF16, PRECISION_FP32, PRECISION_FP64};
+    for (int i = 0; i < 3; i++) {
+        check_orthogonal(precisions[i], 3, 20, 47);
+        check_orthogonal(precisions[i], 2, 47, 20);
+        check_orthogonal(precisions[i], 1, 1, 33);
+        check_orthogonal(precisions[i], 1, 33, 1);
+        check_orthogonal(precisions[i], 1, 150, 290);
+    }
+    check_orthogonal(PRECISION_BF16, 1, 290, 290);
+}
+
+/* One large matrix whose symmetric products take several tiles, against the formula in double; fp64 differs by rounding alone. */
+static void muon_agrees_with_the_plain_formula_across_tiles(void **state) {
+    (void)state;
+    enum { N = 150, M = 170 };
+    static double x[N][M], a[N][N], b[N][N], y[N][M];
+    OptimizerConfig config = muon_config();
+    const Shape shape = {PARAMETER_MATRIX, 2, {M, N}}; /* tall: the formula below works on its transpose */
+    Fixture f = make(PRECISION_FP64, &config, &shape, 1);
+    set_gradients(&f, 1);
+    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, rate, clip);
+    double norm = 0;
+    for (int i = 0; i < N; i++)
+        for (int t = 0; t < M; t++) x[i][t] = 1.95 * clip * value_at(1, t * N + i), norm += x[i][t] * x[i][t];
+    for (int i = 0; i < N; i++)
+        for (int t = 0; t < M; t++) x[i][t] /= sqrt(norm) + 1e-7;
+    for (int step = 0; step < 5; step++) {
+        memset(a, 0, sizeof a);
+        memset(y, 0, sizeof y);
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++)
+                for (int t = 0; t < M; t++) a[i][j] += x[i][t] * x[j][t];
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++) {
+                b[i][j] = -4.7750 * a[i][j];
+                for (int t = 0; t < N; t++) b[i][j] += 2.0315 * a[i][t] * a[t][j];
+            }
+        for (int i = 0; i < N; i++)
+            for (int t = 0; t < M; t++) y[i][t] = 3.4445 * x[i][t];
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++)
+                for (int t = 0; t < M; t++) y[i][t] += b[i][j] * x[j][t];
+        memcpy(x, y, sizeof x);
+    }
+    for (int i = 0; i < N; i++)
+        for (int t = 0; t < M; t++)
+            assert_close(parameter(&f, 0, t * N + i), (1 - rate * 0.1) * value_at(0, t * N + i) - rate * 0.2 * sqrt(M) * x[i][t], 1e-12);
+    drop(&f);
+}
+
+static void muon_leaves_all_but_matrices_to_adamw(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    config.controller_lr = 1e-3;
+    Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
+    run_steps(&f, STEPS, rate, clip);
+    for (int i = 1; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
+    for (int i = 3; i < 5; i++) check_parameter(&f, i, rate, 0, clip, 0.95);
+    check_parameter(&f, 5, 1e-3, 0, 1, 0.999);
+    drop(&f);
+}
+
+static void a_zero_gradient_moves_nothing_but_by_decay(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
+    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, rate, 1);
+    for (int64_t i = 0; i < 100; i++) assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
+    for (int64_t i = 0; i < 17; i++) assert_true(parameter(&f, 3, i) == value_at(0, i));
+    drop(&f);
+}
+
+static void matrices_beyond_the_scratch_budget_are_taken_in_groups(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    config.newton_schulz_steps = 1;
+    const Shape shapes[] = {{PARAMETER_MATRIX, 2, {16, 270000}}, {PARAMETER_MATRIX, 2, {4, 6}}}; /* the first takes 66 MiB */
+    Fixture f = make(PRECISION_FP64, &config, shapes, 2), alone = make(PRECISION_FP64, &config, shapes + 1, 1);
+    assert_int_equal(f.optimizer->matrices[0].group + 1, f.optimizer->matrices[1].group);
+    run_steps(&f, 1, rate, 1);
+    run_steps(&alone, 1, rate, 1);
+    for (int64_t i = 0; i < 24; i++) assert_true(parameter(&f, 1, i) == parameter(&alone, 0, i));
+    drop(&alone);
+    drop(&f);
+}
+
+/* ---- Promises ---- */
+
+static const Shape many[] = {
+    {PARAMETER_MATRIX, 3, {3, 130, 210}}, {PARAMETER_NORM, 1, {130}}, {PARAMETER_EMBEDDING, 2, {700, 130}}, {PARAMETER_MATRIX, 2, {210, 40}},
+    {PARAMETER_CONTROLLER, 1, {8}}, {PARAMETER_MATRIX, 2, {300, 300}},
+};
+
+static Fixture run_with_threads(Precision precision, int threads, double *norm) {
+    OptimizerConfig config = muon_config();
+    config.controller_lr = 1e-3;
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    Fixture f = make(precision, &config, many, 6);
+    run_steps(&f, 3, rate, clip);
+    *norm = optimizer_gradient_norm(f.optimizer, f.gradients);
+    omp_set_num_threads(before);
+    return f;
+}
+
+static void threads_change_no_bits(void **state) {
+    (void)state;
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) {
+        double norm_one, norm_five;
+        Fixture one = run_with_threads(precision, 1, &norm_one), five = run_with_threads(precision, 5, &norm_five);
+        size_t extent = (size_t)one.graph->parameter_extent;
+        assert_memory_equal(one.master, five.master, extent * one.wide);
+        assert_memory_equal(one.weights, five.weights, extent * precision_bytes(precision, TYPE_COMPUTE));
+        assert_memory_equal(one.optimizer->momentum, five.optimizer->momentum, (size_t)one.optimizer->momentum_bytes);
+        assert_memory_equal(one.optimizer->variance, five.optimizer->variance, (size_t)one.optimizer->variance_bytes);
+        assert_memory_equal(&norm_one, &norm_five, sizeof norm_one);
+        drop(&one);
+        drop(&five);
+    }
+}
+
+static void bf16_weights_are_the_master_rounded_to_nearest_even(void **state) {
+    (void)state;
+    double norm;
+    Fixture f = run_with_threads(PRECISION_BF16, 2, &norm);
+    for (int p = 0; p < f.graph->parameter_count; p++)
+        for (int64_t i = 0; i < f.graph->parameters[p].count; i++) {
+            int64_t at = f.graph->parameters[p].offset + i;
+            float master = ((float *)f.master)[at];
+            uint32_t bits;
+            memcpy(&bits, &master, 4);
+            uint32_t low = bits & 0xffff, up = low > 0x8000 || (low == 0x8000 && (bits >> 16 & 1));
+            assert_int_equal(((uint16_t *)f.weights)[at], (bits >> 16) + up);
+        }
+    drop(&f);
+}
+
+static void nothing_is_written_between_parameters(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    Fixture f = make(PRECISION_BF16, &config, many, 6);
+    int64_t gap = f.graph->parameters[1].offset + 130;
+    assert_true(gap < f.graph->parameters[2].offset);
+    ((float *)f.master)[gap] = 3;
+    ((uint16_t *)f.weights)[gap] = 5;
+    run_steps(&f, 1, rate, 1);
+    assert_true(((float *)f.master)[gap] == 3 && ((uint16_t *)f.weights)[gap] == 5);
+    drop(&f);
+}
+
+static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
+    (void)state;
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) {
+        Fixture f = make(precision, &adamw, all_kinds, 6);
+        set_gradients(&f, 1);
+        double sum = 0;
+        for (int p = 0; p < 5; p++)
+            for (int64_t i = 0; i < f.graph->parameters[p].count; i++) sum += value_at(1, i) * value_at(1, i);
+        assert_close(optimizer_gradient_norm(f.optimizer, f.gradients), sqrt(sum), 1e-12 * sqrt(sum)); /* summed in double */
+        drop(&f);
+    }
+}
+
+static void the_norm_shows_nan_and_infinity_anywhere_and_no_false_one(void **state) {
+    (void)state;
+    Fixture f = make(PRECISION_FP32, &adamw, all_kinds, 6);
+    float *gradients = f.gradients;
+    for (int p = 0; p < 5; p++) {
+        int64_t last = f.graph->parameters[p].offset + f.graph->parameters[p].count - 1;
+        gradients[last] = NAN;
+        assert_true(isnan(optimizer_gradient_norm(f.optimizer, gradients)));
+        gradients[last] = -INFINITY;
+        assert_true(isinf(optimizer_gradient_norm(f.optimizer, gradients)));
+        gradients[last] = FLT_MAX;
+        assert_true(isfinite(optimizer_gradient_norm(f.optimizer, gradients)));
+        gradients[last] = 0;
+    }
+    gradients[f.graph->parameters[5].offset] = NAN;
+    assert_true(optimizer_gradient_norm(f.optimizer, gradients) == 0);
+    drop(&f);
+}
+
+/* A scale of 1/4 is exact, so clipping must give the same bits as gradients that are a quarter. */
+static void clipping_scales_gradients(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    Fixture scaled = make(PRECISION_FP32, &config, many, 6), divided = make(PRECISION_FP32, &config, many, 6);
+    set_gradients(&scaled, 1);
+    for (int64_t i = 0; i < scaled.graph->parameter_extent; i++) ((float *)divided.gradients)[i] = ((float *)scaled.gradients)[i] / 4;
+    optimizer_step(scaled.optimizer, scaled.master, scaled.weights, scaled.gradients, 1, rate, 0.25);
+    optimizer_step(divided.optimizer, divided.master, divided.weights, divided.gradients, 1, rate, 1);
+    assert_memory_equal(scaled.master, divided.master, (size_t)scaled.graph->parameter_extent * 4);
+    assert_memory_equal(scaled.optimizer->momentum, divided.optimizer->momentum, (size_t)scaled.optimizer->momentum_bytes);
+    drop(&scaled);
+    drop(&divided);
+}
+
+static void states_name_momentum_of_all_and_variance_of_what_adamw_updates(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
+    OptimizerState states[16];
+    assert_int_equal(optimizer_states(f.optimizer, NULL, 0), 11);
+    assert_int_equal(optimizer_states(f.optimizer, states, 16), 11);
+    assert_string_equal(states[0].kind, "momentum");
+    assert_string_equal(states[1].kind, "momentum");
+    assert_string_equal(states[2].kind, "variance");
+    assert_int_equal(states[2].parameter, 1);
+    drop(&f);
+}
+
+/* What a checkpoint relies on: parameters and named states are all there is. */
+static void restored_states_continue_with_the_same_bits(void **state) {
+    (void)state;
+    OptimizerConfig config = muon_config();
+    config.controller_lr = 1e-3;
+    Fixture from = make(PRECISION_FP32, &config, many, 6), to = make(PRECISION_FP32, &config, many, 6);
+    run_steps(&from, 2, rate, 1);
+    OptimizerState a[12], b[12];
+    size_t count = optimizer_states(from.optimizer, a, 12);
+    optimizer_states(to.optimizer, b, 12);
+    for (size_t i = 0; i < count; i++) memcpy(b[i].data, a[i].data, (size_t)from.graph->parameters[a[i].parameter].count * 4);
+    memcpy(to.master, from.master, (size_t)from.graph->parameter_extent * 4);
+    set_gradients(&from, 3);
+    optimizer_step(from.optimizer, from.master, from.weights, from.gradients, 3, rate, 1);
+    optimizer_step(to.optimizer, to.master, to.weights, from.gradients, 3, rate, 1);
+    assert_memory_equal(from.master, to.master, (size_t)from.graph->parameter_extent * 4);
+    drop(&from);
+    drop(&to);
+}
+
+static void announced_bytes_are_those_taken(void **state) {
+    (void)state;
+    const OptimizerConfig configs[] = {adamw, muon_config()};
+    for (int i = 0; i < 2; i++) {
+        Fixture f = make(PRECISION_BF16, &configs[i], many, 6);
+        assert_int_equal(optimizer_state_bytes(f.graph, &configs[i]), f.optimizer->momentum_bytes + f.optimizer->variance_bytes);
+        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i]), f.optimizer->scratch_bytes);
+        drop(&f);
+    }
+}
+
+/* ---- Schedules ---- */
+
+static void warmup_rises_linearly_to_the_peak(void **state) {
+    (void)state;
+    for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_CONSTANT; kind++) {
+        ScheduleConfig schedule = {kind, .warmup = 10, .decay = 20, .minimum = 0.1};
+        assert_close(schedule_lr(&schedule, 2, 1, 100), 0.2, 1e-15);
+        assert_close(schedule_lr(&schedule, 2, 5, 100), 1, 1e-15);
+        assert_close(schedule_lr(&schedule, 2, 10, 100), 2, 1e-15);
+    }
+}
+
+static void schedules_end_at_the_minimum(void **state) {
+    (void)state;
+    for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_LINEAR; kind++)
+        for (int64_t warmup = 0; warmup <= 10; warmup += 10) {
+            ScheduleConfig schedule = {kind, .warmup = warmup, .decay = 20, .minimum = 0.25};
+            assert_close(schedule_lr(&schedule, 2, 100, 100), 0.5, 1e-15);
+            assert_close(schedule_lr(&schedule, 2, 1000, 100), 0.5, 1e-15); /* later steps stay there */
+        }
+}
+
+static void schedules_pass_through_their_middle(void **state) {
+    (void)state;
+    ScheduleConfig cosine = {SCHEDULE_COSINE, 20, 0, 0.2}, linear = {SCHEDULE_LINEAR, 20, 0, 0.2}, constant = {SCHEDULE_CONSTANT, 20, 0, 0.2};
+    assert_close(schedule_lr(&cosine, 1, 60, 100), 0.6, 1e-15);
+    assert_close(schedule_lr(&cosine, 1, 40, 100), 0.2 + 0.4 * (1 + sqrt(0.5)), 1e-15);
+    assert_close(schedule_lr(&linear, 1, 60, 100), 0.6, 1e-15);
+    assert_close(schedule_lr(&linear, 1, 40, 100), 0.8, 1e-15);
+    assert_close(schedule_lr(&constant, 1, 100, 100), 1, 0);
+}
+
+static void wsd_is_stable_until_its_decay(void **state) {
+    (void)state;
+    ScheduleConfig schedule = {SCHEDULE_WSD, .warmup = 10, .decay = 20, .minimum = 0};
+    assert_close(schedule_lr(&schedule, 1, 11, 100), 1, 0);
+    assert_close(schedule_lr(&schedule, 1, 80, 100), 1, 0);
+    assert_close(schedule_lr(&schedule, 1, 81, 100), 0.95, 1e-15);
+    assert_close(schedule_lr(&schedule, 1, 100, 100), 0, 1e-15);
+    schedule.decay = 0;
+    assert_close(schedule_lr(&schedule, 1, 100, 100), 1, 0);
+}
+
+static void a_run_may_be_one_step_or_all_warmup(void **state) {
+    (void)state;
+    ScheduleConfig none = {SCHEDULE_COSINE, 0, 0, 0.1}, all = {SCHEDULE_COSINE, 5, 0, 0.1};
+    assert_close(schedule_lr(&none, 1, 1, 1), 0.1, 1e-15);
+    assert_true(schedule_lr(&none, 1, 1, 1000) > 0.99999); /* a thousandth of the way down a cosine */
+    assert_close(schedule_lr(&all, 1, 5, 5), 1, 0);
+}
+
+static void the_batch_ramp_grows_in_microbatches_to_the_full_batch(void **state) {
+    (void)state;
+    BatchConfig batch = {.tokens = 6400, .sequences = 4, .ramp_tokens = 800, .ramp_steps = 13};
+    int64_t microbatch = 4 * 100, before = 0;
+    assert_int_equal(schedule_batch_tokens(&batch, microbatch, 1), 800);
+    for (int64_t step = 1; step <= 20; step++) {
+        int64_t tokens = schedule_batch_tokens(&batch, microbatch, step);
+        assert_int_equal(tokens % microbatch, 0);
+        assert_true(tokens >= before);
+        assert_true(step > 13 ? tokens == 6400 : tokens < 6400);
+        assert_close((double)tokens, 800 + 5600 * fmin(1, (double)(step - 1) / 13), (double)microbatch);
+        before = tokens;
+    }
+}
+
+static void without_a_ramp_every_batch_is_full(void **state) {
+    (void)state;
+    BatchConfig plain = {.tokens = 6400, .sequences = 4}, no_steps = {.tokens = 6400, .sequences = 4, .ramp_tokens = 800};
+    assert_int_equal(schedule_batch_tokens(&plain, 400, 1), 6400);
+    assert_int_equal(schedule_batch_tokens(&no_steps, 400, 1), 6400);
+    assert_int_equal(schedule_samples_before(&plain, 100, 1), 0);
+    assert_int_equal(schedule_samples_before(&plain, 100, 1000001), 64 * INT64_C(1000000));
+}
+
+static void samples_before_a_step_are_the_sum_of_the_batches_before_it(void **state) {
+    (void)state;
+    for (int64_t ramp_steps = 0; ramp_steps < 40; ramp_steps++)
+        for (int64_t growth = 0; growth < 30; growth += 3) {
+            BatchConfig batch = {.tokens = (2 + growth) * 400, .sequences = 4, .ramp_tokens = 800, .ramp_steps = ramp_steps};
+            int64_t samples = 0;
+            for (int64_t step = 1; step < 60; step++) {
+                assert_int_equal(schedule_samples_before(&batch, 100, step), samples);
+                samples += schedule_batch_tokens(&batch, 400, step) / 100;
+            }
+        }
+}
+
+static void long_ramps_are_summed_exactly(void **state) {
+    (void)state;
+    BatchConfig batch = {.tokens = INT64_C(4000001) * 8, .sequences = 1, .ramp_tokens = 8, .ramp_steps = INT64_C(2000000)};
+    /* microbatches 1, 3, 5, ...: the first n sum to n^2 */
+    assert_int_equal(schedule_samples_before(&batch, 8, 1000001), INT64_C(1000000000000));
+    assert_int_equal(schedule_samples_before(&batch, 8, 2000002), INT64_C(4000000000000) + 4000001);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw_in_fp64_gives_what_pytorch_gives),
+        cmocka_unit_test(adamw_in_fp32_gives_what_pytorch_gives),
+        cmocka_unit_test(muon_in_fp64_gives_what_pytorch_gives),
+        cmocka_unit_test(muon_in_fp32_gives_what_pytorch_gives),
+        cmocka_unit_test(muon_in_bf16_gives_what_pytorch_gives),
+        cmocka_unit_test(adamw_agrees_with_a_plain_loop_for_every_kind_of_parameter),
+        cmocka_unit_test(vectors_decay_when_asked),
+        cmocka_unit_test(controllers_stay_where_their_rate_is_zero),
+        cmocka_unit_test(every_instruction_set_computes_the_same_adamw),
+        cmocka_unit_test(muon_makes_every_matrix_of_a_stack_nearly_orthogonal),
+        cmocka_unit_test(muon_agrees_with_the_plain_formula_across_tiles),
+        cmocka_unit_test(muon_leaves_all_but_matrices_to_adamw),
+        cmocka_unit_test(a_zero_gradient_moves_nothing_but_by_decay),
+        cmocka_unit_test(matrices_beyond_the_scratch_budget_are_taken_in_groups),
+        cmocka_unit_test(threads_change_no_bits),
+        cmocka_unit_test(bf16_weights_are_the_master_rounded_to_nearest_even),
+        cmocka_unit_test(nothing_is_written_between_parameters),
+        cmocka_unit_test(the_norm_is_that_of_all_gradients_but_controllers),
+        cmocka_unit_test(the_norm_shows_nan_and_infinity_anywhere_and_no_false_one),
+        cmocka_unit_test(clipping_scales_gradients),
+        cmocka_unit_test(states_name_momentum_of_all_and_variance_of_what_adamw_updates),
+        cmocka_unit_test(restored_states_continue_with_the_same_bits),
+        cmocka_unit_test(announced_bytes_are_those_taken),
+        cmocka_unit_test(warmup_rises_linearly_to_the_peak),
+        cmocka_unit_test(schedules_end_at_the_minimum),
+        cmocka_unit_test(schedules_pass_through_their_middle),
+        cmocka_unit_test(wsd_is_stable_until_its_decay),
+        cmocka_unit_test(a_run_may_be_one_step_or_all_warmup),
+        cmocka_unit_test(the_batch_ramp_grows_in_microbatches_to_the_full_batch),
+        cmocka_unit_test(without_a_ramp_every_batch_is_full),
+        cmocka_unit_test(samples_before_a_step_are_the_sum_of_the_batches_before_it),
+        cmocka_unit_test(long_ramps_are_summed_exactly),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
