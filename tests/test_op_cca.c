@@ -1,6 +1,7 @@
-/* Compressed convolutional attention's prologue: gradients, precisions and threads by check_op; its meaning against a loop in double written
- * from the formulas, one channel at a time; and generation in chunks against the whole sequence. */
+/* Compressed convolutional attention's prologue: gradients, precisions and threads by check_op; its meaning against a loop in
+ * double written from the formulas, one channel at a time; and generation in chunks against the whole sequence. */
 #include <math.h>
+#include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +72,8 @@ static void gradients_match_central_differences(void **state) {
         check_op(build, &(Argument){&cases[i], positions_of(&cases[i], i)}, (CheckBounds){0});
 }
 
-/* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do not: hence the wider bound. */
+/* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do not: hence the
+ * wider bound. */
 static void gradients_are_right_across_blocks_of_rows(void **state) {
     (void)state;
     check_op(build, &(Argument){&long_case, positions_of(&long_case, LONG)}, (CheckBounds){.bf16 = 0.05});
@@ -175,7 +177,8 @@ static void fill(const Executor *executor, const Graph *graph, TensorId tensor, 
     }
 }
 
-/* Runs rows first .. first + count of the problem; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are in the graph's type. */
+/* Runs rows first .. first + count of the problem; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are in the
+ * graph's type. */
 static void run_rows(const Problem *p, int64_t first, int64_t count, Precision precision, bool training, void *state, void *out) {
     Graph *graph = graph_create(precision, training);
     const Heads *h = &p->c->heads;
@@ -269,5 +272,6 @@ int main(void) {
         cmocka_unit_test(gradients_match_central_differences),
         cmocka_unit_test(gradients_are_right_across_blocks_of_rows),
     };
+    omp_set_num_threads(1); /* central differences are thousands of tiny runs; check_op itself compares one thread with two */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

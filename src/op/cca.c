@@ -1,10 +1,11 @@
-/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code): raw projections u = [q | k | v] become
- * rotated, normalised, packed qkv in one pass. Work is cut into blocks of rows x heads, which are independent; while a block is in cache it is
- * convolved over time twice (depthwise, then a matrix product per head), mixed with the mean of q and k before convolution, brought
- * to length sqrt(head_dim), scaled (keys) and rotated. Half of the value columns come from the previous token.
+/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code): raw projections
+ * u = [q | k | v] become rotated, normalised, packed qkv in one pass. Work is cut into blocks of rows x heads, which are
+ * independent; while a block is in cache it is convolved over time twice (depthwise, then a matrix product per head), mixed with
+ * the mean of q and k before convolution, brought to length sqrt(head_dim), scaled (keys) and rotated. Half of the value columns
+ * come from the previous token.
  *
- * Training keeps one factor per head and row, and the rotated keys before their temperature; with those and qkv itself the backward pass
- * needs no second product. */
+ * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so that they
+ * cannot be found again from qkv); with those and qkv itself the backward pass need not repeat the matrix product. */
 #include <omp.h>
 
 #include "op/cca.h"
@@ -192,6 +193,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return cca_lanes(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
 }
 
-const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 3, .gradient = gradient, .cost = cost, .workspace = workspace};
+const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 3, .gradient = gradient, .cost = cost,
+                        .workspace = workspace};
 
 #endif

@@ -33,7 +33,8 @@ static inline bool cca_parallel(const CcaShape *s) { return s->rows * s->convolv
 /* Scratch of one thread, as byte offsets from its beginning. `products` has `product_rows` rows of `product_columns` WIDE sums. */
 typedef struct CcaScratch { int64_t taps, rows, zeros, pairs, products, bytes; } CcaScratch;
 
-static inline CcaScratch cca_scratch(int64_t dim, int64_t pair_rows, int64_t product_rows, int64_t product_columns, int64_t compute, int64_t wide) {
+static inline CcaScratch cca_scratch(int64_t dim, int64_t pair_rows, int64_t product_rows, int64_t product_columns, int64_t compute,
+                                     int64_t wide) {
     CcaScratch scratch = {.rows = cca_align(2 * dim * wide)};
     scratch.zeros = scratch.rows + cca_align(3 * dim * wide);
     scratch.pairs = scratch.zeros + cca_align(dim * wide);
@@ -82,8 +83,8 @@ static inline void cca_depthwise_row(T *restrict y, const T *restrict before, co
     for (int64_t i = 0; i < dim; i++) y[i] = narrow(bias[i] + taps[i] * widen(before[i]) + taps[dim + i] * widen(current[i]));
 }
 
-/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the depthwise convolution. What
- * precedes a document is zeros, of which c makes its bias. `scratch` holds two rows; `zeros` one row of zeros. */
+/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the depthwise
+ * convolution. What precedes a document is zeros, of which c makes its bias. `scratch` holds two rows, `zeros` one of zeros. */
 static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
                              const W *bias, int64_t dim, T *scratch, const T *zeros) {
     T *previous = scratch, *current = scratch + dim;

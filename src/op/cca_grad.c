@@ -1,8 +1,10 @@
 /* The backward pass of op_cca, in three steps with a barrier after each:
- *   1. through rotation, temperature and norm, row by row, to the gradient g of (convolution + mean). Both undo in the rotated frame, since a
- *      rotation keeps lengths: with y the normalised vector and s its factor, dx = s (dy - y (y . dy) / head_dim), turned back;
- *   2. through the convolutions, for tasks of CCA_CHUNK rows x one head: g goes back through the grouped weight by one product and adds to its
- *      gradient by another, a CCA_BLOCK of rows at a time; what row r + 1 sends back to row r comes from products of two rows more;
+ *   1. through rotation, temperature and norm, row by row, to the gradient g of (convolution + mean). The norm is undone in the
+ *      rotated frame, since a rotation keeps lengths: with y the rotated, normalised vector and s its factor,
+ *      dx = s (dy - y (y . dy) / head_dim), turned back;
+ *   2. through the convolutions, for tasks of CCA_CHUNK rows x one head: g goes back through the grouped weight by one product and
+ *      adds to its gradient by another, a CCA_BLOCK of rows at a time; for what the rows after a block send back to it, the
+ *      product takes two rows more;
  *   3. the sums of chunks are added to the parameters' gradients in order.
  * A document's first row also sends a gradient to the zeros before it; of those only the depthwise bias keeps something. */
 #include <omp.h>
@@ -11,7 +13,8 @@
 
 enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients are summed by one thread */
 
-/* The workspace, as byte offsets: g [rows, convolved] COMPUTE; sums of step 1 per KERNEL_BLOCK of rows, those of step 2 per chunk; then scratch. */
+/* The workspace, as byte offsets: g [rows, convolved] COMPUTE; the sums of step 1 per KERNEL_BLOCK of rows, those of step 2 per
+ * chunk; then scratch. */
 typedef struct Layout { int64_t g, temperature, grouped_bias, grouped, depthwise, depthwise_bias, scratch, bytes; } Layout;
 
 static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_CHUNK) * (s->heads + s->kv_heads); }

@@ -241,7 +241,8 @@ static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *w
 }
 
 static void draw_checkpoints(const Chart *chart, const Marks *marks) {
-    for (size_t i = 0; i < marks->count; i++) {
+    enum { STROKES = 100 }; /* more would touch */
+    for (size_t i = 0; i < marks->count; i += marks->count / STROKES + 1) {
         const Mark *mark = &marks->items[i];
         char title[TEXT], size[32], duration[32];
         log_format_bytes(mark->value, size);

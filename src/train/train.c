@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
+#include "train/profile.h"
 #include "train/run.h"
 
 enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
@@ -33,6 +34,7 @@ typedef struct Loop {
     double seconds_per_step;               /* smoothed, for the time left */
     int64_t tokens_seen;
     int skips;                             /* in a row */
+    Profile profile;                       /* used when config->profile asks for it */
 } Loop;
 
 /* -- One step ------------------------------------------------------------------------------------------------------ */
@@ -120,8 +122,9 @@ static bool run_step(Loop *loop, Error *error) {
     executor_zero(session->executor);
     for (int64_t i = 0; i < microbatches; i++) {
         load_microbatch(loop, i, rows);
-        executor_run(session->executor);
+        executor_run_hooked(session->executor, config->profile ? profile_node : NULL, &loop->profile);
     }
+    double executed = log_seconds();
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
     double loss = get_loss(session, 0), auxiliary = get_loss(session, 1), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     bool finite = step_is_finite(loop, norm);
@@ -135,6 +138,9 @@ static bool run_step(Loop *loop, Error *error) {
         return false;
     }
     double seconds = log_seconds() - start;
+    loop->profile.steps++;
+    loop->profile.seconds += seconds;
+    loop->profile.optimizer += log_seconds() - executed;
     loop->seconds_per_step = loop->seconds_per_step > 0 ? 0.9 * loop->seconds_per_step + 0.1 * seconds : seconds;
     loop->tokens_seen += tokens;
     session->step = step;
@@ -167,6 +173,16 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+/* Profiles the steps after a first one that warms caches and memory; writes no checkpoint. */
+static bool run_profile(Loop *loop, Error *error) {
+    if (!run_step(loop, error)) return false;
+    loop->profile = (Profile){0};
+    for (int64_t i = 0; i < loop->config->profile; i++)
+        if (!run_step(loop, error)) return false;
+    profile_print(&loop->profile, loop->measured_flops, stdout);
+    return true;
+}
 
 static bool run_steps(Loop *loop, Error *error) {
     const Config *config = loop->config;
@@ -270,7 +286,7 @@ bool train(const Config *config, Error *error) {
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     if (config->threads) omp_set_num_threads((int)config->threads);
-    bool done = start(&loop, error) && run_steps(&loop, error);
+    bool done = start(&loop, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;
 }

@@ -1,0 +1,21 @@
+/* Time per operation over some steps, for `profile=N`. */
+#ifndef SMELT_TRAIN_PROFILE_H
+#define SMELT_TRAIN_PROFILE_H
+
+#include <stdio.h>
+
+#include "op/op.h"
+
+typedef struct ProfileRow { int op; int64_t calls; double seconds, flops, bytes; } ProfileRow;
+typedef struct Profile {
+    ProfileRow rows[OP_COUNT]; /* by OpId */
+    double seconds, optimizer; /* of whole steps; of their updates */
+    int64_t steps;
+} Profile;
+
+/* An ExecutorHook with a Profile as its context. */
+bool profile_node(void *context, const Graph *graph, int node, double seconds);
+/* measured_flops: this machine's best product, per second; 0 when unknown. */
+void profile_print(const Profile *profile, double measured_flops, FILE *file);
+
+#endif

@@ -1,0 +1,90 @@
+"""Exported folders in transformers: random models of every family, exported by `smelt export`, must give smelt's logits there.
+
+Needs torch and transformers 5. Usage, from the repository after `make`:  python tests/golden/check_export.py [BUILD]
+Exits with 1 when a logit differs by more than 1e-4 in fp32, or the tokenizer gives other ids than the bytes of a text.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+TEXT = "The quick brown fox jumps over the lazy dog, éàü: 東京!"
+COMMON = ["data.length=128", "model.init_std=0.1", "precision=fp32"]
+MODELS = {
+    "zaya": ["model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "model.width=48", "model.ffn=40",
+             "model.router_width=24", "model.rope_fraction=0.5", "model.layers=3"],
+    "zaya, window, own head, scaled rope": ["model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=1", "model.width=32", "model.ffn=40",
+             "model.router_width=24", "model.layers=2", "model.window=9", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"],
+    "llama": ["model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=64", "model.ffn=96", "model.layers=3", "model.tied=false",
+              "model.rope_theta=500000", "model.rope_factor=8", "model.rope_original_context=32"],
+    "llama, tied": ["model.family=llama", "model.heads=4", "model.kv_heads=4", "model.width=64", "model.ffn=96", "model.layers=2", "model.head_dim=24"],
+    "mistral (llama with a window)": ["model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=64", "model.head_dim=16", "model.ffn=96",
+              "model.layers=2", "model.window=11"],
+    "mixtral": ["model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=64", "model.ffn=40", "model.layers=3", "model.experts=5",
+                "model.experts_per_token=2", "model.renormalise=true", "model.tied=false", "model.rope_factor=4", "model.rope_original_context=16"],
+    "mixtral, window": ["model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=2", "model.experts=4",
+                "model.experts_per_token=3", "model.renormalise=true", "model.window=7"],
+}
+
+
+def build(build_folder, scratch):
+    program = os.path.join(scratch, "random_run")
+    subprocess.run(["cc", "-std=gnu17", "-D_GNU_SOURCE", "-Isrc", "-Itests", "-o", program, "tests/golden/random_run.c",
+                    os.path.join(build_folder, "libsmelt.a"), "-fopenmp", "-lyaml", "-ljansson", "-lxxhash", "-ldl", "-lm", "-lpthread"], check=True)
+    return program
+
+
+def load(folder, dtype):
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[kind]:
+            raise SystemExit(f"{folder}: {kind}: {report[kind]}")
+    return model.eval()
+
+
+def check_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = TEXT + "".join(map(chr, range(1, 0x180))) + "\U0001f600  \n\n x"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == list(text.encode()), "the tokenizer's ids are not the bytes"
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text, "decoding does not give the text back"
+    assert tokenizer("a<|separator|>b")["input_ids"] == [97, 256, 98], "the separator is not token 256"
+    assert tokenizer.eos_token_id == 256
+
+
+def check(name, settings, smelt, program, scratch):
+    run, out = (os.path.join(scratch, name.replace(" ", "_") + suffix) for suffix in (".run", ".hf"))
+    subprocess.run([program, "make", run, *COMMON, *settings], check=True)
+    subprocess.run([smelt, "export", run, out], check=True, stderr=subprocess.DEVNULL)
+    ours = torch.tensor([float(line) for line in subprocess.run([program, "logits", run, TEXT], check=True, capture_output=True, text=True).stdout.split()])
+    model = load(out, torch.float32)
+    ids = torch.tensor([list(TEXT.encode())])
+    with torch.no_grad():
+        theirs = model(ids).logits[0, -1]
+    difference = (ours - theirs).abs().max().item()
+    check_tokenizer(out)
+    greedy = subprocess.run([smelt, "generate", run, TEXT, "temperature=0", "tokens=1"], check=True, capture_output=True).stdout
+    assert greedy.startswith(TEXT.encode())
+    subprocess.run([smelt, "export", run, out, "dtype=bf16", "overwrite=true"], check=True, stderr=subprocess.DEVNULL)
+    half = load(out, torch.float32)
+    with torch.no_grad():
+        rounded = (half(ids).logits[0, -1] - theirs).abs().max().item()
+    assert AutoConfig.from_pretrained(out).dtype == torch.bfloat16
+    architecture = json.load(open(os.path.join(out, "config.json")))["architectures"][0]
+    print(f"{name:36s} {architecture:20s} max |logit| {theirs.abs().max():7.3f}  max difference {difference:.2e}  (bf16 weights: {rounded:.2e})")
+    return difference < 1e-4
+
+
+def main():
+    build_folder = sys.argv[1] if len(sys.argv) > 1 else "build"
+    with tempfile.TemporaryDirectory() as scratch:
+        program = build(build_folder, scratch)
+        results = [check(name, settings, os.path.join(build_folder, "smelt"), program, scratch) for name, settings in MODELS.items()]
+    sys.exit(0 if all(results) else 1)
+
+
+main()

@@ -1,0 +1,490 @@
+/* Tests of what a run reports: step lines, JSON lines, TensorBoard events. Each test works in a folder of its own. */
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "train/metrics.h"
+#include "train/tensorboard.h"
+
+static int setup(void **state) {
+    char *folder = memory_copy_string("/tmp/smelt-test-metrics-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(chdir(folder), 0);
+    *state = folder;
+    return 0;
+}
+
+static int teardown(void **state) {
+    Error error = {0};
+    bool removed = chdir("/") == 0 && files_remove_tree(*state, &error);
+    free(*state);
+    return removed ? 0 : -1;
+}
+
+static char *read_file(const char *path, size_t *length) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    char *text = memory_allocate(1 << 20);
+    *length = fread(text, 1, (1 << 20) - 1, file);
+    fclose(file);
+    return text;
+}
+
+static void append(const char *path, const char *text) {
+    FILE *file = fopen(path, "ab");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static Metrics *open_metrics(int64_t step, bool tensorboard) {
+    Error error = {0};
+    Metrics *metrics = metrics_open("run", step, tensorboard, &error);
+    if (!metrics) fail_msg("%s", error.message);
+    return metrics;
+}
+
+static const StepMetrics plain = {.step = 3, .steps = 10, .loss = 2.5, .auxiliary = 0.01, .gradient_norm = 0.75, .lr = 1e-3,
+                                  .seconds = 0.5, .tokens = 1000, .tokens_seen = 3000, .flops = 1e12, .peak_flops = 8e12,
+                                  .measured_flops = 4e12, .memory = 3LL << 29, .seconds_left = 90};
+
+/* Runs metrics_step (and the header, when asked for) with stdout going to a file; the caller frees the text. */
+static char *step_output(Metrics *metrics, const StepMetrics *step, bool header) {
+    Error error = {0};
+    fflush(stdout);
+    int old = dup(STDOUT_FILENO);
+    assert_non_null(freopen("stdout", "w", stdout));
+    if (header) metrics_header();
+    bool good = metrics_step(metrics, step, &error);
+    fflush(stdout);
+    dup2(old, STDOUT_FILENO);
+    close(old);
+    if (!good) fail_msg("%s", error.message);
+    size_t length;
+    return read_file("stdout", &length);
+}
+
+static void report_step(Metrics *metrics, int64_t number) {
+    StepMetrics step = plain;
+    step.step = number;
+    free(step_output(metrics, &step, false));
+}
+
+/* Record number `index` of the file; the caller decrefs. */
+static json_t *record(int index) {
+    size_t length;
+    char *text = read_file("run/metrics.jsonl", &length), *line = strtok(text, "\n");
+    while (line && index-- > 0) line = strtok(NULL, "\n");
+    assert_non_null(line);
+    json_t *json = json_loads(line, 0, NULL);
+    assert_true(json_is_object(json));
+    free(text);
+    return json;
+}
+
+static int count_lines(void) {
+    size_t length;
+    char *text = read_file("run/metrics.jsonl", &length);
+    int lines = 0;
+    for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
+    assert_true(length == 0 || text[length - 1] == '\n');
+    free(text);
+    return lines;
+}
+
+static double real(const json_t *json, const char *name) {
+    assert_true(json_is_number(json_object_get(json, name)));
+    return json_number_value(json_object_get(json, name));
+}
+
+static void assert_real(const json_t *json, const char *name, double expected) {
+    double relative = 1e-12; /* numbers are written with 15 digits */
+    assert_true(fabs(real(json, name) - expected) <= relative * fabs(expected));
+}
+
+/* -- Step lines -------------------------------------------------------------------------------------------------- */
+
+static void a_step_line_has_the_columns_of_the_header(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    char *text = step_output(metrics, &plain, true);
+    char *line = strchr(text, '\n') + 1;
+    assert_int_equal(line - text, strlen(line));
+    assert_string_equal(text, "     step/steps      loss grad_norm         lr        ms      tok/s   TFLOP/s   %peak   %best      GiB     left\n"
+                              "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000    25.0    50.0     1.50    1m30s\n");
+    free(text);
+    metrics_close(metrics);
+}
+
+static void what_is_not_known_is_printed_as_unknown(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    StepMetrics step = plain;
+    step.peak_flops = step.measured_flops = 0;
+    step.memory = -1;
+    step.seconds_left = NAN;
+    char *text = step_output(metrics, &step, false);
+    assert_string_equal(text, "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000 unknown unknown  unknown  unknown\n");
+    free(text);
+    metrics_close(metrics);
+}
+
+static void a_skipped_step_says_so_at_its_end(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    StepMetrics step = plain;
+    step.skipped = true;
+    step.loss = -NAN;
+    char *text = step_output(metrics, &step, false);
+    assert_non_null(strstr(text, "       nan "));
+    assert_non_null(strstr(text, " skipped\n"));
+    free(text);
+    metrics_close(metrics);
+}
+
+/* -- JSON lines -------------------------------------------------------------------------------------------------- */
+
+static void a_step_record_holds_measurements_and_rates(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    report_step(metrics, 3);
+    metrics_close(metrics);
+    json_t *json = record(0);
+    assert_string_equal(json_string_value(json_object_get(json, "kind")), "step");
+    assert_int_equal(json_integer_value(json_object_get(json, "step")), 3);
+    assert_real(json, "loss", 2.5);
+    assert_real(json, "auxiliary", 0.01);
+    assert_real(json, "grad_norm", 0.75);
+    assert_real(json, "lr", 1e-3);
+    assert_real(json, "milliseconds", 500);
+    assert_real(json, "tokens", 1000);
+    assert_real(json, "tokens_seen", 3000);
+    assert_real(json, "tokens_per_second", 2000);
+    assert_real(json, "tflops", 2);
+    assert_real(json, "peak_percent", 25);
+    assert_real(json, "best_percent", 50);
+    assert_real(json, "memory_bytes", 3LL << 29);
+    assert_true(json_is_false(json_object_get(json, "skipped")));
+    assert_true(real(json, "time") > 1.6e9); /* seconds, after 2020 */
+    assert_null(json_object_get(json, "finite"));
+    json_decref(json);
+}
+
+static void numbers_that_are_not_finite_are_null_and_marked(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    StepMetrics step = plain;
+    step.gradient_norm = INFINITY;
+    free(step_output(metrics, &step, false));
+    metrics_close(metrics);
+    json_t *json = record(0);
+    assert_true(json_is_null(json_object_get(json, "grad_norm")));
+    assert_true(json_is_false(json_object_get(json, "finite")));
+    json_decref(json);
+}
+
+static void what_is_not_known_is_null_without_a_mark(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    StepMetrics step = plain;
+    step.peak_flops = 0;
+    step.memory = -1;
+    free(step_output(metrics, &step, false));
+    metrics_close(metrics);
+    json_t *json = record(0);
+    assert_true(json_is_null(json_object_get(json, "peak_percent")));
+    assert_true(json_is_null(json_object_get(json, "memory_bytes")));
+    assert_null(json_object_get(json, "finite"));
+    json_decref(json);
+}
+
+static void evaluations_checkpoints_and_loads_are_records(void **state) {
+    (void)state;
+    Error error = {0};
+    const double load[] = {0.25, 0.75, 1.0 / 3, NAN};
+    Metrics *metrics = open_metrics(0, false);
+    assert_true(metrics_evaluation(metrics, 1, 2.25, 1.5, 4096, 0.25, &error));
+    assert_true(metrics_checkpoint(metrics, 2, 0.125, 1 << 20, &error));
+    assert_true(metrics_load(metrics, 3, 2, 2, load, &error));
+    metrics_close(metrics);
+    json_t *json[] = {record(0), record(1), record(2)};
+    assert_real(json[0], "bits_per_byte", 1.5);
+    assert_real(json[0], "milliseconds", 250);
+    assert_real(json[1], "bytes", 1 << 20);
+    json_t *rows = json_object_get(json[2], "load");
+    assert_int_equal(json_array_size(rows), 2);
+    assert_true(json_real_value(json_array_get(json_array_get(rows, 0), 1)) == 0.75);
+    assert_true(json_real_value(json_array_get(json_array_get(rows, 1), 0)) == 0.333333);
+    assert_true(json_is_null(json_array_get(json_array_get(rows, 1), 1)));
+    for (int i = 0; i < 3; i++) json_decref(json[i]);
+}
+
+static void a_start_carries_its_details_but_not_a_false_kind(void **state) {
+    (void)state;
+    Error error = {0};
+    Metrics *metrics = open_metrics(0, false);
+    assert_true(metrics_start(metrics, 7, "{\"machine\": \"m\", \"kind\": \"step\"}", &error));
+    assert_false(metrics_start(metrics, 7, "[1]", &error));
+    assert_non_null(strstr(error.message, "not a JSON object: [1]"));
+    metrics_close(metrics);
+    json_t *json = record(0);
+    assert_string_equal(json_string_value(json_object_get(json, "kind")), "start");
+    assert_string_equal(json_string_value(json_object_get(json, "machine")), "m");
+    json_decref(json);
+    assert_int_equal(count_lines(), 1);
+}
+
+/* -- Continuing a run -------------------------------------------------------------------------------------------- */
+
+static void records_after_the_checkpoint_are_dropped_and_starts_stay(void **state) {
+    (void)state;
+    Error error = {0};
+    Metrics *metrics = open_metrics(0, false);
+    assert_true(metrics_start(metrics, 0, "{}", &error));
+    for (int step = 1; step <= 5; step++) report_step(metrics, step);
+    assert_true(metrics_start(metrics, 5, "{}", &error));
+    assert_true(metrics_evaluation(metrics, 5, 2, 1, 1, 1, &error));
+    metrics_close(metrics);
+    metrics = open_metrics(3, false);
+    report_step(metrics, 4);
+    metrics_close(metrics);
+    const struct { const char *kind; int step; } expected[] = {{"start", 0}, {"step", 1}, {"step", 2}, {"step", 3}, {"start", 5}, {"step", 4}};
+    assert_int_equal(count_lines(), 6);
+    for (int i = 0; i < 6; i++) {
+        json_t *json = record(i);
+        assert_string_equal(json_string_value(json_object_get(json, "kind")), expected[i].kind);
+        assert_int_equal(json_integer_value(json_object_get(json, "step")), expected[i].step);
+        json_decref(json);
+    }
+    assert_int_equal(access("run/metrics.jsonl.partial", F_OK), -1);
+}
+
+static void a_torn_last_line_is_dropped(void **state) {
+    (void)state;
+    Metrics *metrics = open_metrics(0, false);
+    report_step(metrics, 1);
+    metrics_close(metrics);
+    append("run/metrics.jsonl", "{\"kind\": \"step\", \"step\": 1, \"lo");
+    metrics = open_metrics(1, false);
+    report_step(metrics, 2);
+    metrics_close(metrics);
+    assert_int_equal(count_lines(), 2);
+    json_decref(record(0));
+    json_decref(record(1));
+}
+
+static void a_file_with_nothing_to_drop_is_not_rewritten(void **state) {
+    (void)state;
+    struct stat before, after;
+    Metrics *metrics = open_metrics(0, false);
+    report_step(metrics, 1);
+    metrics_close(metrics);
+    append("run/metrics.jsonl", "a note of somebody\n");
+    assert_int_equal(stat("run/metrics.jsonl", &before), 0);
+    metrics_close(open_metrics(1, false));
+    assert_int_equal(stat("run/metrics.jsonl", &after), 0);
+    assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
+}
+
+static void a_record_that_does_not_fit_on_the_disk_leaves_no_part_behind(void **state) {
+    (void)state;
+    Error error = {0};
+    struct stat status;
+    struct rlimit old, tight;
+    Metrics *metrics = open_metrics(0, false);
+    assert_true(metrics_checkpoint(metrics, 1, 1, 1, &error));
+    assert_int_equal(stat("run/metrics.jsonl", &status), 0);
+    getrlimit(RLIMIT_FSIZE, &old);
+    tight = (struct rlimit){(rlim_t)status.st_size + 10, old.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &tight);
+    bool written = metrics_checkpoint(metrics, 2, 1, 1, &error);
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_false(written);
+    assert_non_null(strstr(error.message, "cannot write run/metrics.jsonl"));
+    assert_true(metrics_checkpoint(metrics, 3, 1, 1, &error));
+    metrics_close(metrics);
+    assert_int_equal(count_lines(), 2);
+    json_decref(record(1));
+}
+
+static void a_named_pipe_is_refused_instead_of_waited_for(void **state) {
+    (void)state;
+    Error error = {0};
+    assert_int_equal(mkdir("run", 0777), 0);
+    assert_int_equal(mkfifo("run/metrics.jsonl", 0666), 0);
+    assert_null(metrics_open("run", 0, false, &error));
+    assert_non_null(strstr(error.message, "run/metrics.jsonl is not a regular file"));
+}
+
+/* -- TensorBoard ------------------------------------------------------------------------------------------------- */
+
+static void crc32c_gives_the_published_values(void **state) {
+    (void)state;
+    const uint8_t zeros[32] = {0}; /* RFC 3720, appendix B.4 */
+    assert_int_equal(tensorboard_crc32c("123456789", 9), 0xE3069283);
+    assert_int_equal(tensorboard_crc32c(zeros, sizeof zeros), 0x8A9136AA);
+    assert_int_equal(tensorboard_crc32c("", 0), 0);
+}
+
+/* Paths of the event files in run/tensorboard; the caller frees them. Returns how many. */
+static int event_files(char *paths[8]) {
+    DIR *folder = opendir("run/tensorboard");
+    int count = 0;
+    assert_non_null(folder);
+    for (struct dirent *entry; (entry = readdir(folder));)
+        if (entry->d_name[0] != '.' && count < 8) paths[count++] = memory_format("run/tensorboard/%s", entry->d_name);
+    closedir(folder);
+    return count;
+}
+
+typedef struct Records {
+    char *file;
+    const uint8_t *data[16];
+    size_t length[16];
+    int count;
+} Records;
+
+static uint64_t little_endian(const uint8_t *bytes, int count) {
+    uint64_t value = 0;
+    for (int i = count; i-- > 0;) value = value << 8 | bytes[i];
+    return value;
+}
+
+static uint32_t masked(const void *data, size_t bytes) {
+    uint32_t crc = tensorboard_crc32c(data, bytes);
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+/* Splits the only event file into records and checks their framing. */
+static Records event_records(void) {
+    char *paths[8];
+    size_t length;
+    assert_int_equal(event_files(paths), 1);
+    Records records = {.file = read_file(paths[0], &length)};
+    free(paths[0]);
+    for (const uint8_t *at = (const uint8_t *)records.file, *end = at + length; at < end; records.count++) {
+        assert_true(end - at >= 16 && records.count < 16);
+        uint64_t size = little_endian(at, 8);
+        assert_true(size <= (uint64_t)(end - at) - 16);
+        assert_int_equal(little_endian(at + 8, 4), masked(at, 8));
+        assert_int_equal(little_endian(at + 12 + size, 4), masked(at + 12, size));
+        records.data[records.count] = at + 12;
+        records.length[records.count] = size;
+        at += 16 + size;
+    }
+    return records;
+}
+
+/* Whether the record has a Summary.Value of this tag and value. */
+static bool has_scalar(const Records *records, int index, const char *tag, float value) {
+    uint8_t expected[128];
+    size_t length = strlen(tag);
+    expected[0] = 0x0a; /* Value.tag */
+    expected[1] = (uint8_t)length;
+    memcpy(expected + 2, tag, length);
+    expected[2 + length] = 0x15; /* Value.simple_value */
+    memcpy(expected + 3 + length, &value, 4);
+    return memmem(records->data[index], records->length[index], expected, length + 7) != NULL;
+}
+
+static void an_event_file_opens_with_its_version_and_a_session_start(void **state) {
+    (void)state;
+    metrics_close(open_metrics(41, true));
+    Records records = event_records();
+    assert_int_equal(records.count, 2);
+    assert_int_equal(records.length[0], 9 + 15); /* wall_time, file_version */
+    assert_memory_equal(records.data[0] + 9, "\x1a\x0d" "brain.Event:2", 15);
+    assert_memory_equal(records.data[1] + 9, "\x10\x2a\x3a\x02\x08\x01", 6); /* step 42, session_log {status: START} */
+    free(records.file);
+}
+
+static void events_hold_the_scalars_of_steps_and_evaluations(void **state) {
+    (void)state;
+    Error error = {0};
+    Metrics *metrics = open_metrics(0, true);
+    StepMetrics step = plain;
+    step.step = 300;
+    free(step_output(metrics, &step, false));
+    assert_true(metrics_evaluation(metrics, 300, 2.25, 1.5, 1, 1, &error));
+    assert_true(metrics_evaluation(metrics, 301, 2.25, NAN, 1, 1, &error));
+    metrics_close(metrics);
+    Records records = event_records();
+    assert_int_equal(records.count, 5);
+    assert_memory_equal(records.data[2] + 9, "\x10\xac\x02\x2a", 4); /* step 300 as a varint, summary */
+    assert_true(has_scalar(&records, 2, "loss/train", 2.5f));
+    assert_true(has_scalar(&records, 2, "grad_norm", 0.75f));
+    assert_true(has_scalar(&records, 2, "learning_rate", 1e-3f));
+    assert_true(has_scalar(&records, 2, "tokens_per_second", 2000.0f));
+    assert_true(has_scalar(&records, 3, "loss/validation", 2.25f));
+    assert_true(has_scalar(&records, 3, "bits_per_byte/validation", 1.5f));
+    assert_null(memmem(records.data[4], records.length[4], "bits", 4));
+    free(records.file);
+}
+
+static void expert_load_is_reported_as_imbalance_of_each_layer(void **state) {
+    (void)state;
+    Error error = {0};
+    const double load[] = {0.5, 0.25, 0.125, 0.125, 0.25, 0.25, 0.25, 0.25, 0, 0, 0, 0};
+    Metrics *metrics = open_metrics(0, true);
+    assert_true(metrics_load(metrics, 1, 3, 4, load, &error));
+    metrics_close(metrics);
+    Records records = event_records();
+    assert_true(has_scalar(&records, 2, "expert_load_max_over_mean/layer_00", 2.0f));
+    assert_true(has_scalar(&records, 2, "expert_load_max_over_mean/layer_01", 1.0f));
+    assert_null(memmem(records.data[2], records.length[2], "layer_02", 8)); /* no tokens, no imbalance */
+    free(records.file);
+}
+
+static void processes_that_start_in_one_second_have_files_of_their_own(void **state) {
+    (void)state;
+    char *paths[8];
+    for (int i = 0; i < 3; i++) metrics_close(open_metrics(0, true));
+    int count = event_files(paths);
+    assert_int_equal(count, 3);
+    for (int i = 0; i < count; i++) {
+        assert_non_null(strstr(paths[i], "/events.out.tfevents."));
+        free(paths[i]);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_step_line_has_the_columns_of_the_header),
+        TEST(what_is_not_known_is_printed_as_unknown),
+        TEST(a_skipped_step_says_so_at_its_end),
+        TEST(a_step_record_holds_measurements_and_rates),
+        TEST(numbers_that_are_not_finite_are_null_and_marked),
+        TEST(what_is_not_known_is_null_without_a_mark),
+        TEST(evaluations_checkpoints_and_loads_are_records),
+        TEST(a_start_carries_its_details_but_not_a_false_kind),
+        TEST(records_after_the_checkpoint_are_dropped_and_starts_stay),
+        TEST(a_torn_last_line_is_dropped),
+        TEST(a_file_with_nothing_to_drop_is_not_rewritten),
+        TEST(a_record_that_does_not_fit_on_the_disk_leaves_no_part_behind),
+        TEST(a_named_pipe_is_refused_instead_of_waited_for),
+        TEST(crc32c_gives_the_published_values),
+        TEST(an_event_file_opens_with_its_version_and_a_session_start),
+        TEST(events_hold_the_scalars_of_steps_and_evaluations),
+        TEST(expert_load_is_reported_as_imbalance_of_each_layer),
+        TEST(processes_that_start_in_one_second_have_files_of_their_own),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,494 @@
+/* Tests of the report: reading a run's history in bounded memory, charts, and the page. Each test works in a folder of its own. */
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "cmd/cmd.h"
+#include "train/chart.h"
+#include "train/history.h"
+#include "train/journal.h"
+#include "train/report.h"
+
+static int setup(void **state) {
+    char *folder = memory_copy_string("/tmp/smelt-test-report-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(chdir(folder), 0);
+    assert_int_equal(mkdir("run", 0777), 0);
+    *state = folder;
+    return 0;
+}
+
+static int teardown(void **state) {
+    Error error = {0};
+    bool removed = chdir("/") == 0 && files_remove_tree(*state, &error);
+    free(*state);
+    return removed ? 0 : -1;
+}
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static char *read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    char *text = memory_allocate(1 << 22);
+    size_t length = fread(text, 1, (1 << 22) - 1, file);
+    assert_true(length > 0);
+    fclose(file);
+    return text;
+}
+
+static FILE *create_metrics(void) {
+    FILE *file = fopen("run/metrics.jsonl", "wb");
+    assert_non_null(file);
+    return file;
+}
+
+static void put_step(FILE *file, int step, double loss) {
+    fprintf(file, "{\"kind\": \"step\", \"step\": %d, \"loss\": %.9g, \"grad_norm\": 1.5, \"lr\": 0.001, \"milliseconds\": 500, \"tokens\": 100, "
+                  "\"tokens_seen\": %d, \"tokens_per_second\": %d, \"skipped\": false}\n", step, loss, 100 * step, 100 + step);
+}
+
+static History *history_of(const char *text) {
+    Error error = {0};
+    write_file("run/metrics.jsonl", text);
+    History *history = history_read("run/metrics.jsonl", &error);
+    if (!history) fail_msg("%s", error.message);
+    return history;
+}
+
+/* The page of run/, of whatever metrics.jsonl holds; the caller frees. */
+static char *page(void) {
+    Error error = {0};
+    ReportResult result;
+    if (!report_write("run", "page.html", &result, &error)) fail_msg("%s", error.message);
+    char *text = read_file("page.html");
+    assert_int_equal(strlen(text), result.bytes);
+    return text;
+}
+
+static char *page_of(const char *text) {
+    write_file("run/metrics.jsonl", text);
+    return page();
+}
+
+static void assert_has(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("\"%s\" is missing", part);
+}
+
+static void assert_lacks(const char *text, const char *part) {
+    const char *found = strstr(text, part);
+    if (found) fail_msg("found \"%.80s\"", found);
+}
+
+/* -- History ----------------------------------------------------------------------------------------------------- */
+
+static void long_curves_are_thinned_and_lose_no_step_and_no_extreme(void **state) {
+    (void)state;
+    enum { STEPS = 12345 };
+    FILE *file = create_metrics();
+    for (int step = 1; step <= STEPS; step++) put_step(file, step, step == 7777 ? 99 : step == 3333 ? 0.5 : 2);
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    assert_non_null(history);
+    assert_in_range(history->point_count, HISTORY_POINTS / 2, HISTORY_POINTS);
+    int64_t next = 1, count = 0;
+    double low = 2, high = 2;
+    for (size_t i = 0; i < history->point_count; i++) {
+        const Point *point = &history->points[i];
+        assert_int_equal(point->first, next);
+        next = point->last + 1;
+        count += point->series[SERIES_LOSS].count;
+        low = fmin(low, point->series[SERIES_LOSS].low);
+        high = fmax(high, point->series[SERIES_LOSS].high);
+    }
+    assert_int_equal(next, STEPS + 1);
+    assert_int_equal(count, STEPS);
+    assert_true(low == 0.5 && high == 99);
+    history_free(history);
+}
+
+static void the_median_speed_of_short_runs_is_exact(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 4; step++) put_step(file, step, 2); /* 101, 102, 103, 104 tokens per second */
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    assert_true(sample_median(&history->speed) == 102.5);
+    assert_true(isnan(sample_median(&history->tflops)));
+    assert_true(history->step_seconds == 2);
+    history_free(history);
+}
+
+static void the_median_of_long_runs_is_of_an_even_sample(void **state) {
+    (void)state;
+    enum { STEPS = 40000 };
+    FILE *file = create_metrics();
+    for (int step = 1; step <= STEPS; step++) fprintf(file, "{\"kind\":\"step\",\"step\":%d,\"tokens_per_second\":%d}\n", step, step);
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    /* One value in four is kept, so the median is off by less than four steps. */
+    assert_true(fabs(sample_median(&history->speed) - STEPS / 2) < 4);
+    history_free(history);
+}
+
+static void marks_are_spread_evenly_and_the_last_and_best_are_kept(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 2000; step++)
+        fprintf(file, "{\"kind\":\"evaluation\",\"step\":%d,\"loss\":%g,\"bits_per_byte\":1}\n", step, step == 1234 ? 1.0 : 2.0);
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    const Marks *marks = &history->evaluations;
+    assert_in_range(marks->count, HISTORY_MARKS / 2, HISTORY_MARKS);
+    assert_int_equal(marks->seen, 2000);
+    for (size_t i = 1; i < marks->count; i++) assert_int_equal(marks->items[i].step - marks->items[i - 1].step, marks->stride);
+    assert_int_equal(marks->last.step, 2000);
+    assert_int_equal(history->best.step, 1234);
+    history_free(history);
+}
+
+static void lines_that_are_no_records_are_counted_and_ignored(void **state) {
+    (void)state;
+    History *history = history_of("garbage\n[1]\n{\"kind\":\"step\"}\n{\"kind\":\"what\",\"step\":1}\n{\"kind\":\"step\",\"step\":1e300}\n"
+                                  "{\"kind\":\"step\",\"step\":-1}\n{\"kind\":\"load\",\"step\":1,\"load\":[[1],[1,2]]}\n\n"
+                                  "{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    assert_int_equal(history->ignored, 8);
+    assert_int_equal(history->steps, 1);
+    history_free(history);
+}
+
+static void steps_that_come_again_are_ignored(void **state) {
+    (void)state;
+    History *history = history_of("{\"kind\":\"step\",\"step\":2,\"loss\":2}\n{\"kind\":\"step\",\"step\":2,\"loss\":3}\n"
+                                  "{\"kind\":\"step\",\"step\":1,\"loss\":3}\n");
+    assert_int_equal(history->ignored, 2);
+    assert_true(history->last_loss == 2);
+    history_free(history);
+}
+
+static void a_torn_last_line_is_no_damage(void **state) {
+    (void)state;
+    History *history = history_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n{\"kind\":\"st");
+    assert_int_equal(history->ignored, 0);
+    assert_int_equal(history->steps, 1);
+    history_free(history);
+}
+
+static void a_line_above_the_limit_is_skipped(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int i = 0; i <= JOURNAL_LINE_LIMIT; i++) putc('x', file);
+    putc('\n', file);
+    put_step(file, 1, 2);
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    assert_int_equal(history->ignored, 1);
+    assert_int_equal(history->steps, 1);
+    history_free(history);
+}
+
+static void loads_are_merged_in_time_without_changing_their_sum(void **state) {
+    (void)state;
+    enum { RECORDS = 1000 };
+    FILE *file = create_metrics();
+    for (int step = 1; step <= RECORDS; step++) fprintf(file, "{\"kind\":\"load\",\"step\":%d,\"load\":[[0.25,0.75],[0.5,0.5]]}\n", step);
+    fclose(file);
+    Error error = {0};
+    History *history = history_read("run/metrics.jsonl", &error);
+    const LoadMap *map = &history->load;
+    assert_int_equal(map->layers * 10 + map->experts, 22);
+    assert_in_range(map->columns, HISTORY_COLUMNS / 2, HISTORY_COLUMNS);
+    double sum = 0;
+    int64_t records = 0;
+    for (int column = 0; column < map->columns; column++) {
+        sum += map->sums[HISTORY_COLUMNS + column];
+        records += map->records[column];
+    }
+    assert_int_equal(records, RECORDS);
+    assert_true(sum == 0.75 * RECORDS); /* exact in float */
+    history_free(history);
+}
+
+static void a_missing_run_is_a_usage_error(void **state) {
+    (void)state;
+    Error error = {0};
+    assert_null(history_read("elsewhere/metrics.jsonl", &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_has(error.message, "there is no elsewhere/metrics.jsonl");
+}
+
+/* -- Charts ------------------------------------------------------------------------------------------------------ */
+
+static void assert_ticks(Axis axis, int count, const double *expected) {
+    assert_int_equal(axis.count, count);
+    for (int i = 0; i < count; i++) assert_true(fabs(axis.ticks[i] - expected[i]) <= 1e-12 * fabs(expected[i]));
+}
+
+static void linear_ticks_are_round_and_inside(void **state) {
+    (void)state;
+    assert_ticks(axis_make(0, 500, false, 8), 6, (const double[]){0, 100, 200, 300, 400, 500});
+    assert_ticks(axis_make(1.93, 3.1, false, 6), 6, (const double[]){2, 2.2, 2.4, 2.6, 2.8, 3});
+    assert_ticks(axis_make(-1e-4, 1.1e-4, false, 5), 5, (const double[]){-1e-4, -5e-5, 0, 5e-5, 1e-4});
+}
+
+static void logarithmic_ticks_are_round_and_inside(void **state) {
+    (void)state;
+    assert_ticks(axis_make(1.2, 6.5, true, 6), 4, (const double[]){1.5, 2, 3, 5});
+    assert_ticks(axis_make(0.8, 25, true, 6), 5, (const double[]){1, 2, 5, 10, 20});
+    assert_ticks(axis_make(0.5e-3, 2e3, true, 8), 7, (const double[]){1e-3, 1e-2, 0.1, 1, 10, 100, 1000});
+}
+
+static void degenerate_axes_can_be_drawn(void **state) {
+    (void)state;
+    const double limits[][2] = {{1, 1}, {0, 0}, {NAN, 1}, {INFINITY, -INFINITY}, {-1e308, 1e308}, {1e-320, 1e-320}, {-3, -3}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        for (int logarithmic = 0; logarithmic < 2; logarithmic++) {
+            Axis axis = axis_padded(limits[i][0], limits[i][1], logarithmic, 6);
+            assert_true(axis.low < axis.high);
+            assert_in_range(axis.count, 1, AXIS_TICKS);
+            double place = axis_place(&axis, axis.ticks[0]);
+            assert_true(place >= 0 && place <= 1);
+        }
+}
+
+static void numbers_are_short(void **state) {
+    (void)state;
+    const struct { double value; const char *text; } cases[] = {
+        {0, "0"}, {2.5, "2.5"}, {5e-5, "5e-5"}, {9999, "9999"}, {12500, "12.5k"}, {4.096e6, "4.096M"}, {NAN, "unknown"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[32];
+        chart_number(cases[i].value, 4, text);
+        assert_string_equal(text, cases[i].text);
+    }
+}
+
+/* -- The page ---------------------------------------------------------------------------------------------------- */
+
+static void the_page_loads_nothing_and_runs_nothing(void **state) {
+    (void)state;
+    char *text = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    const char *const forbidden[] = {"http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"};
+    for (size_t i = 0; i < sizeof forbidden / sizeof *forbidden; i++) assert_lacks(text, forbidden[i]);
+    assert_has(text, "default-src 'none'");
+    assert_has(text, "name=\"viewport\"");
+    assert_has(text, "prefers-color-scheme:dark");
+    free(text);
+}
+
+static void a_run_of_one_step_has_a_dot_and_its_numbers(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    put_step(file, 1, 2.25);
+    fclose(file);
+    char *text = page();
+    assert_has(text, "<dt>Training loss</dt><dd class=\"value\">2.2500</dd>");
+    assert_has(text, "<dt>Validation loss</dt><dd class=\"value none\">unknown</dd>");
+    assert_has(text, "<dt>Speed</dt><dd class=\"value\">101 tok/s</dd>");
+    assert_has(text, "<path class=\"dot train\" d=\"M500.0 ");
+    assert_lacks(text, "Expert load");
+    free(text);
+}
+
+static void a_run_without_steps_says_so(void **state) {
+    (void)state;
+    char *text = page_of("");
+    assert_has(text, "No steps yet");
+    free(text);
+}
+
+static void validation_checkpoints_and_restarts_are_marked(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    fprintf(file, "{\"kind\":\"start\",\"step\":0,\"machine\":\"a\"}\n");
+    for (int step = 1; step <= 20; step++) {
+        put_step(file, step, 3 - step * 0.05);
+        if (step == 10) fputs("{\"kind\":\"checkpoint\",\"step\":10,\"bytes\":1048576,\"milliseconds\":500}\n{\"kind\":\"start\",\"step\":10,\"parameters\":12500}\n", file);
+        if (step % 10 == 0) fprintf(file, "{\"kind\":\"evaluation\",\"step\":%d,\"loss\":%g,\"bits_per_byte\":1.5}\n", step, step == 10 ? 2.5 : 2.75);
+    }
+    fclose(file);
+    char *text = page();
+    assert_has(text, "<title>step 10: validation loss 2.5000, bits per byte 1.5000</title>");
+    assert_has(text, "<title>step 10: checkpoint, 1.00 MiB in 0.5s</title>");
+    assert_has(text, "<title>process 2 started after step 10</title>");
+    assert_has(text, "best: 2.5000 at step 10");
+    assert_has(text, "process 1, steps 1\xE2\x80\x93" "10</p>");
+    assert_has(text, "process 2, steps 11\xE2\x80\x93" "20</p>");
+    assert_has(text, "<dd class=\"value\">12.5k</dd>");
+    free(text);
+}
+
+static void losses_that_are_not_finite_are_marked_and_never_drawn(void **state) {
+    (void)state;
+    char *text = page_of("{\"kind\":\"step\",\"step\":1,\"loss\":2}\n{\"kind\":\"step\",\"step\":2,\"loss\":null,\"finite\":false}\n"
+                         "{\"kind\":\"step\",\"step\":3,\"loss\":null,\"skipped\":true}\n{\"kind\":\"step\",\"step\":4,\"loss\":1}\n");
+    assert_has(text, "The loss of 1 step was not finite.");
+    assert_has(text, "1 update was skipped.");
+    assert_has(text, "<title>step 2: the loss was not finite</title>");
+    assert_has(text, "<title>step 3: the update was skipped</title>");
+    for (const char *path = text; (path = strstr(path, " d=\"")); path++) assert_false(memchr(path + 4, 'n', strcspn(path + 4, "\"")) != NULL);
+    free(text);
+}
+
+static void every_text_of_the_run_is_escaped(void **state) {
+    (void)state;
+    write_file("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
+    char *text = page_of("{\"kind\":\"start\",\"step\":0,\"machine\":\"<script>alert(2)</script>\",\"<i>\":\"<img src=x>\"}\n"
+                         "{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    assert_lacks(text, "<script");
+    assert_lacks(text, "<img");
+    assert_lacks(text, "<b>\x01");
+    assert_has(text, "a: &quot;&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;&quot; <i># &lt;b&gt;\xEF\xBF\xBD</i>");
+    assert_has(text, "&lt;i&gt; &lt;img src=x&gt;");
+    free(text);
+}
+
+static void ignored_lines_are_one_warning(void **state) {
+    (void)state;
+    char *text = page_of("x\ny\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    assert_has(text, "2 of 3 lines of metrics.jsonl could not be used and were left out.");
+    free(text);
+}
+
+static void each_layer_has_a_heat_map_with_the_colours_of_its_loads(void **state) {
+    (void)state;
+    char *text = page_of("{\"kind\":\"load\",\"step\":1,\"load\":[[0.25,0.25,0.25,0.25],[1,0,0,0]]}\n");
+    assert_has(text, "<h3>Layer 1</h3><p>busiest at the end: 4.00\xC3\x97</p>");
+    const char *first = strstr(text, "<h3>Layer 0</h3>"), *second = strstr(text, "<h3>Layer 1</h3>");
+    assert_true(first && second > first);
+    assert_null(memmem(first, (size_t)(second - first), "v1h", 3)); /* even: only the ground shows */
+    assert_has(second, "<path class=\"h10\" d=\"M0 0h1v1h-1z\"/>");
+    assert_has(second, "<path class=\"h0\" d=\"M0 1h1v1h-1zM0 2h1v1h-1zM0 3h1v1h-1z\"/>");
+    free(text);
+}
+
+static void models_with_too_many_experts_get_a_note(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    fputs("{\"kind\":\"load\",\"step\":1,\"load\":[[0", file);
+    for (int i = 0; i < HISTORY_CELLS; i++) fputs(",0", file);
+    fputs("]]}\n", file);
+    fclose(file);
+    char *text = page();
+    assert_has(text, "1 layers of 16385 experts are too many to draw.");
+    free(text);
+}
+
+static void the_same_run_gives_the_same_bytes(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 100; step++) put_step(file, step, 3.0 / step);
+    fclose(file);
+    char *first = page(), *second = page();
+    assert_string_equal(first, second);
+    free(first);
+    free(second);
+}
+
+/* -- The command ------------------------------------------------------------------------------------------------- */
+
+/* Runs with stdout and stderr closed to the terminal; `output` gets both and is freed by the caller. */
+static int run_command(char **output, int argc, char **argv) {
+    fflush(stdout);
+    fflush(stderr);
+    int old[2] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
+    int file = open("output", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
+    dup2(file, STDOUT_FILENO);
+    dup2(file, STDERR_FILENO);
+    close(file);
+    int code = cmd_report(argc, argv);
+    fflush(stdout);
+    fflush(stderr);
+    dup2(old[0], STDOUT_FILENO);
+    dup2(old[1], STDERR_FILENO);
+    close(old[0]);
+    close(old[1]);
+    *output = read_file("output");
+    return code;
+}
+
+static void the_command_writes_into_the_run_or_where_it_is_told(void **state) {
+    (void)state;
+    char *output;
+    write_file("run/metrics.jsonl", "x\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    assert_int_equal(run_command(&output, 2, (char *[]){"report", "run", NULL}), 0);
+    assert_has(output, "wrote run/report.html (");
+    assert_has(output, "warning: 1 line of run/metrics.jsonl could not be used and was left out");
+    free(output);
+    assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=other.html", NULL}), 0);
+    free(output);
+    char *first = read_file("run/report.html"), *second = read_file("other.html");
+    assert_string_equal(first, second);
+    free(first);
+    free(second);
+}
+
+static void wrong_arguments_are_usage_errors(void **state) {
+    (void)state;
+    char *output;
+    const struct { int argc; char *argv[4]; const char *message; } cases[] = {
+        {1, {"report"}, "Usage: smelt report RUN"},
+        {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl"},
+        {3, {"report", "run", "extra"}, "'extra' is one argument too many"},
+        {3, {"report", "run", "color=1"}, "color"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(run_command(&output, cases[i].argc, (char **)cases[i].argv), ERROR_USAGE);
+        assert_has(output, cases[i].message);
+        free(output);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(long_curves_are_thinned_and_lose_no_step_and_no_extreme),
+        TEST(the_median_speed_of_short_runs_is_exact),
+        TEST(the_median_of_long_runs_is_of_an_even_sample),
+        TEST(marks_are_spread_evenly_and_the_last_and_best_are_kept),
+        TEST(lines_that_are_no_records_are_counted_and_ignored),
+        TEST(steps_that_come_again_are_ignored),
+        TEST(a_torn_last_line_is_no_damage),
+        TEST(a_line_above_the_limit_is_skipped),
+        TEST(loads_are_merged_in_time_without_changing_their_sum),
+        TEST(a_missing_run_is_a_usage_error),
+        TEST(linear_ticks_are_round_and_inside),
+        TEST(logarithmic_ticks_are_round_and_inside),
+        TEST(degenerate_axes_can_be_drawn),
+        TEST(numbers_are_short),
+        TEST(the_page_loads_nothing_and_runs_nothing),
+        TEST(a_run_of_one_step_has_a_dot_and_its_numbers),
+        TEST(a_run_without_steps_says_so),
+        TEST(validation_checkpoints_and_restarts_are_marked),
+        TEST(losses_that_are_not_finite_are_marked_and_never_drawn),
+        TEST(every_text_of_the_run_is_escaped),
+        TEST(ignored_lines_are_one_warning),
+        TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
+        TEST(models_with_too_many_experts_get_a_note),
+        TEST(the_same_run_gives_the_same_bytes),
+        TEST(the_command_writes_into_the_run_or_where_it_is_told),
+        TEST(wrong_arguments_are_usage_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
