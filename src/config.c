@@ -91,8 +91,8 @@ static bool check_model(ModelConfig *model, Error *error) {
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
                          (long long)model->kv_heads);
     double rotated = model->rope_fraction * model->head_dim;
-    if (rotated != (int64_t)rotated || (int64_t)rotated % 2)
-        return error_set(error, ERROR_USAGE, "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number",
+    if (rotated < 2 || rotated != (int64_t)rotated || (int64_t)rotated % 2)
+        return error_set(error, ERROR_USAGE, "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number, at least 2",
                          model->rope_fraction, (long long)model->head_dim, rotated);
     if (model->family == FAMILY_ZAYA && model->experts == 0)
         return error_set(error, ERROR_USAGE, "model.experts=0: family zaya is a mixture of experts, give at least 1");

@@ -1,5 +1,5 @@
 /* The configuration of a run: one struct, one table (config.c). The YAML file, `key=value`, --help, the printed configuration and
- * the manual all come from the table; docs/configuration.md is generated from it. */
+ * the manual (`smelt train --help`) all come from the table. */
 #ifndef SMELT_CONFIG_H
 #define SMELT_CONFIG_H
 

@@ -350,6 +350,44 @@ static void losses_that_are_not_finite_are_marked_and_never_drawn(void **state) 
     free(text);
 }
 
+/* The d="..." of the first path of this class; the caller frees. */
+static char *path_of(const char *text, const char *style) {
+    char *opening = memory_format("<path class=\"%s\" d=\"", style);
+    const char *found = strstr(text, opening);
+    assert_non_null(found);
+    found += strlen(opening);
+    free(opening);
+    return memory_format("%.*s", (int)strcspn(found, "\""), found);
+}
+
+static void a_straight_curve_stays_straight_when_smoothed(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 60; step++) put_step(file, step, 10 - step / 16.0);
+    fclose(file);
+    char *text = page(), *raw = path_of(text, "curve raw"), *smoothed = path_of(text, "curve train");
+    assert_string_equal(raw, smoothed);
+    free(text);
+    free(raw);
+    free(smoothed);
+}
+
+static void a_smoothed_curve_keeps_the_gap_of_a_broken_step(void **state) {
+    (void)state;
+    FILE *file = create_metrics();
+    for (int step = 1; step <= 60; step++) {
+        if (step == 30) fputs("{\"kind\":\"step\",\"step\":30,\"loss\":null}\n", file);
+        else put_step(file, step, 3);
+    }
+    fclose(file);
+    char *text = page(), *smoothed = path_of(text, "curve train");
+    const char *second = strchr(smoothed + 1, 'M');
+    assert_non_null(second);
+    assert_null(strchr(second + 1, 'M'));
+    free(text);
+    free(smoothed);
+}
+
 static void every_text_of_the_run_is_escaped(void **state) {
     (void)state;
     write_file("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
@@ -482,6 +520,8 @@ int main(void) {
         TEST(a_run_without_steps_says_so),
         TEST(validation_checkpoints_and_restarts_are_marked),
         TEST(losses_that_are_not_finite_are_marked_and_never_drawn),
+        TEST(a_straight_curve_stays_straight_when_smoothed),
+        TEST(a_smoothed_curve_keeps_the_gap_of_a_broken_step),
         TEST(every_text_of_the_run_is_escaped),
         TEST(ignored_lines_are_one_warning),
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),

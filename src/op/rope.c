@@ -35,6 +35,7 @@ void KERNEL(rope_table)(const OpCall *call) {
 }
 
 static void rope_head(T *restrict y, const T *restrict x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+#pragma omp simd /* the halves of one head do not overlap */
     for (int64_t i = 0; i < half; i++) {
         W a = widen(x[i]), b = widen(x[half + i]), s = sign * sine[i];
         y[i] = narrow(a * cosine[i] - b * s);
