@@ -16,11 +16,6 @@ static const Command commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
-int cmd_fail(const Error *error) {
-    log_error("%s", error->message);
-    return error->code;
-}
-
 static void print_help(FILE *file) {
     fprintf(file, "smelt trains large language models.\n\nUsage: smelt COMMAND ... (smelt COMMAND --help explains one)\n\n");
     for (int i = 0; i < COMMANDS; i++) fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);

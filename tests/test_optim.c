@@ -1,5 +1,5 @@
-/* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits independent of threads, what is
- * decayed, clipped and left alone; schedules at their edges. */
+/* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits independent of threads,
+ * what is decayed, clipped and left alone; schedules at their edges. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,14 +9,15 @@
 #include <float.h>
 #include <math.h>
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "golden/optim.h"
 #include "optim/internal.h"
 
-static const OptimizerConfig adamw = {.name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95,
-                                      .newton_schulz_steps = 5};
+static const OptimizerConfig adamw = {
+    .name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
 
 static OptimizerConfig muon_config(void) {
     OptimizerConfig config = adamw;
@@ -33,13 +34,19 @@ typedef struct Fixture {
     size_t wide;
 } Fixture;
 
-typedef struct Shape { ParameterKind kind; int rank; int64_t shape[3]; } Shape;
+typedef struct Shape {
+    ParameterKind kind;
+    int rank;
+    int64_t shape[3];
+} Shape;
 
 static void put(void *arena, size_t wide, int64_t i, double value) {
     if (wide == sizeof(double)) ((double *)arena)[i] = value;
     else ((float *)arena)[i] = (float)value;
 }
-static double get(const void *arena, size_t wide, int64_t i) { return wide == sizeof(double) ? ((const double *)arena)[i] : ((const float *)arena)[i]; }
+static double get(const void *arena, size_t wide, int64_t i) {
+    return wide == sizeof(double) ? ((const double *)arena)[i] : ((const float *)arena)[i];
+}
 
 /* The formula of golden/optim.py: exact in every type. Step 0 gives parameters, later steps gradients. */
 static double value_at(int64_t step, int64_t i) {
@@ -76,7 +83,8 @@ static void drop(Fixture *f) {
 
 static void set_gradients(Fixture *f, int64_t step) {
     for (int i = 0; i < f->graph->parameter_count; i++)
-        for (int64_t k = 0; k < f->graph->parameters[i].count; k++) put(f->gradients, f->wide, f->graph->parameters[i].offset + k, value_at(step, k));
+        for (int64_t k = 0; k < f->graph->parameters[i].count; k++)
+            put(f->gradients, f->wide, f->graph->parameters[i].offset + k, value_at(step, k));
 }
 
 static void run_steps(Fixture *f, int64_t steps, double lr, double scale) {
@@ -143,7 +151,8 @@ static void muon_in_bf16_gives_what_pytorch_gives(void **state) {
 
 /* ---- AdamW against a plain loop ---- */
 
-static void reference_adamw(double *p, int64_t count, int64_t steps, double lr, double decay, double scale, double beta1, double beta2, double epsilon) {
+static void reference_adamw(double *p, int64_t count, int64_t steps, double lr, double decay, double scale, double beta1, double beta2,
+                            double epsilon) {
     for (int64_t i = 0; i < count; i++) {
         double m = 0, v = 0;
         p[i] = value_at(0, i);
@@ -170,8 +179,8 @@ static void check_parameter(const Fixture *f, int index, double lr, double decay
 }
 
 static const Shape all_kinds[] = {
-    {PARAMETER_MATRIX, 2, {150, 150}}, {PARAMETER_EMBEDDING, 2, {33, 7}}, {PARAMETER_CONVOLUTION, 3, {5, 3, 2}}, {PARAMETER_NORM, 1, {17}},
-    {PARAMETER_BIAS, 1, {1}}, {PARAMETER_CONTROLLER, 1, {9}},
+    {PARAMETER_MATRIX, 2, {150, 150}}, {PARAMETER_EMBEDDING, 2, {33, 7}}, {PARAMETER_CONVOLUTION, 3, {5, 3, 2}},
+    {PARAMETER_NORM, 1, {17}},         {PARAMETER_BIAS, 1, {1}},          {PARAMETER_CONTROLLER, 1, {9}},
 };
 
 static void check_all_kinds(Precision precision, bool decay_vectors, double controller_lr) {
@@ -210,7 +219,8 @@ static void controllers_stay_where_their_rate_is_zero(void **state) {
 /* Every instruction set that this machine has, on counts around vector and block sizes; fp32 arithmetic may be fused or not. */
 static void every_instruction_set_computes_the_same_adamw(void **state) {
     (void)state;
-    const AdamwRates rates = {.scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .inverse_root_bias2 = 1.5, .epsilon = 1e-8, .keep = 0.99};
+    const AdamwRates rates = {
+        .scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .inverse_root_bias2 = 1.5, .epsilon = 1e-8, .keep = 0.99};
     const int64_t counts[] = {1, 3, 16, 31, 1024, 1041, 3000};
     for (int k = 0; k < optim_kernels_count; k++) {
         const OptimKernels *kernels = &optim_kernels[k];
@@ -219,7 +229,8 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
             static float p[3001], g[3001], m[3001], v[3001];
             static uint16_t w[3001];
             for (int64_t i = 0; i <= counts[n]; i++)
-                p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i), v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
+                p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i),
+                v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
             kernels->adamw(&rates, counts[n], p, kernels->precision == PRECISION_BF16 ? (void *)w : p, g, m, v);
             for (int64_t i = 0; i < counts[n]; i++) {
                 double gradient = 0.5 * value_at(1, i), moment = 0.9 * value_at(2, i) + 0.1 * gradient;
@@ -235,8 +246,9 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
 
 /* ---- Muon ---- */
 
-/* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram matrix is near I: the quintic leaves
- * singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of their squares, trace / order, lies between 0.45 and 1.35. */
+/* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram matrix is near I: the
+ * quintic leaves singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of their squares, trace / order, lies between 0.45
+ * and 1.35. */
 static void check_orthogonal(Precision precision, int64_t stack, int64_t rows, int64_t columns) {
     OptimizerConfig config = muon_config();
     config.weight_decay = 0;
@@ -256,7 +268,8 @@ static void check_orthogonal(Precision precision, int64_t stack, int64_t rows, i
             for (int64_t b = 0; b < order; b++) {
                 double dot = 0;
                 for (int64_t t = 0; t < other; t++) {
-                    int64_t ia = rows <= columns ? a * columns + t : t * columns + a, ib = rows <= columns ? b * columns + t : t * columns + b;
+                    int64_t ia = rows <= columns ? a * columns + t : t * columns + a,
+                            ib = rows <= columns ? b * columns + t : t * columns + b;
                     dot += parameter(&f, 0, k * size + ia) * parameter(&f, 0, k * size + ib) / (unit * unit);
                 }
                 if (a == b) trace += dot;
@@ -337,7 +350,8 @@ static void a_zero_gradient_moves_nothing_but_by_decay(void **state) {
     OptimizerConfig config = muon_config();
     Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
     optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, rate, 1);
-    for (int64_t i = 0; i < 100; i++) assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
+    for (int64_t i = 0; i < 100; i++)
+        assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
     for (int64_t i = 0; i < 17; i++) assert_true(parameter(&f, 3, i) == value_at(0, i));
     drop(&f);
 }
@@ -359,8 +373,8 @@ static void matrices_beyond_the_scratch_budget_are_taken_in_groups(void **state)
 /* ---- Promises ---- */
 
 static const Shape many[] = {
-    {PARAMETER_MATRIX, 3, {3, 130, 210}}, {PARAMETER_NORM, 1, {130}}, {PARAMETER_EMBEDDING, 2, {700, 130}}, {PARAMETER_MATRIX, 2, {210, 40}},
-    {PARAMETER_CONTROLLER, 1, {8}}, {PARAMETER_MATRIX, 2, {300, 300}},
+    {PARAMETER_MATRIX, 3, {3, 130, 210}}, {PARAMETER_NORM, 1, {130}},     {PARAMETER_EMBEDDING, 2, {700, 130}},
+    {PARAMETER_MATRIX, 2, {210, 40}},     {PARAMETER_CONTROLLER, 1, {8}}, {PARAMETER_MATRIX, 2, {300, 300}},
 };
 
 static Fixture run_with_threads(Precision precision, int threads, double *norm) {
@@ -536,7 +550,8 @@ static void schedules_end_at_the_minimum(void **state) {
 
 static void schedules_pass_through_their_middle(void **state) {
     (void)state;
-    ScheduleConfig cosine = {SCHEDULE_COSINE, 20, 0, 0.2}, linear = {SCHEDULE_LINEAR, 20, 0, 0.2}, constant = {SCHEDULE_CONSTANT, 20, 0, 0.2};
+    ScheduleConfig cosine = {SCHEDULE_COSINE, 20, 0, 0.2}, linear = {SCHEDULE_LINEAR, 20, 0, 0.2},
+                   constant = {SCHEDULE_CONSTANT, 20, 0, 0.2};
     assert_close(schedule_lr(&cosine, 1, 60, 100), 0.6, 1e-15);
     assert_close(schedule_lr(&cosine, 1, 40, 100), 0.2 + 0.4 * (1 + sqrt(0.5)), 1e-15);
     assert_close(schedule_lr(&linear, 1, 60, 100), 0.6, 1e-15);

@@ -15,10 +15,10 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "cmd/cmd.h"
-#include "train/chart.h"
-#include "train/history.h"
+#include "report/chart.h"
+#include "report/history.h"
 #include "train/journal.h"
-#include "train/report.h"
+#include "report/report.h"
 
 static int setup(void **state) {
     char *folder = memory_copy_string("/tmp/smelt-test-report-XXXXXX");

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "cmd/cmd.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "cmd/arguments.h"
@@ -198,6 +199,5 @@ int cmd_data(int argc, char **argv) {
                   "smelt data %s is unknown; the actions are pack and show, `smelt data --help` explains them",
                   argc > 1 ? argv[1] : "without an action");
     options_free_strings(&strings);
-    if (error.code != ERROR_NONE) log_error("%s", error.message);
-    return (int)error.code;
+    return error.code == ERROR_NONE ? 0 : cmd_fail(&error);
 }

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "cmd/cmd.h"
-#include "train/report.h"
+#include "report/report.h"
 
 typedef struct ReportOptions {
     const char *out;
@@ -62,6 +62,5 @@ int cmd_report(int argc, char **argv) {
     options_defaults(&table, &options, &strings);
     bool good = run_report(argc, argv, &options, &strings, &error);
     options_free_strings(&strings);
-    if (!good) log_error("%s", error.message);
-    return (int)error.code;
+    return good ? 0 : cmd_fail(&error);
 }

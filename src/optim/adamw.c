@@ -7,8 +7,13 @@
 
 static AdamwRates adamw_rates(double beta1, double beta2, double epsilon, double lr, double decay, double scale, int64_t step) {
     double bias1 = 1 - pow(beta1, (double)step), bias2 = 1 - pow(beta2, (double)step);
-    return (AdamwRates){.scale = scale, .beta1 = beta1, .beta2 = beta2, .step_size = lr / bias1, .inverse_root_bias2 = 1 / sqrt(bias2),
-                        .epsilon = epsilon, .keep = 1 - lr * decay};
+    return (AdamwRates){.scale = scale,
+                        .beta1 = beta1,
+                        .beta2 = beta2,
+                        .step_size = lr / bias1,
+                        .inverse_root_bias2 = 1 / sqrt(bias2),
+                        .epsilon = epsilon,
+                        .keep = 1 - lr * decay};
 }
 
 void adamw_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {

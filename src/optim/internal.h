@@ -1,8 +1,8 @@
 /* What the files of the optimizer say to each other. Nobody else includes this but their tests.
  *
- * Work is cut into chunks once, at creation: pieces of at most OPTIM_CHUNK elements of one parameter, or of one matrix under Muon. Every pass is one
- * parallel loop over chunks, so that thousands of tiny vectors cost no more than one large matrix, and partial sums are kept per chunk and
- * added in chunk order, so that the bits do not depend on the number of threads. */
+ * Work is cut into chunks once, at creation: pieces of at most OPTIM_CHUNK elements of one parameter, or of one matrix under Muon. Every
+ * pass is one parallel loop over chunks, so that thousands of tiny vectors cost no more than one large matrix, and partial sums are kept
+ * per chunk and added in chunk order, so that the bits do not depend on the number of threads. */
 #ifndef SMELT_OPTIM_INTERNAL_H
 #define SMELT_OPTIM_INTERNAL_H
 
@@ -11,8 +11,8 @@
 
 enum { OPTIM_CHUNK = 1 << 14 };
 
-/* One AdamW update as the kernels need it: g is multiplied by `scale`, p by `keep` (decay), and moves by step_size * m / (sqrt(v) * inverse_root_bias2 +
- * epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
+/* One AdamW update as the kernels need it: g is multiplied by `scale`, p by `keep` (decay), and moves by step_size * m / (sqrt(v) *
+ * inverse_root_bias2 + epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
 typedef struct AdamwRates {
     double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep;
 } AdamwRates;
@@ -25,8 +25,8 @@ typedef struct Chunk {
     RateGroup rates;       /* AdamW only */
 } Chunk;
 
-/* A matrix that Muon updates. Its scratch (kernels' T, `square` in W) lies at byte offsets that the matrices of one group share out. X and Y are
- * rows x columns, Gram and square are order x order with order = min(rows, columns). */
+/* A matrix that Muon updates. Its scratch (kernels' T, `square` in W) lies at byte offsets that the matrices of one group share out. X and
+ * Y are rows x columns, Gram and square are order x order with order = min(rows, columns). */
 typedef struct Matrix {
     int64_t offset, rows, columns, order;
     int64_t first_chunk, end_chunk;
@@ -34,15 +34,16 @@ typedef struct Matrix {
     int group;
 } Matrix;
 
-/* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts are in
- * elements; nothing overlaps but `weights` and `master`, which are one where T is W. */
+/* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts
+ * are in elements; nothing overlaps but `weights` and `master`, which are one where T is W. */
 typedef struct OptimKernels {
     const char *isa;
     bool (*supported)(void);
     Precision precision;
     GemmType compute, wide;
     /* The whole AdamW update of `count` elements, weights included. */
-    void (*adamw)(const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum, void *variance);
+    void (*adamw)(const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum,
+                  void *variance);
     /* Sums of squares are taken in double: no finite fp32 gradient overflows. */
     double (*sum_squares)(int64_t count, const void *gradient);
     /* m = decay m + scale g; the sum of squares of Muon's direction u = scale g + decay m. */
@@ -65,14 +66,15 @@ struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
     const OptimKernels *kernels;
-    size_t wide, compute;                           /* bytes of W and T */
-    void *momentum, *variance;                      /* momentum has the offsets of the master arena */
-    int64_t *variance_offset;                       /* per parameter; -1 where Muon updates */
-    Chunk *chunks;                                  /* controllers', then other AdamW chunks, then Muon's */
+    size_t wide, compute;      /* bytes of W and T */
+    void *momentum, *variance; /* momentum has the offsets of the master arena */
+    int64_t *variance_offset;  /* per parameter; -1 where Muon updates */
+    Chunk *chunks;             /* controllers', then other AdamW chunks, then Muon's */
     int64_t controller_end, adamw_end, chunk_count;
-    double *partials;                               /* one per chunk */
-    Matrix *matrices; int matrix_count;             /* in groups that use the scratch one after another */
-    Gemm *products;                                 /* as many as the largest group needs */
+    double *partials; /* one per chunk */
+    Matrix *matrices;
+    int matrix_count; /* in groups that use the scratch one after another */
+    Gemm *products;   /* as many as the largest group needs */
     void *scratch;
     int64_t momentum_bytes, variance_bytes, scratch_bytes;
 };

@@ -1,5 +1,6 @@
 /* The optimizer's passes over memory for one precision and instruction set; kernels.c includes this once for each, with these defined:
- * OPTIM_NAME(x), OPTIM_TARGET (a function attribute), T, W, widen, narrow, LANES (of a vector of W), ROOT(vector). They are undefined at the end.
+ * OPTIM_NAME(x), OPTIM_TARGET (a function attribute), T, W, widen, narrow, LANES (of a vector of W), ROOT(vector). They are undefined at
+ * the end.
  *
  * AdamW is written with vector types because sqrt, which may set errno, keeps compilers from vectorising a plain loop. */
 

@@ -11,12 +11,18 @@
 #define NEWTON_SCHULZ_C 2.0315
 
 static inline float widen_bf16(uint16_t x) {
-    union { uint32_t bits; float value; } u = {.bits = (uint32_t)x << 16};
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = (uint32_t)x << 16};
     return u.value;
 }
 /* Round to nearest even; NaN stays NaN. */
 static inline uint16_t narrow_bf16(float x) {
-    union { float value; uint32_t bits; } u = {.value = x};
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
     uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
     return (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
@@ -42,7 +48,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define widen widen_bf16
 #define narrow narrow_bf16
 #define LANES 16
-#define ROOT(v) (VECTOR)_mm512_sqrt_ps((__m512)(v))
+#define ROOT(v) (VECTOR) _mm512_sqrt_ps((__m512)(v))
 #include "optim/kernel_template.h"
 
 #define OPTIM_NAME(x) x##_fp32_avx512
@@ -52,7 +58,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define widen
 #define narrow
 #define LANES 16
-#define ROOT(v) (VECTOR)_mm512_sqrt_ps((__m512)(v))
+#define ROOT(v) (VECTOR) _mm512_sqrt_ps((__m512)(v))
 #include "optim/kernel_template.h"
 
 #define OPTIM_NAME(x) x##_bf16_avx2
@@ -62,7 +68,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define widen widen_bf16
 #define narrow narrow_bf16
 #define LANES 8
-#define ROOT(v) (VECTOR)_mm256_sqrt_ps((__m256)(v))
+#define ROOT(v) (VECTOR) _mm256_sqrt_ps((__m256)(v))
 #include "optim/kernel_template.h"
 
 #define OPTIM_NAME(x) x##_fp32_avx2
@@ -72,11 +78,12 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define widen
 #define narrow
 #define LANES 8
-#define ROOT(v) (VECTOR)_mm256_sqrt_ps((__m256)(v))
+#define ROOT(v) (VECTOR) _mm256_sqrt_ps((__m256)(v))
 #include "optim/kernel_template.h"
 #endif
 
-#define ROOT_OF_FOUR(v) (VECTOR){sqrtf((v)[0]), sqrtf((v)[1]), sqrtf((v)[2]), sqrtf((v)[3])}
+#define ROOT_OF_FOUR(v)                                                                                                                    \
+    (VECTOR) { sqrtf((v)[0]), sqrtf((v)[1]), sqrtf((v)[2]), sqrtf((v)[3]) }
 
 #define OPTIM_NAME(x) x##_bf16_generic
 #define OPTIM_TARGET
@@ -105,12 +112,15 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define widen
 #define narrow
 #define LANES 2
-#define ROOT(v) (VECTOR){sqrt((v)[0]), sqrt((v)[1])}
+#define ROOT(v)                                                                                                                            \
+    (VECTOR) { sqrt((v)[0]), sqrt((v)[1]) }
 #include "optim/kernel_template.h"
 
-#define TABLE(isa, supported, precision, compute, wide, suffix)                                                                          \
-    {isa, supported, precision, compute, wide, adamw_##suffix, sum_squares_##suffix, momentum_##suffix, direction_##suffix,              \
-     polynomial_##suffix, mirror_##suffix, apply_##suffix}
+#define TABLE(isa, supported, precision, compute, wide, suffix)                                                                            \
+    {                                                                                                                                      \
+        isa, supported, precision, compute, wide, adamw_##suffix, sum_squares_##suffix, momentum_##suffix, direction_##suffix,             \
+            polynomial_##suffix, mirror_##suffix, apply_##suffix                                                                           \
+    }
 
 const OptimKernels optim_kernels[] = {
 #if defined(__x86_64__)

@@ -36,7 +36,8 @@ static int64_t place(Matrix *matrix, int64_t start, int64_t compute, int64_t wid
 }
 
 Matrix *muon_matrices(const Graph *graph, const OptimizerConfig *config, int *count, int64_t *scratch_bytes) {
-    int64_t compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE), wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE),
+            wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
     Matrix *matrices = NULL;
     int n = 0, group = 0;
     int64_t used = 0;
@@ -84,7 +85,8 @@ int64_t muon_most_products(const Matrix *matrices, int count) {
 
 typedef struct Group {
     const Optimizer *optimizer;
-    const Matrix *matrices; int count;
+    const Matrix *matrices;
+    int count;
     bool swapped; /* what is called x lies in y */
 } Group;
 
@@ -114,9 +116,18 @@ static void multiply_gram(const Group *group) {
         const Matrix *m = &group->matrices[i];
         bool tall = m->rows > m->columns;
         const void *x = current(group, m);
-        Gemm full = {.transpose_a = tall, .transpose_b = !tall, .input = o->kernels->compute, .output = o->kernels->compute, .m = m->order,
-                     .k = tall ? m->rows : m->columns, .a = x, .lda = m->columns, .b = x, .ldb = m->columns,
-                     .c = scratch_at(group, m->gram), .ldc = m->order};
+        Gemm full = {.transpose_a = tall,
+                     .transpose_b = !tall,
+                     .input = o->kernels->compute,
+                     .output = o->kernels->compute,
+                     .m = m->order,
+                     .k = tall ? m->rows : m->columns,
+                     .a = x,
+                     .lda = m->columns,
+                     .b = x,
+                     .ldb = m->columns,
+                     .c = scratch_at(group, m->gram),
+                     .ldc = m->order};
         n += append_symmetric(o->products + n, full, compute, compute);
     }
     gemm_batch(o->products, n);
@@ -129,8 +140,16 @@ static void multiply_square(const Group *group) {
     for (int i = 0; i < group->count; i++) {
         const Matrix *m = &group->matrices[i];
         const void *gram = scratch_at(group, m->gram);
-        Gemm full = {.input = o->kernels->compute, .output = o->kernels->wide, .m = m->order, .k = m->order, .a = gram, .lda = m->order,
-                     .b = gram, .ldb = m->order, .c = scratch_at(group, m->square), .ldc = m->order};
+        Gemm full = {.input = o->kernels->compute,
+                     .output = o->kernels->wide,
+                     .m = m->order,
+                     .k = m->order,
+                     .a = gram,
+                     .lda = m->order,
+                     .b = gram,
+                     .ldb = m->order,
+                     .c = scratch_at(group, m->square),
+                     .ldc = m->order};
         n += append_symmetric(o->products + n, full, (int64_t)o->compute, (int64_t)o->wide);
     }
     gemm_batch(o->products, n);
@@ -143,17 +162,25 @@ static void multiply_update(const Group *group) {
         const Matrix *m = &group->matrices[i];
         bool tall = m->rows > m->columns;
         const void *x = current(group, m), *polynomial = scratch_at(group, m->gram);
-        o->products[i] = (Gemm){.input = o->kernels->compute, .output = o->kernels->compute, .m = m->rows, .n = m->columns, .k = m->order,
-                                .a = tall ? x : polynomial, .lda = m->order, .b = tall ? polynomial : x, .ldb = m->columns,
-                                .c = next(group, m), .ldc = m->columns};
+        o->products[i] = (Gemm){.input = o->kernels->compute,
+                                .output = o->kernels->compute,
+                                .m = m->rows,
+                                .n = m->columns,
+                                .k = m->order,
+                                .a = tall ? x : polynomial,
+                                .lda = m->order,
+                                .b = tall ? polynomial : x,
+                                .ldb = m->columns,
+                                .c = next(group, m),
+                                .ldc = m->columns};
     }
     gemm_batch(o->products, group->count);
 }
 
 /* ---- The passes between them ---- */
 
-/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread takes which rows has no
- * influence on the values, so tasks are handed out as threads come. */
+/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread takes which rows
+ * has no influence on the values, so tasks are handed out as threads come. */
 static void complete_gram(const Group *group, bool polynomial) {
     const OptimKernels *kernels = group->optimizer->kernels;
     int64_t most = 0;
@@ -195,7 +222,8 @@ static void load_direction(const Group *group, const void *gradients, double sca
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide), optim_at(gradients, c->offset, o->wide));
+        o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide),
+                                              optim_at(gradients, c->offset, o->wide));
     }
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {

@@ -1,6 +1,6 @@
-/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the state (momentum for all parameters at the
- * offsets of the master arena, variance for those that AdamW updates, one after another), Muon's scratch and the list of chunks. Called by the
- * training loop, checkpoints and the memory table. */
+/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the state (momentum for all
+ * parameters at the offsets of the master arena, variance for those that AdamW updates, one after another), Muon's scratch and the list of
+ * chunks. Called by the training loop, checkpoints and the memory table. */
 #include "base/memory.h"
 #include "optim/internal.h"
 
@@ -18,12 +18,9 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     switch (kind) {
     case PARAMETER_MATRIX:
     case PARAMETER_EMBEDDING:
-    case PARAMETER_CONVOLUTION:
-        return RATES_DECAYED;
-    case PARAMETER_CONTROLLER:
-        return RATES_CONTROLLER;
-    default:
-        return config->decay_vectors ? RATES_DECAYED : RATES_PLAIN;
+    case PARAMETER_CONVOLUTION: return RATES_DECAYED;
+    case PARAMETER_CONTROLLER: return RATES_CONTROLLER;
+    default: return config->decay_vectors ? RATES_DECAYED : RATES_PLAIN;
     }
 }
 
@@ -93,7 +90,11 @@ static const OptimKernels *choose_kernels(Precision precision) {
 }
 
 static bool map_arenas(Optimizer *optimizer, Error *error) {
-    struct { void **block; int64_t bytes; const char *what; } arenas[] = {
+    struct {
+        void **block;
+        int64_t bytes;
+        const char *what;
+    } arenas[] = {
         {&optimizer->momentum, optimizer->momentum_bytes, "momentum"},
         {&optimizer->variance, optimizer->variance_bytes, "variance"},
         {&optimizer->scratch, optimizer->scratch_bytes, "Muon scratch"},

@@ -1,5 +1,5 @@
-/* Learning rate and batch size as pure functions of the step, so that resuming needs nothing but the configuration. No memory. Called by the
- * training loop and by `smelt size`. */
+/* Learning rate and batch size as pure functions of the step, so that resuming needs nothing but the configuration. No memory. Called by
+ * the training loop and by `smelt size`. */
 #include "optim/optim.h"
 
 #include <math.h>
@@ -20,14 +20,11 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
     if (step <= schedule->warmup) return peak * (double)step / (double)schedule->warmup;
     double progress = progress_between(schedule->warmup, steps, step);
     switch ((ScheduleKind)schedule->kind) {
-    case SCHEDULE_COSINE:
-        return peak * cosine(schedule->minimum, progress);
-    case SCHEDULE_LINEAR:
-        return peak * linear(schedule->minimum, progress);
+    case SCHEDULE_COSINE: return peak * cosine(schedule->minimum, progress);
+    case SCHEDULE_LINEAR: return peak * linear(schedule->minimum, progress);
     case SCHEDULE_WSD:
         return schedule->decay ? peak * linear(schedule->minimum, progress_between(steps - schedule->decay, steps, step)) : peak;
-    case SCHEDULE_CONSTANT:
-        break;
+    case SCHEDULE_CONSTANT: break;
     }
     return peak;
 }
@@ -53,8 +50,8 @@ int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int6
     return (ramp.first + (int64_t)((__int128)ramp.growth * (step - 1) / ramp.steps)) * microbatch;
 }
 
-/* Sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0, counted as lattice points under a line: whole slopes are taken out,
- * then rows and columns change places, as in Euclid's algorithm, so the time is logarithmic. */
+/* Sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0, counted as lattice points under a line: whole slopes are taken
+ * out, then rows and columns change places, as in Euclid's algorithm, so the time is logarithmic. */
 static __int128 sum_of_floors(__int128 n, __int128 m, __int128 a, __int128 b) {
     __int128 sum = 0;
     while (n > 0) {

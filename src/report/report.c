@@ -1,7 +1,7 @@
 /* The report page. report_write reads a run into a History (bounded memory), prints the page into a memory stream and replaces the
  * file at once. Every text that comes from the run is escaped, and the page forbids itself scripts and network. Sections
  * that have nothing to show are left out. Called by `smelt report`. */
-#include "train/report.h"
+#include "report/report.h"
 
 #include <errno.h>
 #include <math.h>
@@ -14,10 +14,10 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "train/chart.h"
-#include "train/history.h"
+#include "report/chart.h"
+#include "report/history.h"
 #include "train/journal.h"
-#include "train/report_style.h"
+#include "report/report_style.h"
 
 enum { TICKS_X = 8, TICKS_Y = 6, STRIPES = 160, TEXT = 400 };
 

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "train/history.h"
+#include "report/history.h"
 #include "train/journal.h"
 
 #define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "train/chart.h"
+#include "report/chart.h"
 
 enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in its own units */
 
