@@ -34,7 +34,8 @@ KERNEL_OBJECTS := $(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(BUILD)/%.$v
 LIBRARY := $(BUILD)/libsmelt.a
 
 $(BUILD)/smelt: $(BUILD)/main.o $(LIBRARY)
-	$(CC) $(SANITIZE) -o $@ $^ $(LIBRARIES)
+	@echo "  LD $@"
+	@$(CC) $(SANITIZE) -o $@ $^ $(LIBRARIES)
 
 $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS)
 	@rm -f $@
@@ -42,12 +43,14 @@ $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS)
 
 $(BUILD)/%.o: src/%.c
 	@mkdir -p $(@D)
-	$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
+	@echo "  CC $@"
+	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
 
 define KERNEL_RULE
 $(BUILD)/op/%.$(1).o: src/op/%.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
+	@echo "  CC $$@"
+	@$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
 endef
 $(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
 
@@ -58,10 +61,12 @@ TEST_SUPPORT := $(BUILD)/tests/check.o
 
 $(BUILD)/tests/%.o: tests/%.c
 	@mkdir -p $(@D)
-	$(CC) $(BASE_FLAGS) -Itests $(CFLAGS) -c -o $@ $<
+	@echo "  CC $@"
+	@$(CC) $(BASE_FLAGS) -Itests $(CFLAGS) -c -o $@ $<
 
 $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
-	$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
+	@echo "  LD $@"
+	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
 .PHONY: help test test-asan run-tests demo packages clean

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "cmd/cmd.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "cmd/arguments.h"
+#include "cmd/cmd.h"
 #include "data/data.h"
 
 enum { POSITIONALS = 2, SHOWN_TOKENS = 200 };

@@ -29,7 +29,8 @@ static void print_help(void) {
 }
 
 static bool write_folder(const char *run, const char *out, const Config *config, const ExportOptions *options, Error *error) {
-    Precision precision = options->dtype == EXPORT_BF16 || (options->dtype == EXPORT_RUN && config->precision == PRECISION_BF16) ? PRECISION_BF16 : PRECISION_FP32;
+    bool half = options->dtype == EXPORT_BF16 || (options->dtype == EXPORT_RUN && config->precision == PRECISION_BF16);
+    Precision precision = half ? PRECISION_BF16 : PRECISION_FP32;
     Model model = model_build(&config->model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     size_t bytes = model.graph->parameter_extent * sizeof(float);
     model_free(&model);

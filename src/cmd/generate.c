@@ -98,8 +98,8 @@ static bool generate(Generator *generator, const char *prompt, const GenerateOpt
     fwrite(text, 1, utf8_finish(&stream, text), stdout);
     putchar('\n');
     if (!good || !flush_text(error)) return false;
-    log_info("prompt: %zu tokens, %.1f tokens/s; generated: %" PRId64 " tokens, %.1f tokens/s", strlen(prompt), strlen(prompt) / fmax(first - begin, 1e-9), generated,
-             generated / fmax(end - first, 1e-9));
+    log_info("prompt: %zu tokens, %.1f tokens/s; generated: %" PRId64 " tokens, %.1f tokens/s", strlen(prompt),
+             strlen(prompt) / fmax(first - begin, 1e-9), generated, generated / fmax(end - first, 1e-9));
     return true;
 }
 

@@ -94,8 +94,9 @@ static bool check_memory(const Generator *g, Error *error) {
     log_format_bytes((double)needed, need);
     log_format_bytes((double)available, have);
     log_format_bytes((double)g->row.plan.bytes[ARENA_STATE], caches);
-    return error_set(error, ERROR_MEMORY, "generation needs %s (%s of it caches for %" PRId64 " positions) and %s are available: use a machine with more memory",
-                     need, caches, g->config->context, have);
+    return error_set(error, ERROR_MEMORY,
+                     "generation needs %s (%s of it caches for %" PRId64 " positions) and %s are available: use a machine with more memory", need, caches,
+                     g->config->context, have);
 }
 
 static bool start(Generator *g, Error *error) {
@@ -179,7 +180,8 @@ const double *generator_logits(Generator *g, Error *error) {
     while (g->computed < g->count) program_run(g->count - g->computed >= g->block.model.length ? &g->block : &g->row, g, g->computed);
     for (int64_t i = 0; i < g->config->vocabulary; i++)
         if (!isfinite(g->logits[i])) {
-            error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i, g->count, g->logits[i]);
+            error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i, g->count,
+                      g->logits[i]);
             return NULL;
         }
     return g->logits;

@@ -251,7 +251,8 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
         const Parameter *p = &graph->parameters[i];
         for (int64_t j = 1; p->kind == PARAMETER_CONTROLLER && j < p->count; j++)
             if (export->master[p->offset + j] != export->master[p->offset])
-                return error_set(error, ERROR_USAGE, "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.controller_lr=0 "
+                return error_set(error, ERROR_USAGE,
+                                 "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.controller_lr=0 "
                                  "and model.auxiliary_loss instead", p->name);
     }
     return true;
