@@ -9,10 +9,9 @@
 smelt is run as `SMELT train CONFIG ARGUMENTS VARIANT`; its numbers come from RUN/metrics.jsonl (step, loss, tokens_per_second).
 {model} {run} {steps} {seed} {data} {threads} are filled in wherever they stand in --config, --arguments, --prepare and --variant.
 
-    bench/cpu.py                                                        both models, every peer
-    bench/cpu.py --models zaya --rounds 3 --variant fp32:precision=fp32 --variant bf16:precision=bf16
-    bench/cpu.py --no-survey --peer llama:compile:fp32                  only this peer
-    bench/cpu.py --prepare 'build/smelt data pack {data} build/bench/corpus' --arguments 'run={run} steps={steps} data=build/bench/corpus'
+    bench/cpu.py                                                        all models, every peer
+    bench/cpu.py --models zaya1-tiny --rounds 3 --variant bf16:precision=bf16
+    bench/cpu.py --no-survey --peer llama-tiny:compile:fp32             only this peer
 
 Needs only Python's standard library; the peers' packages stay in the environment it makes.
 """
@@ -76,7 +75,7 @@ def read_metrics(path):
         return []
     with open(path) as file:
         lines = [json.loads(text) for text in file if text.endswith("\n")]
-    return [line for line in lines if "tokens_per_second" in line]
+    return [line for line in lines if line["kind"] == "step"]
 
 
 def run_smelt(arguments, model, variant, round_number):
@@ -94,7 +93,7 @@ def run_smelt(arguments, model, variant, round_number):
                                    env={**os.environ, "OMP_NUM_THREADS": str(arguments.threads)})
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if first is None and os.path.exists(metrics) and os.path.getsize(metrics) > 0:
+        if first is None and read_metrics(metrics):
             first = time.time() - begin
         if pid:
             break
@@ -158,7 +157,7 @@ def show(rows, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="llama,zaya")
+    parser.add_argument("--models", default="llama-tiny,zaya1-tiny,bench-llama,bench-zaya", help="keys of models.json, and configurations of smelt")
     parser.add_argument("--venv", default=os.path.join(ROOT, "build", "peer-venv"))
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "bench"), help="run folders, logs, the corpus")
     parser.add_argument("--csv", default=os.path.join(ROOT, "build", "bench", "cpu.csv"))
@@ -172,14 +171,15 @@ def main():
     parser.add_argument("--peer", action="append", default=[], metavar="MODEL:MODE:PRECISION", help="a peer in the race whatever the survey says")
     parser.add_argument("--no-smelt", action="store_true")
     parser.add_argument("--smelt", default=os.path.join(ROOT, "build", "smelt"))
-    parser.add_argument("--config", default="configs/bench-{model}.yaml")
-    parser.add_argument("--arguments", default="run={run} steps={steps} seed={seed}")
+    parser.add_argument("--config", default="configs/{model}.yaml")
+    parser.add_argument("--arguments", default="run={run} steps={steps} seed={seed} threads={threads} data.train={data} data.valid_fraction=0 data.document_mask=false "
+                        "optimizer.name=adamw schedule.kind=constant schedule.warmup=0 schedule.decay=0 eval.every=0 checkpoint.every=0")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME[:ARGUMENTS]",
-                        help="a way to run smelt; a NAME of fp32, amp or bf16 is compared with the peers of that precision. default: fp32")
+                        help="a way to run smelt; a NAME of fp32, amp or bf16 is compared with the peers of that precision. default: fp32, and bf16 as amp")
     parser.add_argument("--precision-of", action="append", default=[], metavar="NAME=PRECISION", help="the precision of a variant named otherwise")
     parser.add_argument("--prepare", default="", help="a command to run first, such as packing {data}")
     arguments = parser.parse_args()
-    arguments.variant = arguments.variant or ["fp32"]
+    arguments.variant = arguments.variant or ["fp32:precision=fp32", "amp:precision=bf16"]  # smelt's bf16 has fp32 masters, as autocast
     arguments.precision_of = dict(pair.split("=", 1) for pair in arguments.precision_of)
     os.makedirs(arguments.work, exist_ok=True)
     if not arguments.data:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The PyTorch peer that smelt is measured against on the CPU.
 
-Trains one of the two models of models.json (`llama`: RMSNorm, GQA, RoPE, SwiGLU; `zaya`: the ZAYA1 block of arXiv 2605.05365 and
+Trains one of the models of models.json (`llama`: RMSNorm, GQA, RoPE, SwiGLU; `zaya`: the ZAYA1 block of arXiv 2605.05365 and
 transformers' modeling_zaya) on the bytes of a text file, in every mode that an honest PyTorch user would try, and prints one JSON
 line per (mode, precision) and one `"best": true` line. Each combination runs in a process of its own, so that peak memory, compile caches
 and time to the first step are its own.
@@ -355,7 +355,7 @@ def train(arguments):
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     if mode.startswith("hf"):
-        model = hf_model(name, c, mode)
+        model = hf_model(c["family"], c, mode)
     else:
         model = build_models()[c["family"]](c, "grouped" if "grouped" in mode else "loop")
     if precision == "bf16":
@@ -438,7 +438,7 @@ def load_config(arguments):
 def check(arguments):
     """Compares this file's zaya (both expert paths) with transformers', weights copied over: logits, loss and two gradients."""
     import torch
-    arguments.model = "zaya"
+    arguments.model = "bench-zaya"
     c = load_config(arguments)
     c.update(layers=3, sequence=64, microbatch=2)
     torch.manual_seed(1)
@@ -504,7 +504,7 @@ def check(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="llama", help="a key of the shapes file")
+    parser.add_argument("--model", default="llama-tiny", help="a key of the shapes file")
     parser.add_argument("--shapes", default=os.path.join(HERE, "models.json"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change one number of the model")
     parser.add_argument("--modes", default="", help="comma-separated; default: all of the model's")
@@ -531,7 +531,7 @@ def main():
     if not arguments.plain_allocator:
         environment["GLIBC_TUNABLES"] = ALLOCATOR
     best = None
-    for mode in arguments.modes.split(",") if arguments.modes else MODES[arguments.model]:
+    for mode in arguments.modes.split(",") if arguments.modes else MODES[load_config(arguments)["family"]]:
         for precision in arguments.precisions.split(","):
             command = [sys.executable, os.path.abspath(__file__), "--modes", mode, "--precisions", precision, "--started", repr(time.time())]
             for key in ("model", "shapes", "steps", "warmup", "threads", "seed", "data"):

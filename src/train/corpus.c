@@ -1,4 +1,5 @@
-/* From the configuration's data settings to open shards. Text is packed once per run, into RUN/data, and found there again on resume. */
+/* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first checkpoint, and found
+ * there again on resume, so that neither a later start nor an edited text changes what the steps so far were made of. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +7,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "train/run.h"
 #include "train/train.h"
 
 static bool is_shard(const char *prefix) {
@@ -21,11 +23,13 @@ static bool pack(const char *input, const char *output, const DataConfig *data, 
     return pack_text(&options, &result, error);
 }
 
-/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless that was done before. */
+/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless steps were already made of it. */
 static bool pack_once(const Config *config, const char *input, const char *name, double valid_fraction, Error *error) {
     char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
-    bool done = is_shard(last) || (files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error));
+    bool started, done = run_started(config->run, &started, error);
+    if (done && !(started && is_shard(last)))
+        done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
     free(last);
     free(output);
     free(folder);

@@ -32,14 +32,31 @@ static void load_batch(const Session *session, const Batch *batch, int64_t sampl
     }
 }
 
-bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error) {
+static Loader *open_valid(const Session *session, const Corpus *corpus, Error *error) {
     const Config *config = session->config;
-    const Model *model = &session->evaluation;
-    LoaderOptions options = {.shard = &corpus->valid, .sequences = model->sequences, .length = model->length,
+    LoaderOptions options = {.shard = &corpus->valid, .sequences = config->batch.sequences, .length = config->data.length,
                              .vocabulary = (int32_t)config->model.vocabulary, .separator = corpus->bytes ? BYTE_SEPARATOR : -1,
                              .document_mask = config->data.document_mask};
     Loader *loader = loader_open(&options, 0, error);
-    if (!loader) return error_context(error, "evaluation");
+    if (loader) return loader;
+    if (config->data.valid[0]) error_context(error, "data.valid=%s", config->data.valid);
+    else error_context(error, "the validation part, data.valid_fraction=%g of data.train=%s (0: no evaluation)", config->data.valid_fraction, config->data.train);
+    return NULL;
+}
+
+bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) {
+    if (!corpus->has_valid) return true;
+    Loader *loader = open_valid(session, corpus, error);
+    bool usable = loader != NULL;
+    loader_close(loader);
+    return usable;
+}
+
+bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error) {
+    const Config *config = session->config;
+    const Model *model = &session->evaluation;
+    Loader *loader = open_valid(session, corpus, error);
+    if (!loader) return false;
     int64_t samples = loader_samples(loader), batches = (samples + model->sequences - 1) / model->sequences;
     if (config->eval_batches && batches > config->eval_batches) batches = config->eval_batches;
     int64_t targets = 0, bytes = 0;

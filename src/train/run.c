@@ -2,19 +2,53 @@
 #include "train/run.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+
+/* The first line of a config.yaml that may be replaced: no other is ours. */
+static const char mark[] = "# Written by smelt train; it changes with the command until the first checkpoint.\n";
+
+bool run_lock(const char *run, int *lock, Error *error) {
+    if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
+    if (!files_make_folder(run, error)) return false;
+    *lock = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
+    bool taken = errno == EWOULDBLOCK;
+    close(*lock);
+    *lock = -1;
+    return !taken || error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
+}
+
+bool run_started(const char *run, bool *started, Error *error) {
+    int64_t *steps = NULL;
+    size_t count = 0;
+    bool listed = checkpoint_list(run, &steps, &count, error);
+    free(steps);
+    *started = count > 0;
+    return listed;
+}
+
+static bool is_marked(const char *path) {
+    char line[sizeof mark] = "";
+    FILE *file = fopen(path, "re");
+    bool marked = file && fgets(line, sizeof line, file) && !strcmp(line, mark);
+    if (file) fclose(file);
+    return marked;
+}
 
 static bool write_config(const char *path, const Config *config, Error *error) {
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return error_set(error, ERROR_INTERNAL, "open_memstream: %s", strerror(errno));
+    fputs(mark, stream);
     options_write_yaml(&config_table, config, stream);
     fclose(stream);
     bool written = files_write_atomic(path, text, length, error);
@@ -59,10 +93,11 @@ static bool same_run(const char *path, const Config *config, Error *error) {
 }
 
 bool run_open(const Config *config, Error *error) {
-    if (config->run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
-    if (!files_make_folder(config->run, error)) return false;
+    bool started;
+    if (!files_make_folder(config->run, error) || !run_started(config->run, &started, error)) return false;
     char *path = memory_format("%s/config.yaml", config->run);
-    bool opened = access(path, F_OK) == 0 ? same_run(path, config, error) : write_config(path, config, error);
+    bool free_to_write = access(path, F_OK) != 0 || (!started && is_marked(path));
+    bool opened = free_to_write ? write_config(path, config, error) : same_run(path, config, error);
     free(path);
     return opened;
 }

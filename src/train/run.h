@@ -4,8 +4,13 @@
 
 #include "config.h"
 
-/* Makes the folder and its config.yaml; in an existing run demands that every setting that decides results is the same, and
- * names those that are not (ERROR_USAGE). */
+/* Makes the folder if need be and keeps other processes from training in it until this one ends, however it ends; `*lock` is a
+ * descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process trains there. */
+bool run_lock(const char *run, int *lock, Error *error);
+/* Whether there is a checkpoint, good or not. Before the first one nothing binds a run to its settings or its packed text. */
+bool run_started(const char *run, bool *started, Error *error);
+/* Makes the folder and its config.yaml; once started, a run demands that every setting that decides results stays the same, and
+ * names those that do not (ERROR_USAGE). */
 bool run_open(const Config *config, Error *error);
 /* Reads RUN/config.yaml; strings go to `strings`. ERROR_CHECKPOINT when it is missing. */
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);

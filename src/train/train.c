@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -25,6 +26,7 @@ static void on_signal(int number) { stop_signal = number; }
 
 typedef struct Loop {
     const Config *config;
+    int lock;                              /* of the run folder, or -1 */
     Session session;
     Corpus corpus;
     Loader *loader;
@@ -157,6 +159,10 @@ static bool save(Loop *loop, Error *error) {
     double seconds;
     int64_t bytes;
     char size[32], rate[32];
+    const char *bad = numerics_bad_parameter(&loop->session);
+    if (bad)
+        return error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
+                         "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
     if (!session_save(&loop->session, &seconds, &bytes, error)) return false;
     log_format_bytes((double)bytes, size);
     log_format_bytes(seconds > 0 ? bytes / seconds : 0, rate);
@@ -198,9 +204,10 @@ static bool run_steps(Loop *loop, Error *error) {
         }
     }
     if (saved != loop->session.step && !save(loop, error)) return false;
-    if (!stop_signal || loop->session.step == last) return true;
-    return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues",
-                     stop_signal == SIGTERM ? "SIGTERM" : "SIGINT", (long long)loop->session.step);
+    if (loop->session.step >= last) return true;
+    const char *name = stop_signal == SIGTERM ? "SIGTERM" : "SIGINT";
+    if (loop->session.step == 0) return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
+    return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)loop->session.step);
 }
 
 /* -- Start and end ------------------------------------------------------------------------------------------------- */
@@ -252,9 +259,10 @@ static bool open_loader(Loop *loop, Error *error) {
 
 static bool start(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    if (!run_open(config, error) || !corpus_open(&loop->corpus, config, error)) return false;
+    if (!run_lock(config->run, &loop->lock, error) || !run_open(config, error)) return false;
     session_plan(&loop->session, config);
-    if (!session_check_memory(&loop->session, memory_available(), error) || !session_start(&loop->session, error) ||
+    if (!session_check_memory(&loop->session, memory_available(), error) || !corpus_open(&loop->corpus, config, error) ||
+        !evaluate_check(&loop->session, &loop->corpus, error) || !session_start(&loop->session, error) ||
         !session_resume(&loop->session, error) || !open_loader(loop, error))
         return false;
     if (loop->session.step) log_info("continuing %s after step %lld", config->run, (long long)loop->session.step);
@@ -277,11 +285,12 @@ static void finish(Loop *loop) {
     free(loop->positions);
     session_free(&loop->session);
     corpus_close(&loop->corpus);
+    if (loop->lock >= 0) close(loop->lock);
 }
 
 bool train(const Config *config, Error *error) {
-    Loop loop = {.config = config};
-    struct sigaction action = {.sa_handler = on_signal};
+    Loop loop = {.config = config, .lock = -1};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     stop_signal = 0;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);

@@ -25,6 +25,8 @@ void corpus_close(Corpus *corpus);
 
 typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN for other tokenizers */
 bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error);
+/* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
+bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
 /* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
 

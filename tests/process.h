@@ -1,0 +1,128 @@
+/* Running programs from tests. Output and errors of a child go to files in memory, so that nothing has to be read while it runs and a
+ * child that is killed loses nothing. Everything is static inline, so a test program uses what it needs. */
+#ifndef SMELT_TESTS_PROCESS_H
+#define SMELT_TESTS_PROCESS_H
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+
+typedef struct Process {
+    pid_t id;
+    int output, errors; /* files in memory */
+} Process;
+
+typedef struct ProcessResult {
+    int code;            /* exit code; -1: ended by `signal` */
+    int signal;          /* 0: it ended by itself */
+    char *output, *errors;
+    int64_t peak_bytes;  /* largest resident set */
+    double seconds;      /* from process_finish to the end */
+} ProcessResult;
+
+enum { PROCESS_LIMIT = 120 }; /* seconds after which a child hangs and is killed */
+
+/* The program under test: $SMELT, else build/smelt; as an absolute path, since tests change folders. The caller frees. */
+static inline char *process_smelt(void) {
+    const char *given = getenv("SMELT");
+    char *path = realpath(given && *given ? given : "build/smelt", NULL);
+    if (!path) fail_msg("there is no %s: build it, or set SMELT to the program", given ? given : "build/smelt");
+    return path;
+}
+
+static inline Process process_start(char *const *arguments) {
+    Process process = {.output = memfd_create("output", MFD_CLOEXEC), .errors = memfd_create("errors", MFD_CLOEXEC)};
+    assert_true(process.output >= 0 && process.errors >= 0);
+    fflush(NULL);
+    process.id = fork();
+    assert_true(process.id >= 0);
+    if (process.id > 0) return process;
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    if (dup2(process.output, STDOUT_FILENO) >= 0 && dup2(process.errors, STDERR_FILENO) >= 0) execv(arguments[0], arguments);
+    _exit(127);
+}
+
+static inline char *process_text(int file) {
+    off_t length = lseek(file, 0, SEEK_END);
+    assert_true(length >= 0);
+    char *text = memory_allocate((size_t)length + 1);
+    assert_int_equal(pread(file, text, (size_t)length, 0), length);
+    return text;
+}
+
+static inline void process_sleep(double seconds) {
+    struct timespec time = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&time, NULL);
+}
+
+/* Waits for the end; after PROCESS_LIMIT seconds the child is killed, and the test fails. */
+static inline ProcessResult process_finish(Process *process) {
+    ProcessResult result = {0};
+    struct rusage usage;
+    int status;
+    double start = log_seconds();
+    while (wait4(process->id, &status, WNOHANG, &usage) == 0) {
+        if (log_seconds() - start > PROCESS_LIMIT) {
+            kill(process->id, SIGKILL);
+            waitpid(process->id, &status, 0);
+            fail_msg("a child was still running after %d s", PROCESS_LIMIT);
+        }
+        process_sleep(0.5e-3);
+    }
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    result.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    result.output = process_text(process->output);
+    result.errors = process_text(process->errors);
+    result.peak_bytes = (int64_t)usage.ru_maxrss * 1024;
+    result.seconds = log_seconds() - start;
+    close(process->output);
+    close(process->errors);
+    return result;
+}
+
+static inline void process_free(ProcessResult *result) {
+    free(result->output);
+    free(result->errors);
+}
+
+/* How many lines of a text begin with `start`, which may be "". */
+static inline int process_lines(const char *text, const char *start) {
+    int count = 0;
+    for (const char *line = text; *line;) {
+        count += strncmp(line, start, strlen(start)) == 0;
+        const char *end = strchr(line, '\n');
+        line = end ? end + 1 : line + strlen(line);
+    }
+    return count;
+}
+
+/* Waits until the child has printed `lines` lines on its standard output, or has ended. */
+static inline void process_await_lines(const Process *process, int lines) {
+    double start = log_seconds();
+    for (bool ended = false; !ended && log_seconds() - start < PROCESS_LIMIT;) {
+        siginfo_t info = {0};
+        ended = waitid(P_PID, (id_t)process->id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+        char *text = process_text(process->output);
+        int found = process_lines(text, "");
+        free(text);
+        if (found >= lines) return;
+        if (!ended) process_sleep(0.3e-3);
+    }
+}
+
+#endif
