@@ -14,7 +14,7 @@ tail -n $held_out_lines "$folder/all.txt" >"$folder/held-out.txt"
 "$smelt" report "$folder/run"
 echo
 echo "A sample:"
-"$smelt" generate "$folder/run" "And it came to pass" tokens=300 temperature=0.8 top_p=0.95 seed=1
+"$smelt" generate "$folder/run" "And it came to pass" tokens=230 temperature=0.8 top_p=0.95 seed=1
 echo
 
 bytes=$(wc -c <"$folder/held-out.txt")
