@@ -6,10 +6,10 @@ SANITIZE ?=
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
 CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
-LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -ldl -lm -lpthread
+LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libdnnl-dev
-TEST_PACKAGES := libcmocka-dev
+PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev
+TEST_PACKAGES := libcmocka-dev libdnnl-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 

@@ -6,6 +6,7 @@
 
 static const Option rows[] = {
     {"run", OPTION_STRING, FIELD(run), "", 0, 0, NULL, "", "the run folder: log, checkpoints, report; an existing one is continued"},
+    {"init", OPTION_STRING, FIELD(init), "", 0, 0, NULL, "", "a run or model folder: its model with its weights is where a new run starts"},
     {"seed", OPTION_INT, FIELD(seed), "1", 0, MANY, NULL, "", "decides initial weights and data order, and nothing else does"},
     {"steps", OPTION_INT, FIELD(steps), "1000", 1, MANY, NULL, "steps", "optimizer steps in all"},
     {"stop_at", OPTION_INT, FIELD(stop_at), "0", 0, MANY, NULL, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end"},
@@ -16,9 +17,10 @@ static const Option rows[] = {
     {"on_nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", "", "on NaN or infinity: name the tensor and stop, or skip the update"},
     {"plan", OPTION_BOOL, FIELD(plan), "false", 0, 0, NULL, "", "print parameters, program and memory table, and stop before allocating"},
     {"profile", OPTION_INT, FIELD(profile), "0", 0, 1e6, NULL, "steps", "after this many steps print the time per operation, worst first, and stop"},
+    {"dump", OPTION_STRING, FIELD(dump), "", 0, 0, NULL, "", "a folder for inputs, logits, loss, weights and gradients of the first step"},
     {"tensorboard", OPTION_BOOL, FIELD(tensorboard), "true", 0, 0, NULL, "", "write TensorBoard event files into the run folder"},
 
-    {"model.family", OPTION_CHOICE, FIELD(model.family), "zaya", 0, 0, "zaya|llama", "", "the architecture"},
+    {"model.family", OPTION_CHOICE, FIELD(model.family), "zaya", 0, 0, "zaya|llama|mpt|gpt2", "", "the architecture; llama is also Mistral, Mixtral, Qwen2 and Qwen3"},
     {"model.layers", OPTION_INT, FIELD(model.layers), "4", 1, 10000, NULL, "layers", "blocks of attention and MLP or experts"},
     {"model.width", OPTION_INT, FIELD(model.width), "256", 8, 1 << 20, NULL, "channels", "of the residual stream"},
     {"model.heads", OPTION_INT, FIELD(model.heads), "4", 1, 65536, NULL, "heads", "query heads"},
@@ -28,7 +30,7 @@ static const Option rows[] = {
     {"model.vocabulary", OPTION_INT, FIELD(model.vocabulary), "320", 2, 1 << 24, NULL, "tokens", "rows of the embedding; a multiple of 64 is fast"},
     {"model.context", OPTION_INT, FIELD(model.context), "0", 0, 1 << 24, NULL, "tokens", "most positions; 0: data.length"},
     {"model.window", OPTION_INT, FIELD(model.window), "0", 0, 1 << 24, NULL, "tokens", "sliding attention window, the token itself included; 0: none"},
-    {"model.experts", OPTION_INT, FIELD(model.experts), "0", 0, 65536, NULL, "experts", "per layer; 0: one dense MLP (llama only)"},
+    {"model.experts", OPTION_INT, FIELD(model.experts), "0", 0, 512, NULL, "experts", "per layer; 0: one dense MLP (llama only)"},
     {"model.experts_per_token", OPTION_INT, FIELD(model.experts_per_token), "1", 1, 64, NULL, "experts", "chosen for each token"},
     {"model.router_width", OPTION_INT, FIELD(model.router_width), "64", 1, 65536, NULL, "channels", "of zaya's router states"},
     {"model.renormalise", OPTION_BOOL, FIELD(model.renormalise), "false", 0, 0, NULL, "", "make the gates of a token's experts sum to 1"},
@@ -39,7 +41,12 @@ static const Option rows[] = {
     {"model.rope_low_frequency", OPTION_REAL, FIELD(model.rope_low_frequency), "1", 1e-6, 1e6, NULL, "", "Llama-3 scaling: low_freq_factor"},
     {"model.rope_high_frequency", OPTION_REAL, FIELD(model.rope_high_frequency), "4", 1e-6, 1e6, NULL, "", "Llama-3 scaling: high_freq_factor"},
     {"model.rope_original_context", OPTION_INT, FIELD(model.rope_original_context), "8192", 1, 1 << 24, NULL, "tokens", "Llama-3 scaling: context before it"},
-    {"model.norm_epsilon", OPTION_REAL, FIELD(model.norm_epsilon), "1e-5", 1e-12, 1, NULL, "", "added to the mean square in norms"},
+    {"model.qkv_bias", OPTION_BOOL, FIELD(model.qkv_bias), "false", 0, 0, NULL, "", "llama: biases of queries, keys and values (Qwen2)"},
+    {"model.qk_norm", OPTION_BOOL, FIELD(model.qk_norm), "false", 0, 0, NULL, "", "llama: RMSNorm of each query and key head (Qwen3); mpt: qk_ln"},
+    {"model.clip_qkv", OPTION_REAL, FIELD(model.clip_qkv), "0", 0, 1e6, NULL, "", "mpt: queries, keys and values are cut to this; 0: they are not"},
+    {"model.alibi_max", OPTION_REAL, FIELD(model.alibi_max), "8", 1e-3, 1000, NULL, "", "mpt: ALiBi slopes go down to 2^-this (alibi_bias_max)"},
+    {"model.softmax_scale", OPTION_REAL, FIELD(model.softmax_scale), "0", 0, 1e6, NULL, "", "mpt: of attention scores; 0: 1 / sqrt(head_dim)"},
+    {"model.norm_epsilon", OPTION_REAL, FIELD(model.norm_epsilon), "1e-5", 1e-12, 1, NULL, "", "added to the mean square or variance in norms"},
     {"model.init_std", OPTION_REAL, FIELD(model.init_std), "0.02", 0, 10, NULL, "", "standard deviation of initial weights"},
     {"model.tied", OPTION_BOOL, FIELD(model.tied), "true", 0, 0, NULL, "", "the head shares the embedding's weights"},
 
@@ -80,6 +87,41 @@ static const Option rows[] = {
 
 const OptionTable config_table = {rows, sizeof rows / sizeof *rows};
 
+/* Settings that only some families have. */
+static bool check_family(const ModelConfig *model, Error *error) {
+    static const char *const names[] = {"zaya", "llama", "mpt", "gpt2"};
+    enum { ZAYA = 1 << FAMILY_ZAYA, LLAMA = 1 << FAMILY_LLAMA, MPT = 1 << FAMILY_MPT, GPT2 = 1 << FAMILY_GPT2 };
+    const struct { const char *setting; bool used; int families; } settings[] = {
+        {"model.experts", model->experts > 0, ZAYA | LLAMA},
+        {"model.qkv_bias", model->qkv_bias, LLAMA},
+        {"model.qk_norm", model->qk_norm, LLAMA | MPT},
+        {"model.clip_qkv", model->clip_qkv > 0, MPT},
+        {"model.softmax_scale", model->softmax_scale > 0, MPT},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        if (settings[i].used && !(settings[i].families >> model->family & 1))
+            return error_set(error, ERROR_USAGE, "family %s has no %s: leave it out, or choose another model.family", names[model->family],
+                             settings[i].setting);
+    if ((1 << model->family & (MPT | GPT2)) && model->heads * model->head_dim != model->width)
+        return error_set(error, ERROR_USAGE, "model.heads=%lld x model.head_dim=%lld is not model.width=%lld, as family %s has it: leave model.head_dim out",
+                         (long long)model->heads, (long long)model->head_dim, (long long)model->width, names[model->family]);
+    if (model->family == FAMILY_GPT2 && model->kv_heads != model->heads)
+        return error_set(error, ERROR_USAGE, "model.kv_heads=%lld: family gpt2 has as many key heads as query heads, give model.kv_heads=%lld",
+                         (long long)model->kv_heads, (long long)model->heads);
+    return true;
+}
+
+static bool check_rotation(const ModelConfig *model, Error *error) {
+    double rotated = model->rope_fraction * model->head_dim;
+    if (rotated < 2 || rotated != (int64_t)rotated || (int64_t)rotated % 2)
+        return error_set(error, ERROR_USAGE, "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number, at least 2",
+                         model->rope_fraction, (long long)model->head_dim, rotated);
+    if (model->rope_factor > 1 && model->rope_high_frequency <= model->rope_low_frequency)
+        return error_set(error, ERROR_USAGE, "model.rope_high_frequency=%g must be above model.rope_low_frequency=%g", model->rope_high_frequency,
+                         model->rope_low_frequency);
+    return true;
+}
+
 static bool check_model(ModelConfig *model, Error *error) {
     if (model->head_dim == 0) {
         if (model->width % model->heads)
@@ -90,22 +132,18 @@ static bool check_model(ModelConfig *model, Error *error) {
     if (model->heads % model->kv_heads)
         return error_set(error, ERROR_USAGE, "model.heads=%lld is not a multiple of model.kv_heads=%lld", (long long)model->heads,
                          (long long)model->kv_heads);
-    double rotated = model->rope_fraction * model->head_dim;
-    if (rotated < 2 || rotated != (int64_t)rotated || (int64_t)rotated % 2)
-        return error_set(error, ERROR_USAGE, "model.rope_fraction=%g of model.head_dim=%lld is %g channels, which must be an even number, at least 2",
-                         model->rope_fraction, (long long)model->head_dim, rotated);
     if (model->family == FAMILY_ZAYA && model->experts == 0)
         return error_set(error, ERROR_USAGE, "model.experts=0: family zaya is a mixture of experts, give at least 1");
+    if (model->family == FAMILY_ZAYA && model->experts == 512)
+        return error_set(error, ERROR_USAGE, "model.experts=512: family zaya has at most 511, one class of its routers is to skip them");
     if (model->family == FAMILY_ZAYA && model->kv_heads * model->head_dim % 2)
         return error_set(error, ERROR_USAGE, "model.kv_heads * model.head_dim = %lld must be even: half of the values are of the token before",
                          (long long)(model->kv_heads * model->head_dim));
     if (model->experts && model->experts_per_token > model->experts)
         return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld is more than model.experts=%lld", (long long)model->experts_per_token,
                          (long long)model->experts);
-    if (model->rope_factor > 1 && model->rope_high_frequency <= model->rope_low_frequency)
-        return error_set(error, ERROR_USAGE, "model.rope_high_frequency=%g must be above model.rope_low_frequency=%g", model->rope_high_frequency,
-                         model->rope_low_frequency);
-    return true;
+    bool rotates = model->family == FAMILY_ZAYA || model->family == FAMILY_LLAMA;
+    return check_family(model, error) && (!rotates || check_rotation(model, error));
 }
 
 static bool check_batch(const Config *config, Error *error) {
@@ -121,8 +159,30 @@ static bool check_batch(const Config *config, Error *error) {
     return true;
 }
 
+/* Sizes and offsets are computed in 64 bits. These limits, far above any machine, keep all of them in range. */
+static bool check_size(const Config *config, Error *error) {
+    const double most_parameters = 1e14, most_elements = 1e14;
+    const ModelConfig *model = &config->model;
+    int64_t microbatch = config->batch.sequences * config->data.length;
+    double heads = (double)(model->heads + 2 * model->kv_heads) * model->head_dim, experts = model->experts ? model->experts : 1;
+    double chosen = model->experts ? model->experts_per_token : 1;
+    double parameters = model->width * (model->layers * (2 * heads + 3 * experts * model->ffn) + 2.0 * model->vocabulary);
+    double elements = microbatch * model->layers * (model->width + heads + chosen * model->ffn);
+    if (microbatch * chosen > INT32_MAX)
+        return error_set(error, ERROR_USAGE, "a microbatch of batch.sequences=%lld x data.length=%lld tokens x %.0f experts per token is more than %d: make "
+                         "it smaller, batch.tokens may stay", (long long)config->batch.sequences, (long long)config->data.length, chosen, INT32_MAX);
+    if (parameters > most_parameters)
+        return error_set(error, ERROR_USAGE, "the model has about %.1e parameters, at most %.0e are possible: make layers, width, ffn, heads or experts smaller",
+                         parameters, most_parameters);
+    if (elements > most_elements)
+        return error_set(error, ERROR_USAGE, "a microbatch of batch.sequences=%lld x data.length=%lld tokens has about %.1e activations in this model, at most "
+                         "%.0e are possible: make one of them smaller", (long long)config->batch.sequences, (long long)config->data.length, elements,
+                         most_elements);
+    return true;
+}
+
 bool config_check(Config *config, Error *error) {
-    if (!check_model(&config->model, error) || !check_batch(config, error)) return false;
+    if (!check_model(&config->model, error) || !check_batch(config, error) || !check_size(config, error)) return false;
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)
         return error_set(error, ERROR_USAGE, "data.length=%lld is above model.context=%lld", (long long)config->data.length, (long long)config->model.context);

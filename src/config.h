@@ -5,7 +5,7 @@
 
 #include "base/options.h"
 
-typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA } Family;
+typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
 
 typedef struct ModelConfig {
     int family;                /* Family */
@@ -19,6 +19,11 @@ typedef struct ModelConfig {
     double auxiliary_loss;
     double rope_theta, rope_fraction, rope_factor, rope_low_frequency, rope_high_frequency;
     int64_t rope_original_context;
+    bool qkv_bias;             /* llama: as Qwen2 */
+    bool qk_norm;              /* llama: RMSNorm of each query and key head, as Qwen3; mpt: LayerNorm over all of them, qk_ln */
+    double clip_qkv;           /* mpt: bound of queries, keys and values, 0: none */
+    double alibi_max;          /* mpt: the largest exponent of ALiBi slopes */
+    double softmax_scale;      /* mpt: of scores, 0: 1 / sqrt(head_dim) */
     double norm_epsilon, init_std;
     bool tied;
 } ModelConfig;
@@ -41,7 +46,7 @@ typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } D
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
-    const char *run;
+    const char *run, *init, *dump;
     int64_t seed, steps, stop_at, threads;
     int device, precision, recompute, on_nan;
     bool plan, tensorboard;

@@ -28,11 +28,11 @@ typedef struct Process {
 } Process;
 
 typedef struct ProcessResult {
-    int code;            /* exit code; -1: ended by `signal` */
-    int signal;          /* 0: it ended by itself */
+    int code;   /* exit code; -1: ended by `signal` */
+    int signal; /* 0: it ended by itself */
     char *output, *errors;
-    int64_t peak_bytes;  /* largest resident set */
-    double seconds;      /* from process_finish to the end */
+    int64_t peak_bytes; /* largest resident set */
+    double seconds;     /* from process_finish to the end */
 } ProcessResult;
 
 enum { PROCESS_LIMIT = 120 }; /* seconds after which a child hangs and is killed */

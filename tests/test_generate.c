@@ -10,7 +10,7 @@
 
 #include "data/data.h"
 #include "infer/generate.h"
-#include "infer/source.h"
+#include "train/source.h"
 #include "infer/utf8.h"
 #include "random_run.h"
 
@@ -30,6 +30,14 @@ static const Variety families[] = {
                "model.window=33", "model.tied=false"}},
     {"mixtral", {"model.family=llama", "model.heads=4", "model.kv_heads=4", "model.width=24", "model.ffn=20", "model.layers=2", "model.experts=4",
                  "model.experts_per_token=2", "model.renormalise=true", "model.tied=false"}},
+    {"qwen2", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=64", "model.layers=2", "model.qkv_bias=true",
+               "model.tied=false"}},
+    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=36", "model.head_dim=10", "model.ffn=40", "model.layers=2",
+               "model.qk_norm=true", "model.tied=false"}},
+    {"mpt", {"model.family=mpt", "model.heads=6", "model.kv_heads=6", "model.width=36", "model.ffn=40", "model.layers=2", "model.tied=false"}},
+    {"mpt with qk_ln, clip_qkv, grouped queries and a window", {"model.family=mpt", "model.heads=6", "model.kv_heads=2", "model.width=24", "model.ffn=40",
+             "model.layers=2", "model.qk_norm=true", "model.clip_qkv=6", "model.window=20", "model.tied=false"}},
+    {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=40", "model.layers=3", "model.tied=false"}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -263,11 +271,11 @@ static void other_folders_are_refused_by_name(void **state)
     Config config;
     assert_null(open_run(folder, &config, &strings, PRECISION_FP32, &error));
     assert_int_equal(error.code, ERROR_CHECKPOINT);
-    assert_non_null(strstr(error.message, "not a run folder"));
+    assert_non_null(strstr(error.message, "neither a run folder"));
     char *path = memory_format("%s/config.json", folder);
     assert_true(files_write_atomic(path, "{}", 2, &error));
     assert_null(open_run(folder, &config, &strings, PRECISION_FP32, &error));
-    assert_non_null(strstr(error.message, "exported model"));
+    assert_non_null(strstr(error.message, "config.json: model_type is missing"));
     free(path);
     options_free_strings(&strings);
     assert_true(files_remove_tree(folder, &error));

@@ -30,6 +30,16 @@ static const Variety families[] = {
                "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
     {"mixtral", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.layers=2", "model.vocabulary=40",
                  "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"}},
+    {"mistral", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
+                 "model.window=4", "model.head_dim=10", "model.tied=false"}},
+    {"qwen2", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
+               "model.qkv_bias=true", "model.rope_theta=1000000"}},
+    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
+               "model.qk_norm=true", "model.head_dim=10"}},
+    {"mpt", {"model.family=mpt", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40"}},
+    {"mpt with qk_ln, clip_qkv, grouped queries and a scale", {"model.family=mpt", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20",
+             "model.layers=2", "model.vocabulary=40", "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
+    {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2", "model.vocabulary=40"}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -196,6 +206,17 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/llama3.2-1b.yaml", 1235814400},  /* model cards and safetensors headers */
         {"configs/llama3.1-8b.yaml", 8030261248},
         {"configs/llama3.1-70b.yaml", 70553706496},
+        {"configs/mistral-7b.yaml", 7241732096},
+        {"configs/qwen2.5-0.5b.yaml", 494032768},
+        {"configs/qwen3-0.6b.yaml", 596049920},
+        {"configs/gpt2-124m.yaml", 124439808},
+        {"configs/gpt2-1.5b.yaml", 1557611200},
+        {"configs/mpt-7b.yaml", 6649286656},
+        {"configs/mpt-30b.yaml", 29957200896},
+        /* Not published as models: vocabulary * width + layers * (12 * width^2 + 2 norms) + 1 norm, and the 2 of qk_ln in mpt-1b. */
+        {"configs/mpt-1b.yaml", 50368LL * 2048 + 24 * (12LL * 2048 * 2048 + 4 * 2048) + 2048},
+        {"configs/mpt-3b.yaml", 50368LL * 2560 + 32 * (12LL * 2560 * 2560 + 2 * 2560) + 2560},
+        {"configs/mpt-13b.yaml", 50368LL * 5120 + 40 * (12LL * 5120 * 5120 + 2 * 5120) + 5120},
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         OptionStrings strings = {0};
@@ -225,12 +246,56 @@ static void a_plan_that_does_not_fit_is_refused_with_a_change_that_does(void **s
     options_free_strings(&strings);
 }
 
+static void only_matrices_of_gpt2_layers_lie_transposed_in_folders(void **state) {
+    (void)state;
+    for (int i = 0; i < FAMILIES; i++) {
+        OptionStrings strings = {0};
+        Config config = configure(&families[i], &strings);
+        Model model = model_build(&config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+        for (int p = 0; p < model.graph->parameter_count; p++) {
+            const Parameter *parameter = &model.graph->parameters[p];
+            assert_int_equal(parameter->transposed, config.model.family == FAMILY_GPT2 && parameter->kind == PARAMETER_MATRIX);
+        }
+        model_free(&model);
+        options_free_strings(&strings);
+    }
+}
+
+static void settings_of_other_families_are_refused(void **state) {
+    (void)state;
+    static const char *const wrong[][3] = {
+        {"model.family=gpt2", "model.kv_heads=2", "give model.kv_heads=4"},
+        {"model.family=gpt2", "model.kv_heads=4 model.qk_norm=true", "family gpt2 has no model.qk_norm"},
+        {"model.family=mpt", "model.experts=4", "family mpt has no model.experts"},
+        {"model.family=mpt", "model.head_dim=24", "is not model.width=256"},
+        {"model.family=llama", "model.clip_qkv=6", "family llama has no model.clip_qkv"},
+        {"model.family=llama", "model.softmax_scale=1", "family llama has no model.softmax_scale"},
+        {"model.family=zaya", "model.experts=2 model.qkv_bias=true", "family zaya has no model.qkv_bias"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        OptionStrings strings = {0};
+        Config config;
+        Error error = {0};
+        char settings[128], *rest = settings;
+        options_defaults(&config_table, &config, &strings);
+        snprintf(settings, sizeof settings, "%s %s", wrong[i][0], wrong[i][1]);
+        for (char *setting; (setting = strsep(&rest, " "));)
+            if (!options_set(&config_table, &config, &strings, setting, &error)) fail_msg("%s", error.message);
+        assert_false(config_check(&config, &error));
+        assert_int_equal(error.code, ERROR_USAGE);
+        if (!strstr(error.message, wrong[i][2])) fail_msg("%s does not say: %s", error.message, wrong[i][2]);
+        options_free_strings(&strings);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_the_loss_match_central_differences),
         cmocka_unit_test(recomputation_changes_memory_but_no_bit),
         cmocka_unit_test(bf16_stays_near_fp32),
         cmocka_unit_test(published_models_have_their_published_parameter_counts),
+        cmocka_unit_test(only_matrices_of_gpt2_layers_lie_transposed_in_folders),
+        cmocka_unit_test(settings_of_other_families_are_refused),
         cmocka_unit_test(a_plan_that_does_not_fit_is_refused_with_a_change_that_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -144,6 +144,60 @@ static void rope_gradients_match_central_differences(void **state) {
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
 
+/* -- Norms of queries and keys ------------------------------------------------------------------------------------- */
+
+typedef struct QkShape { int64_t rows; Heads heads; int64_t query, key; NormKind kind; bool biased; } QkShape;
+
+static Norm norm_of(Check *check, const QkShape *s, int64_t columns) {
+    Norm norm = {.kind = s->kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.3)};
+    if (s->biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
+    return norm;
+}
+
+static void build_qk_norm(Check *check, const void *argument) {
+    const QkShape *s = argument;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0.2, 1);
+    Norm query = norm_of(check, s, s->query), key = norm_of(check, s, s->key);
+    check_output(check, op_qk_norm(check->graph, qkv, &query, &key, &s->heads));
+}
+
+/* Per head, over all heads, and over two heads of four. */
+static void qk_norm_passes(void **state) {
+    (void)state;
+    static const QkShape shapes[] = {
+        {1, {1, 1, 1}, 1, 1, NORM_RMS, false}, {3, {4, 2, 17}, 17, 17, NORM_RMS, false}, {70, {2, 1, 6}, 6, 6, NORM_RMS, false},
+        {3, {3, 1, 10}, 30, 10, NORM_LAYER, false}, {67, {2, 2, 8}, 16, 16, NORM_LAYER, true}, {5, {4, 2, 9}, 18, 18, NORM_LAYER, true},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_qk_norm, &shapes[i], (CheckBounds){0});
+}
+
+/* With gains that differ by head and column, so that a mix-up of queries, keys, heads or values shows. */
+static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(void **state) {
+    (void)state;
+    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 3};
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, 1, 12);
+    Norm query = {.epsilon = 0.5, .gain = graph_parameter(run.graph, "query", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
+    Norm key = {.epsilon = 0.25, .gain = graph_parameter(run.graph, "key", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
+    TensorId y = op_qk_norm(run.graph, x, &query, &key, &heads);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    for (int i = 0; i < 12; i++) from[i] = random_value(i);
+    for (int i = 0; i < 3; i++) {
+        ((double *)executor_tensor(run.executor, query.gain))[i] = 1 + i;
+        ((double *)executor_tensor(run.executor, key.gain))[i] = 5 - i;
+    }
+    executor_run(run.executor);
+    for (int i = 0; i < 12; i++) {
+        const double *head = from + i / 3 * 3;
+        double square = (head[0] * head[0] + head[1] * head[1] + head[2] * head[2]) / 3;
+        double expected = i < 6 ? from[i] / sqrt(square + 0.5) * (1 + i % 3) : i < 9 ? from[i] / sqrt(square + 0.25) * (5 - i % 3) : from[i];
+        assert_true(fabs(to[i] - expected) < 1e-13);
+    }
+    run_end(&run);
+}
+
 /* -- Attention ----------------------------------------------------------------------------------------------------- */
 
 /* Small ones for central differences, which run each hundreds of times. */
@@ -151,6 +205,7 @@ static const Shape small_shapes[] = {
     {1, {{1, 1, 1}, 1, 0}, 0},   {2, {{1, 1, 16}, 1, 0}, 0}, {2, {{2, 1, 8}, 5, 0}, 0},   {1, {{2, 1, 6}, 70, 0}, 0},
     {1, {{1, 1, 20}, 67, 0}, 1}, {1, {{1, 1, 18}, 66, 0}, 33}, {1, {{1, 1, 5}, 80, 40}, 0},
     {1, {{1, 1, 80}, 18, 0}, 0}, {1, {{2, 1, 48}, 37, 0}, 7}, {1, {{1, 1, 64}, 65, 0}, 0},
+    {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0}, {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */
@@ -158,7 +213,17 @@ static const Shape shapes[] = {
     {1, {{1, 1, 1}, 1, 0}, 0},      {2, {{1, 1, 16}, 1, 0}, 0},    {3, {{4, 2, 6}, 70, 0}, 0},    {2, {{2, 2, 20}, 67, 0}, 1},
     {1, {{2, 1, 18}, 130, 0}, 33},  {1, {{3, 1, 8}, 130, 40}, 0},  {1, {{1, 1, 16}, 200, 1}, 0},  {1, {{2, 1, 80}, 64, 0}, 20},
     {1, {{1, 1, 8}, 260, 70}, 150}, {4, {{16, 16, 3}, 140, 0}, 0}, {1, {{30, 30, 4}, 330, 0}, 0}, {1, {{60, 30, 4}, 330, 129}, 190},
+    {1, {{4, 4, 8}, 200, 0, .alibi = 8}, 0}, {2, {{6, 2, 20}, 130, 0, .alibi = 8}, 33}, {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
+    {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70}, {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
 };
+
+/* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every second one first. */
+static double reference_slope(const AttentionSpec *spec, int64_t head) {
+    static const struct { int64_t heads; double sixteenths[6]; } orders[] = { /* exponents in sixteenths of alibi, by head */
+        {1, {16}}, {2, {8, 16}}, {3, {8, 16, 4}}, {4, {4, 8, 12, 16}}, {5, {4, 8, 12, 16, 2}}, {6, {4, 8, 12, 16, 2, 6}},
+    };
+    return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[spec->heads.heads - 1].sixteenths[head]) : 0;
+}
 
 static void build_attention(Check *check, const void *argument) {
     const Shape *s = *(const Shape *const *)argument;
@@ -179,15 +244,17 @@ static void attention_gradients_match_central_differences(void **state) {
 }
 
 /* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
-static void reference_row(const double *qkv, const Heads *h, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
+static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
                           double *d_qkv) {
+    const Heads *h = &spec->heads;
     int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
     int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
-    double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0, scale = 1 / sqrt((double)dim);
+    double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0;
+    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)dim), slope = reference_slope(spec, head);
     for (int64_t k = 0; k < seen; k++) {
         double score = 0;
         for (int64_t j = 0; j < dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
-        total += weight[k] = exp(score * scale);
+        total += weight[k] = exp(score * scale - slope * (seen - 1 - k));
     }
     memset(out, 0, dim * sizeof *out);
     for (int64_t k = 0; k < seen; k++)
@@ -224,7 +291,7 @@ static void compare_with_reference(const Shape *s, const double *qkv, const int3
         if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
         for (int64_t head = 0; head < h->heads; head++) {
             int64_t at = (r * h->heads + head) * h->head_dim;
-            reference_row(qkv, h, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
+            reference_row(qkv, &s->spec, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
             assert_true(largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
     }
@@ -312,6 +379,7 @@ static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
     (void)state;
     static const Shape cached[] = {
         {1, {{4, 2, 8}, CONTEXT, 0}, 0}, {1, {{3, 1, 20}, CONTEXT, 30}, 0}, {1, {{2, 2, 6}, CONTEXT, 1}, 0}, {1, {{70, 1, 4}, CONTEXT, 0}, 0},
+        {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0}, {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
     };
     static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
     for (size_t i = 0; i < COUNT(cached); i++) {
@@ -339,7 +407,7 @@ static void build_cached(Check *check, const void *argument) {
 
 static void cached_attention_agrees_in_all_precisions(void **state) {
     (void)state;
-    static const Shape cached[] = {{1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}};
+    static const Shape cached[] = {{1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}, {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0}};
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
 
@@ -349,6 +417,8 @@ int main(void) {
         cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
         cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
         cmocka_unit_test(rope_gradients_match_central_differences),
+        cmocka_unit_test(qk_norm_passes),
+        cmocka_unit_test(qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values),
         cmocka_unit_test(attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees),
         cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
         cmocka_unit_test(documents_of_all_lengths_stay_apart),

@@ -4,7 +4,9 @@
 
 /* -- Bit for bit --------------------------------------------------------------------------------------------------- */
 
-typedef struct Variety { const char *name, *settings; } Variety;
+typedef struct Variety {
+    const char *name, *settings;
+} Variety;
 
 static const Variety varieties[] = {
     {"zaya-adamw", "model.family=zaya optimizer.name=adamw"},
@@ -67,7 +69,8 @@ static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
         /* 320 equally likely tokens; initial logits are far below 1, so their loss differs by little. */
         assert_float_equal(first, log(320), 0.1);
         /* The text has some 25 letters: knowing that alone gives 3.2. */
-        if (!(last < 3.2) || !(late < 3.2) || !(late < early - 0.1)) fail_msg("%s: loss %g to %g, validation %g to %g", run, first, last, early, late);
+        if (!(last < 3.2) || !(late < 3.2) || !(late < early - 0.1))
+            fail_msg("%s: loss %g to %g, validation %g to %g", run, first, last, early, late);
     }
 }
 
@@ -75,14 +78,14 @@ static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
 
 static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **state) {
     (void)state;
-    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1 };
-    const char *settings = "steps=60 checkpoint.every=3 eval.every=10";
-    train_good("run=whole %s", settings);
+    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1, STEPS = 200, EVALUATIONS = 8 };
+    const char *settings = "run=killed steps=200 checkpoint.every=3 eval.every=25";
+    train_good("%s run=whole", settings);
     double step_seconds = recorded("whole", "step", -1, "milliseconds") * 1e-3;
     int killed = 0;
     for (int i = 0; i < KILLS; i++) {
         RngBits bits = rng_bits(7, 1, (uint64_t)i);
-        Process process = train_start("run=killed steps=60 checkpoint.every=3 eval.every=10");
+        Process process = train_start(settings);
         /* One in four dies while it starts, the others after some steps: so the run comes forward between two deaths. */
         if (bits.word[0] % 4) process_await_lines(&process, HEADER + 1 + (int)(bits.word[1] % MOST_STEPS));
         process_sleep(rng_uniform(7, 2, (uint64_t)i) * (bits.word[0] % 4 ? 3 * step_seconds : 0.03));
@@ -92,19 +95,29 @@ static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **stat
         killed += result.signal == SIGKILL;
         process_free(&result);
     }
-    assert_true(killed > KILLS / 2);
-    train_good("run=killed %s", settings);
+    train_good("%s", settings);
+    json_t *starts = records("killed", "start"), *start;
+    size_t index;
+    int resumed = 0;
+    json_array_foreach(starts, index, start) resumed += number(start, "step") > 0;
+    json_decref(starts);
+    if (killed <= KILLS / 2 || resumed <= KILLS / 4)
+        fail_msg("only %d of %d were killed, %d resumed: not much was tested", killed, KILLS, resumed);
     assert_same_steps("whole", "killed");
-    assert_true(same_checkpoint("whole", "killed", 60));
-    assert_int_equal(count_records("killed", "evaluation"), 6);
-    for (int i = 0; i < 6; i++) assert_true(recorded("whole", "evaluation", i, "loss") == recorded("killed", "evaluation", i, "loss"));
+    assert_true(same_checkpoint("whole", "killed", STEPS));
+    assert_int_equal(count_records("killed", "evaluation"), EVALUATIONS);
+    for (int i = 0; i < EVALUATIONS; i++)
+        assert_true(recorded("whole", "evaluation", i, "loss") == recorded("killed", "evaluation", i, "loss"));
 }
 
 /* -- Signals --------------------------------------------------------------------------------------------------------- */
 
 static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **state) {
     (void)state;
-    const struct { int number; const char *name, *run; } signals[] = {{SIGTERM, "SIGTERM", "term"}, {SIGINT, "SIGINT", "int"}};
+    const struct {
+        int number;
+        const char *name, *run;
+    } signals[] = {{SIGTERM, "SIGTERM", "term"}, {SIGINT, "SIGINT", "int"}};
     for (int i = 0; i < 2; i++) {
         const char *run = signals[i].run;
         char *settings = memory_format("run=%s steps=100000", run);
@@ -137,6 +150,22 @@ static void a_finished_run_is_left_as_it_is(void **state) {
     train_good("run=done steps=6");
     assert_same_steps("done", "copy");
     assert_true(same_checkpoint("done", "copy", 6));
+}
+
+static void profiling_leaves_records_and_checkpoints_as_they_are(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=20");
+    Process process = train_start("run=run profile=3");
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, "profile");
+    assert_non_null(strstr(result.output, "optimizer"));
+    process_free(&result);
+    assert_int_equal(count_records("run", "step"), 20);
+    assert_false(has_checkpoint("run", 24));
+    train_good("run=run");
+    assert_same_steps("whole", "run");
+    assert_true(same_checkpoint("whole", "run", 40));
 }
 
 static void only_one_process_trains_in_a_folder(void **state) {
@@ -197,7 +226,8 @@ static void poison(const char *run, int64_t step, const char *tensor, int64_t el
         Interval *interval = &intervals[index];
         assert_string_equal(json_string_value(json_object_get(item, "dtype")), "F32");
         *interval = (Interval){.name = json_string_value(json_object_get(item, "tensor")), .type = STORED_F32};
-        json_array_foreach(json_object_get(item, "shape"), axis, dimension) interval->shape[interval->rank++] = json_integer_value(dimension);
+        json_array_foreach(json_object_get(item, "shape"), axis, dimension) interval->shape[interval->rank++] =
+            json_integer_value(dimension);
         interval->count = json_integer_value(json_object_get(item, "count"));
         interval->data = memory_allocate((size_t)interval->count * sizeof(float));
     }
@@ -260,8 +290,9 @@ static void validation_loss_is_the_mean_over_every_target(void **state) {
     free(text);
     for (size_t i = 0; i < sizeof varieties / sizeof *varieties; i++) {
         const char *run = varieties[i].name;
-        train_good("run=%s data.train=small data.valid=small precision=fp32 batch.tokens=2048 steps=1 schedule.warmup=0 optimizer.lr=0 optimizer.controller_lr=0 %s", run,
-                   varieties[i].settings);
+        train_good("run=%s data.train=small data.valid=small precision=fp32 batch.tokens=2048 steps=1 schedule.warmup=0 optimizer.lr=0 "
+                   "optimizer.controller_lr=0 %s",
+                   run, varieties[i].settings);
         double trained = recorded(run, "step", 0, "loss"), evaluated = recorded(run, "evaluation", 0, "loss");
         assert_float_equal(trained, evaluated, 1e-5); /* fp32 sums of 2,048 terms near 6 */
         assert_int_equal((int)recorded(run, "evaluation", 0, "tokens"), 2048);
@@ -308,11 +339,17 @@ static void assert_fields(const json_t *record, const char *const *names) {
 
 static void every_json_line_carries_its_fields(void **state) {
     (void)state;
-    train_good("run=json steps=4 eval.every=2 checkpoint.every=2");
-    static const struct { const char *kind; int count; const char *fields[16]; } kinds[] = {
+    train_good("run=json steps=4 eval.every=2 checkpoint.every=2 model.family=llama");
+    static const struct {
+        const char *kind;
+        int count;
+        const char *fields[16];
+    } kinds[] = {
         {"start", 1, {"step", "time", "parameters", "active_parameters", "threads"}},
-        {"step", 4, {"step", "time", "loss", "auxiliary", "grad_norm", "lr", "milliseconds", "tokens", "tokens_seen", "tokens_per_second", "tflops",
-                     "best_percent", "memory_bytes"}},
+        {"step",
+         4,
+         {"step", "time", "loss", "auxiliary", "grad_norm", "lr", "milliseconds", "tokens", "tokens_seen", "tokens_per_second", "tflops",
+          "best_percent", "memory_bytes"}},
         {"load", 4, {"step", "time"}},
         {"evaluation", 2, {"step", "time", "loss", "bits_per_byte", "tokens", "milliseconds"}},
         {"checkpoint", 2, {"step", "time", "bytes", "milliseconds"}},
@@ -342,6 +379,7 @@ int main(void) {
         TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
         TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),
         TRAIN_TEST(a_finished_run_is_left_as_it_is),
+        TRAIN_TEST(profiling_leaves_records_and_checkpoints_as_they_are),
         TRAIN_TEST(only_one_process_trains_in_a_folder),
         TRAIN_TEST(broken_numbers_stop_the_run_name_step_and_tensor_and_leave_the_checkpoint),
         TRAIN_TEST(skipping_broken_updates_gives_up_after_twenty_in_a_row),

@@ -8,9 +8,18 @@
 
 static char *plan_config; /* configs/zaya1-8b.yaml as an absolute path */
 
+/* The description of 8.8 billion parameters takes about 5 MB, the parameters alone would take 35 GB. */
+#ifdef __SANITIZE_ADDRESS__
+enum { MOST_PLAN_BYTES = 1500000000 }; /* it keeps what was freed */
+#else
+enum { MOST_PLAN_BYTES = 100000000 };
+#endif
+
 /* -- Settings ---------------------------------------------------------------------------------------------------------- */
 
-typedef struct BadSetting { const char *settings, *fragment; } BadSetting;
+typedef struct BadSetting {
+    const char *settings, *fragment;
+} BadSetting;
 
 static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written(void **state) {
     (void)state;
@@ -21,6 +30,10 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
         {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 is not a multiple of model.kv_heads=2"},
         {"model.experts=0", "model.experts=0"},
         {"model.experts=1000", "model.experts=1000"},
+        {"model.experts=512", "family zaya has at most 511"},
+        {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "at most 1e+14 are possible"},
+        {"data.length=16Mi batch.sequences=16Mi batch.tokens=256Ti", "make it smaller, batch.tokens may stay"},
+        {"data.length=16Mi batch.sequences=100 batch.tokens=1600Mi model.width=1Mi", "activations in this model"},
         {"model.experts_per_token=5", "model.experts_per_token=5 is more than model.experts=4"},
         {"steps=0", "steps"},
         {"steps=ten", "'ten'"},
@@ -37,14 +50,17 @@ static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_writt
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         train_says(ERROR_USAGE, settings[i].fragment, "run=bad %s", settings[i].settings);
-        if (access("bad/checkpoints", F_OK) == 0 || access("bad/metrics.jsonl", F_OK) == 0) fail_msg("%s left a run behind", settings[i].settings);
+        if (access("bad/checkpoints", F_OK) == 0 || access("bad/metrics.jsonl", F_OK) == 0)
+            fail_msg("%s left a run behind", settings[i].settings);
     }
     train_says(ERROR_USAGE, "run is not set", "steps=10");
 }
 
 static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line(void **state) {
     (void)state;
-    const struct { const char *text, *fragment; } files[] = {
+    const struct {
+        const char *text, *fragment;
+    } files[] = {
         {NULL, "bad.yaml: No such file or directory"},
         {"steps: 10\nmodel:\n  widht: 64\n", "bad.yaml:3"},
         {"steps: [\n", "bad.yaml"},
@@ -91,9 +107,9 @@ static void settings_may_change_until_the_first_checkpoint(void **state) {
 static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
     (void)state;
     assert_int_equal(mkdir("mine", 0777), 0);
-    write_text("mine/config.yaml", "steps: 7 # by hand\n");
+    write_text("mine/config.yaml", "steps: 7 # by hand\nmodel: {experts: 4}\n");
     train_says(ERROR_USAGE, "steps: 7 -> 40", "run=mine");
-    write_text("copy", "steps: 7 # by hand\n");
+    write_text("copy", "steps: 7 # by hand\nmodel: {experts: 4}\n");
     assert_true(same_bytes("mine/config.yaml", "copy"));
     unlink("mine/config.yaml");
     write_text("file", "");
@@ -106,7 +122,9 @@ static void text_that_cannot_be_trained_on_is_refused(void **state) {
     (void)state;
     write_text("empty", "");
     write_text("short", "too short\nfor that\n");
-    const struct { const char *settings, *fragment; } inputs[] = {
+    const struct {
+        const char *settings, *fragment;
+    } inputs[] = {
         {"data.train=missing", "data.train=missing: cannot read missing: No such file or directory"},
         {"data.train=empty", "data.train=empty"},
         {"data.train=short data.valid_fraction=0", "has 20 tokens but one sequence of 32 needs 33"},
@@ -232,7 +250,7 @@ static void a_disk_without_room_for_a_record_costs_only_the_steps_since_the_chec
     static const char page[4096];
     while (write(file, page, sizeof page) == (ssize_t)sizeof page) continue;
     close(file);
-    train_says(ERROR_INTERNAL, "metrics.jsonl: No space left on device; free some space", "run=disk/run");
+    train_says(ERROR_CHECKPOINT, "metrics.jsonl: No space left on device; free some space", "run=disk/run");
     assert_true(has_checkpoint("disk/run", 5));
     assert_int_equal(unlink("disk/filler"), 0);
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
@@ -247,7 +265,7 @@ static void a_read_only_disk_is_named(void **state) {
     train_good("run=disk/run stop_at=5");
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT | MS_RDONLY, "size=4m"), 0);
     train_says(ERROR_CHECKPOINT, "disk/new: Read-only file system", "run=disk/new");
-    train_says(ERROR_INTERNAL, "disk/run/metrics.jsonl: Read-only file system", "run=disk/run");
+    train_says(ERROR_CHECKPOINT, "disk/run/metrics.jsonl: Read-only file system", "run=disk/run");
     assert_true(has_checkpoint("disk/run", 5));
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
     train_good("run=disk/run");
@@ -262,7 +280,7 @@ static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_no
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_NONE, words);
     assert_non_null(strstr(result.output, "8840488784"));
-    assert_true(result.peak_bytes < 300000000);
+    assert_in_range(result.peak_bytes, 1, MOST_PLAN_BYTES);
     assert_int_equal(count_entries(), entries);
     process_free(&result);
     free(words);
@@ -270,11 +288,12 @@ static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_no
 
 static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched(void **state) {
     (void)state;
-    char *words = memory_format("train %s run=large data.train=text data.length=1Mi batch.sequences=16 model.context=1Mi batch.ramp_tokens=0", plan_config);
+    char *words = memory_format(
+        "train %s run=large data.train=text data.length=1Mi batch.sequences=16 model.context=1Mi batch.ramp_tokens=0", plan_config);
     ProcessResult result = smelt(words);
     expect_code(&result, ERROR_MEMORY, words);
     assert_non_null(strstr(result.errors, "the plan needs "));
-    assert_true(result.peak_bytes < 300000000);
+    assert_in_range(result.peak_bytes, 1, MOST_PLAN_BYTES);
     assert_true(access("large/data", F_OK) != 0);
     process_free(&result);
     free(words);

@@ -103,6 +103,8 @@ bool checkpoint_load(const char *run, int64_t step, const Interval *intervals, s
 
 /* Replaces `path` by `length` bytes atomically: temporary name beside it, fsync, rename, fsync of the folder. */
 bool files_write_atomic(const char *path, const void *data, size_t length, Error *error);
+/* A whole file of at most `limit` bytes, with a NUL behind it; the caller frees. NULL on failure. */
+char *files_read_whole(const char *path, int64_t limit, int64_t *length, Error *error);
 bool files_make_folder(const char *path, Error *error); /* with parents; an existing folder is fine */
 bool files_remove_tree(const char *path, Error *error); /* links are removed, not followed; absence is fine */
 

@@ -25,8 +25,6 @@ bool files_read_at(int file, const char *path, void *data, int64_t bytes, int64_
 /* Syncs when `good` and closes in any case. */
 bool files_sync_close(int file, const char *path, bool good, Error *error);
 bool files_sync_folder(const char *path, Error *error);
-/* A whole file of at most `limit` bytes, with a NUL behind it; the caller frees. */
-char *files_read_whole(const char *path, int64_t limit, int64_t *length, Error *error);
 
 /* -- safetensors.c ------------------------------------------------------------------------------------------------- */
 

@@ -6,7 +6,8 @@
 
 int cmd_train(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
-int cmd_export(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
 int cmd_data(int argc, char **argv);
 int cmd_report(int argc, char **argv);
 

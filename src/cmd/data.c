@@ -1,5 +1,5 @@
-/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it. Results go
- * to stdout, everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
+/* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it, and `smelt
+ * data train-tokenizer` learns a vocabulary from text. Results go to stdout, everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -17,15 +17,36 @@ enum { POSITIONALS = 2, SHOWN_TOKENS = 200 };
 
 typedef struct DataOptions {
     double valid;
-    const char *separator;
-    bool check;
+    const char *separator, *tokenizer;
+    bool special, check;
+    int64_t vocabulary, minimum_count;
+    int pattern;
 } DataOptions;
+
+#define SEPARATOR_ROW                                                                                                  \
+    {"separator", OPTION_STRING, offsetof(DataOptions, separator), "", 0, 0, NULL, "",                                 \
+     "a line equal to this separates documents (% for fortunes); empty: one document per file"}
 
 static const Option pack_rows[] = {
     {"valid", OPTION_REAL, offsetof(DataOptions, valid), "0", 0, 0.5, NULL, "",
      "part of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"},
-    {"separator", OPTION_STRING, offsetof(DataOptions, separator), "", 0, 0, NULL, "",
-     "a line equal to this separates documents (% for fortunes); empty: one document per file"},
+    SEPARATOR_ROW,
+    {"tokenizer", OPTION_STRING, offsetof(DataOptions, tokenizer), "", 0, 0, NULL, "",
+     "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"},
+    {"special", OPTION_BOOL, offsetof(DataOptions, special), "true", 0, 0, NULL, "",
+     "special tokens that a text spells out become those tokens; false: they stay ordinary text"},
+};
+
+#define PATTERNS "gpt2|llama3|qwen"
+static const char *const pattern_names[] = {"gpt2", "llama3", "qwen"};
+static const Option train_rows[] = {
+    {"vocabulary", OPTION_INT, offsetof(DataOptions, vocabulary), "32768", 257, 1 << 22, NULL, "tokens",
+     "tokens in all: <|endoftext|>, 256 bytes, and what is learned"},
+    {"pattern", OPTION_CHOICE, offsetof(DataOptions, pattern), "llama3", 0, 0, PATTERNS, "",
+     "how text is divided into words"},
+    {"minimum_count", OPTION_INT, offsetof(DataOptions, minimum_count), "2", 1, 1e15, NULL, "",
+     "a pair that is seen less often does not become a token"},
+    SEPARATOR_ROW,
 };
 
 static const Option show_rows[] = {
@@ -43,7 +64,7 @@ typedef struct Action {
 /* -- pack -------------------------------------------------------------------------------------------------------- */
 
 static bool run_pack(const char *const *positionals, const DataOptions *options, Error *error) {
-    PackOptions pack = {positionals[0], positionals[1], options->valid, options->separator};
+    PackOptions pack = {positionals[0], positionals[1], options->valid, options->separator, options->tokenizer, !options->special};
     PackResult result;
     double start = log_seconds();
     if (!pack_text(&pack, &result, error)) return false;
@@ -59,6 +80,24 @@ static bool run_pack(const char *const *positionals, const DataOptions *options,
     } else {
         printf("%s: %" PRId64 " tokens\n", positionals[1], result.train_tokens);
     }
+    return true;
+}
+
+/* -- train-tokenizer --------------------------------------------------------------------------------------------- */
+
+static bool run_train_tokenizer(const char *const *positionals, const DataOptions *options, Error *error) {
+    PackOptions input = {.input = positionals[0], .output = positionals[1], .separator = options->separator};
+    TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
+    PackResult result;
+    int32_t learned;
+    double start = log_seconds();
+    if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
+    char size[32], duration[32];
+    log_format_bytes((double)result.bytes, size);
+    log_format_duration(log_seconds() - start, duration);
+    printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", positionals[1], learned, size, duration);
+    if (learned < training.vocabulary)
+        log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned, training.vocabulary);
     return true;
 }
 
@@ -155,6 +194,12 @@ static const Action actions[] = {
      2,
      {pack_rows, sizeof pack_rows / sizeof *pack_rows},
      run_pack},
+    {"train-tokenizer",
+     "INPUT OUTPUT.json",
+     "text file or folder to a byte-level BPE vocabulary",
+     2,
+     {train_rows, sizeof train_rows / sizeof *train_rows},
+     run_train_tokenizer},
     {"show", "PREFIX", "what a shard holds", 1, {show_rows, sizeof show_rows / sizeof *show_rows}, run_show},
 };
 enum { ACTIONS = sizeof actions / sizeof *actions };
@@ -176,7 +221,7 @@ static void print_help(const Action *only) {
 
 /* argv[0] is the first argument after the action's name. */
 static bool run_action(const Action *action, int argc, char **argv, OptionStrings *strings, Error *error) {
-    DataOptions options = {.separator = ""};
+    DataOptions options = {.separator = "", .tokenizer = "", .special = true};
     const char *positionals[POSITIONALS] = {0};
     char *command = memory_format("smelt data %s", action->name);
     ArgumentSyntax syntax = {command, action->arguments, action->positionals, &action->table};
@@ -196,7 +241,7 @@ int cmd_data(int argc, char **argv) {
     if (action) run_action(action, argc - 2, argv + 2, &strings, &error);
     else
         error_set(&error, ERROR_USAGE,
-                  "smelt data %s is unknown; the actions are pack and show, `smelt data --help` explains them",
+                  "smelt data %s is unknown; the actions are pack, train-tokenizer and show, `smelt data --help` explains them",
                   argc > 1 ? argv[1] : "without an action");
     options_free_strings(&strings);
     return error.code == ERROR_NONE ? 0 : cmd_fail(&error);

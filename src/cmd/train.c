@@ -4,6 +4,7 @@
 
 #include "cmd/cmd.h"
 #include "config.h"
+#include "train/source.h"
 #include "train/train.h"
 
 static void print_help(void) {
@@ -13,9 +14,8 @@ static void print_help(void) {
     options_print_help(&config_table, stdout);
 }
 
-static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     bool file = false;
-    options_defaults(&config_table, config, strings);
     for (int i = 1; i < argc; i++) {
         if (strchr(argv[i], '=')) {
             if (!options_set(&config_table, config, strings, argv[i], error)) return false;
@@ -27,7 +27,31 @@ static bool read_arguments(int argc, char **argv, Config *config, OptionStrings 
             file = true;
         }
     }
-    return config_check(config, error);
+    return true;
+}
+
+/* The model is that of init=FOLDER. Settings of it that are given must agree, but those that may change from one training to the next. */
+static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    Config origin, wanted;
+    char text[1024];
+    const char *folder = config->init;
+    if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
+    options_defaults(&config_table, config, strings);
+    config->model = origin.model;
+    if (!apply_arguments(argc, argv, config, strings, error)) return false;
+    wanted = *config;
+    wanted.model = origin.model;
+    if (origin.model.family != FAMILY_GPT2) wanted.model.context = config->model.context; /* its positions are weights */
+    wanted.model.init_std = config->model.init_std;
+    wanted.model.auxiliary_loss = config->model.auxiliary_loss;
+    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return true;
+    return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
+}
+
+static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    options_defaults(&config_table, config, strings);
+    return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
+           config_check(config, error);
 }
 
 static bool check_device(const Config *config, Error *error) {
@@ -37,6 +61,9 @@ static bool check_device(const Config *config, Error *error) {
 
 static bool print_plan(const Config *config) {
     Session session;
+    printf("# configuration\n");
+    options_write_yaml(&config_table, config, stdout);
+    printf("\n");
     session_plan(&session, config);
     session_print_plan(&session, stdout);
     session_free(&session);

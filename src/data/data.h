@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "token/tokenizer.h"
 
 /* The built-in byte tokenizer: token b is byte b; 256 separates documents. */
 enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
@@ -73,6 +74,8 @@ typedef struct PackOptions {
      * line end, so that both parts see every source; a file of one line is training data only. */
     double valid_fraction;
     const char *separator; /* "": one document per file; else a line equal to it ends a document ("%" for fortunes) */
+    const char *tokenizer; /* as for tokenizer_open; "" or NULL: the built-in byte tokenizer */
+    bool plain_special;    /* special tokens spelled in the text are ordinary text; else they are matched */
 } PackOptions;
 
 typedef struct PackResult {
@@ -81,9 +84,13 @@ typedef struct PackResult {
     int64_t bytes;                      /* of the text files that were packed */
 } PackResult;
 
-/* Text to byte tokens; every document is followed by BYTE_SEPARATOR. Shows progress. Empty corpora, or an empty
+/* Text to tokens; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress. Empty corpora, or an empty
  * validation part where one was asked for, are ERROR_DATA, as is any file or folder that cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
+
+/* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the tokenizer.json to write. Counts
+ * documents and bytes in `result`; *learned is the vocabulary reached. */
+bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
 
 /* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
-/* Packs text into shards of byte tokens. Files are mapped one at a time and streamed to one or two shard writers
- * through one small buffer, so memory stays the same for any corpus; only the list of paths is held. A file gives its
- * head to the training part and its tail to the validation part. `smelt data pack` and the demo call this. */
+/* Packs text into shards of tokens. Files are mapped one at a time and streamed to one or two shard writers, byte
+ * tokens through one small buffer and others through a DocumentEncoder, so memory stays the same for any corpus; only
+ * the list of paths is held. A file gives its head to the training part and its tail to the validation part. Training
+ * a tokenizer reads its documents the same way. `smelt data` and the trainer call this. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -35,6 +36,8 @@ typedef struct Packer {
     bool folder; /* the input is a folder */
     char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
     ShardWriter *train, *valid;
+    DocumentEncoder *encoder;  /* NULL: byte tokens */
+    TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
     struct stat outputs[OUTPUT_FILES]; /* older shards under the output's names: never an input */
     int output_count;
     int32_t chunk[CHUNK_BYTES];
@@ -205,9 +208,7 @@ static void show_progress(Packer *packer, int64_t done) {
     packer->progress_next = done + PROGRESS_BYTES;
 }
 
-/* One document to one writer; an empty one leaves nothing. */
-static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
-    if (text.size == 0) return true;
+static bool pack_bytes(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
     for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
         size_t count = text.size - at < CHUNK_BYTES ? text.size - at : CHUNK_BYTES;
         const unsigned char *bytes = (const unsigned char *)text.bytes + at;
@@ -218,8 +219,18 @@ static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, 
     }
     if (!shard_writer_document(writer, &(int32_t){BYTE_SEPARATOR}, 1, error)) return false;
     *tokens += (int64_t)text.size + 1;
-    packer->result.documents++;
     return true;
+}
+
+/* One document to one writer; an empty one leaves nothing. */
+static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+    if (text.size == 0) return true;
+    packer->result.documents++;
+    if (!packer->trainer && !packer->encoder) return pack_bytes(packer, writer, tokens, text, done, error);
+    bool good = packer->trainer ? tokenizer_trainer_add(packer->trainer, text.bytes, text.size, error)
+                                : document_encoder_add(packer->encoder, writer, tokens, text.bytes, text.size, error);
+    show_progress(packer, done + (int64_t)text.size);
+    return good;
 }
 
 /* The documents of one part of one file; `done` bytes of the corpus lie before it. */
@@ -287,13 +298,19 @@ static void note_output(Packer *packer, const char *prefix) {
 
 static bool open_writers(Packer *packer, Error *error) {
     bool split = packer->options->valid_fraction > 0;
+    int token_bytes = 2;
+    if (packer->options->tokenizer && *packer->options->tokenizer) {
+        packer->encoder = document_encoder_open(packer->options->tokenizer, packer->options->plain_special, error);
+        if (!packer->encoder) return false;
+        token_bytes = document_encoder_token_bytes(packer->encoder);
+    }
     packer->train_prefix = memory_format("%s%s", packer->options->output, split ? "-train" : "");
     note_output(packer, packer->train_prefix);
-    packer->train = shard_writer_open(packer->train_prefix, 2, error);
+    packer->train = shard_writer_open(packer->train_prefix, token_bytes, error);
     if (!packer->train || !split) return packer->train != NULL;
     packer->valid_prefix = memory_format("%s-valid", packer->options->output);
     note_output(packer, packer->valid_prefix);
-    packer->valid = shard_writer_open(packer->valid_prefix, 2, error);
+    packer->valid = shard_writer_open(packer->valid_prefix, token_bytes, error);
     return packer->valid != NULL;
 }
 
@@ -335,14 +352,32 @@ static void warn_skipped(const Packer *packer) {
                  packer->binary.count, TEXT_PROBE_BYTES, packer->binary.first);
 }
 
-static bool pack_all(Packer *packer, Error *error) {
-    if (!list_files(packer, error) || !open_writers(packer, error)) return false;
-    packer->progress = progress_start("packing", "bytes", packer->file_bytes);
+static bool read_all(Packer *packer, Error *error) {
+    packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->file_bytes);
     bool good = true;
     for (size_t i = 0; good && i < packer->files.count; i++) good = pack_file(packer, packer->files.items[i], error);
+    if (good && packer->encoder) good = document_encoder_flush(packer->encoder, error);
     progress_finish(&packer->progress);
     warn_skipped(packer);
-    return good && check_result(packer, error) && finish_writers(packer, error);
+    return good;
+}
+
+static bool pack_all(Packer *packer, Error *error) {
+    return list_files(packer, error) && open_writers(packer, error) && read_all(packer, error) && check_result(packer, error) &&
+           finish_writers(packer, error);
+}
+
+static void free_packer(Packer *packer) {
+    shard_writer_cancel(packer->train);
+    shard_writer_cancel(packer->valid);
+    document_encoder_free(packer->encoder);
+    tokenizer_trainer_free(packer->trainer);
+    list_free(&packer->files);
+    free(packer->irregular.first);
+    free(packer->binary.first);
+    free(packer->train_prefix);
+    free(packer->valid_prefix);
+    free(packer);
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
@@ -352,13 +387,20 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     packer->options = options;
     bool good = pack_all(packer, error);
     if (good) *result = packer->result;
-    shard_writer_cancel(packer->train);
-    shard_writer_cancel(packer->valid);
-    list_free(&packer->files);
-    free(packer->irregular.first);
-    free(packer->binary.first);
-    free(packer->train_prefix);
-    free(packer->valid_prefix);
-    free(packer);
+    free_packer(packer);
+    return good;
+}
+
+bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
+    *result = (PackResult){0};
+    if (!check_options(options, error)) return false;
+    Packer *packer = memory_allocate(sizeof *packer);
+    packer->options = options;
+    if (stat(options->output, &packer->outputs[0]) == 0) packer->output_count = 1;
+    packer->trainer = tokenizer_trainer_open(training, error);
+    bool good = packer->trainer && list_files(packer, error) && read_all(packer, error) &&
+                tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
+    if (good) *result = packer->result;
+    free_packer(packer);
     return good;
 }

@@ -15,19 +15,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum {
     DEPTH = 384,         /* packed depths in a block of K: a panel of B, 48 KiB, comes from the second-level cache once per block of A */
-    BLOCK_PANELS = 8,    /* panels of A packed at once, 192 KiB: small enough to stay in the second level beside B */
-    TILE = 1024,         /* most rows and columns of C in a tile */
+    WHOLE_DEPTH = 512,   /* as many are still one block: sums that are kept between two blocks cost more */
+    PACK_DEPTH = 32,     /* depths packed at once of an operand whose lines lie side by side, so that memory is read in order */
+    BLOCK_PANELS = 8,    /* panels of A packed at once, 256 KiB: small enough to stay in the second level beside B */
+    TILE_ROWS = 1024,    /* most rows of C in a tile, but for two panels' worth of rounding */
+    TILE_COLUMNS = 512,  /* most columns: packed B, 1 MiB, stays in the second level */
     TASKS_A_THREAD = 4,  /* tiles per thread, so that a late thread costs little */
     MIN_WORK = 1 << 19,  /* multiplications worth a task of their own */
+    PIECE_DEPTH = 1024,  /* least k of a piece of a product */
+    MOST_PIECES = 8,
+    PARTIALS = 1 << 19,  /* most elements in all partial sums at a time */
+    GROUP = 256,         /* most products planned at once */
+    HUGE_PAGE = 2 << 20,
 };
 
 typedef struct Scratch {
-    char a[BLOCK_PANELS * 16 * DEPTH * sizeof(double)];
-    char b[TILE * DEPTH * sizeof(double)];
-    float sums[TILE * TILE]; /* of a bf16 result with more than one block of K */
+    char a[BLOCK_PANELS * 16 * WHOLE_DEPTH * sizeof(double)];
+    char b[TILE_COLUMNS * WHOLE_DEPTH * sizeof(double)];
+    float sums[(TILE_ROWS + 2 * 16) * TILE_COLUMNS]; /* of a bf16 result with more than one block of K */
+    double partials[PARTIALS]; /* of the pieces of products: of the thread that called, filled by all */
 } Scratch;
 
 /* How many tiles C is cut into, and the number of the first of them among all tiles of a batch. */
@@ -81,11 +91,13 @@ static void make_scratch_key(void) {
 static Scratch *scratch(void) {
     if (thread_scratch) return thread_scratch;
     pthread_once(&scratch_once, make_scratch_key);
-    thread_scratch = aligned_alloc(4096, (sizeof(Scratch) + 4095) / 4096 * 4096);
+    size_t bytes = (sizeof(Scratch) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    thread_scratch = aligned_alloc(HUGE_PAGE, bytes);
     if (!thread_scratch || pthread_setspecific(scratch_key, thread_scratch)) {
         fprintf(stderr, "gemm: no memory for %zu bytes of packing scratch\n", sizeof(Scratch));
         abort();
     }
+    madvise(thread_scratch, bytes, MADV_HUGEPAGE); /* a wish: nothing is lost where it is refused */
     return thread_scratch;
 }
 
@@ -105,14 +117,16 @@ static GemmSource source_at(const void *data, int64_t ld, bool depth_contiguous,
 
 /* Packs `lines` lines as panels of `height` lines each, `stride` wide; the last panel only as wide, in half panels, as it needs to be. */
 static void pack_panels(const GemmKernel *kernel, char *to, GemmSource source, int64_t lines, int64_t depth, int height, int stride, int half) {
-    int64_t packed_depth = kernel->pairs ? ceil_divide(depth, 2) : depth;
-    int64_t step = height * (source.depth_contiguous ? source.ld : 1) * (source.bf16 ? 2 : (int64_t)kernel->element);
-    for (int64_t line = 0; line < lines; line += height) {
-        int64_t here = smaller(height, lines - line);
-        kernel->pack(to, here <= half ? half : stride, &source, here, depth);
-        to += stride * packed_depth * (int64_t)kernel->element;
-        source.data = (const char *)source.data + step;
-    }
+    int64_t unit = kernel->pairs ? 2 : 1, size = source.bf16 ? 2 : (int64_t)kernel->element, element = (int64_t)kernel->element;
+    int64_t chunk = source.depth_contiguous ? larger(depth, 1) : PACK_DEPTH * unit;
+    const char *from = source.data;
+    for (int64_t p = 0; p < depth; p += chunk)
+        for (int64_t line = 0; line < lines; line += height) {
+            int64_t here = smaller(height, lines - line), width = here <= half ? half : stride;
+            source.data = from + (source.depth_contiguous ? line * source.ld + p : p * source.ld + line) * size;
+            char *panel = to + (line / height * stride * ceil_divide(depth, unit) + p / unit * width) * element;
+            kernel->pack(panel, (int)width, &source, here, smaller(chunk, depth - p));
+        }
 }
 
 /* The update that follows block `index` of `blocks`: the first takes C and the bias in, the last writes C; between them sums are kept in
@@ -130,69 +144,109 @@ static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, 
     return u;
 }
 
+/* Where the walk over one tile's blocks stands: a block of K, in it a block of rows. */
+typedef struct Step {
+    int64_t index, p, depth, row, rows;
+} Step;
+
+/* How a tile is walked through. */
+typedef struct Walk {
+    const GemmKernel *kernel;
+    const Gemm *g;
+    Tile tile;
+    int64_t blocks, block_k;
+    int height; /* rows in a panel of A */
+} Walk;
+
+static Walk walk_of(const GemmKernel *kernel, const Gemm *g, Tile t) {
+    int64_t unit = kernel->pairs ? 2 : 1, depth = ceil_divide(g->k, unit);
+    int64_t blocks = depth <= WHOLE_DEPTH ? 1 : ceil_divide(depth, DEPTH);
+    int height = (int)ceil_divide(t.rows, ceil_divide(t.rows, kernel->panel_rows));
+    return (Walk){kernel, g, t, blocks, ceil_divide(depth, blocks) * unit, height};
+}
+
+static Step step_at(const Walk *w, int64_t index, int64_t row) {
+    int64_t p = index * w->block_k;
+    return (Step){index, p, smaller(w->block_k, w->g->k - p), row, smaller(w->height * BLOCK_PANELS, w->tile.rows - row)};
+}
+
+static Step step_after(const Walk *w, Step s) {
+    bool more_rows = s.row + s.rows < w->tile.rows;
+    return more_rows ? step_at(w, s.index, s.row + s.rows) : step_at(w, s.index + 1, 0);
+}
+
+static GemmSource a_of(const Walk *w, Step s) { return source_at(w->g->a, w->g->lda, !w->g->transpose_a, w->g->input, w->tile.row + s.row, s.p); }
+static GemmSource b_of(const Walk *w, Step s) { return source_at(w->g->b, w->g->ldb, w->g->transpose_b, w->g->input, w->tile.column, s.p); }
+
+static GemmAhead ahead_of(GemmSource source, int64_t lines, int64_t depth, GemmType type) {
+    int64_t size = (int64_t)size_of(type), rows = source.depth_contiguous ? lines : depth, elements = source.depth_contiguous ? depth : lines;
+    return (GemmAhead){source.data, source.ld * size, rows, ceil_divide(elements * size, 64)};
+}
+
+static void multiply_step(const Walk *w, Scratch *s, Step step) {
+    const GemmKernel *kernel = w->kernel;
+    GemmUpdate update = update_for(w->g, w->tile, s->sums, step.index, w->blocks);
+    update.out = (char *)update.out + step.row * update.ld_out * (int64_t)(update.out_bf16 ? 2 : kernel->element);
+    if (update.addend) update.addend = (const char *)update.addend + step.row * update.ld_addend * (int64_t)kernel->element;
+    Step next = step_after(w, step);
+    GemmAhead ahead[2] = {0};
+    if (next.index < w->blocks) ahead[0] = ahead_of(a_of(w, next), next.rows, next.depth, w->g->input);
+    if (next.index < w->blocks && next.row == 0) ahead[1] = ahead_of(b_of(w, next), w->tile.columns, next.depth, w->g->input);
+    kernel->block(s->a, s->b, step.rows, w->tile.columns, ceil_divide(step.depth, kernel->pairs ? 2 : 1), w->height, &update, ahead);
+}
+
 static void multiply_tile(const GemmKernel *kernel, const Gemm *g, Tile t) {
     Scratch *s = scratch();
-    int64_t unit = kernel->pairs ? 2 : 1;
-    int64_t blocks = larger(1, ceil_divide(g->k, DEPTH * unit)), block_k = ceil_divide(ceil_divide(g->k, blocks), unit) * unit;
-    int height = (int)ceil_divide(t.rows, ceil_divide(t.rows, kernel->panel_rows));
-    for (int64_t index = 0; index < blocks; index++) {
-        int64_t p = index * block_k, depth = smaller(block_k, g->k - p), packed_depth = ceil_divide(depth, unit);
-        GemmUpdate update = update_for(g, t, s->sums, index, blocks);
-        GemmSource b = source_at(g->b, g->ldb, g->transpose_b, g->input, t.column, p);
-        pack_panels(kernel, s->b, b, t.columns, depth, kernel->panel_columns, kernel->panel_columns, kernel->panel_columns / 2);
-        for (int64_t row = 0; row < t.rows; row += height * BLOCK_PANELS) {
-            int64_t rows = smaller(height * BLOCK_PANELS, t.rows - row);
-            GemmSource a = source_at(g->a, g->lda, !g->transpose_a, g->input, t.row + row, p);
-            pack_panels(kernel, s->a, a, rows, depth, height, kernel->stride_rows, 0);
-            GemmUpdate here = update;
-            size_t out_size = update.out_bf16 ? 2 : kernel->element;
-            here.out = (char *)update.out + row * update.ld_out * (int64_t)out_size;
-            if (update.addend) here.addend = (const char *)update.addend + row * update.ld_addend * (int64_t)kernel->element;
-            kernel->block(s->a, s->b, rows, t.columns, packed_depth, height, &here);
-        }
+    Walk w = walk_of(kernel, g, t);
+    for (Step step = step_at(&w, 0, 0); step.index < w.blocks; step = step_after(&w, step)) {
+        int columns = kernel->panel_columns;
+        if (step.row == 0) pack_panels(kernel, s->b, b_of(&w, step), t.columns, step.depth, columns, columns, columns / 2);
+        pack_panels(kernel, s->a, a_of(&w, step), step.rows, step.depth, w.height, kernel->stride_rows, 0);
+        multiply_step(&w, s, step);
     }
 }
 
 /* ---- Cutting ---- */
 
-/* Cuts C into at least `wanted` tiles where it is large enough: the longer side of a tile first, as square tiles pack least. */
-static Cut cut_product(const GemmKernel *kernel, const Gemm *g, int64_t wanted) {
+/* Cuts C into at least `wanted` tiles where it is large enough: the longer side of a tile first, as square tiles pack least. No thread
+ * is left to compute the last tile alone while the others wait: the tiles of one product are a multiple of the threads. */
+static Cut cut_product(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
     if (g->m == 0 || g->n == 0) return (Cut){0};
     int64_t panels = ceil_divide(g->n, kernel->panel_columns), most_rows = ceil_divide(g->m, kernel->panel_rows);
-    int64_t rows = ceil_divide(g->m, TILE), columns = ceil_divide(panels, TILE / kernel->panel_columns);
+    int64_t rows = ceil_divide(g->m, TILE_ROWS), columns = ceil_divide(panels, TILE_COLUMNS / kernel->panel_columns);
     while (rows * columns < wanted && (rows < most_rows || columns < panels)) {
         bool cut_rows = columns >= panels || (rows < most_rows && g->m * columns >= g->n * rows);
         if (cut_rows) rows++;
         else columns++;
     }
+    while (rows * columns > threads && rows * columns % threads && rows < most_rows) rows++;
     return (Cut){rows, columns, 0};
 }
 
+/* Where part `index` of `parts` begins, when `lines` are shared out by whole panels. */
+static int64_t border(int64_t lines, int64_t panel, int64_t index, int64_t parts) {
+    return smaller(lines, ceil_divide(lines, panel) * index / parts * panel);
+}
+
 static Tile tile_of(const GemmKernel *kernel, const Gemm *g, Cut cut, int64_t index) {
-    int64_t r = index / cut.column_tiles, c = index % cut.column_tiles, panels = ceil_divide(g->n, kernel->panel_columns);
-    int64_t row = g->m * r / cut.row_tiles, row_end = g->m * (r + 1) / cut.row_tiles;
-    int64_t column = panels * c / cut.column_tiles * kernel->panel_columns;
-    int64_t column_end = smaller(g->n, panels * (c + 1) / cut.column_tiles * kernel->panel_columns);
+    int64_t r = index / cut.column_tiles, c = index % cut.column_tiles;
+    int64_t row = border(g->m, kernel->panel_rows, r, cut.row_tiles), row_end = border(g->m, kernel->panel_rows, r + 1, cut.row_tiles);
+    int64_t column = border(g->n, kernel->panel_columns, c, cut.column_tiles);
+    int64_t column_end = border(g->n, kernel->panel_columns, c + 1, cut.column_tiles);
     return (Tile){row, row_end - row, column, column_end - column};
 }
 
 static double work_of(const Gemm *g) { return (double)g->m * (double)g->n * (double)(g->k + 1); }
 
-void gemm_serial(const Gemm *g) {
-    const GemmKernel *kernel = kernel_for(g->input);
-    Cut cut = cut_product(kernel, g, 1);
-    for (int64_t i = 0; i < cut.row_tiles * cut.column_tiles; i++) multiply_tile(kernel, g, tile_of(kernel, g, cut, i));
-}
-
 /* Cuts every product in proportion to its share of the work; returns the number of tiles. */
-static int64_t cut_batch(const Gemm *products, int64_t count, Cut *cuts, double tasks) {
-    double total = 0;
+static int64_t cut_batch(const Gemm *products, int64_t count, Cut *cuts, int threads) {
+    double total = 0, tasks = threads > 1 ? threads * TASKS_A_THREAD : 1;
     for (int64_t i = 0; i < count; i++) total += work_of(&products[i]);
     double work_a_task = total / tasks > MIN_WORK ? total / tasks : MIN_WORK;
     int64_t first = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t wanted = (int64_t)(work_of(&products[i]) / work_a_task + 0.999);
-        cuts[i] = cut_product(kernel_for(products[i].input), &products[i], wanted);
+        cuts[i] = cut_product(kernel_for(products[i].input), &products[i], wanted, threads);
         cuts[i].first_task = first;
         first += cuts[i].row_tiles * cuts[i].column_tiles;
     }
@@ -216,29 +270,89 @@ static void run_task(const Gemm *products, const Cut *cuts, int64_t count, int64
     multiply_tile(kernel, &products[i], tile_of(kernel, &products[i], cuts[i], task - cuts[i].first_task));
 }
 
-static void run_batch(const Gemm *products, int64_t count, Cut *cuts) {
-    int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
-    int64_t tasks = cut_batch(products, count, cuts, threads > 1 ? threads * TASKS_A_THREAD : 1);
-    if (threads == 1 || tasks <= 1) {
-        for (int64_t task = 0; task < tasks; task++) run_task(products, cuts, count, task);
-        return;
-    }
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t task = 0; task < tasks; task++) run_task(products, cuts, count, task);
+/* ---- Pieces ---- */
+
+/* Products that are computed at once. One with a long k and a small C is several parts: the first adds to C, each other one makes a
+ * partial sum, which is added to C in the end. So all threads have work, though tiles stay large. */
+typedef struct Group {
+    Gemm parts[GROUP];
+    int pieces[GROUP];       /* of the product whose first part this is; 0 for its other parts */
+    int64_t count, partials; /* parts; elements of the partial sums */
+} Group;
+
+/* By shape alone, as bits depend on it. */
+static int64_t pieces_of(const Gemm *g) {
+    if (!g->accumulate || g->m == 0 || g->n == 0) return 1;
+    int64_t room = PARTIALS / smaller(g->m, PARTIALS + 1) / g->n, pieces = 1;
+    while (pieces < MOST_PIECES && 2 * pieces * PIECE_DEPTH <= g->k && 2 * pieces - 1 <= room) pieces *= 2;
+    return pieces;
 }
 
-void gemm(const Gemm *g) {
-    Cut cut;
-    run_batch(g, 1, &cut);
+/* False where the group has no room for the product; an empty one always has. */
+static bool group_add(Group *group, const Gemm *g) {
+    int64_t pieces = pieces_of(g), size = (int64_t)size_of(g->input);
+    if (group->count + pieces > GROUP || (pieces > 1 && group->partials + (pieces - 1) * g->m * g->n > PARTIALS)) return false;
+    for (int64_t i = 0; i < pieces; i++) {
+        Gemm *part = &group->parts[group->count];
+        int64_t p = g->k * i / pieces;
+        *part = *g;
+        part->k = g->k * (i + 1) / pieces - p;
+        group->pieces[group->count++] = i == 0 ? (int)pieces : 0;
+        if (i == 0) continue;
+        part->a = (const char *)g->a + (g->transpose_a ? p * g->lda : p) * size;
+        part->b = (const char *)g->b + (g->transpose_b ? p : p * g->ldb) * size;
+        part->c = scratch()->partials + group->partials;
+        part->ldc = g->n;
+        part->bias = NULL;
+        part->accumulate = false;
+        group->partials += g->m * g->n;
+    }
+    return true;
 }
 
-void gemm_batch(const Gemm *products, int64_t count) {
-    enum { FEW = 256 };
-    Cut few[FEW], *cuts = few;
-    if (count > FEW && !(cuts = malloc((size_t)count * sizeof *cuts))) {
-        fprintf(stderr, "gemm: no memory to plan a batch of %lld products\n", (long long)count);
-        abort();
+/* One row of a product += the same row of its partial sums, in order. */
+static void add_partials(const Gemm *parts, int pieces, int64_t row) {
+    for (int i = 1; i < pieces; i++) {
+        if (parts->output == GEMM_F64) {
+            double *restrict c = (double *)parts->c + row * parts->ldc;
+            const double *restrict partial = (const double *)parts[i].c + row * parts->n;
+#pragma omp simd
+            for (int64_t j = 0; j < parts->n; j++) c[j] += partial[j];
+        } else {
+            float *restrict c = (float *)parts->c + row * parts->ldc;
+            const float *restrict partial = (const float *)parts[i].c + row * parts->n;
+#pragma omp simd
+            for (int64_t j = 0; j < parts->n; j++) c[j] += partial[j];
+        }
     }
-    if (count > 0) run_batch(products, count, cuts);
-    if (cuts != few) free(cuts);
 }
+
+static void run_group(const Group *group, int threads) {
+    Cut cuts[GROUP];
+    int64_t tasks = cut_batch(group->parts, group->count, cuts, threads);
+#pragma omp parallel if (threads > 1 && tasks > 1)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < tasks; task++) run_task(group->parts, cuts, group->count, task);
+        for (int64_t i = 0; i < group->count; i++) {
+            if (group->pieces[i] <= 1) continue;
+#pragma omp for schedule(static) nowait
+            for (int64_t row = 0; row < group->parts[i].m; row++) add_partials(&group->parts[i], group->pieces[i], row);
+        }
+    }
+}
+
+static void run_batch(const Gemm *products, int64_t count, int threads) {
+    Group group;
+    for (int64_t next = 0; next < count;) {
+        group.count = group.partials = 0;
+        while (next < count && group_add(&group, &products[next])) next++;
+        run_group(&group, threads);
+    }
+}
+
+static int threads_here(void) { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+
+void gemm_serial(const Gemm *g) { run_batch(g, 1, 1); }
+void gemm(const Gemm *g) { run_batch(g, 1, threads_here()); }
+void gemm_batch(const Gemm *products, int64_t count) { run_batch(products, count, threads_here()); }

@@ -23,6 +23,12 @@ typedef struct GemmSource {
     bool bf16;
 } GemmSource;
 
+/* Memory to bring into the second-level cache while multiplying: `columns` cache lines beside each other, `lines` times, `stride` bytes apart. */
+typedef struct GemmAhead {
+    const char *at;
+    int64_t stride, lines, columns;
+} GemmAhead;
+
 /* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
  * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
  * a depth is one k, or two neighbouring k where `pairs`. */
@@ -32,8 +38,8 @@ typedef struct GemmKernel {
     size_t element; /* bytes of one packed line and depth, and of one sum */
     /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
-    /* rows x columns of sums over `depth` packed depths; A's panels hold `panel_height` rows each. */
-    void (*block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *update);
+    /* rows x columns of sums over `depth` packed depths; A's panels hold `panel_height` rows each. next[2] is what will be packed next. */
+    void (*block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *update, const GemmAhead *next);
 } GemmKernel;
 
 typedef struct GemmIsa {

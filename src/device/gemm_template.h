@@ -138,8 +138,33 @@ GEMM_TARGET static void GEMM_NAME(pack_straight)(GEMM_SUM *to, int width, const 
 }
 #endif
 
+/* A whole panel of B whose lines lie side by side: two vectors of each depth. */
+#if !GEMM_PAIRS
+GEMM_TARGET static void GEMM_NAME(pack_wide)(GEMM_SUM *to, const char *from, int64_t stride, int64_t depth, bool bf16) {
+    if (bf16) {
+#if GEMM_FROM_BF16
+        for (int64_t p = 0; p < depth; p++, from += stride, to += 2 * GEMM_LANES) {
+            GEMM_NAME(store)(to, (VECTOR)(GEMM_NAME(load_halves)(from, GEMM_LANES) << 16));
+            GEMM_NAME(store)(to + GEMM_LANES, (VECTOR)(GEMM_NAME(load_halves)(from + 2 * GEMM_LANES, GEMM_LANES) << 16));
+        }
+#endif
+        return;
+    }
+    for (int64_t p = 0; p < depth; p++, from += stride, to += 2 * GEMM_LANES) {
+        GEMM_NAME(store)(to, GEMM_NAME(load)(from));
+        GEMM_NAME(store)(to + GEMM_LANES, GEMM_NAME(load)(from + sizeof(VECTOR)));
+    }
+}
+#endif
+
 GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth) {
     int64_t element = source->bf16 ? 2 : (int64_t)sizeof(GEMM_SUM), stride = source->ld * element;
+#if !GEMM_PAIRS
+    if (!source->depth_contiguous && lines == 2 * GEMM_LANES && width == lines) {
+        GEMM_NAME(pack_wide)(panel, source->data, stride, depth, source->bf16);
+        return;
+    }
+#endif
     for (int first = 0; first < width; first += GEMM_LANES) {
         GEMM_SUM *to = (GEMM_SUM *)panel + first;
         int64_t left = lines - first;
@@ -161,11 +186,19 @@ GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource
 
 /* ---- Multiplying ---- */
 
-/* to[rows][vectors] (+)= the sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers. */
-INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, int rows, int vectors) {
+/* to[rows][vectors] (+)= the sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers.
+ * Each step of depth also asks for one of `lines` cache lines, `stride` bytes apart, of what is packed next. */
+INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, const GemmAhead *ahead, int rows,
+                                int vectors) {
+    const char *line = ahead->at;
+    int64_t lines = ahead->lines, stride = ahead->stride;
     VECTOR sums[GEMM_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (VECTOR){0};
     for (int64_t p = 0; p < depth; p++) {
+        if (p < lines) {
+            __builtin_prefetch(line, 0, 2);
+            line += stride;
+        }
         VECTOR b0 = GEMM_NAME(load)(b), b1 = b0;
         if (vectors == 2) b1 = GEMM_NAME(load)(b + GEMM_LANES);
         UNROLL for (int i = 0; i < rows; i++) {
@@ -187,14 +220,16 @@ INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t de
     }
 }
 
-typedef void GEMM_NAME(Multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add);
+typedef void GEMM_NAME(Multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, const GemmAhead *ahead);
 
 #define DEFINE(rows) \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add) { \
-        GEMM_NAME(multiply)(a, b, depth, to, ld, add, rows, 1); \
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, \
+                                                           const GemmAhead *ahead) { \
+        GEMM_NAME(multiply)(a, b, depth, to, ld, add, ahead, rows, 1); \
     } \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add) { \
-        GEMM_NAME(multiply)(a, b, depth, to, ld, add, rows, 2); \
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, \
+                                                           const GemmAhead *ahead) { \
+        GEMM_NAME(multiply)(a, b, depth, to, ld, add, ahead, rows, 2); \
     }
 #define ENTRY(rows) {GEMM_NAME(multiply_##rows##_1), GEMM_NAME(multiply_##rows##_2)},
 GEMM_CONCAT(FOR_ROWS_, GEMM_ROWS)(DEFINE)
@@ -203,6 +238,20 @@ static GEMM_NAME(Multiply) *const GEMM_NAME(multiplies)[GEMM_ROWS][2] = {GEMM_CO
 #undef ENTRY
 
 #if GEMM_FROM_BF16
+#if GEMM_MASKS
+/* Two whole vectors at once, where no element is a NaN; else false, and nothing is stored. Half the instructions of two store_bf16. */
+INLINE bool GEMM_NAME(store_bf16_pair)(uint16_t *to, VECTOR low, VECTOR high) {
+    if (_mm512_cmp_ps_mask((__m512)low, (__m512)high, _CMP_UNORD_Q)) return false;
+    static const uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                              33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    BITS a = (BITS)low, b = (BITS)high;
+    a += 0x7fff + ((a >> 16) & 1);
+    b += 0x7fff + ((b >> 16) & 1);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(upper_halves), (__m512i)b));
+    return true;
+}
+#endif
+
 /* Round to nearest even; a NaN keeps its sign and stays a NaN. */
 INLINE void GEMM_NAME(store_bf16)(uint16_t *to, VECTOR v, int64_t columns) {
     BITS bits = (BITS)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (BITS)(v != v);
@@ -241,6 +290,12 @@ INLINE void GEMM_NAME(finish)(VECTOR v, const GemmUpdate *u, int64_t row, int64_
 
 GEMM_TARGET static void GEMM_NAME(update)(const GEMM_SUM *tile, const GemmUpdate *u, int64_t row, int rows, int64_t column, int64_t columns) {
     for (int i = 0; i < rows; i++, tile += 2 * GEMM_LANES) {
+#if GEMM_FROM_BF16 && GEMM_MASKS
+        if (u->out_bf16 && !u->addend && !u->bias && columns >= 2 * GEMM_LANES) {
+            uint16_t *to = (uint16_t *)u->out + (row + i) * u->ld_out + column;
+            if (GEMM_NAME(store_bf16_pair)(to, GEMM_NAME(load)(tile), GEMM_NAME(load)(tile + GEMM_LANES))) continue;
+        }
+#endif
         GEMM_NAME(finish)(GEMM_NAME(load)(tile), u, row + i, column, columns);
         if (columns > GEMM_LANES) GEMM_NAME(finish)(GEMM_NAME(load)(tile + GEMM_LANES), u, row + i, column + GEMM_LANES, columns - GEMM_LANES);
     }
@@ -256,7 +311,18 @@ INLINE void GEMM_NAME(prefetch)(const GemmUpdate *u, int64_t row, int rows, int6
     }
 }
 
-GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *u) {
+/* The next column of cache lines to ask for: those of the first region, then those of the second, then none. */
+INLINE void GEMM_NAME(look_ahead)(GemmAhead *now, GemmAhead *regions) {
+    GemmAhead *region = regions[0].columns > 0 ? &regions[0] : &regions[1];
+    *now = *region;
+    if (region->columns <= 0) now->lines = 0;
+    region->at += 64;
+    region->columns--;
+}
+
+GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *u,
+                                         const GemmAhead *next) {
+    GemmAhead regions[] = {next[0], next[1]}, ahead;
     GEMM_SUM tile[GEMM_ROWS * 2 * GEMM_LANES] __attribute__((aligned(64)));
     bool add = u->addend == u->out, plain = !u->bias && !u->out_bf16 && (add || !u->addend);
     for (int64_t j = 0; j < columns; j += 2 * GEMM_LANES) {
@@ -267,10 +333,11 @@ GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t r
             int height = rows - i < panel_height ? (int)(rows - i) : panel_height;
             GEMM_NAME(Multiply) *multiply = GEMM_NAME(multiplies)[height - 1][two];
             if (!u->out_bf16 || u->addend) GEMM_NAME(prefetch)(u, i, height, j);
+            GEMM_NAME(look_ahead)(&ahead, regions);
             if (plain && whole) {
-                multiply(panel_a, panel_b, depth, (GEMM_SUM *)u->out + i * u->ld_out + j, u->ld_out, add);
+                multiply(panel_a, panel_b, depth, (GEMM_SUM *)u->out + i * u->ld_out + j, u->ld_out, add, &ahead);
             } else {
-                multiply(panel_a, panel_b, depth, tile, 2 * GEMM_LANES, false);
+                multiply(panel_a, panel_b, depth, tile, 2 * GEMM_LANES, false, &ahead);
                 GEMM_NAME(update)(tile, u, i, height, j, columns - j);
             }
         }

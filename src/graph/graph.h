@@ -72,6 +72,7 @@ typedef struct Parameter {
     int64_t offset, count;   /* elements in the master arena */
     double init_mean, init_std;
     bool fused;              /* no gap before it, so that graph_fuse can view both as one matrix */
+    bool transposed;         /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
     TensorId tensor;
 } Parameter;
 

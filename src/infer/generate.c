@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "infer/source.h"
+#include "train/source.h"
 #include "model/model.h"
 #include "op/op.h"
 

@@ -1,6 +1,7 @@
-/* Hugging Face folders: config.json, generation_config.json, model.safetensors and, for the byte tokenizer, tokenizer.json with
- * tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM, or
- * MistralForCausalLM where Llama's code lacks something that Mistral's has; MixtralForCausalLM for a llama with experts. */
+/* Hugging Face folders: config.json, model.safetensors or its shards with an index, generation_config.json and, for the byte tokenizer, tokenizer.json
+ * with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM,
+ * or MistralForCausalLM where Llama's code lacks something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1
+ * folders, with attention and experts as layers of their own, are read too. */
 #ifndef SMELT_MODEL_HF_H
 #define SMELT_MODEL_HF_H
 
@@ -11,11 +12,35 @@
 /* The tokenizer's name for BYTE_SEPARATOR. */
 #define HF_SEPARATOR "<|separator|>"
 
+/* -- Reading (hf_read.c) ------------------------------------------------------------------------------------------- */
+
+typedef struct HfModel {
+    ModelConfig config;
+    Precision precision; /* BF16 for folders of bf16 or fp16 weights, else FP32 */
+    bool bytes;          /* its tokenizer.json is the byte tokenizer's */
+    json_t *content;     /* of config.json */
+} HfModel;
+
+/* Whether `folder` has a config.json. */
+bool hf_is_folder(const char *folder);
+/* Reads config.json. What smelt's models cannot compute is refused by field and file. ERROR_CHECKPOINT. */
+bool hf_read(const char *folder, HfModel *model, Error *error);
+void hf_release(HfModel *model);
+/* Fills `master`, the WIDE arena of `graph`, a graph of the folder's model in any precision. Files are mapped and each tensor is converted once, straight
+ * into its place. Every tensor of the model must be there with its shape, in fp32, fp16 or bf16, and no other. ERROR_CHECKPOINT naming file and
+ * tensor; then `master` holds anything. */
+bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error);
+
+/* -- Writing (hf.c) ------------------------------------------------------------------------------------------------ */
+
 typedef struct HfExport {
     const ModelConfig *config;
     Precision precision;  /* BF16 or FP32: the type of the tensors; a zaya router's balancing biases are always fp32 */
     const float *master;  /* the WIDE arena of a graph of `config`, in either of the two precisions */
     bool bytes;           /* the tokens are those of the byte tokenizer: write it too */
+    int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
+    const char *source;   /* the model folder whose tokenizer's files are copied, and ... */
+    const json_t *origin; /* ... its config.json, whose special tokens are kept; both NULL when there is none */
 } HfExport;
 
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express. */

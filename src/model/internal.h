@@ -11,6 +11,7 @@ typedef struct Builder {
     ModelMode mode;
     int64_t length;
     TensorId tokens, positions, rope_table, share, loss;
+    const char *layer_names; /* before the number in names of a layer's parameters */
     int layer;
 } Builder;
 
@@ -19,12 +20,35 @@ typedef struct Trunk { TensorId normed, head; } Trunk;
 
 Trunk zaya_build(Builder *builder);
 Trunk llama_build(Builder *builder);
+Trunk mpt_build(Builder *builder);
+Trunk gpt2_build(Builder *builder);
 
-/* Parameters named model.layers.LAYER.NAME (layer >= 0) or NAME. Matrices are [out, in]. */
+/* Parameters named LAYER_NAMES.LAYER.NAME (layer >= 0) or NAME. Matrices are [out, in]. */
 TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, bool fused);
 TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value);
 TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused);
 void builder_layer(Builder *builder, int layer); /* -1: outside */
+
+/* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
+Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
+/* x times NAME.weight [out, in], whose initial values have the deviation `std`. */
+TensorId builder_linear(Builder *builder, const char *name, TensorId x, int64_t out, double std);
+/* Deviation of what is added to the stream: init_std / sqrt(2 layers), as in GPT-2, so that the stream does not grow with depth. */
+double builder_residual_std(const Builder *builder);
+/* The token table, [vocabulary, width]; and the head: the same when tied. */
+TensorId builder_table(Builder *builder, const char *name);
+/* Cosines and sines for the configuration. */
+TensorId builder_rope_table(Builder *builder);
+
+/* Layers of attention and MLP with a norm before each, plain residual sums, and a last norm: what a family fills in. */
+typedef struct Layers {
+    const char *first, *second, *last; /* names of the norms */
+    NormKind norm;
+    bool biased;
+    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x);
+} Layers;
+/* Returns the last norm of the stream. */
+TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers);
 
 /* Attention over packed qkv, cached when generating. */
 TensorId builder_attention(Builder *builder, TensorId qkv);

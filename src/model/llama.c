@@ -1,6 +1,18 @@
-/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with rotary embedding and grouped queries, SwiGLU MLP, plain residual sums. With
- * model.experts > 0 the MLP is a top-k mixture of experts with softmax routing (Mixtral, arXiv 2401.04088). */
+/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with rotary embedding and grouped queries, SwiGLU MLP, plain residual sums; and what differs
+ * from it by a setting: Mistral's sliding window (arXiv 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of
+ * each query and key head before the rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
+ * (arXiv 2401.04088). */
 #include "model/internal.h"
+
+/* One bias after the other, viewed as one. */
+static TensorId qkv_bias(Builder *b, int64_t queries, int64_t keys) {
+    TensorId biases[] = {
+        builder_parameter(b, "self_attn.q_proj.bias", PARAMETER_BIAS, 1, &queries, 0, 0, false),
+        builder_parameter(b, "self_attn.k_proj.bias", PARAMETER_BIAS, 1, &keys, 0, 0, true),
+        builder_parameter(b, "self_attn.v_proj.bias", PARAMETER_BIAS, 1, &keys, 0, 0, true),
+    };
+    return graph_fuse(b->graph, biases, 3);
+}
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
@@ -10,9 +22,15 @@ static TensorId attention(Builder *b, TensorId x) {
         builder_matrix(b, "self_attn.k_proj.weight", keys, c->width, true),
         builder_matrix(b, "self_attn.v_proj.weight", keys, c->width, true),
     };
+    TensorId bias = c->qkv_bias ? qkv_bias(b, queries, keys) : TENSOR_NONE;
     TensorId output = builder_matrix(b, "self_attn.o_proj.weight", c->width, queries, false);
-    TensorId qkv = op_linear(b->graph, x, graph_fuse(b->graph, projections, 3), TENSOR_NONE, false);
+    TensorId qkv = op_linear(b->graph, x, graph_fuse(b->graph, projections, 3), bias, false);
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
+    if (c->qk_norm) {
+        Norm query = builder_norm(b, "self_attn.q_norm", NORM_RMS, false, c->head_dim);
+        Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
+        qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
+    }
     return op_linear(b->graph, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, false);
 }
 
@@ -36,25 +54,10 @@ static TensorId experts(Builder *b, TensorId x) {
 }
 
 Trunk llama_build(Builder *b) {
-    const ModelConfig *c = b->config;
-    int64_t table_shape[] = {c->vocabulary, c->width};
-    TensorId table = builder_parameter(b, "model.embed_tokens.weight", PARAMETER_EMBEDDING, 2, table_shape, 0, c->init_std, false);
-    TensorId stream = op_embed(b->graph, b->tokens, table, TENSOR_NONE, TENSOR_NONE), normed = TENSOR_NONE;
-    for (int layer = 0; layer < c->layers; layer++) {
-        builder_layer(b, layer);
-        if (layer == 0) normed = op_rmsnorm(b->graph, stream, builder_vector(b, "input_layernorm.weight", PARAMETER_NORM, c->width, 1), c->norm_epsilon);
-        TensorId block = attention(b, normed);
-        TensorId gain = builder_vector(b, "post_attention_layernorm.weight", PARAMETER_NORM, c->width, 1);
-        ResidualNorm middle = op_residual_norm(b->graph, block, stream, NULL, gain, c->norm_epsilon);
-        block = c->experts ? experts(b, middle.normed) : mlp(b, middle.normed);
-        builder_layer(b, layer + 1 < c->layers ? layer + 1 : -1);
-        gain = builder_vector(b, layer + 1 < c->layers ? "input_layernorm.weight" : "model.norm.weight", PARAMETER_NORM, c->width, 1);
-        builder_layer(b, layer);
-        ResidualNorm end = op_residual_norm(b->graph, block, middle.stream, NULL, gain, c->norm_epsilon);
-        stream = end.stream;
-        normed = end.normed;
-    }
-    builder_layer(b, -1);
-    TensorId head = c->tied ? table : builder_parameter(b, "lm_head.weight", PARAMETER_EMBEDDING, 2, table_shape, 0, c->init_std, false);
-    return (Trunk){.normed = normed, .head = head};
+    const Layers layers = {.first = "input_layernorm", .second = "post_attention_layernorm", .last = "model.norm", .norm = NORM_RMS,
+                           .attention = attention, .mlp = b->config->experts ? experts : mlp};
+    b->rope_table = builder_rope_table(b);
+    TensorId table = builder_table(b, "model.embed_tokens.weight");
+    TensorId normed = builder_layers(b, op_embed(b->graph, b->tokens, table, TENSOR_NONE, TENSOR_NONE), &layers);
+    return (Trunk){.normed = normed, .head = b->config->tied ? table : builder_table(b, "lm_head.weight")};
 }

@@ -2,6 +2,7 @@
  * casting. Owns nothing but the graph that it hands out. */
 #include "model/model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 
 TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused) {
     char full[160];
-    if (b->layer >= 0) snprintf(full, sizeof full, "model.layers.%d.%s", b->layer, name);
+    if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s", b->layer_names, b->layer, name);
     else snprintf(full, sizeof full, "%s", name);
     return graph_parameter(b->graph, full, kind, rank, shape, mean, std, fused);
 }
@@ -33,9 +34,68 @@ void builder_layer(Builder *b, int layer) {
     graph_scope(b->graph, layer, prefix);
 }
 
+Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
+    char full[128];
+    Norm norm = {.kind = kind, .epsilon = b->config->norm_epsilon};
+    snprintf(full, sizeof full, "%s.weight", name);
+    norm.gain = builder_vector(b, full, PARAMETER_NORM, columns, 1);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (biased) norm.bias = builder_vector(b, full, PARAMETER_BIAS, columns, 0);
+    return norm;
+}
+
+TensorId builder_linear(Builder *b, const char *name, TensorId x, int64_t out, double std) {
+    char full[128];
+    snprintf(full, sizeof full, "%s.weight", name);
+    int64_t shape[] = {out, graph_columns(b->graph, x)};
+    return op_linear(b->graph, x, builder_parameter(b, full, PARAMETER_MATRIX, 2, shape, 0, std, false), TENSOR_NONE, false);
+}
+
+double builder_residual_std(const Builder *b) { return b->config->init_std / sqrt(2.0 * b->config->layers); }
+
+TensorId builder_table(Builder *b, const char *name) {
+    int64_t shape[] = {b->config->vocabulary, b->config->width};
+    return builder_parameter(b, name, PARAMETER_EMBEDDING, 2, shape, 0, b->config->init_std, false);
+}
+
+TensorId builder_rope_table(Builder *b) {
+    const ModelConfig *c = b->config;
+    RopeSpec spec = {.theta = c->rope_theta, .dimensions = (int64_t)(c->rope_fraction * c->head_dim), .positions = c->context,
+                     .factor = c->rope_factor, .low_frequency = c->rope_low_frequency, .high_frequency = c->rope_high_frequency,
+                     .original_positions = c->rope_original_context};
+    return op_rope_table(b->graph, &spec);
+}
+
+/* The norm that ends a layer is the first of the next one, and belongs to it by name. */
+TensorId builder_layers(Builder *b, TensorId stream, const Layers *layers) {
+    int64_t count = b->config->layers, width = b->config->width;
+    TensorId normed = TENSOR_NONE;
+    for (int layer = 0; layer < count; layer++) {
+        builder_layer(b, layer);
+        if (layer == 0) {
+            Norm first = builder_norm(b, layers->first, layers->norm, layers->biased, width);
+            normed = op_norm(b->graph, stream, &first);
+        }
+        TensorId block = layers->attention(b, normed);
+        Norm second = builder_norm(b, layers->second, layers->norm, layers->biased, width);
+        ResidualNorm middle = op_residual_norm(b->graph, block, stream, NULL, &second);
+        block = layers->mlp(b, middle.normed);
+        bool last = layer + 1 == count;
+        builder_layer(b, last ? -1 : layer + 1);
+        Norm next = builder_norm(b, last ? layers->last : layers->first, layers->norm, layers->biased, width);
+        builder_layer(b, layer);
+        ResidualNorm end = op_residual_norm(b->graph, block, middle.stream, NULL, &next);
+        stream = end.stream;
+        normed = end.normed;
+    }
+    builder_layer(b, -1);
+    return normed;
+}
+
 TensorId builder_attention(Builder *b, TensorId qkv) {
     const ModelConfig *c = b->config;
-    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .length = b->length, .window = c->window};
+    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .length = b->length, .window = c->window, .scale = c->softmax_scale,
+                          .alibi = c->family == FAMILY_MPT ? c->alibi_max : 0};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
     int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
@@ -57,13 +117,12 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
 
 /* -- Building ------------------------------------------------------------------------------------------------------- */
 
-static TensorId rope_table(Builder *b) {
-    const ModelConfig *c = b->config;
-    RopeSpec spec = {.theta = c->rope_theta, .dimensions = (int64_t)(c->rope_fraction * c->head_dim), .positions = c->context,
-                     .factor = c->rope_factor, .low_frequency = c->rope_low_frequency, .high_frequency = c->rope_high_frequency,
-                     .original_positions = c->rope_original_context};
-    return op_rope_table(b->graph, &spec);
-}
+static Trunk (*const families[])(Builder *) = {
+    [FAMILY_ZAYA] = zaya_build,
+    [FAMILY_LLAMA] = llama_build,
+    [FAMILY_MPT] = mpt_build,
+    [FAMILY_GPT2] = gpt2_build,
+};
 
 static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
@@ -83,14 +142,14 @@ Model model_build(const ModelConfig *config, Precision precision, ModelMode mode
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     }
     Builder builder = {.graph = graph, .config = config, .mode = mode, .length = length, .tokens = model.tokens, .positions = model.positions,
-                       .share = model.share, .loss = model.loss, .layer = -1};
-    builder.rope_table = rope_table(&builder);
-    Trunk trunk = config->family == FAMILY_ZAYA ? zaya_build(&builder) : llama_build(&builder);
+                       .share = model.share, .loss = model.loss, .layer_names = "model.layers", .layer = -1};
+    Trunk trunk = families[config->family](&builder);
     builder_layer(&builder, -1);
     if (loss) {
         op_linear_cross_entropy(graph, trunk.normed, trunk.head, model.targets, model.scale, model.loss);
     } else {
-        model.logits = op_linear(graph, op_last_row(graph, trunk.normed), trunk.head, TENSOR_NONE, true);
+        TensorId asked = mode == MODEL_LOGITS ? trunk.normed : op_last_row(graph, trunk.normed);
+        model.logits = op_linear(graph, asked, trunk.head, TENSOR_NONE, true);
         graph->tensors[model.logits].keep = true;
     }
     if (mode == MODEL_TRAIN) graph_differentiate(graph, recompute, NULL, 0);
@@ -141,14 +200,15 @@ void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t se
     }
 }
 
-void model_cast_weights(const Graph *graph, const void *master, void *weights) {
-    if (graph->precision != PRECISION_BF16) return;
-    const float *from = master;
-    uint16_t *to = weights;
+void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < graph->parameter_extent; i++) {
+    for (int64_t i = 0; i < count; i++) {
         union { float value; uint32_t bits; } u = {.value = from[i]};
         uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
         to[i] = (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
     }
+}
+
+void model_cast_weights(const Graph *graph, const void *master, void *weights) {
+    if (graph->precision == PRECISION_BF16) model_round_weights(master, weights, graph->parameter_extent);
 }

@@ -1,5 +1,6 @@
 /* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor names of the family's
- * Hugging Face folder, so export needs no mapping. */
+ * Hugging Face folder, so export needs no mapping of names. A Parameter that is `transposed` lies in that folder as [in, out]; our arenas and checkpoints
+ * always hold [out, in], so only import and export turn it. */
 #ifndef SMELT_MODEL_MODEL_H
 #define SMELT_MODEL_MODEL_H
 
@@ -11,6 +12,7 @@ typedef enum ModelMode {
     MODEL_EVALUATE, /* loss only */
     MODEL_GENERATE, /* logits of the last row, with caches in the state arena */
     MODEL_SCORE,    /* logits of the last row of a whole sequence, without caches: the check on generation */
+    MODEL_LOGITS,   /* logits of every row, to be compared with those of other programs */
 } ModelMode;
 
 /* Inputs and results of a built model; TENSOR_NONE where the mode has none. */
@@ -23,7 +25,7 @@ typedef struct Model {
     TensorId scale;             /* WIDE [1]: 1 / targets in the step (evaluation: 1) */
     TensorId share;             /* WIDE [1]: 1 / microbatches in the step */
     TensorId loss;              /* WIDE [2]: cross-entropy, auxiliary loss */
-    TensorId logits;            /* WIDE [1, vocabulary] */
+    TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [sequences * length, vocabulary] */
 } Model;
 
 /* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration must have passed
@@ -37,6 +39,8 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
 /* Initial weights: a pure function of seed, parameter name and element. `master` is the WIDE arena. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
+/* Rounds to the nearest bf16, ties to even. */
+void model_round_weights(const float *from, uint16_t *to, int64_t count);
 /* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). */
 void model_cast_weights(const Graph *graph, const void *master, void *weights);
 

@@ -10,7 +10,7 @@
 
 #include "model/internal.h"
 
-static ResidualNorm merge(Builder *b, const char *name, TensorId block, TensorId stream, TensorId next_gain) {
+static ResidualNorm merge(Builder *b, const char *name, TensorId block, TensorId stream, const Norm *next) {
     static const char *const parts[] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
     TensorId affine[4];
     char full[96];
@@ -18,7 +18,7 @@ static ResidualNorm merge(Builder *b, const char *name, TensorId block, TensorId
         snprintf(full, sizeof full, "%s.%s", name, parts[i]);
         affine[i] = builder_vector(b, full, i % 2 ? PARAMETER_BIAS : PARAMETER_NORM, b->config->width, i % 2 ? 0 : 1);
     }
-    return op_residual_norm(b->graph, block, stream, affine, next_gain, b->config->norm_epsilon);
+    return op_residual_norm(b->graph, block, stream, affine, next);
 }
 
 static TensorId attention(Builder *b, TensorId x) {
@@ -58,13 +58,14 @@ static TensorId experts(Builder *b, TensorId x, TensorId *router_state) {
     if (*router_state)
         state = op_scale_add(graph, state, *router_state, builder_vector(b, "mlp.gate.router_states_scale", PARAMETER_NORM, width, 1));
     *router_state = state;
-    TensorId hidden = op_rmsnorm(graph, state, builder_vector(b, "mlp.gate.router_mlp.norm.weight", PARAMETER_NORM, width, 1), c->norm_epsilon);
+    Norm norm = builder_norm(b, "mlp.gate.router_mlp.norm", NORM_RMS, false, width);
+    TensorId hidden = op_norm(graph, state, &norm);
     for (int i = 1; i <= 2; i++) {
         char weight[64], bias[64];
         snprintf(weight, sizeof weight, "mlp.gate.router_mlp.fc%d.weight", i);
         snprintf(bias, sizeof bias, "mlp.gate.router_mlp.fc%d.bias", i);
         TensorId w = builder_matrix(b, weight, width, width, false);
-        hidden = op_gelu(graph, op_linear(graph, hidden, w, builder_vector(b, bias, PARAMETER_BIAS, width, 0), false));
+        hidden = op_gelu(graph, op_linear(graph, hidden, w, builder_vector(b, bias, PARAMETER_BIAS, width, 0), false), GELU_EXACT);
     }
     TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj.weight", c->experts + 1, width, false);
     TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true);
@@ -75,6 +76,7 @@ static TensorId experts(Builder *b, TensorId x, TensorId *router_state) {
 
 Trunk zaya_build(Builder *b) {
     const ModelConfig *c = b->config;
+    b->rope_table = builder_rope_table(b);
     TensorId table = builder_parameter(b, "model.embed_tokens.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
     TensorId entry_scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, c->width, 1);
     TensorId entry_bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, c->width, 0);
@@ -82,15 +84,18 @@ Trunk zaya_build(Builder *b) {
     TensorId head = c->tied ? table : builder_parameter(b, "lm_head.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
     for (int layer = 0; layer < c->layers; layer++) {
         builder_layer(b, layer);
-        if (layer == 0) normed = op_rmsnorm(b->graph, stream, builder_vector(b, "input_layernorm.weight", PARAMETER_NORM, c->width, 1), c->norm_epsilon);
+        if (layer == 0) {
+            Norm first = builder_norm(b, "input_layernorm", NORM_RMS, false, c->width);
+            normed = op_norm(b->graph, stream, &first);
+        }
         TensorId block = attention(b, normed);
-        TensorId gain = builder_vector(b, "post_attention_layernorm.weight", PARAMETER_NORM, c->width, 1);
-        ResidualNorm middle = merge(b, "post_attention_residual_scale", block, stream, gain);
+        Norm norm = builder_norm(b, "post_attention_layernorm", NORM_RMS, false, c->width);
+        ResidualNorm middle = merge(b, "post_attention_residual_scale", block, stream, &norm);
         block = experts(b, middle.normed, &router_state);
         builder_layer(b, layer + 1 < c->layers ? layer + 1 : -1);
-        gain = builder_vector(b, layer + 1 < c->layers ? "input_layernorm.weight" : "model.norm.weight", PARAMETER_NORM, c->width, 1);
+        norm = builder_norm(b, layer + 1 < c->layers ? "input_layernorm" : "model.norm", NORM_RMS, false, c->width);
         builder_layer(b, layer);
-        ResidualNorm end = merge(b, "post_mlp_residual_scale", block, middle.stream, gain);
+        ResidualNorm end = merge(b, "post_mlp_residual_scale", block, middle.stream, &norm);
         stream = end.stream;
         normed = end.normed;
     }

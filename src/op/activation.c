@@ -1,16 +1,43 @@
-/* Activation functions over COMPUTE rows: exact GELU (arXiv 1606.08415) and SwiGLU (arXiv 2002.05202; the gate half first, then the up
- * half). Threads share out whole rows: were they to cut a row, an element could move between the vector and the scalar form of a loop,
- * whose bits differ. Cheap to compute and dear to keep, so the recompute policies count them with the norms. */
+/* Activation functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation, SwiGLU (arXiv 2002.05202; the gate half first,
+ * then the up half), and the clamp that MPT puts on queries, keys and values. Threads share out whole rows: were they to cut a row, an element could
+ * move between the vector and the scalar form of a loop, whose bits differ. Cheap to compute and dear to keep, so the recompute policies count
+ * them with the norms. */
 #include "op/kernel.h"
+
+typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;
+typedef struct ClampAttributes { double limit; } ClampAttributes;
 
 #ifdef KERNEL_VARIANT
 
 static const W inverse_sqrt_2 = (W)0.70710678118654752440, inverse_sqrt_2_pi = (W)0.39894228040143267794;
 
+/* 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)): the tanh form is x times a sigmoid of 2u = x (a + b x^2). */
+static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573071176 * 0.044715);
+
+static void gelu_tanh(T *restrict y, const T *restrict x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        W v = widen(x[i]);
+        y[i] = narrow(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))));
+    }
+}
+
+static void gelu_tanh_grad(T *restrict d_x, const T *restrict d_y, const T *restrict x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        W v = widen(x[i]), s = 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)));
+        d_x[i] = narrow(widen(d_y[i]) * (s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v)));
+    }
+}
+
 void KERNEL(gelu)(const OpCall *call) {
+    const GeluAttributes *attributes = call->attributes;
     const T *x = call->in[0];
     T *y = call->out[0];
     int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    if (attributes->kind == GELU_TANH) {
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < rows; r++) gelu_tanh(y + r * columns, x + r * columns, columns);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
@@ -20,9 +47,15 @@ void KERNEL(gelu)(const OpCall *call) {
 }
 
 void KERNEL(gelu_grad)(const OpCall *call) {
+    const GeluAttributes *attributes = call->attributes;
     const T *d_y = call->in[0], *x = call->in[1];
     T *d_x = call->out[0];
     int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    if (attributes->kind == GELU_TANH) {
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < rows; r++) gelu_tanh_grad(d_x + r * columns, d_y + r * columns, x + r * columns, columns);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
@@ -64,26 +97,72 @@ void KERNEL(swiglu_grad)(const OpCall *call) {
     }
 }
 
+void KERNEL(clamp)(const OpCall *call) {
+    const ClampAttributes *attributes = call->attributes;
+    const T *x = call->in[0];
+    T *y = call->out[0];
+    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    W limit = (W)attributes->limit;
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < elements; i++) {
+        W v = widen(x[i]);
+        v = v > limit ? limit : v;
+        y[i] = narrow(v < -limit ? -limit : v);
+    }
+}
+
+void KERNEL(clamp_grad)(const OpCall *call) {
+    const ClampAttributes *attributes = call->attributes;
+    const T *d_y = call->in[0], *x = call->in[1];
+    T *d_x = call->out[0];
+    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    W limit = (W)attributes->limit;
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < elements; i++) {
+        W v = widen(x[i]);
+        d_x[i] = v > limit || v < -limit ? 0 : d_y[i];
+    }
+}
+
 #else
 
-static TensorId append(Graph *graph, int op, TensorId x, TensorId d_y, int64_t columns, const char *name) {
-    int64_t shape[] = {graph_rows(graph, x), columns};
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, name);
-    TensorId in[] = {d_y ? d_y : x, x};
-    graph_node(graph, op, in, d_y ? 2 : 1, &y, 1, NULL, 0);
+static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, const void *attributes, size_t bytes) {
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){graph_rows(graph, x), columns}, name);
+    assert(graph_get(graph, x)->type == TYPE_COMPUTE);
+    graph_node(graph, op, &x, 1, &y, 1, attributes, bytes);
     return y;
 }
 
-TensorId op_gelu(Graph *graph, TensorId x) { return append(graph, OP_gelu, x, TENSOR_NONE, graph_columns(graph, x), "gelu"); }
+TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind) {
+    return append(graph, OP_gelu, x, graph_columns(graph, x), "gelu", &(GeluAttributes){kind}, sizeof(GeluAttributes));
+}
 
 TensorId op_swiglu(Graph *graph, TensorId x) {
     assert(graph_columns(graph, x) % 2 == 0);
-    return append(graph, OP_swiglu, x, TENSOR_NONE, graph_columns(graph, x) / 2, "swiglu");
+    return append(graph, OP_swiglu, x, graph_columns(graph, x) / 2, "swiglu", NULL, 0);
 }
 
-static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    int op = node->op == OP_gelu ? OP_gelu_grad : OP_swiglu_grad;
-    d_in[0] = append(graph, op, node->in[0], d_out[0], graph_columns(graph, node->in[0]), "d_x");
+TensorId op_clamp(Graph *graph, TensorId x, double limit) {
+    assert(limit > 0);
+    return append(graph, OP_clamp, x, graph_columns(graph, x), "clamped", &(ClampAttributes){limit}, sizeof(ClampAttributes));
+}
+
+static void append_gradient(Graph *graph, int op, const Node *node, TensorId d_y, TensorId *d_x, size_t attribute_bytes) {
+    int64_t shape[] = {graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0])};
+    *d_x = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+    graph_node(graph, op, (TensorId[]){d_y, node->in[0]}, 2, d_x, 1, node->attributes, attribute_bytes);
+}
+
+static void gelu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    append_gradient(graph, OP_gelu_grad, node, d_out[0], d_in, sizeof(GeluAttributes));
+}
+
+static void swiglu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    append_gradient(graph, OP_swiglu_grad, node, d_out[0], d_in, 0);
+}
+
+static void clamp_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    append_gradient(graph, OP_clamp_grad, node, d_out[0], d_in, sizeof(ClampAttributes));
 }
 
 /* Counting an exponential, a division or an error function as ten operations. */
@@ -91,9 +170,15 @@ static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 25.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};
+static Cost clamp_cost(const Graph *graph, const Node *node) {
+    return (Cost){.flops = 2.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
+}
+
+const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .gradient = gelu_gradient, .cost = cost};
 const Op op_rule_gelu_grad = {.name = "gelu_grad", .cost = cost};
-const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};
+const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .cost = cost};
 const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .cost = cost};
+const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .gradient = clamp_gradient, .cost = clamp_cost};
+const Op op_rule_clamp_grad = {.name = "clamp_grad", .cost = clamp_cost};
 
 #endif

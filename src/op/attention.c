@@ -1,6 +1,6 @@
 /* Causal attention with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691): scores exist one block at a
  * time, and what the backward pass keeps is the output and one log-sum-exp per row and head.
- *     P = softmax(Q K^T / sqrt(head_dim)),  O = P V,  D = rowsum(dO * O)
+ *     P = softmax(Q K^T / sqrt(head_dim) + bias),  O = P V,  D = rowsum(dO * O)
  *     dV = P^T dO,  dS = P * (dO V^T - D),  dQ = dS K / sqrt(head_dim),  dK = dS^T Q / sqrt(head_dim)
  *
  * Work is cut by shape alone. A pair is a sequence and a key-value head; the query blocks of a pair are cut into parts of about equal cost,
@@ -12,6 +12,7 @@ enum { ATTENTION_ITEMS = 64 };
 
 /* How a call is cut, from its shapes. Sizes of scratch are in elements of W and multiples of 64 of them. */
 typedef struct AttentionPlan {
+    const AttentionSpec *spec;
     int64_t heads, kv_heads, group, head_dim, width, window;
     int64_t columns, length, blocks, padded;   /* columns of qkv; rows of a sequence, its blocks, its rows in scratch */
     int64_t pairs, parts;
@@ -37,7 +38,7 @@ static void cut_parts(AttentionPlan *plan) {
 
 static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, bool backward) {
     const Heads *h = &spec->heads;
-    AttentionPlan plan = {.heads = h->heads, .kv_heads = h->kv_heads, .group = h->heads / h->kv_heads, .head_dim = h->head_dim,
+    AttentionPlan plan = {.spec = spec, .heads = h->heads, .kv_heads = h->kv_heads, .group = h->heads / h->kv_heads, .head_dim = h->head_dim,
                           .width = attention_width(h->head_dim), .window = spec->window, .length = spec->length};
     plan.columns = (plan.heads + 2 * plan.kv_heads) * plan.head_dim;
     plan.padded = attention_round(plan.length);
@@ -105,8 +106,15 @@ static int64_t view_of_block(const Part *part, int64_t block, AttentionView *vie
         view->low[i] = (W)kernel_max(at - back, 0);
         view->high[i] = (W)at;
     }
+    view->sloped = false; /* until a head is chosen */
     attention_view_close(view, rows);
     return rows;
+}
+
+static void slope_view(AttentionView *view, const AttentionSpec *spec, int64_t head) {
+    view->sloped = spec->alibi > 0;
+    W slope = view->sloped ? attention_slope(spec, head) : 0;
+    for (int i = 0; i < ATTENTION_TILE; i++) view->slope[i] = slope;
 }
 
 /* First key that any query of the view sees, rounded down to a block. */
@@ -122,7 +130,8 @@ static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, i
     const AttentionPlan *plan = &part->attention->plan;
     int64_t row = part->row + block * ATTENTION_TILE, end = kernel_min(plan->length, (block + 1) * ATTENTION_TILE);
     attention_load(tile->out, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, tile->view.queries,
-                   plan->head_dim, attention_scale(plan->head_dim));
+                   plan->head_dim, attention_scale(plan->spec));
+    slope_view(&tile->view, plan->spec, head);
     attention_tile_begin(tile);
     for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
         attention_tile_absorb(tile, part->keys + key * plan->width, part->values + key * plan->width, key, kernel_min(ATTENTION_TILE, end - key));
@@ -182,7 +191,7 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
     const T *d_out = (const T *)call->in[0] + at, *out = (const T *)call->in[3] + at;
     const W *sums = call->in[4];
     attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, tile->view.queries,
-                   plan->head_dim, attention_scale(plan->head_dim));
+                   plan->head_dim, attention_scale(plan->spec));
     attention_load(tile->d_rows, d_out, stride, rows, tile->view.queries, plan->head_dim, 1);
     attention_transpose(tile->queries, tile->rows, tile->view.queries, plan->width);
     attention_transpose(tile->d_outs, tile->d_rows, tile->view.queries, plan->width);
@@ -198,13 +207,16 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
     }
 }
 
-/* Scores become weights; gradients of weights become gradients of scores. */
+/* Scores become weights; gradients of weights become gradients of scores. Far keys have tiny weights under ALiBi, whose products with small
+ * gradients would be subnormal numbers, on which processors are many times slower. */
 static void grad_panel(const GradTile *tile, int64_t panel) {
     const W *restrict log_sum = tile->log_sum, *restrict delta = tile->delta;
+    const W least = tile->view.sloped ? (W)0x1p-64 : 0;
     for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
         W *restrict weight = tile->weights + k * ATTENTION_TILE, *restrict d_score = tile->d_scores + k * ATTENTION_TILE;
         for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i++) {
-            weight[i] = attention_exp2(weight[i] - log_sum[i]);
+            W e = attention_exp2(weight[i] - log_sum[i]);
+            weight[i] = e < least ? 0 : e;
             d_score[i] = weight[i] * (d_score[i] - delta[i]);
         }
     }
@@ -221,6 +233,7 @@ static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64
         if (queries <= 0) continue;
         attention_panel_product(view, panel, tile->weights, block_keys, tile->queries, plan->head_dim, width);
         attention_panel_product(view, panel, tile->d_scores, block_values, tile->d_outs, plan->head_dim, width);
+        if (view->sloped) attention_panel_slope(view, panel, tile->weights, key);
         if (!view->whole) attention_panel_mask(view, panel, tile->weights, key);
         grad_panel(tile, panel);
         attention_multiply(tile->d_values + (key + at) * width, width, attention_ones, tile->weights + at * ATTENTION_TILE + first,
@@ -239,10 +252,11 @@ static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64
 static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t row = part->row + block * ATTENTION_TILE, end = kernel_min(plan->length, (block + 1) * ATTENTION_TILE);
+    slope_view(&tile->view, plan->spec, head);
     grad_tile_load(tile, part, call, row, head, rows);
     for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, kernel_min(ATTENTION_TILE, end - key));
-    W scale = 1 / wide_sqrt((W)plan->head_dim);
+    W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
     for (int64_t i = 0; i < rows; i++) {
         T *restrict to = (T *)call->out[0] + (row + i) * plan->columns + head * plan->head_dim;
         const W *restrict from = tile->d_queries + i * plan->width;

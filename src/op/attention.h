@@ -67,7 +67,16 @@ static inline W attention_exp2(W x) {
 static inline W attention_log(W x) { return logf(x); }
 #endif
 /* What queries are multiplied by. */
-static inline W attention_scale(int64_t head_dim) { return (W)(M_LOG2E / sqrt((double)head_dim)); }
+static inline W attention_scale(const AttentionSpec *spec) {
+    return (W)(spec->scale > 0 ? M_LOG2E * spec->scale : M_LOG2E / sqrt((double)spec->heads.head_dim));
+}
+/* By how much a score falls per row of distance. */
+static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
+    int64_t count = 1;
+    while (count < spec->heads.heads) count *= 2;
+    int64_t i = count == spec->heads.heads ? head + 1 : head < count / 2 ? 2 * head + 2 : 2 * head + 1 - count;
+    return (W)(M_LOG2E * exp2(-spec->alibi * i / count));
+}
 
 static const W attention_hidden = (W)-1e30; /* score of a key that is not seen: finite, so that differences are never NaN */
 static const W attention_ones[ATTENTION_PANEL] = {1, 1, 1, 1};
@@ -169,6 +178,8 @@ static void attention_transpose(W *to, const W *from, int64_t queries, int64_t w
 /* Query i sees the keys low[i] .. high[i]; entries beyond the last query repeat it. Numbers of keys are exact in W (below 2^24). */
 typedef struct AttentionView {
     _Alignas(64) W low[ATTENTION_TILE], high[ATTENTION_TILE];
+    W slope[ATTENTION_TILE];                                           /* where `sloped`: attention_slope; query i is the token high[i] */
+    bool sloped;
     int64_t queries;                                                   /* a multiple of ATTENTION_GROUP */
     int first[ATTENTION_TILE / ATTENTION_PANEL], end[ATTENTION_TILE / ATTENTION_PANEL]; /* queries that see any key of a panel */
     bool whole;                                                        /* every query sees every key of the block */
@@ -187,6 +198,7 @@ static inline void attention_interval(const AttentionView *view, int64_t from, i
 static inline void attention_view_close(AttentionView *view, int64_t count) {
     view->queries = (count + ATTENTION_GROUP - 1) / ATTENTION_GROUP * ATTENTION_GROUP;
     for (int64_t i = count; i < view->queries; i++) view->low[i] = view->low[count - 1], view->high[i] = view->high[count - 1];
+    for (int64_t i = count; view->sloped && i < view->queries; i++) view->slope[i] = view->slope[count - 1];
 }
 
 /* Sets what concerns the block of `keys` keys from `key` on. */
@@ -233,6 +245,14 @@ static inline void attention_panel_mask(const AttentionView *view, int64_t panel
             int seen = (view->low[i] <= at) & (at <= view->high[i]);
             score[i] = seen ? score[i] : attention_hidden;
         }
+    }
+}
+
+/* Adds the bias of distance to scores. */
+static inline void attention_panel_slope(const AttentionView *view, int64_t panel, W *scores, int64_t key) {
+    for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
+        W *restrict score = scores + k * ATTENTION_TILE, at = (W)(key + k);
+        for (int i = view->first[panel]; i < view->end[panel]; i++) score[i] += view->slope[i] * (at - view->high[i]);
     }
 }
 
@@ -300,6 +320,7 @@ static void attention_tile_absorb(AttentionTile *tile, const W *block_keys, cons
     attention_view_block(view, key, keys);
     for (int64_t panel = 0; panel < view->panels; panel++) {
         attention_panel_product(view, panel, tile->scores, block_keys, tile->queries, tile->head_dim, tile->width);
+        if (view->sloped) attention_panel_slope(view, panel, tile->scores, key);
         if (!view->whole) attention_panel_mask(view, panel, tile->scores, key);
     }
     attention_tile_maximum(tile);

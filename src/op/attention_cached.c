@@ -30,12 +30,14 @@ static void append(const Cached *c, T *cache) {
 
 /* Queries `first` .. first + count - 1 of a key-value head; query i is head i % group of row i / group. */
 static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
-    W scale = attention_scale(tile->head_dim);
+    W scale = attention_scale(c->spec);
+    tile->view.sloped = c->spec->alibi > 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         int64_t position = c->positions[row], window = c->spec->window;
         tile->view.low[i] = (W)(window > 0 ? kernel_max(position - window + 1, 0) : 0);
         tile->view.high[i] = (W)position;
+        if (tile->view.sloped) tile->view.slope[i] = attention_slope(c->spec, head);
         attention_load_row(tile->out + i * tile->width, c->qkv + row * c->columns + head * tile->head_dim, tile->head_dim, scale);
     }
     attention_view_close(&tile->view, count);

@@ -16,7 +16,7 @@
 
 #define KERNEL_PASTE_(a, b) a##_##b
 #define KERNEL_PASTE(a, b) KERNEL_PASTE_(a, b)
-#define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT) /* void KERNEL(rmsnorm)(const OpCall *call) */
+#define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT) /* void KERNEL(norm)(const OpCall *call) */
 
 enum { KERNEL_BLOCK = 64 };
 

@@ -66,14 +66,18 @@ int64_t op_partials_bytes(const Graph *graph, int64_t rows, int64_t columns);
 /* h[r] = (table[token[r]] + bias) * scale, WIDE [R, D]. bias and scale [D] are both given or both TENSOR_NONE. */
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale);
 
-/* y = x / sqrt(mean(x^2) + eps) * gain, COMPUTE; x WIDE [R, D]. */
-TensorId op_rmsnorm(Graph *graph, TensorId x, TensorId gain, double epsilon);
+/* NORM_RMS: y = x / sqrt(mean(x^2) + epsilon) * gain. NORM_LAYER: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gain + bias, the bias may be
+ * TENSOR_NONE. */
+typedef enum NormKind { NORM_RMS, NORM_LAYER } NormKind;
+typedef struct Norm { NormKind kind; TensorId gain, bias; double epsilon; } Norm;
+/* Of the rows of x, WIDE [R, D]; COMPUTE. */
+TensorId op_norm(Graph *graph, TensorId x, const Norm *norm);
 
 /* The merge of a block's output with the residual stream and the norm that follows, in one pass:
- * stream' = (block + block_bias) * block_scale + (stream + stream_bias) * stream_scale, WIDE; normed = rmsnorm(stream') COMPUTE.
+ * stream' = (block + block_bias) * block_scale + (stream + stream_bias) * stream_scale, WIDE; normed = norm(stream') COMPUTE.
  * `affine` holds block_scale, block_bias, stream_scale, stream_bias, or is NULL for a plain sum. */
 typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
-ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const TensorId affine[4], TensorId gain, double epsilon);
+ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const TensorId affine[4], const Norm *norm);
 
 /* y = x w^T + bias; x COMPUTE [R, in], w [out, in], bias WIDE [out] or TENSOR_NONE; y COMPUTE, or WIDE when asked. */
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide);
@@ -84,8 +88,12 @@ TensorId op_add(Graph *graph, TensorId a, TensorId b);
 /* x + previous * scale, WIDE [R, D], scale [D]: the router's depth averaging. */
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale);
 
-/* Exact (erf) GELU, COMPUTE. */
-TensorId op_gelu(Graph *graph, TensorId x);
+/* GELU, COMPUTE: x * Phi(x), or GPT-2's form of it, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
+TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
+
+/* x cut to -limit .. limit, COMPUTE; the gradient of what was cut is zero. */
+TensorId op_clamp(Graph *graph, TensorId x, double limit);
 
 /* silu(x[:, :F]) * x[:, F:], COMPUTE [R, 2F] -> [R, F]. */
 TensorId op_swiglu(Graph *graph, TensorId x);
@@ -107,6 +115,10 @@ typedef struct Heads { int64_t heads, kv_heads, head_dim; } Heads;
 /* Rotates the first `dimensions` channels of every query and key head (rotate-half pairing i, i + dimensions/2); values pass through. */
 TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads);
 
+/* Norms of queries and keys; values pass through. The gain of `query` (`key`) tells the columns of one norm: head_dim for a norm per head (Qwen3), all of the
+ * heads' columns for one norm over them together (MPT), or any divisor of these. */
+TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads);
+
 /* Compressed convolutional attention's prologue (arXiv 2510.04476, as in the ZAYA1 code): from raw projections
  * u = [q | k | v of this token | v of the next] to rotated, normalised, packed qkv. Depthwise then grouped causal convolution over time (kernel 2 each),
  * qk-mean, L2 norm to sqrt(head_dim), key temperature, partial rotary embedding, value shift by one token; all reset where
@@ -120,8 +132,15 @@ TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_tabl
                 const Heads *heads);
 
 /* Causal attention with grouped queries over packed qkv; row r attends to rows r - positions[r] .. r of its sequence (that is the document mask), at
- * most `window` of them when window > 0. Scale 1/sqrt(head_dim). Memory is linear in `length`. COMPUTE [R, heads * head_dim]. */
-typedef struct AttentionSpec { Heads heads; int64_t length, window; } AttentionSpec;
+ * most `window` of them when window > 0. Memory is linear in `length`. COMPUTE [R, heads * head_dim]. With alibi > 0 the score of a key that lies d rows back
+ * is lowered by d times the head's slope (ALiBi, arXiv 2108.12409): with n the least power of two that is not below `heads`, slopes are
+ * 2^(-alibi * i / n) for i = 1 .. n, of which n != heads takes those of even i first, then those of odd i (as MPT does). */
+typedef struct AttentionSpec {
+    Heads heads;
+    int64_t length, window;
+    double scale; /* of scores; 0: 1 / sqrt(head_dim) */
+    double alibi; /* 0: no bias */
+} AttentionSpec;
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
 
 /* The same for new rows of one sequence in generation: appends their keys and values to `cache`, STATE COMPUTE [context, 2 * kv_heads * head_dim], at

@@ -6,12 +6,12 @@
  *     d_block = ds * block_scale,       d_block_scale += sum of ds * (block + block_bias),     d_block_bias += block_scale * sum of ds,
  * and the same for the stream. So four column sums suffice: of dy * n, ds * block, ds * stream and ds. */
 #include "op/kernel.h"
-#include "op/rmsnorm.h"
+#include "op/norm.h"
 
-enum { IN_BLOCK, IN_STREAM, IN_GAIN, IN_AFFINE };
-enum { OUT_STREAM, OUT_NORMED, OUT_RSTD };
-enum { GRAD_D_STREAM, GRAD_D_NORMED, GRAD_BLOCK, GRAD_STREAM, GRAD_MERGED, GRAD_RSTD, GRAD_GAIN, GRAD_AFFINE };
-enum { GRAD_OUT_BLOCK, GRAD_OUT_STREAM, GRAD_OUT_GAIN, GRAD_OUT_AFFINE };
+enum { IN_BLOCK, IN_STREAM, IN_GAIN, IN_BIAS, IN_AFFINE };
+enum { OUT_STREAM, OUT_NORMED, OUT_STATISTICS };
+enum { GRAD_D_STREAM, GRAD_D_NORMED, GRAD_BLOCK, GRAD_STREAM, GRAD_MERGED, GRAD_STATISTICS, GRAD_GAIN, GRAD_AFFINE };
+enum { GRAD_OUT_BLOCK, GRAD_OUT_STREAM, GRAD_OUT_GAIN, GRAD_OUT_BIAS, GRAD_OUT_AFFINE };
 enum { BLOCK_SCALE, BLOCK_BIAS, STREAM_SCALE, STREAM_BIAS };
 
 #ifdef KERNEL_VARIANT
@@ -27,17 +27,17 @@ static void merge_row(W *restrict merged, const T *restrict block, const W *rest
 }
 
 void KERNEL(residual_norm)(const OpCall *call) {
-    const RmsnormAttributes *attributes = call->attributes;
+    const NormAttributes *attributes = call->attributes;
     const T *block = call->in[IN_BLOCK];
-    const W *stream = call->in[IN_STREAM], *gain = call->in[IN_GAIN];
-    W *merged = call->out[OUT_STREAM], *rstd = call->out[OUT_RSTD];
+    const W *stream = call->in[IN_STREAM];
+    W *merged = call->out[OUT_STREAM], *statistics = call->out[OUT_STATISTICS];
     T *normed = call->out[OUT_NORMED];
-    int64_t rows = call->in_shape[IN_STREAM][0], columns = call->in_shape[IN_STREAM][1];
+    int64_t rows = call->in_shape[IN_STREAM][0], columns = call->in_shape[IN_STREAM][1], kept = call->out_shape[OUT_STATISTICS][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = r * columns;
         merge_row(merged + at, block + at, stream + at, &call->in[IN_AFFINE], columns);
-        rstd[r] = rmsnorm_row(normed + at, merged + at, gain, columns, (W)attributes->epsilon);
+        norm_row(attributes, normed + at, statistics + r * kept, merged + at, call->in[IN_GAIN], call->in[IN_BIAS], columns);
     }
 }
 
@@ -70,24 +70,28 @@ static void affine_grad(const OpCall *call, const W *sums, int64_t columns) {
 }
 
 void KERNEL(residual_norm_grad)(const OpCall *call) {
+    const NormAttributes *attributes = call->attributes;
     const W *d_merged = call->in[GRAD_D_STREAM], *stream = call->in[GRAD_STREAM], *merged = call->in[GRAD_MERGED];
-    const W *rstd = call->in[GRAD_RSTD], *gain = call->in[GRAD_GAIN];
+    const W *statistics = call->in[GRAD_STATISTICS], *gain = call->in[GRAD_GAIN];
     const T *d_normed = call->in[GRAD_D_NORMED], *block = call->in[GRAD_BLOCK];
     T *d_block = call->out[GRAD_OUT_BLOCK];
-    W *d_stream = call->out[GRAD_OUT_STREAM];
+    W *d_stream = call->out[GRAD_OUT_STREAM], *d_bias = call->out[GRAD_OUT_BIAS];
     bool affine = call->in[GRAD_AFFINE] != NULL;
     int64_t rows = call->in_shape[GRAD_MERGED][0], columns = call->in_shape[GRAD_MERGED][1], blocks = kernel_blocks(rows);
     int64_t width = affine ? 4 * columns : columns; /* of the partial sums: gain, then block, stream and plain */
-    W *partials = call->workspace, *sums = partials + blocks * width;
+    int64_t kept = call->in_shape[GRAD_STATISTICS][1];
+    W *partials = call->workspace, *sums = partials + blocks * width, *biases = sums + width;
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; b++) {
-        W *partial = partials + b * width;
+        W *partial = partials + b * width, *bias_sum = d_bias ? biases + b * columns : NULL;
         memset(partial, 0, width * sizeof(W));
+        if (bias_sum) memset(bias_sum, 0, columns * sizeof(W));
         for (int64_t r = b * KERNEL_BLOCK; r < kernel_min(rows, (b + 1) * KERNEL_BLOCK); r++) {
             int64_t at = r * columns;
             if (d_merged) memcpy(d_stream + at, d_merged + at, columns * sizeof(W));
             else memset(d_stream + at, 0, columns * sizeof(W));
-            if (d_normed) rmsnorm_row_grad(d_stream + at, partial, d_normed + at, merged + at, gain, rstd[r], columns);
+            if (d_normed)
+                norm_row_grad(attributes->kind, d_stream + at, partial, bias_sum, d_normed + at, merged + at, gain, statistics + r * kept, columns);
             if (affine)
                 merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &call->in[GRAD_AFFINE], columns);
             else
@@ -98,22 +102,24 @@ void KERNEL(residual_norm_grad)(const OpCall *call) {
     kernel_add_partials(sums, partials, blocks, width);
     W *d_gain = call->out[GRAD_OUT_GAIN];
     for (int64_t j = 0; j < columns; j++) d_gain[j] += sums[j];
+    if (d_bias) kernel_add_partials(d_bias, biases, blocks, columns);
     if (affine) affine_grad(call, sums + columns, columns);
 }
 
 #else
 
-ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const TensorId affine[4], TensorId gain, double epsilon) {
-    int64_t rows = graph_rows(graph, stream), columns = graph_columns(graph, stream);
-    assert(graph_elements(graph, block) == rows * columns && graph_elements(graph, gain) == columns);
+ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const TensorId affine[4], const Norm *norm) {
+    int64_t rows = graph_rows(graph, stream), columns = graph_columns(graph, stream), kept = norm_statistics(norm->kind);
+    assert(graph_elements(graph, block) == rows * columns && graph_elements(graph, norm->gain) == columns);
+    assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && graph_elements(graph, norm->bias) == columns));
     int64_t shape[] = {rows, columns};
     TensorId merged = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "stream");
     TensorId normed = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "normed");
-    TensorId rstd = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 1, &rows, "rstd");
-    RmsnormAttributes attributes = {.epsilon = epsilon};
-    TensorId in[] = {block, stream, gain, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE};
+    TensorId statistics = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, kept}, "statistics");
+    NormAttributes attributes = {.kind = norm->kind, .epsilon = norm->epsilon};
+    TensorId in[] = {block, stream, norm->gain, norm->bias, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE, TENSOR_NONE};
     for (int i = 0; affine && i < 4; i++) in[IN_AFFINE + i] = affine[i];
-    graph_node(graph, OP_residual_norm, in, 7, (TensorId[]){merged, normed, rstd}, 3, &attributes, sizeof attributes);
+    graph_node(graph, OP_residual_norm, in, 8, (TensorId[]){merged, normed, statistics}, 3, &attributes, sizeof attributes);
     return (ResidualNorm){.stream = merged, .normed = normed};
 }
 
@@ -122,40 +128,49 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     bool scaled = affine[0] != TENSOR_NONE;
     int64_t shape[] = {graph_rows(graph, node->in[IN_STREAM]), graph_columns(graph, node->in[IN_STREAM])};
     TensorId in[] = {d_out[OUT_STREAM], d_out[OUT_NORMED], scaled ? node->in[IN_BLOCK] : TENSOR_NONE,
-                     scaled ? node->in[IN_STREAM] : TENSOR_NONE, node->out[OUT_STREAM], node->out[OUT_RSTD], node->in[IN_GAIN],
+                     scaled ? node->in[IN_STREAM] : TENSOR_NONE, node->out[OUT_STREAM], node->out[OUT_STATISTICS], node->in[IN_GAIN],
                      affine[0], affine[1], affine[2], affine[3]};
     TensorId out[GRAD_OUT_AFFINE + 4];
     out[GRAD_OUT_BLOCK] = d_in[IN_BLOCK] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_block");
     out[GRAD_OUT_STREAM] = d_in[IN_STREAM] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_stream");
     out[GRAD_OUT_GAIN] = graph_parameter_gradient(graph, node->in[IN_GAIN]);
+    out[GRAD_OUT_BIAS] = graph_parameter_gradient(graph, node->in[IN_BIAS]);
     for (int i = 0; i < 4; i++) out[GRAD_OUT_AFFINE + i] = graph_parameter_gradient(graph, affine[i]);
-    graph_node(graph, OP_residual_norm_grad, in, 11, out, 7, NULL, 0);
+    graph_node(graph, OP_residual_norm_grad, in, 11, out, 8, node->attributes, sizeof(NormAttributes));
 }
 
 /* The stream is kept; the norm is made again from it. */
 static TensorId recompute(Graph *graph, const Node *node, int index) {
-    const RmsnormAttributes *attributes = node->attributes;
+    const NormAttributes *attributes = node->attributes;
     if (index != OUT_NORMED) return TENSOR_NONE;
-    return op_rmsnorm(graph, node->out[OUT_STREAM], node->in[IN_GAIN], attributes->epsilon);
+    Norm norm = {.kind = attributes->kind, .gain = node->in[IN_GAIN], .bias = node->in[IN_BIAS], .epsilon = attributes->epsilon};
+    return op_norm(graph, node->out[OUT_STREAM], &norm);
 }
 
-/* Merge: four operations (one when plain); norm: four. */
+/* A norm: four operations an element, two more for a mean. */
+static double norm_operations(const Node *node) {
+    const NormAttributes *attributes = node->attributes;
+    return attributes->kind == NORM_LAYER ? 6 : 4;
+}
+
+/* Merge: four operations (one when plain), and the norm. */
 static Cost cost(const Graph *graph, const Node *node) {
     double elements = graph_elements(graph, node->in[IN_STREAM]);
-    return (Cost){.flops = (node->in[IN_AFFINE] ? 8 : 5) * elements, .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = ((node->in[IN_AFFINE] ? 4 : 1) + norm_operations(node)) * elements, .bytes = op_tensor_bytes(graph, node)};
 }
 
 static Cost grad_cost(const Graph *graph, const Node *node) {
     double elements = graph_elements(graph, node->in[GRAD_MERGED]);
-    return (Cost){.flops = (node->in[GRAD_AFFINE] ? 15 : 8) * elements, .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = ((node->in[GRAD_AFFINE] ? 7 : 0) + 2 * norm_operations(node)) * elements, .bytes = op_tensor_bytes(graph, node)};
 }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[GRAD_MERGED]), columns = graph_columns(graph, node->in[GRAD_MERGED]);
-    return op_partials_bytes(graph, rows + KERNEL_BLOCK, node->in[GRAD_AFFINE] ? 4 * columns : columns); /* one more for the sums */
+    int64_t bias = node->out[GRAD_OUT_BIAS] ? op_partials_bytes(graph, rows, columns) : 0;
+    return op_partials_bytes(graph, rows + KERNEL_BLOCK, node->in[GRAD_AFFINE] ? 4 * columns : columns) + bias; /* one more for the sums */
 }
 
 const Op op_rule_residual_norm = {.name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .cost = cost};
-const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad", .adds_to = 0x7c, .cost = grad_cost, .workspace = grad_workspace};
+const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad", .adds_to = 0xfc, .cost = grad_cost, .workspace = grad_workspace};
 
 #endif

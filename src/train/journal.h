@@ -11,7 +11,7 @@
 
 enum { JOURNAL_LINE_LIMIT = 4 << 20 }; /* bytes of a line that readers accept: the load of some 400,000 experts */
 
-/* "cannot ACTION PATH: reason of the errno `code`; what to do", as ERROR_INTERNAL. */
+/* "cannot ACTION PATH: reason of the errno `code`; what to do", as ERROR_CHECKPOINT. */
 bool journal_fail(Error *error, const char *action, const char *path, int code);
 
 typedef struct Journal {

@@ -66,6 +66,7 @@ static void copy_free_settings(Config *to, const Config *from) {
     to->on_nan = from->on_nan;
     to->plan = from->plan;
     to->profile = from->profile;
+    to->dump = from->dump;
     to->tensorboard = from->tensorboard;
     to->eval_every = from->eval_every;
     to->eval_batches = from->eval_batches;

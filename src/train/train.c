@@ -18,6 +18,7 @@
 #include "device/gemm.h"
 #include "train/profile.h"
 #include "train/run.h"
+#include "train/source.h"
 
 enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
 
@@ -30,11 +31,12 @@ typedef struct Loop {
     Session session;
     Corpus corpus;
     Loader *loader;
-    Metrics *metrics;
+    Metrics *metrics;                      /* NULL while profiling: the run's records stay as they are */
     int32_t *tokens, *targets, *positions; /* of the whole step: its targets are counted before it runs */
     double measured_flops;
     double seconds_per_step;               /* smoothed, for the time left */
     int64_t tokens_seen;
+    bool dumped;
     int skips;                             /* in a row */
     Profile profile;                       /* used when config->profile asks for it */
 } Loop;
@@ -97,7 +99,7 @@ static bool handle_nan(Loop *loop, int64_t step, int64_t microbatches, int64_t r
 static bool report_load(Loop *loop, int64_t step, Error *error) {
     const Graph *graph = loop->session.model.graph;
     const ModelConfig *model = &loop->config->model;
-    if (!model->experts || loop->config->precision == PRECISION_FP64) return true;
+    if (!loop->metrics || !model->experts || loop->config->precision == PRECISION_FP64) return true;
     const float *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     int64_t layer = 0;
@@ -130,6 +132,11 @@ static bool run_step(Loop *loop, Error *error) {
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
     double loss = get_loss(session, 0), auxiliary = get_loss(session, 1), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
     bool finite = step_is_finite(loop, norm);
+    if (config->dump[0] && !loop->dumped) {
+        StepInputs inputs = {.tokens = loop->tokens, .targets = loop->targets, .positions = loop->positions, .rows = tokens};
+        if (!dump_step(session, config->dump, &inputs, error)) return error_context(error, "dump=%s", config->dump);
+        loop->dumped = true;
+    }
     if (finite) {
         double clip = config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
         if (!report_load(loop, step, error)) return false;
@@ -150,7 +157,7 @@ static bool run_step(Loop *loop, Error *error) {
                            .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * microbatches,
                            .measured_flops = loop->measured_flops, .memory = memory_peak(), .skipped = !finite,
                            .seconds_left = loop->seconds_per_step * (config->steps - step)};
-    return metrics_step(loop->metrics, &metrics, error);
+    return !loop->metrics || metrics_step(loop->metrics, &metrics, error);
 }
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
@@ -180,7 +187,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Profiles the steps after a first one that warms caches and memory; writes no checkpoint. */
+/* Profiles the steps after a first one that warms caches and memory; writes no checkpoint and no record. */
 static bool run_profile(Loop *loop, Error *error) {
     if (!run_step(loop, error)) return false;
     loop->profile = (Profile){0};
@@ -257,13 +264,30 @@ static bool open_loader(Loop *loop, Error *error) {
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
 }
 
+/* The weights of init=FOLDER, for a run without steps. */
+static bool load_initial(Session *session, Error *error) {
+    const char *folder = session->config->init;
+    void *master = executor_arena(session->executor, ARENA_MASTER);
+    Config origin;
+    OptionStrings strings = {0};
+    int64_t step;
+    if (!folder[0] || session->step) return true;
+    bool loaded = source_read_config(folder, &origin, &strings, error) &&
+                  source_load_weights(folder, &origin, session->config->precision, master, &step, error);
+    options_free_strings(&strings);
+    if (!loaded) return error_context(error, "init=%s", folder);
+    model_cast_weights(session->model.graph, master, executor_arena(session->executor, ARENA_WEIGHT));
+    log_info("starting from the weights of %s", folder);
+    return true;
+}
+
 static bool start(Loop *loop, Error *error) {
     const Config *config = loop->config;
     if (!run_lock(config->run, &loop->lock, error) || !run_open(config, error)) return false;
     session_plan(&loop->session, config);
     if (!session_check_memory(&loop->session, memory_available(), error) || !corpus_open(&loop->corpus, config, error) ||
         !evaluate_check(&loop->session, &loop->corpus, error) || !session_start(&loop->session, error) ||
-        !session_resume(&loop->session, error) || !open_loader(loop, error))
+        !session_resume(&loop->session, error) || !load_initial(&loop->session, error) || !open_loader(loop, error))
         return false;
     if (loop->session.step) log_info("continuing %s after step %lld", config->run, (long long)loop->session.step);
     Budget budget = session_budget(&loop->session);
@@ -273,6 +297,7 @@ static bool start(Loop *loop, Error *error) {
     loop->targets = memory_allocate(config->batch.tokens * sizeof(int32_t));
     loop->positions = memory_allocate(config->batch.tokens * sizeof(int32_t));
     loop->measured_flops = measure_gemm(config);
+    if (config->profile) return true;
     loop->metrics = metrics_open(config->run, loop->session.step, config->tensorboard, error);
     return loop->metrics && report_start(loop, error);
 }

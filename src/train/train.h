@@ -24,9 +24,29 @@ void corpus_close(Corpus *corpus);
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
 
 typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN for other tokenizers */
+
+/* A MODEL_EVALUATE program with weights in place, and what it shall read. */
+typedef struct EvaluationInput {
+    const Model *model;
+    Executor *executor;
+    const Shard *shard;
+    int64_t vocabulary, batches; /* batches 0: all samples of the shard */
+    bool bytes, document_mask;   /* bytes: the tokens are the byte tokenizer's */
+} EvaluationInput;
+bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
+
+/* A session's model on the validation part of its corpus. */
 bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
+
+/* -- Dumps (dump.c) ------------------------------------------------------------------------------------------------ */
+
+/* All rows of a step, microbatch after microbatch. */
+typedef struct StepInputs { const int32_t *tokens, *targets, *positions; int64_t rows; } StepInputs;
+/* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss, logits), weights.safetensors and
+ * gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT, ERROR_MEMORY. */
+bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error);
 
 /* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
 

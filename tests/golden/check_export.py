@@ -59,7 +59,7 @@ def check_tokenizer(folder):
 def check(name, settings, smelt, program, scratch):
     run, out = (os.path.join(scratch, name.replace(" ", "_") + suffix) for suffix in (".run", ".hf"))
     subprocess.run([program, "make", run, *COMMON, *settings], check=True)
-    subprocess.run([smelt, "export", run, out], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([smelt, "convert", run, out], check=True, stderr=subprocess.DEVNULL)
     ours = torch.tensor([float(line) for line in subprocess.run([program, "logits", run, TEXT], check=True, capture_output=True, text=True).stdout.split()])
     model = load(out, torch.float32)
     ids = torch.tensor([list(TEXT.encode())])
@@ -69,7 +69,7 @@ def check(name, settings, smelt, program, scratch):
     check_tokenizer(out)
     greedy = subprocess.run([smelt, "generate", run, TEXT, "temperature=0", "tokens=1"], check=True, capture_output=True).stdout
     assert greedy.startswith(TEXT.encode())
-    subprocess.run([smelt, "export", run, out, "dtype=bf16", "overwrite=true"], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([smelt, "convert", run, out, "dtype=bf16", "overwrite=true"], check=True, stderr=subprocess.DEVNULL)
     half = load(out, torch.float32)
     with torch.no_grad():
         rounded = (half(ids).logits[0, -1] - theirs).abs().max().item()

@@ -4,7 +4,7 @@
 #include "random_run.h"
 
 #include "infer/generate.h"
-#include "infer/source.h"
+#include "train/source.h"
 
 enum { SETTINGS = 64 };
 

@@ -1,0 +1,80 @@
+/* `smelt convert IN OUT [key=value ...]`: the model of a run or of a model folder as a Hugging Face folder in today's layout. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "cmd/arguments.h"
+#include "cmd/cmd.h"
+#include "data/data.h"
+#include "model/hf.h"
+#include "train/source.h"
+
+typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
+typedef enum ConvertTokenizer { TOKENIZER_BYTES, TOKENIZER_NONE } ConvertTokenizer;
+typedef struct ConvertOptions { int dtype, tokenizer; int64_t shard_bytes; bool overwrite; } ConvertOptions;
+
+#define FIELD(name) offsetof(ConvertOptions, name)
+static const Option rows[] = {
+    {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "", "type of the tensors; same: bf16 for bf16 runs and folders of 16-bit weights"},
+    {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "", "none: for runs on token shards of another tokenizer; a folder's is copied"},
+    {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes", "of tensors in one file at most, unless one tensor is larger"},
+    {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
+};
+#undef FIELD
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const ArgumentSyntax syntax = {"smelt convert", "IN OUT", 2, &table};
+
+static void print_help(void) {
+    printf("Usage: smelt convert IN OUT [key=value ...]\n\n"
+           "Writes the newest checkpoint of a run, or the model of a Hugging Face folder, as a Hugging Face folder, which transformers and what builds\n"
+           "on it load.\n\n");
+    options_print_help(&table, stdout);
+}
+
+static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
+    Model model = model_build(&config->model, wanted->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    size_t bytes = model.graph->parameter_extent * sizeof(float);
+    model_free(&model);
+    float *master = memory_map(bytes, error);
+    if (!master) return false;
+    HfExport export = *wanted;
+    export.master = master;
+    int64_t step = 0;
+    bool written = source_load_weights(in, config, export.precision, master, &step, error) && hf_write(&export, out, overwrite, error);
+    memory_unmap(master, bytes);
+    if (written && !export.source) log_info("step %" PRId64 " of %s is in %s", step, in, out);
+    if (written && export.source) log_info("the model of %s is in %s", in, out);
+    return written;
+}
+
+static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
+    Config config;
+    HfModel origin = {0};
+    if (!source_read_config(in, &config, strings, error) || !hf_check(&config.model, error)) return false;
+    bool folder = !source_is_run(in), bytes = !folder && options->tokenizer == TOKENIZER_BYTES;
+    if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
+        return error_set(error, ERROR_USAGE, "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none",
+                         config.model.vocabulary, BYTE_VOCABULARY);
+    if (folder && !hf_read(in, &origin, error)) return false;
+    bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && config.precision == PRECISION_BF16);
+    HfExport export = {.config = &config.model, .precision = half ? PRECISION_BF16 : PRECISION_FP32, .bytes = bytes,
+                       .shard_bytes = options->shard_bytes, .source = folder ? in : NULL, .origin = origin.content};
+    bool done = write_folder(in, out, &config, &export, options->overwrite, error);
+    hf_release(&origin);
+    return done;
+}
+
+int cmd_convert(int argc, char **argv) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    ConvertOptions options;
+    OptionStrings strings = {0};
+    Error error = {0};
+    const char *given[2];
+    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) && convert(given[0], given[1], &options, &strings, &error);
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

@@ -1,0 +1,49 @@
+/* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under which names and in which
+ * pieces a class stores our parameters. */
+#ifndef SMELT_MODEL_HF_INTERNAL_H
+#define SMELT_MODEL_HF_INTERNAL_H
+
+#include "model/hf.h"
+
+typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_QWEN3, HF_MPT, HF_GPT2, HF_CLASS_COUNT } HfClass;
+
+/* -- config.json (hf_config.c) ------------------------------------------------------------------------------------- */
+
+/* Reads the content of config.json; what it says of the model has passed config_check. Messages do not name the file. ERROR_CHECKPOINT. */
+bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, Error *error);
+const char *hf_architecture(HfClass class); /* "ZayaForCausalLM" */
+/* The class that a configuration is written as. */
+HfClass hf_class(const ModelConfig *config);
+/* Sets `key` and takes over the reference. */
+void hf_put(json_t *object, const char *key, json_t *value);
+static inline void hf_put_integer(json_t *object, const char *key, int64_t value) { hf_put(object, key, json_integer(value)); }
+
+/* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
+
+/* How tensors are called: as transformers writes them today; as Zyphra's first ZAYA1 folders call them, with attention and experts as layers of their
+ * own; or without the leading "transformer.", as in OpenAI's GPT-2 folders. */
+typedef enum HfLayout { LAYOUT_NATIVE, LAYOUT_LEGACY_ZAYA, LAYOUT_BARE } HfLayout;
+/* Tensors that only folders in the second or third layout have. */
+#define HF_LEGACY_MARK "model.final_norm.weight"
+#define HF_BARE_MARK "wte.weight"
+
+/* A stored tensor: `count` elements of a parameter from `first` on. */
+typedef struct HfTensor {
+    char *name;
+    int parameter; /* index in the graph */
+    int64_t first, count;
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK]; /* as stored */
+    bool transposed; /* stored as [columns, rows] of the parameter */
+} HfTensor;
+typedef struct HfTensorList { HfTensor *items; size_t count; } HfTensorList;
+
+/* Every tensor of the model's folder, in the order of the parameters. Parameters that the class does not have are left out. */
+HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout);
+void hf_tensors_free(HfTensorList *list);
+
+/* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
+
+json_t *hf_tokenizer_config(const ModelConfig *config);
+
+#endif

@@ -1,0 +1,316 @@
+/* Reading Hugging Face folders. The safetensors files stay mapped while their tensors are converted into the caller's arena, one tensor after another
+ * and each by all threads, so that a folder is read once and in order, and nothing but the arena needs memory of its own. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "model/hf_internal.h"
+
+enum {
+    JSON_LIMIT = 256 << 20, /* bytes of a JSON file */
+    FILE_LIMIT = 10000,     /* files of a folder */
+};
+
+static bool exists(const char *folder, const char *name) {
+    char *path = memory_format("%s/%s", folder, name);
+    bool there = access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
+/* NULL with ERROR_CHECKPOINT. */
+static json_t *read_json(const char *folder, const char *name, Error *error) {
+    json_error_t reason;
+    int64_t length;
+    char *path = memory_format("%s/%s", folder, name), *text = files_read_whole(path, JSON_LIMIT, &length, error);
+    json_t *content = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason) : NULL;
+    if (text && !content) error_set(error, ERROR_CHECKPOINT, "%s is not valid JSON at line %d: %s", path, reason.line, reason.text);
+    free(text);
+    free(path);
+    return content;
+}
+
+/* -- The configuration ---------------------------------------------------------------------------------------------- */
+
+bool hf_is_folder(const char *folder) { return exists(folder, "config.json"); }
+
+static bool has_byte_tokenizer(const char *folder) {
+    Error ignored = {0};
+    json_t *theirs = exists(folder, "tokenizer.json") ? read_json(folder, "tokenizer.json", &ignored) : NULL, *ours = hf_tokenizer();
+    bool same = json_equal(theirs, ours);
+    json_decref(theirs);
+    json_decref(ours);
+    return same;
+}
+
+bool hf_read(const char *folder, HfModel *model, Error *error) {
+    *model = (HfModel){.content = read_json(folder, "config.json", error)};
+    if (!model->content) return false;
+    if (!hf_parse_config(model->content, &model->config, &model->precision, error)) {
+        hf_release(model);
+        return error_context(error, "%s/config.json", folder);
+    }
+    model->bytes = has_byte_tokenizer(folder);
+    return true;
+}
+
+void hf_release(HfModel *model) {
+    json_decref(model->content);
+    model->content = NULL;
+}
+
+/* -- The files ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Entry {
+    const StoredTensor *tensor;
+    const char *path; /* of its file */
+    bool used;
+} Entry;
+
+typedef struct Folder {
+    Safetensors *files;
+    char **paths;
+    size_t count;
+    Entry *entries; /* of all files, in order of name */
+    size_t entry_count;
+} Folder;
+
+static int entry_compare(const void *left, const void *right) {
+    return strcmp(((const Entry *)left)->tensor->name, ((const Entry *)right)->tensor->name);
+}
+
+static Entry *find(const Folder *folder, const char *name) {
+    StoredTensor wanted = {.name = name};
+    Entry key = {.tensor = &wanted};
+    return folder->entry_count ? bsearch(&key, folder->entries, folder->entry_count, sizeof key, entry_compare) : NULL;
+}
+
+static void folder_close(Folder *folder) {
+    for (size_t i = 0; i < folder->count; i++) {
+        safetensors_close(&folder->files[i]);
+        free(folder->paths[i]);
+    }
+    free(folder->files);
+    free(folder->paths);
+    free(folder->entries);
+}
+
+static bool open_file(Folder *folder, const char *name, const char *file, Error *error) {
+    folder->files = memory_resize(folder->files, (folder->count + 1) * sizeof *folder->files);
+    folder->paths = memory_resize(folder->paths, (folder->count + 1) * sizeof *folder->paths);
+    folder->files[folder->count] = (Safetensors){0};
+    folder->paths[folder->count] = memory_format("%s/%s", name, file);
+    if (safetensors_open(&folder->files[folder->count], folder->paths[folder->count], error)) return ++folder->count;
+    free(folder->paths[folder->count]);
+    return false;
+}
+
+/* Opens each file of the index once. Names with a slash would lead out of the folder. */
+static bool open_shards(Folder *folder, const char *name, const json_t *map, Error *error) {
+    const char *tensor;
+    json_t *value, *opened = json_object();
+    bool good = true;
+    json_object_foreach((json_t *)map, tensor, value) {
+        const char *file = json_string_value(value);
+        if (!file || !file[0] || strchr(file, '/'))
+            good = error_set(error, ERROR_CHECKPOINT, "weight_map gives tensor %s no file of this folder", tensor);
+        else if (!json_object_get(opened, file))
+            good = (folder->count < FILE_LIMIT || error_set(error, ERROR_CHECKPOINT, "it names more than %d files", FILE_LIMIT)) &&
+                   open_file(folder, name, file, error) && json_object_set_new(opened, file, json_true()) == 0;
+        if (!good) break;
+    }
+    json_decref(opened);
+    return good;
+}
+
+/* What the index says and what the files hold must be the same. */
+static bool check_index(const Folder *folder, const char *name, const json_t *map, Error *error) {
+    const char *tensor;
+    json_t *value;
+    json_object_foreach((json_t *)map, tensor, value) {
+        const Entry *entry = find(folder, tensor);
+        const char *file = json_string_value(value);
+        if (!entry || strcmp(strrchr(entry->path, '/') + 1, file))
+            return error_set(error, ERROR_CHECKPOINT, "%s/%s: tensor %s is missing, which the index places there", name, file, tensor);
+    }
+    for (size_t i = 0; i < folder->entry_count; i++)
+        if (!json_object_get(map, folder->entries[i].tensor->name))
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is not in the index", folder->entries[i].path, folder->entries[i].tensor->name);
+    return true;
+}
+
+static bool list_entries(Folder *folder, Error *error) {
+    size_t total = 0;
+    for (size_t i = 0; i < folder->count; i++) total += folder->files[i].count;
+    folder->entries = memory_allocate((total + 1) * sizeof *folder->entries);
+    for (size_t i = 0; i < folder->count; i++)
+        for (size_t j = 0; j < folder->files[i].count; j++)
+            folder->entries[folder->entry_count++] = (Entry){.tensor = &folder->files[i].tensors[j], .path = folder->paths[i]};
+    qsort(folder->entries, total, sizeof *folder->entries, entry_compare);
+    for (size_t i = 1; i < total; i++)
+        if (!entry_compare(&folder->entries[i - 1], &folder->entries[i]))
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in %s too", folder->entries[i].path, folder->entries[i].tensor->name,
+                             folder->entries[i - 1].path);
+    return true;
+}
+
+static bool open_indexed(Folder *folder, const char *name, Error *error) {
+    static const char index_name[] = "model.safetensors.index.json";
+    json_t *index = read_json(name, index_name, error);
+    const json_t *map = json_object_get(index, "weight_map");
+    bool good = index && (json_object_size(map) > 0 || error_set(error, ERROR_CHECKPOINT, "it has no weight_map"));
+    good = good && open_shards(folder, name, map, error);
+    if (index && !good) error_context(error, "%s/%s", name, index_name);
+    good = good && list_entries(folder, error) && check_index(folder, name, map, error);
+    json_decref(index);
+    return good;
+}
+
+static bool folder_open(Folder *folder, const char *name, Error *error) {
+    *folder = (Folder){0};
+    if (exists(name, "model.safetensors")) return open_file(folder, name, "model.safetensors", error) && list_entries(folder, error);
+    if (exists(name, "model.safetensors.index.json")) return open_indexed(folder, name, error);
+    return error_set(error, ERROR_CHECKPOINT, "%s has neither model.safetensors nor model.safetensors.index.json", name);
+}
+
+/* -- Converting ----------------------------------------------------------------------------------------------------- */
+
+static float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The exponents of halves are 112 below those of floats; a product moves the subnormal ones too. */
+static float from_half(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
+    float value = rest < 0x0f800000 ? from_bits(rest) * 0x1p112f : from_bits(rest | 0x7f800000);
+    return sign ? -value : value;
+}
+
+/* `source` may be unaligned. */
+static float load(StoredType type, const char *source, int64_t index) {
+    uint16_t half;
+    float value;
+    if (type == STORED_F32) return memcpy(&value, source + index * 4, 4), value;
+    memcpy(&half, source + index * 2, 2);
+    return type == STORED_BF16 ? from_bits((uint32_t)half << 16) : from_half(half);
+}
+
+static void convert(Precision to, void *target, StoredType from, const char *source, int64_t count) {
+    if (to == PRECISION_FP64) {
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++) ((double *)target)[i] = load(from, source, i);
+    } else if (from == STORED_F32) {
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++) memcpy((float *)target + i, source + i * 4, 4);
+    } else if (from == STORED_BF16) {
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++) ((float *)target)[i] = load(STORED_BF16, source, i);
+    } else {
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < count; i++) ((float *)target)[i] = load(STORED_F16, source, i);
+    }
+}
+
+/* Row by row of the target, whose columns are the rows of the source. */
+static void convert_transposed(Precision to, void *target, StoredType from, const char *source, int64_t rows, int64_t columns) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) {
+            float value = load(from, source, c * rows + r);
+            if (to == PRECISION_FP64) ((double *)target)[r * columns + c] = value;
+            else ((float *)target)[r * columns + c] = value;
+        }
+}
+
+/* -- Weights -------------------------------------------------------------------------------------------------------- */
+
+static void format_shape(char text[128], int rank, const int64_t *shape) {
+    int used = snprintf(text, 128, "[");
+    for (int i = 0; i < rank && used < 100; i++) used += snprintf(text + used, 128 - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    snprintf(text + used, 128 - used, "]");
+}
+
+static bool check_tensor(const Entry *entry, const HfTensor *wanted, Error *error) {
+    const StoredTensor *tensor = entry->tensor;
+    char stored[128], expected[128];
+    if (tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is of type %s, and weights are read as F32, BF16 and F16", entry->path, tensor->name,
+                         stored_type_name(tensor->type));
+    if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
+    format_shape(stored, tensor->rank, tensor->shape);
+    format_shape(expected, wanted->rank, wanted->shape);
+    return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and config.json asks for %s", entry->path, tensor->name, stored, expected);
+}
+
+static bool load_tensors(Folder *folder, const char *name, const HfTensorList *list, const Graph *graph, void *master, Error *error) {
+    for (size_t i = 0; i < list->count; i++) {
+        const HfTensor *wanted = &list->items[i];
+        Entry *entry = find(folder, wanted->name);
+        if (!entry)
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which config.json asks for", folder->count == 1 ? folder->paths[0] : name,
+                             wanted->name);
+        if (!check_tensor(entry, wanted, error)) return false;
+        entry->used = true;
+        char *target = (char *)master + (graph->parameters[wanted->parameter].offset + wanted->first) * precision_bytes(graph->precision, TYPE_WIDE);
+        if (wanted->transposed)
+            convert_transposed(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->shape[1], wanted->shape[0]);
+        else convert(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->count);
+    }
+    return true;
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && !strcmp(text + length - tail, end);
+}
+
+/* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers: frequencies and masks. */
+static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
+    const StoredTensor *tensor = entry->tensor;
+    if (ends_with(tensor->name, ".rotary_emb.inv_freq")) return true;
+    if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias"))) return true;
+    const Entry *table = find(folder, "model.embed_tokens.weight");
+    if (!table) table = find(folder, "transformer.wte.weight");
+    if (!table) table = find(folder, HF_BARE_MARK);
+    int64_t bytes = config->vocabulary * config->width * (int64_t)stored_type_bytes(tensor->type);
+    return config->tied && !strcmp(tensor->name, "lm_head.weight") && table && table->tensor->type == tensor->type && tensor->rank == 2 &&
+           !memcmp(table->tensor->shape, tensor->shape, 2 * sizeof *tensor->shape) && !memcmp(table->tensor->data, tensor->data, bytes);
+}
+
+static bool check_rest(const Folder *folder, const ModelConfig *config, Error *error) {
+    for (size_t i = 0; i < folder->entry_count; i++) {
+        const Entry *entry = &folder->entries[i];
+        if (entry->used || is_redundant(folder, entry, config)) continue;
+        bool head = config->tied && !strcmp(entry->tensor->name, "lm_head.weight");
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s", entry->path, entry->tensor->name,
+                         head ? "differs from the embedding, and config.json says that they are tied" : "is none of the model that config.json describes");
+    }
+    return true;
+}
+
+/* Routers without balancing biases in the folder have none that count. */
+static void clear_biases(const Graph *graph, char *master) {
+    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].kind == PARAMETER_CONTROLLER) memset(master + graph->parameters[i].offset * unit, 0, graph->parameters[i].count * unit);
+}
+
+bool hf_load_weights(const char *name, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
+    Folder folder;
+    HfTensorList list = {0};
+    bool good = folder_open(&folder, name, error);
+    if (good) {
+        bool legacy = config->family == FAMILY_ZAYA && find(&folder, HF_LEGACY_MARK), bare = find(&folder, HF_BARE_MARK) != NULL;
+        list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
+        clear_biases(graph, master);
+        good = load_tensors(&folder, name, &list, graph, master, error) && check_rest(&folder, config, error);
+    }
+    hf_tensors_free(&list);
+    folder_close(&folder);
+    return good;
+}

@@ -1,0 +1,342 @@
+/* Text to ids, in the order of the `tokenizers` library: added tokens are cut out of the raw text; what lies between them is normalised;
+ * added tokens that are matched after normalisation are cut out; the rest is divided into words, and words are merged. Ordinary words repeat,
+ * so each encoder keeps the ids of those that it saw lately. An encoder owns all that changes while encoding; the tokenizer is shared. */
+#include <stdlib.h>
+#include <utf8proc.h>
+
+#include "base/hash.h"
+#include "base/memory.h"
+#include "token/internal.h"
+
+enum { CACHE_WORD = 128, CACHE_SLOTS = 1 << 17, CACHE_BYTES = 1 << 23, TEXT_LIMIT = 1 << 30 };
+
+/* A word's bytes stand behind its ids in the arena; ids 0: free. Words without ids are not kept. */
+typedef struct CacheSlot {
+    uint64_t hash;
+    uint32_t at;
+    uint16_t ids, bytes;
+} CacheSlot;
+
+struct TokenizerEncoder {
+    const Tokenizer *tokenizer;
+    RegexScratch *scratch;
+    Merger merger;
+    Buffer normal[2], steps[STEPS]; /* steps: text that a step of the pre-tokenizer rewrote */
+    CacheSlot *cache;
+    char *arena;
+    size_t arena_used, cache_count;
+    unsigned flags;
+    TokenIds *out;
+};
+
+TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer) {
+    TokenizerEncoder *encoder = memory_allocate(sizeof *encoder);
+    encoder->tokenizer = tokenizer;
+    encoder->scratch = regex_scratch_open();
+    encoder->cache = memory_allocate(CACHE_SLOTS * sizeof *encoder->cache);
+    encoder->arena = memory_allocate(CACHE_BYTES);
+    return encoder;
+}
+
+void tokenizer_encoder_free(TokenizerEncoder *encoder) {
+    if (!encoder) return;
+    regex_scratch_free(encoder->scratch);
+    merger_free(&encoder->merger);
+    for (int i = 0; i < 2; i++) free(encoder->normal[i].bytes);
+    for (int i = 0; i < STEPS; i++) free(encoder->steps[i].bytes);
+    free(encoder->cache);
+    free(encoder->arena);
+    free(encoder);
+}
+
+void token_ids_append(TokenIds *ids, int32_t id) {
+    if (ids->count == ids->capacity) {
+        ids->capacity = ids->capacity * 2 + 64;
+        ids->items = memory_resize(ids->items, ids->capacity * sizeof *ids->items);
+    }
+    ids->items[ids->count++] = id;
+}
+
+void token_ids_free(TokenIds *ids) {
+    free(ids->items);
+    *ids = (TokenIds){0};
+}
+
+/* -- Words --------------------------------------------------------------------------------------------------------- */
+
+static void remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
+    size_t size = count * sizeof *ids + ((word.size + 3) & ~(size_t)3);
+    if (count == 0) return;
+    if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: begin anew */
+        memset(encoder->cache, 0, CACHE_SLOTS * sizeof *encoder->cache);
+        encoder->arena_used = encoder->cache_count = 0;
+        slot = &encoder->cache[hash & (CACHE_SLOTS - 1)];
+    }
+    *slot = (CacheSlot){hash, (uint32_t)encoder->arena_used, (uint16_t)count, (uint16_t)word.size};
+    memcpy(encoder->arena + slot->at, ids, count * sizeof *ids);
+    memcpy(encoder->arena + slot->at + count * sizeof *ids, word.bytes, word.size);
+    encoder->arena_used += size;
+    encoder->cache_count++;
+}
+
+static void encode_word(TokenizerEncoder *encoder, Span word) {
+    TokenIds *out = encoder->out;
+    if (word.size > CACHE_WORD) {
+        merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
+        return;
+    }
+    uint64_t hash = hash_bytes(word.bytes, word.size);
+    size_t place = hash & (CACHE_SLOTS - 1);
+    for (; encoder->cache[place].ids > 0; place = (place + 1) & (CACHE_SLOTS - 1)) {
+        const CacheSlot *slot = &encoder->cache[place];
+        const char *ids = encoder->arena + slot->at;
+        if (slot->hash != hash || slot->bytes != word.size || memcmp(ids + slot->ids * sizeof(int32_t), word.bytes, word.size) != 0) continue;
+        for (int i = 0; i < slot->ids; i++) {
+            int32_t id;
+            memcpy(&id, ids + (size_t)i * sizeof id, sizeof id);
+            token_ids_append(out, id);
+        }
+        return;
+    }
+    size_t before = out->count;
+    merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
+    remember(encoder, &encoder->cache[place], hash, word, out->items + before, out->count - before);
+}
+
+static const char metaspace[] = "\xE2\x96\x81";
+enum { METASPACE = sizeof metaspace - 1 };
+
+/* Where no merge reaches over the start of a run of U+2581, a long text is cut there, with the same result. */
+static void encode_piece(TokenizerEncoder *encoder, Span piece) {
+    size_t start = 0, at = 0;
+    while (encoder->tokenizer->space_begins_words && at < piece.size) {
+        const char *found = memmem(piece.bytes + at, piece.size - at, metaspace, METASPACE);
+        if (!found) break;
+        size_t place = (size_t)(found - piece.bytes);
+        if (place > at && place > start) {
+            encode_word(encoder, (Span){piece.bytes + start, place - start});
+            start = place;
+        }
+        at = place + METASPACE;
+    }
+    if (start < piece.size) encode_word(encoder, (Span){piece.bytes + start, piece.size - start});
+}
+
+/* -- Division into words ------------------------------------------------------------------------------------------- */
+
+static bool divide(TokenizerEncoder *encoder, int step, Span piece, bool at_start, Error *error);
+
+/* The pieces of one step: matches and what lies between them arrive in order; `behavior` says how they are joined. */
+typedef struct Division {
+    TokenizerEncoder *encoder;
+    int next;
+    Span text;
+    bool at_start;
+    SplitBehavior behavior;
+    bool waiting, waiting_matched;
+    size_t start, end; /* of the piece that waits */
+} Division;
+
+static bool pass_on(Division *division, size_t start, size_t end, Error *error) {
+    return divide(division->encoder, division->next, (Span){division->text.bytes + start, end - start}, division->at_start && start == 0,
+                  error);
+}
+
+static bool pass_waiting(Division *division, Error *error) {
+    bool waiting = division->waiting;
+    division->waiting = false;
+    return !waiting || pass_on(division, division->start, division->end, error);
+}
+
+static bool joins(const Division *division, bool matched) {
+    switch (division->behavior) {
+    case SPLIT_CONTIGUOUS: return matched == division->waiting_matched;
+    case SPLIT_WITH_PREVIOUS: return matched && !division->waiting_matched;
+    case SPLIT_WITH_NEXT: return !matched && division->waiting_matched;
+    default: return false;
+    }
+}
+
+static bool take(Division *division, bool matched, size_t start, size_t end, Error *error) {
+    if (division->behavior == SPLIT_ISOLATED) return pass_on(division, start, end, error);
+    if (division->behavior == SPLIT_REMOVED) return matched || pass_on(division, start, end, error);
+    if (division->waiting && joins(division, matched)) {
+        division->end = end;
+    } else {
+        if (!pass_waiting(division, error)) return false;
+        division->start = start;
+        division->end = end;
+        division->waiting = true;
+    }
+    division->waiting_matched = matched;
+    return true;
+}
+
+static int find_split(const SplitStep *step, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
+    if (step->regex) return regex_find(step->regex, scratch, text.bytes, text.size, from, start, end, error);
+    const char *found = memmem(text.bytes + from, text.size - from, step->text.bytes, step->text.size);
+    if (!found) return 0;
+    *start = (size_t)(found - text.bytes);
+    *end = *start + step->text.size;
+    return 1;
+}
+
+/* An empty match divides the text where it lies. */
+static bool divide_by_pattern(Division *division, const SplitStep *step, Error *error) {
+    Span text = division->text;
+    size_t taken = 0, from = 0, start, end, size;
+    while (taken < text.size && from <= text.size) {
+        int found = find_split(step, division->encoder->scratch, text, from, &start, &end, error);
+        if (found < 0) return false;
+        if (found == 0) break;
+        if (start > taken && !take(division, step->invert, taken, start, error)) return false;
+        if (!take(division, !step->invert, start, end, error)) return false;
+        taken = from = end;
+        if (start == end) from += end < text.size ? (text_character(text.bytes + end, &size), size) : 1;
+    }
+    if (taken < text.size && !take(division, step->invert, taken, text.size, error)) return false;
+    return pass_waiting(division, error);
+}
+
+/* Copies the piece behind a space, unless it has one. */
+static Span with_prefix(Buffer *buffer, Span prefix, Span piece) {
+    if (piece.size >= prefix.size && memcmp(piece.bytes, prefix.bytes, prefix.size) == 0) return piece;
+    buffer->size = 0;
+    buffer_append(buffer, prefix.bytes, prefix.size);
+    buffer_append(buffer, piece.bytes, piece.size);
+    return (Span){buffer->bytes, buffer->size};
+}
+
+/* Spaces become the step's character; then one may be put in front. */
+static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span piece, bool at_start) {
+    Span mark = {step->text.bytes, step->text.size};
+    bool marked = piece.bytes[0] == ' ' || (piece.size >= mark.size && memcmp(piece.bytes, mark.bytes, mark.size) == 0);
+    buffer->size = 0;
+    if (!marked && (step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start)))
+        buffer_append(buffer, mark.bytes, mark.size);
+    for (size_t at = 0; at < piece.size;) {
+        const char *space = memchr(piece.bytes + at, ' ', piece.size - at);
+        size_t end = space ? (size_t)(space - piece.bytes) : piece.size;
+        buffer_append(buffer, piece.bytes + at, end - at);
+        if (space) buffer_append(buffer, mark.bytes, mark.size);
+        at = end + 1;
+    }
+    return (Span){buffer->bytes, buffer->size};
+}
+
+static bool divide(TokenizerEncoder *encoder, int step_index, Span piece, bool at_start, Error *error) {
+    if (piece.size == 0) return true;
+    if (step_index == encoder->tokenizer->split_count) return encode_piece(encoder, piece), true;
+    const SplitStep *step = &encoder->tokenizer->splits[step_index];
+    Buffer *buffer = &encoder->steps[step_index];
+    Division division = {encoder, step_index + 1, piece, at_start, step->behavior, false, false, 0, 0};
+    switch (step->kind) {
+    case SPLIT_PREFIX_SPACE: return divide(encoder, step_index + 1, with_prefix(buffer, (Span){" ", 1}, piece), at_start, error);
+    case SPLIT_METASPACE:
+        division.text = with_metaspaces(buffer, step, piece, at_start);
+        if (!step->split) return divide(encoder, step_index + 1, division.text, at_start, error);
+        break;
+    case SPLIT_PATTERN: break;
+    }
+    return divide_by_pattern(&division, step, error);
+}
+
+/* -- Added tokens -------------------------------------------------------------------------------------------------- */
+
+static bool is_word_character(const char *text, size_t length, bool last) {
+    if (length == 0) return false;
+    size_t start = last ? length - 1 : 0, size;
+    while (last && start > 0 && length - start < 4 && (text[start] & 0xC0) == 0x80) start--;
+    if (text_well_formed(text + start, length - start < 4 ? length - start : 4) == 0) return false;
+    uint32_t character = text_character(text + start, &size);
+    switch (utf8proc_category((utf8proc_int32_t)character)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC: return true;
+    default: return character == 0x200C || character == 0x200D || (character >= 0x24B6 && character <= 0x24E9);
+    }
+}
+
+static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Error *error);
+
+static bool encode_between(TokenizerEncoder *encoder, bool raw, Span text, bool at_start, Error *error) {
+    if (text.size == 0) return true;
+    return raw ? encode_raw(encoder, text, at_start, error) : divide(encoder, 0, text, at_start, error);
+}
+
+/* Whether a match counts; its bounds take in the white space that the token wants. `taken` is where the text before it begins. */
+static bool accept(const TokenizerEncoder *encoder, const AddedToken *token, Span text, size_t taken, size_t *start, size_t *end) {
+    if (token->special && (encoder->flags & TOKENIZER_PLAIN_SPECIAL)) return false;
+    if (token->single_word &&
+        (is_word_character(text.bytes, *start, true) || is_word_character(text.bytes + *end, text.size - *end, false)))
+        return false;
+    if (token->left_strip) {
+        *start -= text_trailing_spaces(text.bytes, *start);
+        if (*start < taken) *start = taken;
+    }
+    if (token->right_strip) *end += text_spaces(text.bytes + *end, text.size - *end);
+    return true;
+}
+
+/* Cuts out the added tokens of one trie and encodes what lies between them. */
+static bool encode_around_added(TokenizerEncoder *encoder, bool raw, Span text, bool at_start, Error *error) {
+    const Trie *trie = raw ? &encoder->tokenizer->raw : &encoder->tokenizer->normal;
+    size_t taken = 0, matched = 0;
+    for (size_t at = 0; trie->nodes > 0 && at < text.size;) {
+        int32_t index = trie->first[(unsigned char)text.bytes[at]] ? trie_match(trie, text.bytes + at, text.size - at, &matched) : TOKEN_NONE;
+        if (index == TOKEN_NONE) {
+            at++;
+            continue;
+        }
+        const AddedToken *token = &encoder->tokenizer->added[index];
+        size_t start = at, end = at + matched;
+        at = end;
+        if (!accept(encoder, token, text, taken, &start, &end)) continue;
+        if (start > taken && !encode_between(encoder, raw, (Span){text.bytes + taken, start - taken}, at_start && taken == 0, error))
+            return false;
+        token_ids_append(encoder->out, token->id);
+        taken = end;
+    }
+    return encode_between(encoder, raw, (Span){text.bytes + taken, text.size - taken}, at_start && taken == 0, error);
+}
+
+static bool encode_well_formed(TokenizerEncoder *encoder, Span text, bool at_start, Error *error) {
+    Span normal;
+    if (!normalize(encoder->tokenizer, encoder->scratch, text, &encoder->normal[0], &encoder->normal[1], &normal, error)) return false;
+    return encode_around_added(encoder, false, normal, at_start, error);
+}
+
+/* Text without raw added tokens: well-formed stretches, and between them ill-formed ones, each one word. */
+static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Error *error) {
+    for (size_t at = 0; at < text.size;) {
+        size_t size = text_well_formed(text.bytes + at, text.size - at);
+        if (size > 0 && !encode_well_formed(encoder, (Span){text.bytes + at, size}, at_start && at == 0, error)) return false;
+        at += size;
+        size = text_ill_formed(text.bytes + at, text.size - at);
+        if (size > 0) encode_word(encoder, (Span){text.bytes + at, size});
+        at += size;
+    }
+    return true;
+}
+
+bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error) {
+    if (length > TEXT_LIMIT)
+        return error_set(error, ERROR_DATA, "a text has %zu bytes but at most %d are encoded at once; divide it into documents", length,
+                         TEXT_LIMIT);
+    const TokenIds *before = &encoder->tokenizer->before, *after = &encoder->tokenizer->after;
+    bool special = flags & TOKENIZER_ADD_SPECIAL;
+    encoder->out = out;
+    encoder->flags = flags;
+    for (size_t i = 0; special && i < before->count; i++) token_ids_append(out, before->items[i]);
+    if (length > 0 && !encode_around_added(encoder, true, (Span){text, length}, true, error)) return false;
+    for (size_t i = 0; special && i < after->count; i++) token_ids_append(out, after->items[i]);
+    return true;
+}

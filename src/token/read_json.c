@@ -1,0 +1,421 @@
+/* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model, post_processor, decoder, added tokens)
+ * becomes steps of the tokenizer's own; a part of a kind that is not known here is an error, because leaving it out would give other ids. JSON
+ * is parsed by jansson, which bounds nesting; duplicate keys are refused. Owns nothing after it returns. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <utf8proc.h>
+
+#include "base/memory.h"
+#include "token/internal.h"
+
+enum { TEMPLATE_LIMIT = 64 };
+
+/* -- JSON values --------------------------------------------------------------------------------------------------- */
+
+static bool refuse(Error *error, const char *part, const char *what) {
+    return error_set(error, ERROR_DATA, "its %s %s; smelt does not read that", part, what);
+}
+
+static Span text_of(const json_t *value) {
+    return json_is_string(value) ? (Span){json_string_value(value), json_string_length(value)} : (Span){NULL, 0};
+}
+
+static bool is_text(const json_t *value, const char *text) {
+    Span span = text_of(value);
+    return span.bytes && span.size == strlen(text) && memcmp(span.bytes, text, span.size) == 0;
+}
+
+static bool is_kind(const json_t *object, const char *kind) { return is_text(json_object_get(object, "type"), kind); }
+
+/* A flag that is missing or null has its usual value. */
+static bool flag_of(const json_t *object, const char *name, bool usual) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_boolean(value) ? json_is_true(value) : usual;
+}
+
+static bool refuse_kind(Error *error, const char *part, const json_t *object) {
+    Span kind = text_of(json_object_get(object, "type"));
+    char what[120];
+    snprintf(what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4, kind.bytes ? kind.bytes : "none");
+    return refuse(error, part, what);
+}
+
+static bool copy_text(Buffer *buffer, const json_t *value, const char *part, Error *error) {
+    Span span = text_of(value);
+    if (!span.bytes) return refuse(error, part, "lacks a text where one belongs");
+    buffer_append(buffer, span.bytes, span.size);
+    return true;
+}
+
+static bool read_id(const json_t *value, int32_t *id, Error *error) {
+    json_int_t number = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (number < 0 || number >= MAXIMUM_ID)
+        return error_set(error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number, MAXIMUM_ID - 1);
+    *id = (int32_t)number;
+    return true;
+}
+
+/* {"String": "..."} or {"Regex": "..."}. A fixed text is never empty. */
+static bool read_pattern(const json_t *pattern, Regex **regex, Buffer *text, const char *part, Error *error) {
+    Span expression = text_of(json_object_get(pattern, "Regex"));
+    if (expression.bytes) return (*regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
+    if (!copy_text(text, json_is_string(pattern) ? pattern : json_object_get(pattern, "String"), part, error)) return false;
+    return text->size > 0 || refuse(error, part, "replaces or splits at an empty text");
+}
+
+/* Calls `read` for the object, or for each member of a Sequence, in order. */
+typedef bool (*ReadStep)(Tokenizer *tokenizer, const json_t *object, Error *error);
+static bool read_steps(Tokenizer *tokenizer, const json_t *object, const char *members, ReadStep read, Error *error) {
+    if (!object || json_is_null(object)) return true;
+    if (!is_kind(object, "Sequence")) return read(tokenizer, object, error);
+    size_t index;
+    json_t *member;
+    json_array_foreach(json_object_get(object, members), index, member) {
+        if (is_kind(member, "Sequence")) return refuse(error, members, "hold a Sequence in a Sequence");
+        if (!read(tokenizer, member, error)) return false;
+    }
+    return true;
+}
+
+/* -- Normalizer ---------------------------------------------------------------------------------------------------- */
+
+static int form_of(const json_t *object) {
+    int composed = UTF8PROC_STABLE | UTF8PROC_COMPOSE, decomposed = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
+    if (is_kind(object, "NFC")) return composed;
+    if (is_kind(object, "NFD")) return decomposed;
+    if (is_kind(object, "NFKC")) return composed | UTF8PROC_COMPAT;
+    return is_kind(object, "NFKD") ? decomposed | UTF8PROC_COMPAT : 0;
+}
+
+static bool read_normal(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    if (tokenizer->normal_count == STEPS) return refuse(error, "normalizer", "has more than 16 steps");
+    NormalStep *step = &tokenizer->normals[tokenizer->normal_count++];
+    step->form = form_of(object);
+    if (step->form != 0) {
+        step->kind = NORMAL_FORM;
+    } else if (is_kind(object, "Prepend")) {
+        step->kind = NORMAL_PREPEND;
+        return copy_text(&step->text, json_object_get(object, "prepend"), "normalizer", error);
+    } else if (is_kind(object, "Replace")) {
+        step->kind = NORMAL_REPLACE;
+        return read_pattern(json_object_get(object, "pattern"), &step->regex, &step->text, "normalizer", error) &&
+               copy_text(&step->with, json_object_get(object, "content"), "normalizer", error);
+    } else if (is_kind(object, "Strip")) {
+        step->kind = NORMAL_STRIP;
+        step->left = flag_of(object, "strip_left", true);
+        step->right = flag_of(object, "strip_right", true);
+    } else {
+        return refuse_kind(error, "normalizer", object);
+    }
+    return true;
+}
+
+/* -- Pre-tokenizer ------------------------------------------------------------------------------------------------- */
+
+static bool read_behavior(SplitBehavior *behavior, const json_t *value, Error *error) {
+    static const char *const names[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *behavior = (SplitBehavior)i;
+        if (is_text(value, names[i])) return true;
+    }
+    return refuse(error, "pre_tokenizer", "has an unknown behavior");
+}
+
+static bool set_pattern(SplitStep *step, const char *pattern, SplitBehavior behavior, Error *error) {
+    step->kind = SPLIT_PATTERN;
+    step->behavior = behavior;
+    step->regex = regex_open(pattern, strlen(pattern), REGEX_ONIGURUMA, error);
+    return step->regex != NULL;
+}
+
+static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) {
+    const json_t *scheme = json_object_get(object, "prepend_scheme");
+    step->kind = SPLIT_METASPACE;
+    step->behavior = SPLIT_WITH_NEXT;
+    step->split = flag_of(object, "split", true);
+    if (is_text(scheme, "never")) step->prepend = PREPEND_NEVER;
+    else if (is_text(scheme, "first")) step->prepend = PREPEND_FIRST;
+    else if (!scheme && !flag_of(object, "add_prefix_space", true)) step->prepend = PREPEND_NEVER;
+    return copy_text(&step->text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
+           (step->text.size > 0 || refuse(error, "pre_tokenizer", "replaces spaces by nothing"));
+}
+
+static SplitStep *new_split(Tokenizer *tokenizer, Error *error) {
+    if (tokenizer->split_count < STEPS) return &tokenizer->splits[tokenizer->split_count++];
+    refuse(error, "pre_tokenizer", "has more than 16 steps");
+    return NULL;
+}
+
+/* Words become bytes at the end, so nothing may divide them afterwards. */
+static bool read_byte_level(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    SplitStep *step;
+    tokenizer->byte_level = true;
+    if (flag_of(object, "add_prefix_space", true)) {
+        if (!(step = new_split(tokenizer, error))) return false;
+        step->kind = SPLIT_PREFIX_SPACE;
+    }
+    if (!flag_of(object, "use_regex", true)) return true;
+    return (step = new_split(tokenizer, error)) && set_pattern(step, known_pattern("gpt2")->json, SPLIT_ISOLATED, error);
+}
+
+static bool read_split(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    if (tokenizer->byte_level) return refuse(error, "pre_tokenizer", "has a step after ByteLevel");
+    if (is_kind(object, "ByteLevel")) return read_byte_level(tokenizer, object, error);
+    SplitStep *step = new_split(tokenizer, error);
+    if (!step) return false;
+    if (is_kind(object, "Metaspace")) return read_metaspace(step, object, error);
+    if (is_kind(object, "Digits"))
+        return set_pattern(step, "\\p{N}", flag_of(object, "individual_digits", false) ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, error);
+    if (is_kind(object, "WhitespaceSplit")) return set_pattern(step, "\\s", SPLIT_REMOVED, error);
+    if (is_kind(object, "Punctuation")) {
+        const json_t *behavior = json_object_get(object, "behavior");
+        return set_pattern(step, "[\\p{P}$+<=>\\^`|~]", SPLIT_ISOLATED, error) && (!behavior || read_behavior(&step->behavior, behavior, error));
+    }
+    if (!is_kind(object, "Split")) return refuse_kind(error, "pre_tokenizer", object);
+    step->kind = SPLIT_PATTERN;
+    step->invert = flag_of(object, "invert", false);
+    return read_behavior(&step->behavior, json_object_get(object, "behavior"), error) &&
+           read_pattern(json_object_get(object, "pattern"), &step->regex, &step->text, "pre_tokenizer", error);
+}
+
+/* -- Model --------------------------------------------------------------------------------------------------------- */
+
+static bool is_empty(const json_t *value) {
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_string(value) && json_string_length(value) == 0) ||
+           (json_is_number(value) && json_number_value(value) == 0);
+}
+
+static bool read_vocabulary(Tokenizer *tokenizer, json_t *vocabulary, Error *error) {
+    const char *token;
+    size_t length;
+    json_t *value;
+    if (!json_is_object(vocabulary)) return refuse(error, "model", "has no vocab object");
+    json_object_keylen_foreach(vocabulary, token, length, value) {
+        int32_t id = 0;
+        if (!read_id(value, &id, error) || !tokenizer_add_word(tokenizer, token, length, id, error))
+            return error_context(error, "token '%.*s'", length < 80 ? (int)length : 80, token);
+    }
+    return true;
+}
+
+/* A merge is "left right" or ["left", "right"]. */
+static bool read_merge(const json_t *merge, Span *left, Span *right) {
+    if (json_is_array(merge) && json_array_size(merge) == 2) {
+        *left = text_of(json_array_get(merge, 0));
+        *right = text_of(json_array_get(merge, 1));
+        return left->bytes && right->bytes;
+    }
+    *left = text_of(merge);
+    const char *space = left->bytes ? memchr(left->bytes, ' ', left->size) : NULL;
+    if (!space) return false;
+    size_t size = (size_t)(space - left->bytes);
+    *right = (Span){space + 1, left->size - size - 1};
+    left->size = size;
+    return !memchr(right->bytes, ' ', right->size);
+}
+
+static bool add_merge(Tokenizer *tokenizer, Span left, Span right, uint64_t rank, Buffer *joined, Error *error) {
+    joined->size = 0;
+    buffer_append(joined, left.bytes, left.size);
+    buffer_append(joined, right.bytes, right.size);
+    int32_t ids[] = {token_map_get(&tokenizer->contents, left.bytes, left.size), token_map_get(&tokenizer->contents, right.bytes, right.size),
+                     token_map_get(&tokenizer->contents, joined->bytes, joined->size)};
+    for (int i = 0; i < 3; i++)
+        if (ids[i] == TOKEN_NONE) return error_set(error, ERROR_DATA, "a token of the merge is not in the vocabulary");
+    *pair_map_put(&tokenizer->merges, pair_key((uint32_t)ids[0], (uint32_t)ids[1])) = rank << 32 | (uint32_t)ids[2];
+    bool starts = right.size >= 3 && memcmp(right.bytes, "\xE2\x96\x81", 3) == 0;
+    bool follows = left.size >= 3 && memcmp(left.bytes + left.size - 3, "\xE2\x96\x81", 3) == 0;
+    if (starts && !follows) tokenizer->space_begins_words = false;
+    return true;
+}
+
+static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
+    size_t index;
+    json_t *merge;
+    Buffer joined = {0};
+    bool good = json_is_array(merges) || refuse(error, "model", "has no merges");
+    json_array_foreach(merges, index, merge) {
+        Span left = {0}, right = {0};
+        good = good && (read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "it is not two tokens"));
+        good = good && add_merge(tokenizer, left, right, index, &joined, error);
+        if (good) continue;
+        error_context(error, "merge %zu", index);
+        break;
+    }
+    free(joined.bytes);
+    return good;
+}
+
+static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) {
+    const json_t *merges = json_object_get(model, "merges"), *unknown = json_object_get(model, "unk_token");
+    if (!is_kind(model, "BPE") && !(merges && !json_object_get(model, "type"))) return refuse_kind(error, "model", model);
+    if (!is_empty(json_object_get(model, "dropout"))) return refuse(error, "model", "has a dropout");
+    if (!is_empty(json_object_get(model, "continuing_subword_prefix"))) return refuse(error, "model", "has a continuing_subword_prefix");
+    if (!is_empty(json_object_get(model, "end_of_word_suffix"))) return refuse(error, "model", "has an end_of_word_suffix");
+    tokenizer->byte_fallback = flag_of(model, "byte_fallback", false);
+    tokenizer->fuse_unknown = flag_of(model, "fuse_unk", false);
+    tokenizer->whole_words = flag_of(model, "ignore_merges", false);
+    tokenizer->space_begins_words = !tokenizer->byte_level && !tokenizer->whole_words;
+    if (tokenizer->byte_level && tokenizer->byte_fallback) return refuse(error, "model", "has byte_fallback beside ByteLevel");
+    if (!read_vocabulary(tokenizer, json_object_get(model, "vocab"), error)) return false;
+    if (json_is_string(unknown)) {
+        tokenizer->unknown = token_map_get(&tokenizer->contents, json_string_value(unknown), json_string_length(unknown));
+        if (tokenizer->unknown == TOKEN_NONE) return refuse(error, "model", "has an unk_token that is not in the vocabulary");
+    }
+    if (token_map_get(&tokenizer->contents, "\xE2\x96\x81", 3) == TOKEN_NONE) tokenizer->space_begins_words = false;
+    return read_merges(tokenizer, json_object_get(model, "merges"), error);
+}
+
+/* -- Added tokens -------------------------------------------------------------------------------------------------- */
+
+static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
+    size_t index;
+    json_t *object;
+    if (list && !json_is_null(list) && !json_is_array(list)) return refuse(error, "added_tokens", "are no list");
+    json_array_foreach(list, index, object) {
+        AddedToken token = {.special = flag_of(object, "special", false),
+                            .single_word = flag_of(object, "single_word", false),
+                            .left_strip = flag_of(object, "lstrip", false),
+                            .right_strip = flag_of(object, "rstrip", false)};
+        token.normalized = flag_of(object, "normalized", !token.special);
+        if (!read_id(json_object_get(object, "id"), &token.id, error) ||
+            !copy_text(&token.content, json_object_get(object, "content"), "added token", error))
+            return error_context(error, "added token %zu", index);
+        tokenizer_add_added(tokenizer, &token);
+    }
+    return true;
+}
+
+/* -- Post-processor ------------------------------------------------------------------------------------------------ */
+
+static bool read_template_token(TokenIds *out, const json_t *tokens, const json_t *item, Error *error) {
+    Span name = text_of(json_object_get(item, "id"));
+    const json_t *token = name.bytes ? json_object_getn(tokens, name.bytes, name.size) : NULL, *value;
+    size_t index;
+    if (!json_is_array(json_object_get(token, "ids"))) return refuse(error, "post_processor", "names a special token that it does not define");
+    json_array_foreach(json_object_get(token, "ids"), index, value) {
+        int32_t id = 0;
+        if (!read_id(value, &id, error)) return false;
+        if (out->count == TEMPLATE_LIMIT) return refuse(error, "post_processor", "adds more than 64 tokens");
+        token_ids_append(out, id);
+    }
+    return true;
+}
+
+static bool read_template(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    size_t index;
+    json_t *item;
+    bool seen = false;
+    const json_t *tokens = json_object_get(object, "special_tokens");
+    json_array_foreach(json_object_get(object, "single"), index, item) {
+        const json_t *special = json_object_get(item, "SpecialToken");
+        if (special && !read_template_token(seen ? &tokenizer->after : &tokenizer->before, tokens, special, error)) return false;
+        if (!special && (seen || !json_object_get(item, "Sequence"))) return refuse(error, "post_processor", "has a template with more than one text");
+        seen = seen || !special;
+    }
+    return seen || refuse(error, "post_processor", "has a template without a text");
+}
+
+/* ["[CLS]", 101] */
+static bool read_named_id(TokenIds *out, const json_t *pair, Error *error) {
+    int32_t id = 0;
+    if (!read_id(json_array_get(pair, 1), &id, error)) return false;
+    token_ids_append(out, id);
+    return true;
+}
+
+static bool read_post(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    if (is_kind(object, "ByteLevel")) return true;
+    if (tokenizer->before.count + tokenizer->after.count > 0) return refuse(error, "post_processor", "adds tokens more than once");
+    if (is_kind(object, "TemplateProcessing")) return read_template(tokenizer, object, error);
+    if (is_kind(object, "RobertaProcessing") || is_kind(object, "BertProcessing"))
+        return read_named_id(&tokenizer->before, json_object_get(object, "cls"), error) &&
+               read_named_id(&tokenizer->after, json_object_get(object, "sep"), error);
+    return refuse_kind(error, "post_processor", object);
+}
+
+/* -- Decoder ------------------------------------------------------------------------------------------------------- */
+
+static bool read_strip(Decoding *decoding, const json_t *object, Error *error) {
+    json_int_t start = json_integer_value(json_object_get(object, "start"));
+    if (!decoding->fused || !is_text(json_object_get(object, "content"), " ") || start < 0 || start > INT32_MAX ||
+        json_integer_value(json_object_get(object, "stop")) != 0)
+        return refuse(error, "decoder", "strips something else than spaces at the start of the text");
+    decoding->strip = (int)start;
+    return true;
+}
+
+static bool read_decoder_step(Decoding *decoding, const json_t *object, Error *error) {
+    if (is_kind(object, "Fuse")) return decoding->fused = true;
+    if (is_kind(object, "Strip")) return read_strip(decoding, object, error);
+    if (decoding->fused) return refuse(error, "decoder", "has a step after Fuse that is not Strip");
+    if (is_kind(object, "ByteLevel")) return decoding->byte_level = true;
+    if (is_kind(object, "ByteFallback")) return decoding->byte_fallback = true;
+    if (is_kind(object, "Metaspace")) {
+        decoding->metaspace_first = !is_text(json_object_get(object, "prepend_scheme"), "never") && flag_of(object, "add_prefix_space", true);
+        return copy_text(&decoding->metaspace, json_object_get(object, "replacement"), "decoder", error);
+    }
+    if (!is_kind(object, "Replace")) return refuse_kind(error, "decoder", object);
+    const json_t *text = json_object_get(json_object_get(object, "pattern"), "String");
+    if (decoding->replaces == STEPS || decoding->byte_fallback || !json_string_length(text))
+        return refuse(error, "decoder", "replaces by a regular expression, an empty text, after ByteFallback or more than 16 times");
+    int index = decoding->replaces++;
+    return copy_text(&decoding->from[index], text, "decoder", error) &&
+           copy_text(&decoding->to[index], json_object_get(object, "content"), "decoder", error);
+}
+
+static bool read_decoder(Decoding *decoding, const json_t *object, Error *error) {
+    size_t index;
+    json_t *member;
+    decoding->spaced = !object || json_is_null(object);
+    if (decoding->spaced) return true;
+    if (!is_kind(object, "Sequence")) return read_decoder_step(decoding, object, error);
+    json_array_foreach(json_object_get(object, "decoders"), index, member)
+        if (!read_decoder_step(decoding, member, error)) return false;
+    return true;
+}
+
+static bool read_decoding(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    Decoding decoding = {0};
+    bool good = read_decoder(&decoding, object, error);
+    if (good) decoding_build(tokenizer, &decoding);
+    free(decoding.metaspace.bytes);
+    for (int i = 0; i < STEPS; i++) {
+        free(decoding.from[i].bytes);
+        free(decoding.to[i].bytes);
+    }
+    return good;
+}
+
+/* -- The file ------------------------------------------------------------------------------------------------------ */
+
+static json_t *parse(const char *bytes, size_t size, Error *error) {
+    json_error_t problem;
+    json_t *root = json_loadb(bytes, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &problem);
+    if (!root) error_set(error, ERROR_DATA, "line %d: %s", problem.line, problem.text);
+    return root;
+}
+
+bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
+    json_t *root = parse(bytes, size, error);
+    if (!root) return false;
+    bool good = read_steps(tokenizer, json_object_get(root, "normalizer"), "normalizers", read_normal, error) &&
+                read_steps(tokenizer, json_object_get(root, "pre_tokenizer"), "pretokenizers", read_split, error) &&
+                read_model(tokenizer, json_object_get(root, "model"), error) &&
+                read_added(tokenizer, json_object_get(root, "added_tokens"), error) &&
+                read_steps(tokenizer, json_object_get(root, "post_processor"), "processors", read_post, error) &&
+                read_decoding(tokenizer, json_object_get(root, "decoder"), error);
+    json_decref(root);
+    return good;
+}
+
+int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size) {
+    Error ignored;
+    json_t *root = parse(bytes, size, &ignored);
+    const json_t *token = json_object_get(root, "eos_token");
+    Span text = text_of(json_is_object(token) ? json_object_get(token, "content") : token);
+    int32_t id = text.bytes ? token_map_get(&tokenizer->contents, text.bytes, text.size) : TOKEN_NONE;
+    json_decref(root);
+    return id;
+}

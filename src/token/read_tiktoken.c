@@ -1,0 +1,174 @@
+/* Reads a .tiktoken file: lines of a token in base64 and its rank, which is also its id. The file holds no merges: two tokens merge when
+ * their bytes together are a token, by the rank of that token. All such pairs are listed once, so that merging is the same for all files.
+ * Pre-tokenizer and special tokens are not in the file either; they go by the pattern's name. Owns nothing after it returns. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "token/internal.h"
+
+enum { TOKEN_BYTES = 1024, LLAMA3_SPECIAL = 256 };
+
+typedef struct Special { const char *text; int32_t id; } Special;
+typedef struct Family {
+    const char *pattern;
+    int32_t ranks;       /* as published */
+    Special special[6];
+} Family;
+
+static const Family families[] = {
+    {"gpt2", 50256, {{"<|endoftext|>", 50256}}},
+    {"gpt2", 50280, {{"<|endoftext|>", 50256}}},
+    {"cl100k", 100256,
+     {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259}, {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
+    {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
+    {"llama3", 128000, {{0}}},
+    {"qwen", 151643, {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+/* -- Tokens -------------------------------------------------------------------------------------------------------- */
+
+static int digit(char letter) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *found = letter ? strchr(digits, letter) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+/* `out` holds TOKEN_BYTES. */
+static bool decode_base64(const char *text, size_t length, char *out, size_t *size) {
+    while (length > 0 && text[length - 1] == '=') length--;
+    if (length == 0 || length % 4 == 1 || length * 3 / 4 > TOKEN_BYTES) return false;
+    uint32_t bits = 0;
+    *size = 0;
+    for (size_t i = 0; i < length; i++) {
+        int value = digit(text[i]);
+        if (value < 0) return false;
+        bits = bits << 6 | (uint32_t)value;
+        if (i % 4 != 0) out[(*size)++] = (char)(bits >> (6 - i % 4 * 2));
+    }
+    return true;
+}
+
+static bool read_rank(const char *text, size_t length, int32_t *rank) {
+    int64_t value = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9' || value >= MAXIMUM_ID) return false;
+        value = value * 10 + (text[i] - '0');
+    }
+    *rank = (int32_t)value;
+    return length > 0 && value < MAXIMUM_ID;
+}
+
+static bool add_token(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id, Error *error) {
+    if (!token_map_put(&tokenizer->contents, bytes, size, id)) return error_set(error, ERROR_DATA, "the token is there twice");
+    token_map_put(&tokenizer->words, bytes, size, id);
+    if (size == 1) tokenizer->byte_id[(unsigned char)bytes[0]] = id;
+    if (id >= tokenizer->vocabulary) tokenizer->vocabulary = id + 1;
+    return true;
+}
+
+static bool read_line(Tokenizer *tokenizer, const char *line, size_t length, Error *error) {
+    char token[TOKEN_BYTES + 3];
+    size_t size;
+    int32_t id;
+    if (length > 0 && line[length - 1] == '\r') length--;
+    const char *space = memchr(line, ' ', length);
+    if (!space || !decode_base64(line, (size_t)(space - line), token, &size) || !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
+        return error_set(error, ERROR_DATA, "it is not base64 of 1 to %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
+    return add_token(tokenizer, token, size, id, error);
+}
+
+static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
+    int64_t number = 1;
+    for (size_t at = 0; at < size; number++) {
+        const char *newline = memchr(bytes + at, '\n', size - at);
+        size_t length = newline ? (size_t)(newline - bytes) - at : size - at;
+        if (length > 0 && !read_line(tokenizer, bytes + at, length, error)) return error_context(error, "line %" PRId64, number);
+        at += length + 1;
+    }
+    for (int byte = 0; byte < BYTES; byte++)
+        if (tokenizer->byte_id[byte] == TOKEN_NONE) return error_set(error, ERROR_DATA, "no line has the byte 0x%02x alone", (unsigned)byte);
+    return true;
+}
+
+/* Two tokens with one rank would make ids ambiguous. */
+static bool add_merges(Tokenizer *tokenizer, Error *error) {
+    const TokenMap *words = &tokenizer->words;
+    bool *seen = memory_allocate((size_t)tokenizer->vocabulary), good = true;
+    for (size_t i = 0; good && i <= words->mask; i++) {
+        const TokenSlot *slot = &words->slots[i];
+        if (slot->id == TOKEN_NONE) continue;
+        const char *bytes = words->pool.bytes + slot->at;
+        if (seen[slot->id]) good = error_set(error, ERROR_DATA, "the rank %d is there twice", slot->id);
+        seen[slot->id] = true;
+        for (uint32_t cut = 1; cut < slot->length; cut++) {
+            int32_t left = token_map_get(words, bytes, cut), right = left == TOKEN_NONE ? left : token_map_get(words, bytes + cut, slot->length - cut);
+            if (right != TOKEN_NONE)
+                *pair_map_put(&tokenizer->merges, pair_key((uint32_t)left, (uint32_t)right)) = (uint64_t)slot->id << 32 | (uint32_t)slot->id;
+        }
+    }
+    free(seen);
+    return good;
+}
+
+/* -- What is not in the file --------------------------------------------------------------------------------------- */
+
+static void add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
+    AddedToken token = {.id = id, .special = true};
+    buffer_append(&token.content, text, strlen(text));
+    tokenizer_add_added(tokenizer, &token);
+}
+
+/* The first special ids are named; the others are reserved, and numbered in the order in which names are left over. */
+static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
+    static const char *const names[] = {"begin_of_text",  "end_of_text",     "reserved_special_token_0", "reserved_special_token_1",
+                                        "finetune_right_pad_id", "step_id",  "start_header_id",          "end_header_id",
+                                        "eom_id",         "eot_id",          "python_tag",               "image"};
+    enum { NAMES = sizeof names / sizeof *names };
+    for (int i = 0; i < LLAMA3_SPECIAL; i++) {
+        char *text = i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
+        add_special(tokenizer, text, first + i);
+        free(text);
+    }
+}
+
+/* Special tokens go where the file leaves room for them. */
+static void add_specials(Tokenizer *tokenizer, const Family *family, int32_t ranks) {
+    if (strcmp(family->pattern, "llama3") == 0) {
+        add_llama3_special(tokenizer, tokenizer->vocabulary);
+        token_ids_append(&tokenizer->before, tokenizer->vocabulary - LLAMA3_SPECIAL);
+    } else if (ranks == family->ranks) {
+        for (size_t i = 0; i < sizeof family->special / sizeof *family->special && family->special[i].text; i++)
+            add_special(tokenizer, family->special[i].text, family->special[i].id);
+    } else {
+        add_special(tokenizer, "<|endoftext|>", tokenizer->vocabulary);
+    }
+}
+
+/* By name, and of one name the one with so many ranks; by ranks alone without a name. */
+static const Family *find_family(const char *pattern, int32_t ranks) {
+    const Family *found = NULL;
+    for (int i = 0; i < FAMILIES; i++) {
+        bool named = strcmp(families[i].pattern, pattern) == 0, fits = families[i].ranks == ranks;
+        if ((named && (fits || !found)) || (!*pattern && fits)) found = &families[i];
+    }
+    return found;
+}
+
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *pattern, Error *error) {
+    tokenizer->byte_level = tokenizer->whole_words = true;
+    if (!read_lines(tokenizer, bytes, size, error) || !add_merges(tokenizer, error)) return false;
+    int32_t ranks = (int32_t)tokenizer->words.count;
+    const Family *family = find_family(pattern, ranks);
+    if (!family)
+        return error_set(error, ERROR_USAGE, "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern,
+                         ranks);
+    const KnownPattern *known = known_pattern(family->pattern);
+    const char *expression = known->tiktoken ? known->tiktoken : known->json;
+    SplitStep *step = &tokenizer->splits[tokenizer->split_count++];
+    if (!(step->regex = regex_open(expression, strlen(expression), REGEX_RUST, error))) return false;
+    add_specials(tokenizer, family, ranks);
+    decoding_build(tokenizer, &(Decoding){0});
+    return true;
+}

@@ -1,0 +1,237 @@
+/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma (Ruby's syntax), tiktoken
+ * Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused where that cannot be done. White space is
+ * spelled out, because PCRE2 counts U+180E as white space. A Regex is read-only; matching needs a RegexScratch per thread. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "token/internal.h"
+
+enum { JIT_STACK_START = 1 << 15, JIT_STACK_LIMIT = 1 << 24, HEAP_LIMIT_KIB = 1 << 20, MATCH_STEPS = 10000000, STEPS_PER_BYTE = 32 };
+
+struct Regex {
+    pcre2_code *code;
+    bool jit;
+};
+
+struct RegexScratch {
+    pcre2_match_data *data;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+};
+
+/* -- Known patterns ------------------------------------------------------------------------------------------------ */
+
+#define CONTRACTIONS "'(?i:[sdmt]|ll|ve|re)"
+#define O200K_START "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define O200K_END "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define O200K_CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define BY_DIGITS(digits)                                                                                                                  \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+static const KnownPattern known[] = {
+    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", NULL},
+    {"llama3", BY_DIGITS("\\p{N}{1,3}"), NULL},
+    {"qwen", BY_DIGITS("\\p{N}"), NULL},
+    {"cl100k", NULL,
+     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
+    {"o200k", NULL,
+     O200K_START "*" O200K_END "+" O200K_CONTRACTIONS "|" O200K_START "+" O200K_END "*" O200K_CONTRACTIONS
+                 "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+};
+
+const KnownPattern *known_pattern(const char *name) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].name, name) == 0) return &known[i];
+    return NULL;
+}
+
+/* -- Rewriting ----------------------------------------------------------------------------------------------------- */
+
+#define SPACES "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define NOT_SPACES                                                                                                                         \
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}"     \
+    "\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
+/* Alphabetic characters, marks, decimal digits and connectors; circled letters are alphabetic symbols. */
+#define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+
+typedef struct Rewriter {
+    const char *pattern;
+    size_t length, at;
+    bool in_class;
+    Buffer out;
+} Rewriter;
+
+static void put(Rewriter *rewriter, const char *text) { buffer_append(&rewriter->out, text, strlen(text)); }
+
+static void put_set(Rewriter *rewriter, const char *set) {
+    if (!rewriter->in_class) put(rewriter, "[");
+    put(rewriter, set);
+    if (!rewriter->in_class) put(rewriter, "]");
+}
+
+/* \p{Han}: PCRE2 would take script extensions into it. */
+static void put_property(Rewriter *rewriter) {
+    const char *name = rewriter->pattern + rewriter->at, *end = memchr(name, '}', rewriter->length - rewriter->at);
+    buffer_append(&rewriter->out, name - 2, 2);
+    if (rewriter->at == rewriter->length || name[0] != '{' || !end) return;
+    size_t size = (size_t)(end - name) + 1;
+    rewriter->at += size;
+    if (size > 4 && !memchr(name, '=', size) && !memchr(name, ':', size) && name[1] != '^') {
+        put(rewriter, "{sc:");
+        buffer_append(&rewriter->out, name + 1, size - 1);
+    } else {
+        buffer_append(&rewriter->out, name, size);
+    }
+}
+
+static bool put_escape(Rewriter *rewriter, Error *error) {
+    char letter = rewriter->at + 1 < rewriter->length ? rewriter->pattern[rewriter->at + 1] : '\0';
+    rewriter->at += 2;
+    switch (letter) {
+    case 's': put_set(rewriter, SPACES); break;
+    case 'S': put_set(rewriter, NOT_SPACES); break;
+    case 'd': put(rewriter, "\\p{Nd}"); break;
+    case 'D': put(rewriter, "\\P{Nd}"); break;
+    case 'w': put_set(rewriter, WORDS); break;
+    case 'p':
+    case 'P': put_property(rewriter); break;
+    case 'W':
+    case 'b':
+    case 'B':
+    case 'h':
+    case 'H':
+    case 'R':
+    case 'X':
+    case 'K':
+    case 'y':
+    case 'Y':
+    case '\0': return error_set(error, ERROR_DATA, "smelt does not read \\%c in a regular expression", letter ? letter : ' ');
+    default: buffer_append(&rewriter->out, rewriter->pattern + rewriter->at - 2, 2);
+    }
+    return true;
+}
+
+/* In Ruby, {1,3}+ repeats; in PCRE2 and Rust it is possessive. */
+static bool check_interval(const Rewriter *rewriter, Error *error) {
+    const char *end = memchr(rewriter->pattern + rewriter->at, '}', rewriter->length - rewriter->at);
+    if (end && end + 1 < rewriter->pattern + rewriter->length && end[1] == '+')
+        return error_set(error, ERROR_DATA, "smelt does not read a + behind {...} in a regular expression");
+    if (end && rewriter->at + 1 < rewriter->length && rewriter->pattern[rewriter->at + 1] == ',')
+        return error_set(error, ERROR_DATA, "smelt does not read {,n} in a regular expression; it is {0,n}");
+    return true;
+}
+
+static bool rewrite(Rewriter *rewriter, RegexSyntax syntax, Error *error) {
+    while (rewriter->at < rewriter->length) {
+        char byte = rewriter->pattern[rewriter->at];
+        if (byte == '\\') {
+            if (!put_escape(rewriter, error)) return false;
+            continue;
+        }
+        if (byte == '{' && !rewriter->in_class && syntax == REGEX_ONIGURUMA && !check_interval(rewriter, error)) return false;
+        if (rewriter->in_class && (byte == '[' || (byte == '&' && rewriter->pattern[rewriter->at - 1] == '&')))
+            return error_set(error, ERROR_DATA, "smelt does not read sets inside sets ([...[...]] or &&) in a regular expression");
+        if (byte == '[') {
+            rewriter->in_class = true;
+            buffer_append(&rewriter->out, &byte, 1);
+            if (++rewriter->at < rewriter->length && rewriter->pattern[rewriter->at] == '^') {
+                put(rewriter, "^");
+                rewriter->at++;
+            }
+            continue;
+        }
+        if (byte == ']') rewriter->in_class = false;
+        buffer_append(&rewriter->out, &byte, 1);
+        rewriter->at++;
+    }
+    return true;
+}
+
+/* -- Compiling and matching ---------------------------------------------------------------------------------------- */
+
+static bool compile(Regex *regex, Span pattern, RegexSyntax syntax, Error *error) {
+    int code;
+    size_t offset;
+    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+    options |= syntax == REGEX_RUST ? PCRE2_DOLLAR_ENDONLY : PCRE2_MULTILINE; /* $ is the end of the text, or of a line */
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    pcre2_set_parens_nest_limit(context, 100);
+    regex->code = pcre2_compile((PCRE2_SPTR)pattern.bytes, pattern.size, options, &code, &offset, context);
+    pcre2_compile_context_free(context);
+    if (!regex->code) {
+        PCRE2_UCHAR message[200];
+        pcre2_get_error_message(code, message, sizeof message);
+        return error_set(error, ERROR_DATA, "the regular expression is refused at byte %zu of %zu: %s", offset, pattern.size,
+                         (const char *)message);
+    }
+    regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE) == 0;
+    return true;
+}
+
+Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error) {
+    Rewriter rewriter = {.pattern = pattern, .length = length};
+    Regex *regex = memory_allocate(sizeof *regex);
+    bool good = rewrite(&rewriter, syntax, error);
+    good = good && compile(regex, (Span){rewriter.out.bytes ? rewriter.out.bytes : "", rewriter.out.size}, syntax, error);
+    free(rewriter.out.bytes);
+    if (good) return regex;
+    error_context(error, "/%.*s/", length < 200 ? (int)length : 200, pattern);
+    free(regex);
+    return NULL;
+}
+
+void regex_free(Regex *regex) {
+    if (!regex) return;
+    pcre2_code_free(regex->code);
+    free(regex);
+}
+
+RegexScratch *regex_scratch_open(void) {
+    RegexScratch *scratch = memory_allocate(sizeof *scratch);
+    scratch->data = pcre2_match_data_create(1, NULL);
+    scratch->context = pcre2_match_context_create(NULL);
+    scratch->stack = pcre2_jit_stack_create(JIT_STACK_START, JIT_STACK_LIMIT, NULL);
+    pcre2_jit_stack_assign(scratch->context, NULL, scratch->stack);
+    pcre2_set_heap_limit(scratch->context, HEAP_LIMIT_KIB);
+    return scratch;
+}
+
+void regex_scratch_free(RegexScratch *scratch) {
+    if (!scratch) return;
+    pcre2_match_data_free(scratch->data);
+    pcre2_match_context_free(scratch->context);
+    pcre2_jit_stack_free(scratch->stack);
+    free(scratch);
+}
+
+/* Steps that a match may take: plenty for one pass over the text, too few for a pattern that backtracks for ever. */
+static uint32_t match_limit(size_t length) {
+    size_t limit = MATCH_STEPS + length * STEPS_PER_BYTE;
+    return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
+}
+
+int regex_find(const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end,
+               Error *error) {
+    PCRE2_SPTR subject = (PCRE2_SPTR)text;
+    int code = PCRE2_ERROR_JIT_STACKLIMIT;
+    pcre2_set_match_limit(scratch->context, match_limit(length - from));
+    pcre2_set_depth_limit(scratch->context, match_limit(length - from));
+    if (regex->jit) code = pcre2_jit_match(regex->code, subject, length, from, PCRE2_NO_UTF_CHECK, scratch->data, scratch->context);
+    if (code == PCRE2_ERROR_JIT_STACKLIMIT)
+        code = pcre2_match(regex->code, subject, length, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, scratch->data, scratch->context);
+    if (code == PCRE2_ERROR_NOMATCH) return 0;
+    if (code < 0) {
+        PCRE2_UCHAR message[200];
+        pcre2_get_error_message(code, message, sizeof message);
+        error_set(error, ERROR_DATA, "the tokenizer's regular expression fails at byte %zu of a text of %zu bytes: %s", from, length,
+                  (const char *)message);
+        return -1;
+    }
+    const size_t *bounds = pcre2_get_ovector_pointer(scratch->data);
+    *start = bounds[0];
+    *end = bounds[1] > bounds[0] ? bounds[1] : bounds[0]; /* \K is refused, so a match never ends before it starts */
+    return 1;
+}

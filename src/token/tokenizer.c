@@ -1,0 +1,228 @@
+/* Opens, builds and frees tokenizers. The readers hand over tokens one by one; this file keeps the tables that encoding and decoding share
+ * consistent: contents, words, characters, bytes, added tokens and their tries. A Tokenizer owns all of it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "token/internal.h"
+
+enum { FILE_LIMIT = 1 << 28, WORD_LIMIT = 1 << 16 };
+
+/* -- Building ------------------------------------------------------------------------------------------------------ */
+
+static void note_id(Tokenizer *tokenizer, int32_t id) {
+    if (id >= tokenizer->vocabulary) tokenizer->vocabulary = id + 1;
+}
+
+static void set_character(Tokenizer *tokenizer, uint32_t character, int32_t id) {
+    int32_t **page = &tokenizer->pages[character >> PAGE_BITS];
+    if (!*page) {
+        *page = memory_allocate(sizeof **page << PAGE_BITS);
+        for (int i = 0; i < 1 << PAGE_BITS; i++) (*page)[i] = TOKEN_NONE;
+    }
+    (*page)[character & ((1 << PAGE_BITS) - 1)] = id;
+}
+
+static void add_byte_word(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id) {
+    if (size == 1) tokenizer->byte_id[(unsigned char)bytes[0]] = id;
+    if (tokenizer->whole_words) token_map_put(&tokenizer->words, bytes, size, id);
+}
+
+static void add_text_word(Tokenizer *tokenizer, const char *text, size_t length, int32_t id) {
+    size_t size;
+    if (tokenizer->whole_words) token_map_put(&tokenizer->words, text, length, id);
+    uint32_t character = text_character(text, &size);
+    if (size == length) set_character(tokenizer, character, id);
+    for (int byte = 0; length == 6 && memcmp(text, "<0x", 3) == 0 && byte < BYTES; byte++) {
+        char name[7];
+        snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte & 0xFF);
+        if (memcmp(name, text, length) == 0) tokenizer->byte_id[byte] = id;
+    }
+}
+
+bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error) {
+    if (length > WORD_LIMIT) return error_set(error, ERROR_DATA, "a token has %zu bytes but at most %d are read", length, WORD_LIMIT);
+    if (!token_map_put(&tokenizer->contents, bytes, length, id)) return error_set(error, ERROR_DATA, "a token is there twice");
+    note_id(tokenizer, id);
+    if (length == 0) return true;
+    if (!tokenizer->byte_level) {
+        add_text_word(tokenizer, bytes, length, id);
+        return true;
+    }
+    char *raw = memory_allocate(length);
+    size_t size;
+    if (text_from_alphabet(bytes, length, raw, &size)) add_byte_word(tokenizer, raw, size, id);
+    free(raw);
+    return true;
+}
+
+void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token) {
+    token_map_put(&tokenizer->contents, token->content.bytes, token->content.size, token->id);
+    note_id(tokenizer, token->id);
+    tokenizer->added = memory_resize(tokenizer->added, ((size_t)tokenizer->added_count + 1) * sizeof *tokenizer->added);
+    tokenizer->added[tokenizer->added_count++] = *token;
+}
+
+/* A token that is matched after normalisation is matched in its normalised form. */
+static bool build_tries(Tokenizer *tokenizer, Error *error) {
+    Buffer buffers[2] = {0};
+    RegexScratch *scratch = regex_scratch_open();
+    bool good = true;
+    for (int32_t i = 0; good && i < tokenizer->added_count; i++) {
+        const AddedToken *token = &tokenizer->added[i];
+        Span content = {token->content.bytes, token->content.size};
+        if (token->normalized) good = normalize(tokenizer, scratch, content, &buffers[0], &buffers[1], &content, error);
+        if (good) trie_add(token->normalized ? &tokenizer->normal : &tokenizer->raw, content.bytes, content.size, i);
+    }
+    regex_scratch_free(scratch);
+    free(buffers[0].bytes);
+    free(buffers[1].bytes);
+    return good;
+}
+
+static bool finish(Tokenizer *tokenizer, Error *error) {
+    if (tokenizer->vocabulary == 0) return error_set(error, ERROR_DATA, "it has no tokens");
+    for (size_t i = 0; i < tokenizer->before.count + tokenizer->after.count; i++) {
+        const TokenIds *list = i < tokenizer->before.count ? &tokenizer->before : &tokenizer->after;
+        int32_t id = list->items[list == &tokenizer->before ? i : i - tokenizer->before.count];
+        if (id >= tokenizer->vocabulary) return error_set(error, ERROR_DATA, "its template adds token %d of %d", id, tokenizer->vocabulary);
+    }
+    tokenizer->special = memory_allocate((size_t)tokenizer->vocabulary * sizeof *tokenizer->special);
+    for (int32_t i = 0; i < tokenizer->added_count; i++)
+        if (tokenizer->added[i].special) tokenizer->special[tokenizer->added[i].id] = true;
+    return build_tries(tokenizer, error);
+}
+
+/* -- Files --------------------------------------------------------------------------------------------------------- */
+
+static bool read_bytes(int file, char *bytes, size_t size) {
+    for (size_t done = 0; done < size;) {
+        ssize_t got = read(file, bytes + done, size - done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+/* The whole file, for the caller to free; O_NONBLOCK, so that a pipe is refused and not waited for. */
+static char *read_file(const char *path, size_t *size, Error *error) {
+    struct stat status;
+    char *bytes = NULL;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0 || fstat(file, &status) != 0) {
+        error_set(error, ERROR_DATA, "cannot open %s: %s; name a tokenizer.json, its folder or a .tiktoken file", path, strerror(errno));
+    } else if (!S_ISREG(status.st_mode) || status.st_size > FILE_LIMIT) {
+        error_set(error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path, FILE_LIMIT);
+    } else {
+        *size = (size_t)status.st_size;
+        bytes = memory_allocate(*size);
+        if (!read_bytes(file, bytes, *size)) {
+            error_set(error, ERROR_DATA, "cannot read %zu bytes of %s: %s", *size, path, errno ? strerror(errno) : "it is shorter");
+            free(bytes);
+            bytes = NULL;
+        }
+    }
+    if (file >= 0) close(file);
+    return bytes;
+}
+
+static bool is_folder(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+/* JSON begins with a brace, after white space at most; base64 has none. */
+static bool is_json(const char *bytes, size_t size) {
+    size_t at = 0;
+    while (at < size && strchr(" \t\r\n", bytes[at]) && bytes[at]) at++;
+    return at < size && bytes[at] == '{';
+}
+
+static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
+    size_t size;
+    char *bytes = read_file(tokenizer->path, &size, error);
+    if (!bytes) return false;
+    bool good;
+    if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
+    else if (*pattern) good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
+    else good = read_json(tokenizer, bytes, size, error);
+    good = good && finish(tokenizer, error);
+    free(bytes);
+    return good || error_context(error, "%s", tokenizer->path);
+}
+
+/* Also for a tokenizer.json without a tokenizer_config.json, or with a broken one: the usual names. */
+static int32_t find_end_of_text(const Tokenizer *tokenizer) {
+    static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
+    const char *slash = strrchr(tokenizer->path, '/');
+    char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
+    int32_t id = TOKEN_NONE;
+    size_t size;
+    Error ignored;
+    char *bytes = access(path, F_OK) == 0 ? read_file(path, &size, &ignored) : NULL;
+    if (bytes) id = read_end_of_text(tokenizer, bytes, size);
+    for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
+    free(bytes);
+    free(path);
+    return id;
+}
+
+Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error) {
+    Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
+    tokenizer->path = is_folder(path) ? memory_format("%s/tokenizer.json", path) : memory_copy_string(path);
+    tokenizer->unknown = TOKEN_NONE;
+    for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
+    if (!read_any(tokenizer, pattern, error)) {
+        tokenizer_free(tokenizer);
+        return NULL;
+    }
+    tokenizer->end_of_text = find_end_of_text(tokenizer);
+    return tokenizer;
+}
+
+static void free_trie(Trie *trie) {
+    pair_map_free(&trie->edges);
+    free(trie->pattern);
+}
+
+static void free_steps(Tokenizer *tokenizer) {
+    for (int i = 0; i < STEPS; i++) {
+        regex_free(tokenizer->normals[i].regex);
+        free(tokenizer->normals[i].text.bytes);
+        free(tokenizer->normals[i].with.bytes);
+        regex_free(tokenizer->splits[i].regex);
+        free(tokenizer->splits[i].text.bytes);
+    }
+}
+
+void tokenizer_free(Tokenizer *tokenizer) {
+    if (!tokenizer) return;
+    for (int i = 0; i < PAGES; i++) free(tokenizer->pages[i]);
+    token_map_free(&tokenizer->words);
+    token_map_free(&tokenizer->contents);
+    pair_map_free(&tokenizer->merges);
+    for (int32_t i = 0; i < tokenizer->added_count; i++) free(tokenizer->added[i].content.bytes);
+    free(tokenizer->added);
+    free_trie(&tokenizer->raw);
+    free_trie(&tokenizer->normal);
+    free_steps(tokenizer);
+    token_ids_free(&tokenizer->before);
+    token_ids_free(&tokenizer->after);
+    if (tokenizer->first != tokenizer->rest) free(tokenizer->first);
+    free(tokenizer->rest);
+    free(tokenizer->special);
+    free(tokenizer->decoded.bytes);
+    free(tokenizer->path);
+    free(tokenizer);
+}
+
+int32_t tokenizer_vocabulary(const Tokenizer *tokenizer) { return tokenizer->vocabulary; }
+
+int32_t tokenizer_id(const Tokenizer *tokenizer, const char *token) { return token_map_get(&tokenizer->contents, token, strlen(token)); }
+
+int32_t tokenizer_end_of_text(const Tokenizer *tokenizer) { return tokenizer->end_of_text; }

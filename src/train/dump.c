@@ -1,0 +1,86 @@
+/* One step in the open: what went in, the logits, the loss, the weights it was computed with and every gradient, as safetensors files that any other
+ * program can compare with. The logits of all rows come from a program of their own, which shares the session's weights. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "op/op.h"
+#include "train/train.h"
+
+static StoredType wide_type(const Session *session) { return session->config->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32; }
+
+static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {
+    char *path = memory_format("%s/%s", folder, name);
+    bool written = safetensors_write(path, tensors, count, NULL, error);
+    free(path);
+    return written;
+}
+
+/* The parameters' intervals of an arena under the parameters' names. */
+static bool write_arena(const Session *session, const char *folder, const char *name, const char *arena, Error *error) {
+    const Graph *graph = session->model.graph;
+    StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        tensors[i] = (StoredTensor){.name = p->name, .type = wide_type(session), .rank = p->rank,
+                                    .data = arena + p->offset * precision_bytes(graph->precision, TYPE_WIDE)};
+        memcpy(tensors[i].shape, p->shape, sizeof p->shape);
+    }
+    bool written = write_file(folder, name, tensors, graph->parameter_count, error);
+    free(tensors);
+    return written;
+}
+
+/* Fills `logits` [rows of the step, vocabulary] microbatch by microbatch. */
+static void run_logits(const Model *model, Executor *executor, const StepInputs *inputs, char *logits) {
+    const Graph *graph = model->graph;
+    int64_t rows = model->sequences * model->length;
+    size_t bytes = graph_elements(graph, model->logits) * precision_bytes(graph->precision, TYPE_WIDE);
+    for (int64_t at = 0; at < inputs->rows; at += rows, logits += bytes) {
+        memcpy(executor_tensor(executor, model->tokens), inputs->tokens + at, rows * sizeof(int32_t));
+        memcpy(executor_tensor(executor, model->positions), inputs->positions + at, rows * sizeof(int32_t));
+        executor_run(executor);
+        memcpy(logits, executor_tensor(executor, model->logits), bytes);
+    }
+}
+
+static bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
+    const Config *config = session->config;
+    Model model = model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    Plan plan = graph_plan(model.graph);
+    void *shared[ARENA_COUNT] = {
+        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
+        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
+    };
+    Executor *executor = executor_create(model.graph, &plan, op_kernels(config->precision, ""), shared, error);
+    if (executor) run_logits(&model, executor, inputs, logits);
+    bool done = executor != NULL;
+    executor_free(executor);
+    model_free(&model);
+    return done;
+}
+
+static bool write_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error) {
+    const Config *config = session->config;
+    int64_t vocabulary = config->model.vocabulary;
+    size_t bytes = inputs->rows * vocabulary * precision_bytes(config->precision, TYPE_WIDE);
+    char *logits = memory_map(bytes, error);
+    if (!logits) return error_context(error, "the logits of a step");
+    StoredTensor tensors[] = {
+        {.name = "tokens", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->tokens},
+        {.name = "targets", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->targets},
+        {.name = "positions", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->positions},
+        {.name = "loss", .type = wide_type(session), .rank = 1, .shape = {1}, .data = executor_tensor(session->executor, session->model.loss)},
+        {.name = "logits", .type = wide_type(session), .rank = 2, .shape = {inputs->rows, vocabulary}, .data = logits},
+    };
+    bool written = compute_logits(session, inputs, logits, error) && write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
+    memory_unmap(logits, bytes);
+    return written;
+}
+
+bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error) {
+    return files_make_folder(folder, error) && write_step(session, folder, inputs, error) &&
+           write_arena(session, folder, "weights.safetensors", executor_arena(session->executor, ARENA_MASTER), error) &&
+           write_arena(session, folder, "gradients.safetensors", executor_arena(session->executor, ARENA_GRADIENT), error);
+}

@@ -1,0 +1,67 @@
+/* Weights from run folders and model folders, in the type that is asked for. Checkpoints of fp64 runs hold doubles and all others floats. */
+#include "train/source.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "model/hf.h"
+#include "train/run.h"
+#include "train/session.h"
+
+static bool exists(const char *folder, const char *name) {
+    char *path = memory_format("%s/%s", folder, name);
+    bool there = access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
+bool source_is_run(const char *folder) { return exists(folder, "config.yaml"); }
+
+/* The data settings are those that any model passes config_check with. */
+static bool read_model_folder(const char *folder, Config *config, OptionStrings *strings, Error *error) {
+    HfModel model;
+    if (!hf_read(folder, &model, error)) return false;
+    options_defaults(&config_table, config, strings);
+    config->model = model.config;
+    config->precision = model.precision;
+    config->data.length = config->batch.sequences = config->batch.tokens = 1;
+    hf_release(&model);
+    return config_check(config, error);
+}
+
+bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
+    if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
+    if (hf_is_folder(folder)) return read_model_folder(folder, config, strings, error);
+    return error_set(error, ERROR_CHECKPOINT, "%s is neither a run folder (with config.yaml) nor a model folder (with config.json)", folder);
+}
+
+static void convert(Precision to, void *target, Precision from, const void *source, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        double value = from == PRECISION_FP64 ? ((const double *)source)[i] : ((const float *)source)[i];
+        if (to == PRECISION_FP64) ((double *)target)[i] = value;
+        else ((float *)target)[i] = (float)value;
+    }
+}
+
+static bool load_model_folder(const char *folder, const Config *config, Precision precision, void *master, Error *error) {
+    Model model = model_build(&config->model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    bool loaded = hf_load_weights(folder, &config->model, model.graph, master, error);
+    model_free(&model);
+    return loaded;
+}
+
+bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error) {
+    *step = 0;
+    if (!source_is_run(folder)) return load_model_folder(folder, config, precision, master, error);
+    Precision saved = config->precision;
+    Model model = model_build(&config->model, saved, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    size_t bytes = model.graph->parameter_extent * precision_bytes(saved, TYPE_WIDE);
+    bool same = precision_bytes(saved, TYPE_WIDE) == precision_bytes(precision, TYPE_WIDE);
+    void *weights = same ? master : memory_map(bytes, error);
+    bool loaded = weights && session_load_weights(model.graph, folder, weights, step, error);
+    if (loaded && !same) convert(precision, master, saved, weights, model.graph->parameter_extent);
+    if (!same) memory_unmap(weights, bytes);
+    model_free(&model);
+    return loaded;
+}

@@ -1,0 +1,119 @@
+"""Writes the models of tests/test_golden.c: small random models of every family as transformers saves them, and what PyTorch makes of them in float32.
+
+    python tests/golden/make.py [FAMILY ...]
+
+FOLDER/config.json and model.safetensors are what save_pretrained writes. expected.safetensors holds tokens [sequences, length + 1], of which all but the
+last are read and all but the first are targets; logits; the loss; gradient/NAME; and the losses before each of ten steps on the same tokens, with AdamW
+and with Muon (hidden matrices; AdamW for the rest). Decay is for what has two dimensions or more; routers' balancing biases stay as they are. Muon
+orthogonalises in float32 here, which its module calls bfloat16.
+"""
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEQUENCES, LENGTH, STEPS, LR, DECAY = 2, 24, 10, 0.003, 0.1
+COMMON = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+              bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.15)
+OWN_NAMES = ("mpt", "gpt2")  # which call sizes otherwise
+SCALED = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+FAMILIES = {
+    "zaya": dict(model_type="zaya", head_dim=8, moe_intermediate_size=20, num_experts=3, router_hidden_size=12),
+    "llama": dict(model_type="llama", intermediate_size=40, rope_parameters=SCALED),
+    "mistral": dict(model_type="mistral", intermediate_size=40, head_dim=12, sliding_window=7, tie_word_embeddings=True),
+    "qwen2": dict(model_type="qwen2", intermediate_size=40, tie_word_embeddings=True),
+    "qwen3": dict(model_type="qwen3", intermediate_size=40, head_dim=12),
+    "mpt": dict(model_type="mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, attn_config=dict(alibi=True, clip_qkv=2.0, softmax_scale=0.3)),
+    "gpt2": dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+    "mixtral": dict(model_type="mixtral", intermediate_size=20, num_local_experts=3, num_experts_per_tok=2),
+}
+
+
+def randomise(model):
+    """Norms, biases and scales start where they would hide mistakes."""
+    for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
+        if tensor.dim() == 1 and "inv_freq" not in name:
+            noise = torch.randn_like(tensor) * (0.02 if "balancing_biases" in name else 0.2)
+            tensor.data += noise
+        elif tensor.dim() >= 2 and tensor.requires_grad and not tensor.data.any():
+            tensor.data = torch.randn_like(tensor) * 0.15
+
+
+def build(settings):
+    torch.manual_seed(1)
+    common = {k: v for k, v in COMMON.items() if not (settings["model_type"] in OWN_NAMES and k.startswith(("hidden", "num_", "max_")))}
+    settings = common | settings
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32, attn_implementation="eager")
+    randomise(model)
+    return model
+
+
+def loss_of(model, tokens):
+    logits = model(tokens[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), logits
+
+
+def is_table(name):
+    return "embed" in name or "lm_head" in name or ".wte." in name or ".wpe." in name
+
+
+def optimizers(model, muon):
+    """AdamW in two groups, and Muon on each matrix of the stacks, which share their memory with the parameters."""
+    decayed, plain, matrices = [], [], []
+    for name, p in model.named_parameters():
+        if muon and p.dim() >= 2 and not is_table(name) and "conv" not in name:
+            matrices += [(p, i) for i in range(len(p))] if p.dim() == 3 else [(p, None)]
+        else:
+            (decayed if p.dim() >= 2 else plain).append(p)
+    adamw = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.95), eps=1e-8)
+    views = [torch.nn.Parameter(p.data if i is None else p.data[i]) for p, i in matrices]
+    orthogonal = torch.optim.Muon(views, lr=LR, weight_decay=DECAY, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw") if views else None
+
+    def step():
+        for view, (p, i) in zip(views, matrices):
+            view.grad = p.grad if i is None else p.grad[i]
+        adamw.step()
+        if orthogonal:
+            orthogonal.step()
+    return step
+
+
+def train(settings, tokens, muon):
+    model = build(settings)
+    step, losses = optimizers(model, muon), []
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss, _ = loss_of(model, tokens)
+        loss.backward()
+        losses.append(loss.detach())
+        step()
+    return torch.stack(losses)
+
+
+def write(name, settings):
+    folder = os.path.join(HERE, name)
+    model = build(settings)
+    tokens = torch.randint(0, COMMON["vocab_size"], (SEQUENCES, LENGTH + 1))
+    loss, logits = loss_of(model, tokens)
+    loss.backward()
+    expected = {"tokens": tokens.int(), "logits": logits.detach().flatten(0, 1), "loss": loss.detach().reshape(1),
+                "adamw_losses": train(settings, tokens, False), "muon_losses": train(settings, tokens, True)}
+    expected |= {"gradient/" + key: p.grad for key, p in model.named_parameters()}
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "generation_config.json"))
+    save_file({key: value.contiguous() for key, value in expected.items()}, os.path.join(folder, "expected.safetensors"))
+    print(f"{name:10s} {sum(p.numel() for p in model.parameters()):7d} parameters, loss {loss:.5f}, AdamW {expected['adamw_losses'][-1]:.5f}, "
+          f"Muon {expected['muon_losses'][-1]:.5f}")
+
+
+def main():
+    bfloat16, torch.bfloat16 = torch.bfloat16, torch.float32
+    for name in sys.argv[1:] or FAMILIES:
+        write(name, FAMILIES[name])
+    torch.bfloat16 = bfloat16
+
+
+main()

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/tokenizers/: small vocabularies of each kind, trained by `tokenizers` on this repository's sources and generated text, and
+vectors.txt, what the library makes of short texts: kind, ids are with (1) or without (0) the template, text in hex, ids, decoded text in hex.
+
+    FOLDER/venv/bin/python tests/golden/tokenizer_vectors.py     with the environment that tests/golden/tokenizers.py makes in FOLDER"""
+import glob
+import importlib.util
+import json
+import os
+import random
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path = [path for path in sys.path if os.path.abspath(path or ".") != HERE]
+import tokenizers  # noqa: E402
+sys.path.append(HERE)
+OUT = os.path.join(HERE, "tokenizers")
+VOCABULARY, TEXTS = 700, 48
+
+
+def golden():
+    spec = importlib.util.spec_from_file_location("golden_tokenizers", os.path.join(HERE, "tokenizers.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def added(content, number, **options):
+    return {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True, **options}
+
+
+def train(texts, pre_tokenizer, special, alphabet):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet,
+                                                                        limit_alphabet=200, show_progress=False))
+    return json.loads(tokenizer.to_str())
+
+
+def byte_level(made, texts, pattern, **changes):
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern:
+        level = tokenizers.pre_tokenizers.Sequence([tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"), level])
+    whole = train(texts, level, ["<|endoftext|>"], tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    whole["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole["model"].update(changes.pop("model", {}))
+    whole.update(changes)
+    return whole
+
+
+def template(token, number):
+    return {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+            "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}}}
+
+
+def byte_fallback(texts, **changes):
+    letters = [f"<0x{byte:02X}>" for byte in range(256)]
+    whole = train(texts, tokenizers.pre_tokenizers.Metaspace(), ["<unk>", "<s>", "</s>"] + letters, [])
+    whole["added_tokens"] = whole["added_tokens"][:3]
+    whole["pre_tokenizer"] = None
+    whole["post_processor"] = template("<s>", 1)
+    whole["model"].update(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    whole["decoder"] = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                                                         {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    whole.update(changes)
+    return whole
+
+
+def vocabularies(made, texts):
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    marks = [added("<|endoftext|>", 0), added("<mask>", 700, lstrip=True), added("[R]", 701, rstrip=True, special=False),
+             added("word", 702, single_word=True, special=False), added("fi!", 703, normalized=True, special=False), added("<mask><mask>", 704)]
+    return {
+        "gpt2": byte_level(made, texts, None),
+        "llama3": byte_level(made, texts, made.LLAMA3, model={"ignore_merges": True}, post_processor=template("<|endoftext|>", 0)),
+        "qwen": byte_level(made, texts, made.QWEN, normalizer={"type": "NFC"}),
+        "added": byte_level(made, texts, None, normalizer={"type": "NFKC"}, added_tokens=marks),
+        "llama2": byte_fallback(texts, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}),
+        "metaspace": byte_fallback(texts, pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True},
+                                   decoder={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}),
+        "gemma": byte_fallback(texts, normalizer=space, pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                                                                       "invert": False}),
+    }
+
+
+def sample_texts(made):
+    marks = ["", " ", "\0", "word sword word.word words", "a  <mask> b <mask><mask><mask>c", "x [R]  \n y[R]", "ﬁ! fi! ﬁ!word", "<|endoftext|>end<|endoftext|>", "<s> x</s>",
+             "  two  spaces   and\n\n\nlines\r\n \t tabs", "don't WE'LL it'ſ I'M", "1234567890 12 ٣٤٥", "▁a ▁▁b", "<0x41>", "日本語テキスト 한국어 ไทย", "👨‍👩‍👧‍👦🏳️‍🌈", "e\u0301 Å 각"]
+    source = random.Random(3)
+    return marks + [text[:160] for text in made.generated(source, TEXTS - len(marks))]
+
+
+def main():
+    made = golden()
+    old = made.unicodedata.ucd_3_2_0  # known to every library's tables; emoji are newer but settled
+    made.assigned = lambda low, high: [chr(c) for c in range(low, high + 1) if low >= 0x1F000 or old.category(chr(c)) not in ("Cn", "Cs")]
+    files = sorted(glob.glob(os.path.join(HERE, "../../src/*/*.[ch]")))[:60]
+    texts = [open(path, encoding="utf-8").read() for path in files] + made.generated(random.Random(2), 40)
+    os.makedirs(OUT, exist_ok=True)
+    with open(os.path.join(OUT, "vectors.txt"), "w") as vectors:
+        for kind, whole in vocabularies(made, texts).items():
+            path = os.path.join(OUT, kind + ".json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(whole, file, ensure_ascii=False, separators=(",", ":"))
+                file.write("\n")
+            tokenizer = tokenizers.Tokenizer.from_file(path)
+            for number, text in enumerate(sample_texts(made)):
+                ids = tokenizer.encode(text, add_special_tokens=number % 2 == 1).ids
+                decoded = tokenizer.decode(ids, skip_special_tokens=False)
+                vectors.write(f"{kind} {number % 2} {text.encode().hex() or '-'} {','.join(map(str, ids)) or '-'} {decoded.encode().hex() or '-'}\n")
+
+
+if __name__ == "__main__":
+    main()
