@@ -198,6 +198,18 @@ static void several_blocks(void) {
         for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
 }
 
+/* K so long that accumulating adds up pieces of it: two, four and eight. */
+static void several_pieces(void) {
+    static const int64_t sizes[][3] = {{37, 45, 2049}, {9, 32, 4099}, {15, 17, 8200}, {1, 1, 9000}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int t = 0; t < TYPES; t++)
+            for (int form = 0; form < 4; form++) {
+                if (all_types[t].output == GEMM_BF16) continue;
+                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, true, form == 1, sizes[i][0], sizes[i][1], sizes[i][2]);
+                check(&g);
+            }
+}
+
 static void empty_sizes(void) {
     static const int64_t sizes[][3] = {{0, 5, 7}, {5, 0, 7}, {5, 7, 0}, {40, 70, 0}, {0, 0, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -224,6 +236,7 @@ static void several_tiles(void) {
 
 static void small_products_match_a_plain_loop(void **state) { (void)state, for_each_isa(small_sizes); }
 static void products_of_several_blocks_match(void **state) { (void)state, for_each_isa(several_blocks); }
+static void products_of_several_pieces_match(void **state) { (void)state, for_each_isa(several_pieces); }
 static void empty_products_give_zero_bias_or_c(void **state) { (void)state, for_each_isa(empty_sizes); }
 static void random_products_match(void **state) { (void)state, for_each_isa(random_sizes); }
 static void products_of_several_tiles_match(void **state) { (void)state, for_each_isa(several_tiles); }
@@ -254,6 +267,24 @@ static void mixed_batch(void) {
 }
 static void a_batch_gives_the_bits_of_its_products_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
 
+/* Each of these needs nearly all the room for partial sums. */
+static void partial_sums_of_a_batch_do_not_run_out(void **state) {
+    (void)state;
+    enum { COUNT = 3 };
+    Gemm products[COUNT];
+    void *before[COUNT], *alone[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        products[i] = new_product(GEMM_F32, GEMM_F32, true, false, true, false, 640, 700, 2100);
+        before[i] = copy_of_c(&products[i]);
+        gemm_serial(&products[i]);
+        alone[i] = copy_of_c(&products[i]);
+        memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * 4);
+    }
+    gemm_batch(products, COUNT);
+    expect_product(&products[1], before[1]);
+    for (int i = 0; i < COUNT; i++) assert_true(same_c(&products[i], alone[i])), free(before[i]), free(alone[i]), free_product(&products[i]);
+}
+
 static void an_empty_batch_does_nothing(void **state) {
     (void)state;
     gemm_batch(NULL, 0);
@@ -278,9 +309,12 @@ static void rounding_body(void) {
         {1.0f, 0x3f80}, {0x1.01p0f, 0x3f80}, {0x1.03p0f, 0x3f82}, {0x1.010002p0f, 0x3f81}, {-0x1.03p0f, 0xbf82},
         {FLT_MAX, 0x7f80}, {-FLT_MAX, 0xff80}, {INFINITY, 0x7f80}, {-INFINITY, 0xff80}, {0x1p-130f, 0x0008},
     };
-    enum { COUNT = sizeof cases / sizeof *cases };
-    float one = 1, b[COUNT + 1];
-    uint16_t c[COUNT + 1];
+    enum { COUNT = sizeof cases / sizeof *cases, WIDE = 64 };
+    float one = 1, b[COUNT + 1], wide[WIDE];
+    uint16_t c[COUNT + 1], wide_c[WIDE];
+    for (int i = 0; i < WIDE; i++) wide[i] = cases[i % COUNT].in; /* without a NaN and in whole vectors, another path */
+    gemm_serial(&(Gemm){.output = GEMM_BF16, .m = 1, .n = WIDE, .k = 1, .a = &one, .lda = 1, .b = wide, .ldb = WIDE, .c = wide_c, .ldc = WIDE});
+    for (int i = 0; i < WIDE; i++) assert_int_equal(wide_c[i], cases[i % COUNT].out);
     for (int i = 0; i < COUNT; i++) b[i] = cases[i].in;
     uint32_t nan_low_bits = 0x7f800001; /* rounding this up as a number would give infinity */
     memcpy(&b[COUNT], &nan_low_bits, 4);
@@ -351,10 +385,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_products_match_a_plain_loop),
         cmocka_unit_test(products_of_several_blocks_match),
+        cmocka_unit_test(products_of_several_pieces_match),
         cmocka_unit_test(empty_products_give_zero_bias_or_c),
         cmocka_unit_test(random_products_match),
         cmocka_unit_test(products_of_several_tiles_match),
         cmocka_unit_test(a_batch_gives_the_bits_of_its_products_alone),
+        cmocka_unit_test(partial_sums_of_a_batch_do_not_run_out),
         cmocka_unit_test(an_empty_batch_does_nothing),
         cmocka_unit_test(serial_products_run_side_by_side),
         cmocka_unit_test(bf16_rounds_to_nearest_even_and_keeps_nan),

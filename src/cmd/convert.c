@@ -1,6 +1,8 @@
-/* `smelt convert IN OUT [key=value ...]`: the model of a run or of a model folder as a Hugging Face folder in today's layout. */
+/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face folder in today's layout, or
+ * as a file of llm.c. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -8,6 +10,7 @@
 #include "cmd/cmd.h"
 #include "data/data.h"
 #include "model/hf.h"
+#include "model/llmc.h"
 #include "train/source.h"
 
 typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
@@ -27,9 +30,19 @@ static const ArgumentSyntax syntax = {"smelt convert", "IN OUT", 2, &table};
 
 static void print_help(void) {
     printf("Usage: smelt convert IN OUT [key=value ...]\n\n"
-           "Writes the newest checkpoint of a run, or the model of a Hugging Face folder, as a Hugging Face folder, which transformers and what builds\n"
-           "on it load.\n\n");
+           "Writes the newest checkpoint of a run, or the model of a Hugging Face folder or of one of llm.c's GPT-2 files, as a Hugging Face folder,\n"
+           "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n\n");
     options_print_help(&table, stdout);
+}
+
+static bool is_file(const char *out) {
+    size_t length = strlen(out);
+    return length > 4 && !strcmp(out + length - 4, ".bin");
+}
+
+static bool write_model(const HfExport *export, const char *out, bool overwrite, Error *error) {
+    if (is_file(out)) return llmc_write(out, export->config, export->precision, export->master, overwrite, error);
+    return hf_write(export, out, overwrite, error);
 }
 
 static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
@@ -41,18 +54,18 @@ static bool write_folder(const char *in, const char *out, const Config *config, 
     HfExport export = *wanted;
     export.master = master;
     int64_t step = 0;
-    bool written = source_load_weights(in, config, export.precision, master, &step, error) && hf_write(&export, out, overwrite, error);
+    bool written = source_load_weights(in, config, export.precision, master, &step, error) && write_model(&export, out, overwrite, error);
     memory_unmap(master, bytes);
-    if (written && !export.source) log_info("step %" PRId64 " of %s is in %s", step, in, out);
-    if (written && export.source) log_info("the model of %s is in %s", in, out);
+    if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
+    if (written && !step) log_info("the model of %s is in %s", in, out);
     return written;
 }
 
 static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
     Config config;
     HfModel origin = {0};
-    if (!source_read_config(in, &config, strings, error) || !hf_check(&config.model, error)) return false;
-    bool folder = !source_is_run(in), bytes = !folder && options->tokenizer == TOKENIZER_BYTES;
+    if (!source_read_config(in, &config, strings, error) || (!is_file(out) && !hf_check(&config.model, error))) return false;
+    bool run = source_is_run(in), folder = hf_is_folder(in) && !run, bytes = run && options->tokenizer == TOKENIZER_BYTES;
     if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
         return error_set(error, ERROR_USAGE, "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none",
                          config.model.vocabulary, BYTE_VOCABULARY);

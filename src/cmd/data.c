@@ -1,5 +1,6 @@
 /* `smelt data pack` turns text into token shards, `smelt data show` tells what a shard holds and checks it, and `smelt
- * data train-tokenizer` learns a vocabulary from text. Results go to stdout, everything else to stderr. Called from the command table in main.c with argv[0] being "data". */
+ * data train-tokenizer` learns a vocabulary from text. Results go to stdout, everything else to stderr. Called from the
+ * command table in main.c with argv[0] being "data". */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -97,7 +98,8 @@ static bool run_train_tokenizer(const char *const *positionals, const DataOption
     log_format_duration(log_seconds() - start, duration);
     printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", positionals[1], learned, size, duration);
     if (learned < training.vocabulary)
-        log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned, training.vocabulary);
+        log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count",
+                 learned, training.vocabulary);
     return true;
 }
 

@@ -14,7 +14,6 @@
 #include "ckpt/ckpt.h"
 #include "cmd/arguments.h"
 #include "cmd/cmd.h"
-#include "model/hf.h"
 #include "op/op.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -58,16 +57,9 @@ static bool is_shard(const char *prefix) {
     return there;
 }
 
-/* A model folder with another tokenizer has numbers for text that we do not know. */
 static bool check_tokenizer(const char *model, const Config *config, Error *error) {
-    HfModel folder = {0};
-    bool bytes = config->model.vocabulary >= BYTE_VOCABULARY;
-    if (bytes && !source_is_run(model)) {
-        if (!hf_read(model, &folder, error)) return false;
-        bytes = folder.bytes;
-        hf_release(&folder);
-    }
-    return bytes || error_set(error, ERROR_USAGE, "%s is not a model of the byte tokenizer: give the prefix of a token shard instead of text", model);
+    return source_has_byte_tokenizer(model, config) ||
+           error_set(error, ERROR_USAGE, "%s is not a model of the byte tokenizer: give the prefix of a token shard instead of text", model);
 }
 
 /* Packs into a folder that is gone again when the shard is open: it stays mapped. */

@@ -14,7 +14,6 @@
 #include "data/data.h"
 #include "infer/generate.h"
 #include "infer/utf8.h"
-#include "model/hf.h"
 #include "train/source.h"
 
 typedef struct GenerateOptions {
@@ -133,21 +132,16 @@ static bool generate(Generator *generator, const Prompt *prompt, const GenerateO
     return true;
 }
 
-/* A model folder with another tokenizer has numbers for text that we do not know. */
-static bool check_tokenizer(const char *folder, const GenerateOptions *options, Error *error) {
-    HfModel model;
-    if (!options->text || source_is_run(folder)) return true;
-    if (!hf_read(folder, &model, error)) return false;
-    bool bytes = model.bytes;
-    hf_release(&model);
-    return bytes || error_set(error, ERROR_USAGE, "%s is not a model of the byte tokenizer: give text=false and numbers of tokens as the prompt", folder);
+static bool check_tokenizer(const char *folder, const Config *config, const GenerateOptions *options, Error *error) {
+    return !options->text || source_has_byte_tokenizer(folder, config) ||
+           error_set(error, ERROR_USAGE, "%s is not a model of the byte tokenizer: give text=false and numbers of tokens as the prompt", folder);
 }
 
 static bool run(const char *folder, const char *text, const GenerateOptions *options, OptionStrings *strings, Error *error) {
     Config config;
     Prompt prompt = {0};
     Generator *generator = NULL;
-    if (!source_read_config(folder, &config, strings, error) || !check_tokenizer(folder, options, error)) return false;
+    if (!source_read_config(folder, &config, strings, error) || !check_tokenizer(folder, &config, options, error)) return false;
     bool shorter = config.model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config.model.context) config.model.context = options->context;
     if (options->threads) omp_set_num_threads((int)options->threads);

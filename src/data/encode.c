@@ -1,6 +1,6 @@
 /* Documents on their way from text to shards through a tokenizer: they are gathered, encoded on all threads at once, and handed to their
- * writers in the order in which they came, so the shards do not depend on the number of threads. A DocumentEncoder owns the gathered text, the
- * tokenizer and one encoder per thread; pack.c drives it. */
+ * writers in the order in which they came, so the shards do not depend on the number of threads. A DocumentEncoder owns the gathered text,
+ * the tokenizer and one encoder per thread; pack.c drives it. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,8 @@ DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Err
     encoder->flags = plain_special ? TOKENIZER_PLAIN_SPECIAL : 0;
     encoder->tokenizer = tokenizer_open(path, "", error);
     if (encoder->tokenizer && tokenizer_end_of_text(encoder->tokenizer) < 0)
-        error_set(error, ERROR_DATA, "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path);
+        error_set(error, ERROR_DATA, "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it",
+                  path);
     if (!encoder->tokenizer || tokenizer_end_of_text(encoder->tokenizer) < 0) {
         document_encoder_free(encoder);
         return NULL;
@@ -62,14 +63,14 @@ int document_encoder_token_bytes(const DocumentEncoder *encoder) { return tokeni
 static void encode_document(const DocumentEncoder *encoder, TokenizerEncoder *tokenizer_encoder, Document *document) {
     document->ids.count = 0;
     document->error.code = ERROR_NONE;
-    if (tokenizer_encode(tokenizer_encoder, encoder->text + document->start, document->size, encoder->flags, &document->ids, &document->error))
+    if (tokenizer_encode(tokenizer_encoder, encoder->text + document->start, document->size, encoder->flags, &document->ids,
+                         &document->error))
         token_ids_append(&document->ids, tokenizer_end_of_text(encoder->tokenizer));
 }
 
 bool document_encoder_flush(DocumentEncoder *encoder, Error *error) {
 #pragma omp parallel for schedule(dynamic) num_threads(encoder->threads) if (encoder->count > 1)
-    for (int i = 0; i < encoder->count; i++)
-        encode_document(encoder, encoder->encoders[omp_get_thread_num()], &encoder->documents[i]);
+    for (int i = 0; i < encoder->count; i++) encode_document(encoder, encoder->encoders[omp_get_thread_num()], &encoder->documents[i]);
     for (int i = 0; i < encoder->count; i++) {
         Document *document = &encoder->documents[i];
         if (document->error.code != ERROR_NONE) {

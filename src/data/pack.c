@@ -391,7 +391,8 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     return good;
 }
 
-bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
+bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result,
+                          int32_t *learned, Error *error) {
     *result = (PackResult){0};
     if (!check_options(options, error)) return false;
     Packer *packer = memory_allocate(sizeof *packer);

@@ -1,11 +1,13 @@
 /* Matrix products on the CPU: cutting, packing and threads; the arithmetic is in gemm_kernel.c.
  *
  * The scheme is that of BLIS. A product is cut into tiles of C. One thread computes a tile alone: for each block of K it packs the tile's
- * columns of B, then, a block of rows at a time, A, and runs the kernel over both. Packing again what another tile has packed costs about
- * 1% at these tile sizes and buys the absence of barriers: gemm, gemm_serial and gemm_batch are one loop over tiles. Tiles may be cut
- * freely, because an element's value depends only on the blocks of K, which are cut by k alone: any tile of any thread finds the same bits.
+ * columns of B, then, a block of rows at a time, A, and runs the kernel over both, while what it packs next is brought closer. Packing
+ * again what another tile has packed costs little at these tile sizes and buys the absence of barriers: gemm, gemm_serial and gemm_batch
+ * are one loop over tiles. Tiles may be cut freely, because an element's value depends only on the blocks of K: any tile of any thread
+ * finds the same bits. Where C is so small that tiles for all threads would be mostly packing (weight gradients), K is cut as well, into
+ * pieces fixed by shape, whose sums are added in order.
  *
- * Memory: each thread that ever computes keeps one scratch of fixed size until it exits. Pages that were never needed are never touched. */
+ * Memory: each thread that ever computes keeps one scratch of fixed size until it exits. Parts that were never needed are never touched. */
 #include "gemm.h"
 #include "gemm_internal.h"
 
@@ -37,7 +39,7 @@ typedef struct Scratch {
     char a[BLOCK_PANELS * 16 * WHOLE_DEPTH * sizeof(double)];
     char b[TILE_COLUMNS * WHOLE_DEPTH * sizeof(double)];
     float sums[(TILE_ROWS + 2 * 16) * TILE_COLUMNS]; /* of a bf16 result with more than one block of K */
-    double partials[PARTIALS]; /* of the pieces of products: of the thread that called, filled by all */
+    double partials[PARTIALS];                       /* of the pieces of products; the caller's, filled by all threads */
 } Scratch;
 
 /* How many tiles C is cut into, and the number of the first of them among all tiles of a batch. */
@@ -144,12 +146,7 @@ static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, 
     return u;
 }
 
-/* Where the walk over one tile's blocks stands: a block of K, in it a block of rows. */
-typedef struct Step {
-    int64_t index, p, depth, row, rows;
-} Step;
-
-/* How a tile is walked through. */
+/* A tile and how it is walked through: blocks of K, in each blocks of rows. */
 typedef struct Walk {
     const GemmKernel *kernel;
     const Gemm *g;
@@ -157,6 +154,11 @@ typedef struct Walk {
     int64_t blocks, block_k;
     int height; /* rows in a panel of A */
 } Walk;
+
+typedef struct Step {
+    int64_t index, p, depth; /* the block of K */
+    int64_t row, rows;       /* of the tile */
+} Step;
 
 static Walk walk_of(const GemmKernel *kernel, const Gemm *g, Tile t) {
     int64_t unit = kernel->pairs ? 2 : 1, depth = ceil_divide(g->k, unit);
@@ -178,6 +180,7 @@ static Step step_after(const Walk *w, Step s) {
 static GemmSource a_of(const Walk *w, Step s) { return source_at(w->g->a, w->g->lda, !w->g->transpose_a, w->g->input, w->tile.row + s.row, s.p); }
 static GemmSource b_of(const Walk *w, Step s) { return source_at(w->g->b, w->g->ldb, w->g->transpose_b, w->g->input, w->tile.column, s.p); }
 
+/* The memory that packing will read. */
 static GemmAhead ahead_of(GemmSource source, int64_t lines, int64_t depth, GemmType type) {
     int64_t size = (int64_t)size_of(type), rows = source.depth_contiguous ? lines : depth, elements = source.depth_contiguous ? depth : lines;
     return (GemmAhead){source.data, source.ld * size, rows, ceil_divide(elements * size, 64)};

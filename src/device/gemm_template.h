@@ -138,8 +138,8 @@ GEMM_TARGET static void GEMM_NAME(pack_straight)(GEMM_SUM *to, int width, const 
 }
 #endif
 
-/* A whole panel of B whose lines lie side by side: two vectors of each depth. */
 #if !GEMM_PAIRS
+/* A whole panel of B whose lines lie side by side: two vectors of each depth. */
 GEMM_TARGET static void GEMM_NAME(pack_wide)(GEMM_SUM *to, const char *from, int64_t stride, int64_t depth, bool bf16) {
     if (bf16) {
 #if GEMM_FROM_BF16
@@ -239,15 +239,17 @@ static GEMM_NAME(Multiply) *const GEMM_NAME(multiplies)[GEMM_ROWS][2] = {GEMM_CO
 
 #if GEMM_FROM_BF16
 #if GEMM_MASKS
+/* The upper halves of two vectors' elements, in order. */
+static const uint16_t GEMM_NAME(upper_halves)[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
 /* Two whole vectors at once, where no element is a NaN; else false, and nothing is stored. Half the instructions of two store_bf16. */
 INLINE bool GEMM_NAME(store_bf16_pair)(uint16_t *to, VECTOR low, VECTOR high) {
     if (_mm512_cmp_ps_mask((__m512)low, (__m512)high, _CMP_UNORD_Q)) return false;
-    static const uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                              33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     BITS a = (BITS)low, b = (BITS)high;
     a += 0x7fff + ((a >> 16) & 1);
     b += 0x7fff + ((b >> 16) & 1);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(upper_halves), (__m512i)b));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(GEMM_NAME(upper_halves)), (__m512i)b));
     return true;
 }
 #endif

@@ -51,8 +51,7 @@ static size_t shard_count(const HfExport *export, const Graph *graph, const HfTe
     return count;
 }
 
-/* `rows` x `columns` elements of `unit` bytes, turned. */
-static void transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit) {
+void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit) {
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < columns; c++)
         for (int64_t r = 0; r < rows; r++) memcpy(to + (c * rows + r) * unit, from + (r * columns + c) * unit, unit);
@@ -71,7 +70,7 @@ static StoredTensor make_tensor(const HfExport *export, const Graph *graph, cons
         *copy += bytes;
     }
     if (from->transposed) {
-        transpose(tensor.data, *copy, from->shape[1], from->shape[0], unit);
+        hf_transpose(tensor.data, *copy, from->shape[1], from->shape[0], unit);
         tensor.data = *copy;
         *copy += bytes;
     }

@@ -50,6 +50,9 @@ json_t *hf_config(const HfExport *export);
 /* The content of tokenizer.json: token b is byte b, without merges; the separator is a special token. */
 json_t *hf_tokenizer(void);
 
+/* Matrices that folders hold the other way round (Parameter.transposed): `rows` x `columns` elements of `unit` bytes become columns x rows. */
+void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit);
+
 /* Writes the folder under a temporary name beside it and renames it, so that it is complete or not there. An existing folder must be empty, or,
  * with `overwrite`, hold nothing but files that an export writes. ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is
  * in use or the model cannot be expressed. */

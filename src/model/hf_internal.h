@@ -3,6 +3,7 @@
 #ifndef SMELT_MODEL_HF_INTERNAL_H
 #define SMELT_MODEL_HF_INTERNAL_H
 
+#include "ckpt/ckpt.h"
 #include "model/hf.h"
 
 typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_QWEN3, HF_MPT, HF_GPT2, HF_CLASS_COUNT } HfClass;
@@ -41,6 +42,9 @@ typedef struct HfTensorList { HfTensor *items; size_t count; } HfTensorList;
 /* Every tensor of the model's folder, in the order of the parameters. Parameters that the class does not have are left out. */
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout);
 void hf_tensors_free(HfTensorList *list);
+
+/* Elements of a file, which may be unaligned, as elements of an arena. F32, F16 and BF16 (hf_read.c). */
+void hf_convert(Precision to, void *target, StoredType from, const char *source, int64_t count);
 
 /* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
 

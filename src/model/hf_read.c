@@ -200,7 +200,7 @@ static float load(StoredType type, const char *source, int64_t index) {
     return type == STORED_BF16 ? from_bits((uint32_t)half << 16) : from_half(half);
 }
 
-static void convert(Precision to, void *target, StoredType from, const char *source, int64_t count) {
+void hf_convert(Precision to, void *target, StoredType from, const char *source, int64_t count) {
     if (to == PRECISION_FP64) {
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < count; i++) ((double *)target)[i] = load(from, source, i);
@@ -259,7 +259,7 @@ static bool load_tensors(Folder *folder, const char *name, const HfTensorList *l
         char *target = (char *)master + (graph->parameters[wanted->parameter].offset + wanted->first) * precision_bytes(graph->precision, TYPE_WIDE);
         if (wanted->transposed)
             convert_transposed(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->shape[1], wanted->shape[0]);
-        else convert(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->count);
+        else hf_convert(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->count);
     }
     return true;
 }

@@ -1,5 +1,5 @@
-/* Ids to bytes. What a token adds to a text is worked out once, when the tokenizer is read, for its place at the start of a text and for any
- * other; decoding then only looks it up, and strips the blanks that some tokenizers put before a text. */
+/* Ids to bytes. What a token adds to a text is worked out once, when the tokenizer is read, for its place at the start of a text and for
+ * any other; decoding then only looks it up, and strips the blanks that some tokenizers put before a text. */
 #include <stdlib.h>
 
 #include "base/memory.h"

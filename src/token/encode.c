@@ -1,6 +1,7 @@
 /* Text to ids, in the order of the `tokenizers` library: added tokens are cut out of the raw text; what lies between them is normalised;
- * added tokens that are matched after normalisation are cut out; the rest is divided into words, and words are merged. Ordinary words repeat,
- * so each encoder keeps the ids of those that it saw lately. An encoder owns all that changes while encoding; the tokenizer is shared. */
+ * added tokens that are matched after normalisation are cut out; the rest is divided into words, and words are merged. Ordinary words
+ * repeat, so each encoder keeps the ids of those that it saw lately. An encoder owns all that changes while encoding; the tokenizer is
+ * shared. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -90,7 +91,8 @@ static void encode_word(TokenizerEncoder *encoder, Span word) {
     for (; encoder->cache[place].ids > 0; place = (place + 1) & (CACHE_SLOTS - 1)) {
         const CacheSlot *slot = &encoder->cache[place];
         const char *ids = encoder->arena + slot->at;
-        if (slot->hash != hash || slot->bytes != word.size || memcmp(ids + slot->ids * sizeof(int32_t), word.bytes, word.size) != 0) continue;
+        if (slot->hash != hash || slot->bytes != word.size || memcmp(ids + slot->ids * sizeof(int32_t), word.bytes, word.size) != 0)
+            continue;
         for (int i = 0; i < slot->ids; i++) {
             int32_t id;
             memcpy(&id, ids + (size_t)i * sizeof id, sizeof id);
@@ -291,7 +293,8 @@ static bool encode_around_added(TokenizerEncoder *encoder, bool raw, Span text, 
     const Trie *trie = raw ? &encoder->tokenizer->raw : &encoder->tokenizer->normal;
     size_t taken = 0, matched = 0;
     for (size_t at = 0; trie->nodes > 0 && at < text.size;) {
-        int32_t index = trie->first[(unsigned char)text.bytes[at]] ? trie_match(trie, text.bytes + at, text.size - at, &matched) : TOKEN_NONE;
+        int32_t index =
+            trie->first[(unsigned char)text.bytes[at]] ? trie_match(trie, text.bytes + at, text.size - at, &matched) : TOKEN_NONE;
         if (index == TOKEN_NONE) {
             at++;
             continue;

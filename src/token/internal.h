@@ -27,7 +27,7 @@ size_t text_ill_formed(const char *text, size_t length);
 /* The character at text[0..] of well-formed text; *size is its bytes. */
 uint32_t text_character(const char *text, size_t *size);
 size_t text_put_character(uint32_t character, char out[4]);
-bool text_is_space(uint32_t character); /* Unicode's White_Space */
+bool text_is_space(uint32_t character);                       /* Unicode's White_Space */
 size_t text_spaces(const char *text, size_t length);          /* bytes of white space that it begins with */
 size_t text_trailing_spaces(const char *text, size_t length); /* that it ends with */
 
@@ -55,7 +55,9 @@ int32_t token_map_get(const TokenMap *map, const char *bytes, size_t length);
 void token_map_free(TokenMap *map);
 
 /* Pairs of 32-bit numbers to 64-bit values. */
-typedef struct PairSlot { uint64_t key, value; } PairSlot;
+typedef struct PairSlot {
+    uint64_t key, value;
+} PairSlot;
 typedef struct PairMap {
     PairSlot *slots;
     unsigned shift;
@@ -100,15 +102,18 @@ const KnownPattern *known_pattern(const char *name); /* NULL when unknown */
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-typedef struct Span { const char *bytes; size_t size; } Span;
+typedef struct Span {
+    const char *bytes;
+    size_t size;
+} Span;
 
 typedef enum NormalKind { NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_FORM, NORMAL_STRIP } NormalKind;
 typedef struct NormalStep {
     NormalKind kind;
-    Regex *regex;          /* NORMAL_REPLACE: this, or `text` when NULL */
-    Buffer text, with;     /* what is replaced, and by what; NORMAL_PREPEND uses `text` */
-    int form;              /* NORMAL_FORM: utf8proc's options */
-    bool left, right;      /* NORMAL_STRIP */
+    Regex *regex;      /* NORMAL_REPLACE: this, or `text` when NULL */
+    Buffer text, with; /* what is replaced, and by what; NORMAL_PREPEND uses `text` */
+    int form;          /* NORMAL_FORM: utf8proc's options */
+    bool left, right;  /* NORMAL_STRIP */
 } NormalStep;
 
 typedef enum SplitKind { SPLIT_PATTERN, SPLIT_PREFIX_SPACE, SPLIT_METASPACE } SplitKind;
@@ -116,8 +121,8 @@ typedef enum SplitBehavior { SPLIT_ISOLATED, SPLIT_REMOVED, SPLIT_CONTIGUOUS, SP
 typedef enum PrependScheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER } PrependScheme;
 typedef struct SplitStep {
     SplitKind kind;
-    Regex *regex;          /* SPLIT_PATTERN: this, or `text` when NULL */
-    Buffer text;           /* a fixed pattern, or the character that stands for a space */
+    Regex *regex; /* SPLIT_PATTERN: this, or `text` when NULL */
+    Buffer text;  /* a fixed pattern, or the character that stands for a space */
     SplitBehavior behavior;
     bool invert;
     PrependScheme prepend; /* SPLIT_METASPACE */
@@ -132,39 +137,39 @@ typedef struct AddedToken {
 
 /* A set of patterns; a pattern is an index into Tokenizer.added. */
 typedef struct Trie {
-    PairMap edges;         /* (node, byte) to node; node 0 is the root */
-    int32_t *pattern;      /* by node; TOKEN_NONE: none ends here */
+    PairMap edges;    /* (node, byte) to node; node 0 is the root */
+    int32_t *pattern; /* by node; TOKEN_NONE: none ends here */
     size_t nodes, capacity;
-    bool first[BYTES];     /* bytes that a pattern begins with */
+    bool first[BYTES]; /* bytes that a pattern begins with */
 } Trie;
 
 struct Tokenizer {
-    char *path;                    /* for messages */
+    char *path; /* for messages */
     int32_t vocabulary;
     int32_t end_of_text;
 
     /* The model. Byte-level: words and tokens are raw bytes; else they are UTF-8. */
     bool byte_level, byte_fallback, fuse_unknown, whole_words; /* whole_words: a word that is a token needs no merges */
     int32_t unknown;
-    int32_t byte_id[BYTES];        /* byte-level: a byte's token; else its <0xXX>, which counts only with byte_fallback */
-    int32_t *pages[PAGES];         /* else: a character's token */
-    TokenMap words;                /* tokens of the model */
-    PairMap merges;                /* (left, right) to rank << 32 | id */
-    bool space_begins_words;       /* no merge joins U+2581 to another character before it: text may be cut there */
+    int32_t byte_id[BYTES];  /* byte-level: a byte's token; else its <0xXX>, which counts only with byte_fallback */
+    int32_t *pages[PAGES];   /* else: a character's token */
+    TokenMap words;          /* tokens of the model */
+    PairMap merges;          /* (left, right) to rank << 32 | id */
+    bool space_begins_words; /* no merge joins U+2581 to another character before it: text may be cut there */
 
-    TokenMap contents;             /* all tokens as the file spells them */
+    TokenMap contents; /* all tokens as the file spells them */
     AddedToken *added;
     int32_t added_count;
-    Trie raw, normal;              /* added tokens matched before and after normalisation */
+    Trie raw, normal; /* added tokens matched before and after normalisation */
     NormalStep normals[STEPS];
     SplitStep splits[STEPS];
     int normal_count, split_count;
-    TokenIds before, after;        /* the template */
+    TokenIds before, after; /* the template */
 
     /* Decoding, by id. */
-    Span *first, *rest;            /* of the first token of a text, and of later ones; may be one array */
+    Span *first, *rest; /* of the first token of a text, and of later ones; may be one array */
     bool *special;
-    Buffer decoded;                /* the spans' bytes */
+    Buffer decoded; /* the spans' bytes */
     int strip;
 };
 
@@ -175,10 +180,10 @@ int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t s
 
 /* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the fields. */
 typedef struct Decoding {
-    bool fused, spaced;           /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
+    bool fused, spaced; /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
     bool byte_level;
     Buffer metaspace;
-    bool metaspace_first;         /* the first token of a text loses its spaces */
+    bool metaspace_first; /* the first token of a text loses its spaces */
     int replaces;
     Buffer from[STEPS], to[STEPS];
     bool byte_fallback;
@@ -202,9 +207,9 @@ bool normalize(const Tokenizer *tokenizer, RegexScratch *scratch, Span text, Buf
 /* The symbols of one word while it is merged; reused from word to word. */
 typedef struct Merger {
     int32_t *symbol;
-    uint64_t *pair;           /* what the pair that begins here merges into: rank << 32 | id, or PAIR_NONE */
+    uint64_t *pair; /* what the pair that begins here merges into: rank << 32 | id, or PAIR_NONE */
     uint32_t *next, *previous;
-    uint64_t *heap;           /* rank << 32 | place, the least first; stale entries are skipped */
+    uint64_t *heap; /* rank << 32 | place, the least first; stale entries are skipped */
     size_t count, capacity, heap_count, heap_capacity;
 } Merger;
 void merge_word(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length, TokenIds *out);

@@ -1,6 +1,6 @@
 /* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair of the lowest rank is merged, the
- * leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest; long ones keep a heap over a linked list, so
- * a word of n characters takes O(n log n). A Merger owns the arrays and is used by one encoder. */
+ * leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest; long ones keep a heap over a linked list,
+ * so a word of n characters takes O(n log n). A Merger owns the arrays and is used by one encoder. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -52,7 +52,8 @@ static void push_characters(const Tokenizer *tokenizer, Merger *merger, const ch
     for (size_t at = 0, size; at < length; at += size) {
         int32_t id = TOKEN_NONE;
         size = 1;
-        if (text_well_formed(word + at, length - at < 4 ? length - at : 4) > 0) id = character_id(tokenizer, text_character(word + at, &size));
+        if (text_well_formed(word + at, length - at < 4 ? length - at : 4) > 0)
+            id = character_id(tokenizer, text_character(word + at, &size));
         if (id != TOKEN_NONE) {
             for (; unknown > 0; unknown--) merger->symbol[merger->count++] = tokenizer->unknown;
             merger->symbol[merger->count++] = id;

@@ -1,6 +1,6 @@
 /* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model, post_processor, decoder, added tokens)
- * becomes steps of the tokenizer's own; a part of a kind that is not known here is an error, because leaving it out would give other ids. JSON
- * is parsed by jansson, which bounds nesting; duplicate keys are refused. Owns nothing after it returns. */
+ * becomes steps of the tokenizer's own; a part of a kind that is not known here is an error, because leaving it out would give other ids.
+ * JSON is parsed by jansson, which bounds nesting; duplicate keys are refused. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -37,7 +37,8 @@ static bool flag_of(const json_t *object, const char *name, bool usual) {
 static bool refuse_kind(Error *error, const char *part, const json_t *object) {
     Span kind = text_of(json_object_get(object, "type"));
     char what[120];
-    snprintf(what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4, kind.bytes ? kind.bytes : "none");
+    snprintf(what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4,
+             kind.bytes ? kind.bytes : "none");
     return refuse(error, part, what);
 }
 
@@ -51,7 +52,8 @@ static bool copy_text(Buffer *buffer, const json_t *value, const char *part, Err
 static bool read_id(const json_t *value, int32_t *id, Error *error) {
     json_int_t number = json_is_integer(value) ? json_integer_value(value) : -1;
     if (number < 0 || number >= MAXIMUM_ID)
-        return error_set(error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number, MAXIMUM_ID - 1);
+        return error_set(error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number,
+                         MAXIMUM_ID - 1);
     *id = (int32_t)number;
     return true;
 }
@@ -170,7 +172,8 @@ static bool read_split(Tokenizer *tokenizer, const json_t *object, Error *error)
     if (is_kind(object, "WhitespaceSplit")) return set_pattern(step, "\\s", SPLIT_REMOVED, error);
     if (is_kind(object, "Punctuation")) {
         const json_t *behavior = json_object_get(object, "behavior");
-        return set_pattern(step, "[\\p{P}$+<=>\\^`|~]", SPLIT_ISOLATED, error) && (!behavior || read_behavior(&step->behavior, behavior, error));
+        return set_pattern(step, "[\\p{P}$+<=>\\^`|~]", SPLIT_ISOLATED, error) &&
+               (!behavior || read_behavior(&step->behavior, behavior, error));
     }
     if (!is_kind(object, "Split")) return refuse_kind(error, "pre_tokenizer", object);
     step->kind = SPLIT_PATTERN;
@@ -219,7 +222,8 @@ static bool add_merge(Tokenizer *tokenizer, Span left, Span right, uint64_t rank
     joined->size = 0;
     buffer_append(joined, left.bytes, left.size);
     buffer_append(joined, right.bytes, right.size);
-    int32_t ids[] = {token_map_get(&tokenizer->contents, left.bytes, left.size), token_map_get(&tokenizer->contents, right.bytes, right.size),
+    int32_t ids[] = {token_map_get(&tokenizer->contents, left.bytes, left.size),
+                     token_map_get(&tokenizer->contents, right.bytes, right.size),
                      token_map_get(&tokenizer->contents, joined->bytes, joined->size)};
     for (int i = 0; i < 3; i++)
         if (ids[i] == TOKEN_NONE) return error_set(error, ERROR_DATA, "a token of the merge is not in the vocabulary");
@@ -293,7 +297,8 @@ static bool read_template_token(TokenIds *out, const json_t *tokens, const json_
     Span name = text_of(json_object_get(item, "id"));
     const json_t *token = name.bytes ? json_object_getn(tokens, name.bytes, name.size) : NULL, *value;
     size_t index;
-    if (!json_is_array(json_object_get(token, "ids"))) return refuse(error, "post_processor", "names a special token that it does not define");
+    if (!json_is_array(json_object_get(token, "ids")))
+        return refuse(error, "post_processor", "names a special token that it does not define");
     json_array_foreach(json_object_get(token, "ids"), index, value) {
         int32_t id = 0;
         if (!read_id(value, &id, error)) return false;
@@ -311,7 +316,8 @@ static bool read_template(Tokenizer *tokenizer, const json_t *object, Error *err
     json_array_foreach(json_object_get(object, "single"), index, item) {
         const json_t *special = json_object_get(item, "SpecialToken");
         if (special && !read_template_token(seen ? &tokenizer->after : &tokenizer->before, tokens, special, error)) return false;
-        if (!special && (seen || !json_object_get(item, "Sequence"))) return refuse(error, "post_processor", "has a template with more than one text");
+        if (!special && (seen || !json_object_get(item, "Sequence")))
+            return refuse(error, "post_processor", "has a template with more than one text");
         seen = seen || !special;
     }
     return seen || refuse(error, "post_processor", "has a template without a text");
@@ -353,7 +359,8 @@ static bool read_decoder_step(Decoding *decoding, const json_t *object, Error *e
     if (is_kind(object, "ByteLevel")) return decoding->byte_level = true;
     if (is_kind(object, "ByteFallback")) return decoding->byte_fallback = true;
     if (is_kind(object, "Metaspace")) {
-        decoding->metaspace_first = !is_text(json_object_get(object, "prepend_scheme"), "never") && flag_of(object, "add_prefix_space", true);
+        decoding->metaspace_first =
+            !is_text(json_object_get(object, "prepend_scheme"), "never") && flag_of(object, "add_prefix_space", true);
         return copy_text(&decoding->metaspace, json_object_get(object, "replacement"), "decoder", error);
     }
     if (!is_kind(object, "Replace")) return refuse_kind(error, "decoder", object);
@@ -371,8 +378,7 @@ static bool read_decoder(Decoding *decoding, const json_t *object, Error *error)
     decoding->spaced = !object || json_is_null(object);
     if (decoding->spaced) return true;
     if (!is_kind(object, "Sequence")) return read_decoder_step(decoding, object, error);
-    json_array_foreach(json_object_get(object, "decoders"), index, member)
-        if (!read_decoder_step(decoding, member, error)) return false;
+    json_array_foreach(json_object_get(object, "decoders"), index, member) if (!read_decoder_step(decoding, member, error)) return false;
     return true;
 }
 

@@ -9,18 +9,26 @@
 
 enum { TOKEN_BYTES = 1024, LLAMA3_SPECIAL = 256 };
 
-typedef struct Special { const char *text; int32_t id; } Special;
+typedef struct Special {
+    const char *text;
+    int32_t id;
+} Special;
 typedef struct Family {
     const char *pattern;
-    int32_t ranks;       /* as published */
+    int32_t ranks; /* as published */
     Special special[6];
 } Family;
 
 static const Family families[] = {
     {"gpt2", 50256, {{"<|endoftext|>", 50256}}},
     {"gpt2", 50280, {{"<|endoftext|>", 50256}}},
-    {"cl100k", 100256,
-     {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259}, {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
+    {"cl100k",
+     100256,
+     {{"<|endoftext|>", 100257},
+      {"<|fim_prefix|>", 100258},
+      {"<|fim_middle|>", 100259},
+      {"<|fim_suffix|>", 100260},
+      {"<|endofprompt|>", 100276}}},
     {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
     {"llama3", 128000, {{0}}},
     {"qwen", 151643, {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}},
@@ -74,7 +82,8 @@ static bool read_line(Tokenizer *tokenizer, const char *line, size_t length, Err
     int32_t id;
     if (length > 0 && line[length - 1] == '\r') length--;
     const char *space = memchr(line, ' ', length);
-    if (!space || !decode_base64(line, (size_t)(space - line), token, &size) || !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
+    if (!space || !decode_base64(line, (size_t)(space - line), token, &size) ||
+        !read_rank(space + 1, length - (size_t)(space + 1 - line), &id))
         return error_set(error, ERROR_DATA, "it is not base64 of 1 to %d bytes, a space and a rank below %d", TOKEN_BYTES, MAXIMUM_ID);
     return add_token(tokenizer, token, size, id, error);
 }
@@ -88,7 +97,8 @@ static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Err
         at += length + 1;
     }
     for (int byte = 0; byte < BYTES; byte++)
-        if (tokenizer->byte_id[byte] == TOKEN_NONE) return error_set(error, ERROR_DATA, "no line has the byte 0x%02x alone", (unsigned)byte);
+        if (tokenizer->byte_id[byte] == TOKEN_NONE)
+            return error_set(error, ERROR_DATA, "no line has the byte 0x%02x alone", (unsigned)byte);
     return true;
 }
 
@@ -103,9 +113,11 @@ static bool add_merges(Tokenizer *tokenizer, Error *error) {
         if (seen[slot->id]) good = error_set(error, ERROR_DATA, "the rank %d is there twice", slot->id);
         seen[slot->id] = true;
         for (uint32_t cut = 1; cut < slot->length; cut++) {
-            int32_t left = token_map_get(words, bytes, cut), right = left == TOKEN_NONE ? left : token_map_get(words, bytes + cut, slot->length - cut);
+            int32_t left = token_map_get(words, bytes, cut),
+                    right = left == TOKEN_NONE ? left : token_map_get(words, bytes + cut, slot->length - cut);
             if (right != TOKEN_NONE)
-                *pair_map_put(&tokenizer->merges, pair_key((uint32_t)left, (uint32_t)right)) = (uint64_t)slot->id << 32 | (uint32_t)slot->id;
+                *pair_map_put(&tokenizer->merges, pair_key((uint32_t)left, (uint32_t)right)) =
+                    (uint64_t)slot->id << 32 | (uint32_t)slot->id;
         }
     }
     free(seen);
@@ -122,9 +134,18 @@ static void add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
 
 /* The first special ids are named; the others are reserved, and numbered in the order in which names are left over. */
 static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
-    static const char *const names[] = {"begin_of_text",  "end_of_text",     "reserved_special_token_0", "reserved_special_token_1",
-                                        "finetune_right_pad_id", "step_id",  "start_header_id",          "end_header_id",
-                                        "eom_id",         "eot_id",          "python_tag",               "image"};
+    static const char *const names[] = {"begin_of_text",
+                                        "end_of_text",
+                                        "reserved_special_token_0",
+                                        "reserved_special_token_1",
+                                        "finetune_right_pad_id",
+                                        "step_id",
+                                        "start_header_id",
+                                        "end_header_id",
+                                        "eom_id",
+                                        "eot_id",
+                                        "python_tag",
+                                        "image"};
     enum { NAMES = sizeof names / sizeof *names };
     for (int i = 0; i < LLAMA3_SPECIAL; i++) {
         char *text = i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
@@ -162,8 +183,8 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
     int32_t ranks = (int32_t)tokenizer->words.count;
     const Family *family = find_family(pattern, ranks);
     if (!family)
-        return error_set(error, ERROR_USAGE, "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern,
-                         ranks);
+        return error_set(error, ERROR_USAGE,
+                         "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern, ranks);
     const KnownPattern *known = known_pattern(family->pattern);
     const char *expression = known->tiktoken ? known->tiktoken : known->json;
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];

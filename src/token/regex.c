@@ -1,6 +1,6 @@
-/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma (Ruby's syntax), tiktoken
- * Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused where that cannot be done. White space is
- * spelled out, because PCRE2 counts U+180E as white space. A Regex is read-only; matching needs a RegexScratch per thread. */
+/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma (Ruby's syntax),
+ * tiktoken Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused where that cannot be done. White space
+ * is spelled out, because PCRE2 counts U+180E as white space. A Regex is read-only; matching needs a RegexScratch per thread. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ const KnownPattern *known_pattern(const char *name) {
 
 #define SPACES "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NOT_SPACES                                                                                                                         \
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}"     \
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}"  \
     "\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 /* Alphabetic characters, marks, decimal digits and connectors; circled letters are alphabetic symbols. */
 #define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"

@@ -94,9 +94,7 @@ size_t text_trailing_spaces(const char *text, size_t length) {
 }
 
 /* Printable bytes of Latin-1 stand for themselves; the 68 others follow from U+0100 on, in order. */
-static bool stands_for_itself(int byte) {
-    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-}
+static bool stands_for_itself(int byte) { return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE; }
 
 uint32_t text_byte_character(int byte) {
     if (stands_for_itself(byte)) return (uint32_t)byte;

@@ -117,7 +117,8 @@ static char *read_file(const char *path, size_t *size, Error *error) {
     if (file < 0 || fstat(file, &status) != 0) {
         error_set(error, ERROR_DATA, "cannot open %s: %s; name a tokenizer.json, its folder or a .tiktoken file", path, strerror(errno));
     } else if (!S_ISREG(status.st_mode) || status.st_size > FILE_LIMIT) {
-        error_set(error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path, FILE_LIMIT);
+        error_set(error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path,
+                  FILE_LIMIT);
     } else {
         *size = (size_t)status.st_size;
         bytes = memory_allocate(*size);
@@ -149,7 +150,8 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     if (!bytes) return false;
     bool good;
     if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
-    else if (*pattern) good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
+    else if (*pattern)
+        good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
     else good = read_json(tokenizer, bytes, size, error);
     good = good && finish(tokenizer, error);
     free(bytes);

@@ -1,8 +1,8 @@
-/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table; then the most frequent pair of
- * adjacent symbols becomes a token, again and again. Counts of pairs are kept up to date: a merge touches only the words that hold its
- * pair. A heap gives the next pair; an entry whose count is out of date goes back with the right one. Pairs that count alike are taken by
- * their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns everything
- * until tokenizer_trainer_free. */
+/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table; then the most frequent
+ * pair of adjacent symbols becomes a token, again and again. Counts of pairs are kept up to date: a merge touches only the words that hold
+ * its pair. A heap gives the next pair; an entry whose count is out of date goes back with the right one. Pairs that count alike are taken
+ * by their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns
+ * everything until tokenizer_trainer_free. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -44,16 +44,16 @@ struct TokenizerTrainer {
     int32_t *symbols;
     size_t *start;
     uint32_t *length;
-    PairMap pairs;         /* pair to index into pair_count */
+    PairMap pairs; /* pair to index into pair_count */
     int64_t *pair_count;
     size_t pair_capacity;
     Candidate *heap;
     size_t heap_count, heap_capacity;
 
-    TokenMap spelled;      /* tokens as bytes */
-    Span *token;           /* their bytes; owned, except of <|endoftext|> */
+    TokenMap spelled; /* tokens as bytes */
+    Span *token;      /* their bytes; owned, except of <|endoftext|> */
     int32_t token_count;
-    uint64_t *merges;      /* left << 32 | right */
+    uint64_t *merges; /* left << 32 | right */
     size_t merge_count, merge_capacity;
 };
 
@@ -168,7 +168,8 @@ static void heap_push(TokenizerTrainer *trainer, Candidate candidate) {
         trainer->heap = memory_resize(trainer->heap, trainer->heap_capacity * sizeof *trainer->heap);
     }
     size_t at = trainer->heap_count++;
-    for (; at > 0 && comes_before(&candidate, &trainer->heap[(at - 1) / 2]); at = (at - 1) / 2) trainer->heap[at] = trainer->heap[(at - 1) / 2];
+    for (; at > 0 && comes_before(&candidate, &trainer->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        trainer->heap[at] = trainer->heap[(at - 1) / 2];
     trainer->heap[at] = candidate;
 }
 
@@ -412,19 +413,20 @@ static json_t *pre_tokenizer(const TokenizerTrainer *trainer) {
 }
 
 static json_t *describe(const TokenizerTrainer *trainer) {
-    json_t *added = json_pack("[{s:i, s:s, s:b, s:b, s:b, s:b, s:b}]", "id", END_OF_TEXT, "content", trainer->token[END_OF_TEXT].bytes, "single_word", 0,
-                              "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
-    json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix",
-                              "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "vocab", spelled_vocabulary(trainer), "merges",
-                              spelled_merges(trainer));
-    return json_pack("{s:s, s:n, s:n, s:o, s:n, s:o, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", added, "normalizer",
-                     "pre_tokenizer", pre_tokenizer(trainer), "post_processor", "decoder", byte_level(true), "model", model);
+    json_t *added = json_pack("[{s:i, s:s, s:b, s:b, s:b, s:b, s:b}]", "id", END_OF_TEXT, "content", trainer->token[END_OF_TEXT].bytes,
+                              "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token",
+                              "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "vocab",
+                              spelled_vocabulary(trainer), "merges", spelled_merges(trainer));
+    return json_pack("{s:s, s:n, s:n, s:o, s:n, s:o, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", added,
+                     "normalizer", "pre_tokenizer", pre_tokenizer(trainer), "post_processor", "decoder", byte_level(true), "model", model);
 }
 
 static bool write_file(const char *path, const json_t *root, Error *error) {
     char *temporary = memory_format("%s.%ld.tmp", path, (long)getpid());
     FILE *file = fopen(temporary, "wxe");
-    bool good = file && json_dumpf(root, file, JSON_INDENT(1)) == 0 && fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    bool good =
+        file && json_dumpf(root, file, JSON_INDENT(1)) == 0 && fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
     int code = errno;
     if (file && fclose(file) != 0 && good) {
         code = errno;
@@ -434,7 +436,8 @@ static bool write_file(const char *path, const json_t *root, Error *error) {
         code = errno;
         good = false;
     }
-    if (!good) error_set(error, ERROR_DATA, "cannot write %s: %s; choose a folder that you may write to and that has space", path, strerror(code));
+    if (!good)
+        error_set(error, ERROR_DATA, "cannot write %s: %s; choose a folder that you may write to and that has space", path, strerror(code));
     if (!good && file) unlink(temporary);
     free(temporary);
     return good;
@@ -449,7 +452,8 @@ TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Erro
         return NULL;
     }
     if (training->vocabulary < FIRST_BYTE + BYTES || training->vocabulary > MAXIMUM_ID || training->minimum_count < 1) {
-        error_set(error, ERROR_USAGE, "a vocabulary of %d with a minimum count of %" PRId64 " cannot be trained; give %d to %d ids and a count of at least 1",
+        error_set(error, ERROR_USAGE,
+                  "a vocabulary of %d with a minimum count of %" PRId64 " cannot be trained; give %d to %d ids and a count of at least 1",
                   training->vocabulary, training->minimum_count, FIRST_BYTE + BYTES, MAXIMUM_ID);
         return NULL;
     }

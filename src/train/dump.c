@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "model/hf.h"
 #include "op/op.h"
 #include "train/train.h"
 
@@ -17,17 +18,30 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
     return written;
 }
 
+/* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
+static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
+    size_t unit = precision_bytes(session->config->precision, TYPE_WIDE);
+    StoredTensor tensor = {.name = p->name, .type = wide_type(session), .rank = p->rank, .data = arena + p->offset * unit};
+    memcpy(tensor.shape, p->shape, sizeof p->shape);
+    if (p->transposed) {
+        *copy = memory_allocate(p->count * unit);
+        hf_transpose(tensor.data, *copy, p->shape[0], p->shape[1], unit);
+        tensor.shape[0] = p->shape[1];
+        tensor.shape[1] = p->shape[0];
+        tensor.data = *copy;
+    }
+    return tensor;
+}
+
 /* The parameters' intervals of an arena under the parameters' names. */
 static bool write_arena(const Session *session, const char *folder, const char *name, const char *arena, Error *error) {
     const Graph *graph = session->model.graph;
     StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        tensors[i] = (StoredTensor){.name = p->name, .type = wide_type(session), .rank = p->rank,
-                                    .data = arena + p->offset * precision_bytes(graph->precision, TYPE_WIDE)};
-        memcpy(tensors[i].shape, p->shape, sizeof p->shape);
-    }
+    char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
+    for (int i = 0; i < graph->parameter_count; i++) tensors[i] = parameter_tensor(session, &graph->parameters[i], arena, &copies[i]);
     bool written = write_file(folder, name, tensors, graph->parameter_count, error);
+    for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
+    free(copies);
     free(tensors);
     return written;
 }

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "data/data.h"
 #include "model/hf.h"
+#include "model/llmc.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -19,21 +21,42 @@ static bool exists(const char *folder, const char *name) {
 bool source_is_run(const char *folder) { return exists(folder, "config.yaml"); }
 
 /* The data settings are those that any model passes config_check with. */
+static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
+    options_defaults(&config_table, config, strings);
+    config->model = *model;
+    config->precision = precision;
+    config->data.length = config->batch.sequences = config->batch.tokens = 1;
+    return config_check(config, error);
+}
+
 static bool read_model_folder(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     HfModel model;
     if (!hf_read(folder, &model, error)) return false;
-    options_defaults(&config_table, config, strings);
-    config->model = model.config;
-    config->precision = model.precision;
-    config->data.length = config->batch.sequences = config->batch.tokens = 1;
     hf_release(&model);
-    return config_check(config, error);
+    return take_model(&model.config, model.precision, config, strings, error);
+}
+
+static bool read_model_file(const char *path, Config *config, OptionStrings *strings, Error *error) {
+    ModelConfig model;
+    Precision precision;
+    return llmc_read(path, &model, &precision, error) && take_model(&model, precision, config, strings, error);
 }
 
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
     if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
     if (hf_is_folder(folder)) return read_model_folder(folder, config, strings, error);
-    return error_set(error, ERROR_CHECKPOINT, "%s is neither a run folder (with config.yaml) nor a model folder (with config.json)", folder);
+    if (llmc_is_model(folder)) return read_model_file(folder, config, strings, error);
+    return error_set(error, ERROR_CHECKPOINT, "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c",
+                     folder);
+}
+
+bool source_has_byte_tokenizer(const char *folder, const Config *config) {
+    HfModel model;
+    Error ignored = {0};
+    if (source_is_run(folder)) return config->model.vocabulary >= BYTE_VOCABULARY;
+    if (!hf_is_folder(folder) || !hf_read(folder, &model, &ignored)) return false;
+    hf_release(&model);
+    return model.bytes;
 }
 
 static void convert(Precision to, void *target, Precision from, const void *source, int64_t count) {
@@ -44,16 +67,17 @@ static void convert(Precision to, void *target, Precision from, const void *sour
     }
 }
 
-static bool load_model_folder(const char *folder, const Config *config, Precision precision, void *master, Error *error) {
+static bool load_model(const char *folder, const Config *config, Precision precision, void *master, Error *error) {
     Model model = model_build(&config->model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool loaded = hf_load_weights(folder, &config->model, model.graph, master, error);
+    bool loaded = llmc_is_model(folder) ? llmc_load_weights(folder, model.graph, master, error)
+                                        : hf_load_weights(folder, &config->model, model.graph, master, error);
     model_free(&model);
     return loaded;
 }
 
 bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error) {
     *step = 0;
-    if (!source_is_run(folder)) return load_model_folder(folder, config, precision, master, error);
+    if (!source_is_run(folder)) return load_model(folder, config, precision, master, error);
     Precision saved = config->precision;
     Model model = model_build(&config->model, saved, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     size_t bytes = model.graph->parameter_extent * precision_bytes(saved, TYPE_WIDE);

@@ -33,7 +33,7 @@ def train(texts, pre_tokenizer, special, alphabet):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet,
-                                                                        limit_alphabet=200, show_progress=False))
+                                                                        limit_alphabet=256 if alphabet else 200, show_progress=False))
     return json.loads(tokenizer.to_str())
 
 
@@ -87,7 +87,7 @@ def sample_texts(made):
     marks = ["", " ", "\0", "word sword word.word words", "a  <mask> b <mask><mask><mask>c", "x [R]  \n y[R]", "ﬁ! fi! ﬁ!word", "<|endoftext|>end<|endoftext|>", "<s> x</s>",
              "  two  spaces   and\n\n\nlines\r\n \t tabs", "don't WE'LL it'ſ I'M", "1234567890 12 ٣٤٥", "▁a ▁▁b", "<0x41>", "日本語テキスト 한국어 ไทย", "👨‍👩‍👧‍👦🏳️‍🌈", "e\u0301 Å 각"]
     source = random.Random(3)
-    return marks + [text[:160] for text in made.generated(source, TEXTS - len(marks))]
+    return marks + [text[:80] for text in made.generated(source, TEXTS - len(marks))]
 
 
 def main():

@@ -1,0 +1,166 @@
+/* One walk over the parameters in llm.c's order serves reading and writing. Files are mapped and converted straight into the arena. */
+#include "model/llmc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "model/hf_internal.h"
+
+enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 };
+enum { AT_MAGIC, AT_VERSION, AT_CONTEXT, AT_VOCABULARY, AT_LAYERS, AT_HEADS, AT_WIDTH, AT_PADDED };
+
+static const char *const layer_names[] = {
+    "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
+    "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",    "mlp.c_fc.bias",    "mlp.c_proj.weight",  "mlp.c_proj.bias",
+};
+enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
+
+static int64_t padded_rows(int64_t vocabulary) { return (vocabulary + PADDING - 1) / PADDING * PADDING; }
+
+static const Parameter *find(const Graph *graph, const char *name) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (!strcmp(graph->parameters[i].name, name)) return &graph->parameters[i];
+    abort(); /* every GPT-2 has them */
+}
+
+/* Every parameter in the order of the file; the caller frees the array. */
+static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
+    const Parameter **order = memory_allocate(graph->parameter_count * sizeof *order);
+    int count = 0;
+    order[count++] = find(graph, "transformer.wte.weight");
+    order[count++] = find(graph, "transformer.wpe.weight");
+    for (int i = 0; i < LAYER_NAMES; i++)
+        for (int64_t layer = 0; layer < layers; layer++) {
+            char name[96];
+            snprintf(name, sizeof name, "transformer.h.%lld.%s", (long long)layer, layer_names[i]);
+            order[count++] = find(graph, name);
+        }
+    order[count++] = find(graph, "transformer.ln_f.weight");
+    order[count++] = find(graph, "transformer.ln_f.bias");
+    return order;
+}
+
+/* -- Reading -------------------------------------------------------------------------------------------------------- */
+
+static bool read_header(const char *path, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
+    struct stat status;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    bool read_all = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && read(file, header, HEADER_BYTES) == HEADER_BYTES;
+    if (read_all) *bytes = status.st_size;
+    if (file >= 0) close(file);
+    return read_all && header[AT_MAGIC] == MAGIC;
+}
+
+bool llmc_is_model(const char *path) {
+    int32_t header[HEADER_INTEGERS];
+    int64_t bytes;
+    return read_header(path, header, &bytes);
+}
+
+/* Elements of the whole file, as a double: a lying header must not overflow. */
+static double elements(const int32_t *header) {
+    double width = header[AT_WIDTH], layers = header[AT_LAYERS];
+    return width * ((double)header[AT_PADDED] + header[AT_CONTEXT] + layers * (12 * width + 13) + 2);
+}
+
+bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error *error) {
+    int32_t header[HEADER_INTEGERS];
+    int64_t bytes;
+    if (!read_header(path, header, &bytes)) return error_set(error, ERROR_CHECKPOINT, "%s is no model of llm.c", path);
+    int version = header[AT_VERSION];
+    if (version != VERSION_FP32 && version != VERSION_BF16)
+        return error_set(error, ERROR_CHECKPOINT, "%s has version %d of llm.c's models, and 3 (fp32) and 5 (bf16) are read", path, version);
+    for (int i = AT_CONTEXT; i <= AT_PADDED; i++)
+        if (header[i] < 1) return error_set(error, ERROR_CHECKPOINT, "%s: number %d of its header is %d, and must be positive", path, i, header[i]);
+    if (header[AT_PADDED] < header[AT_VOCABULARY] || elements(header) * (version == VERSION_FP32 ? 4 : 2) + HEADER_BYTES != (double)bytes)
+        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what its header needs; it is truncated or damaged", path, (long long)bytes);
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions", header[AT_CONTEXT],
+                               "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
+    Precision ignored;
+    bool good = hf_parse_config(config, model, &ignored, error) || error_context(error, "%s", path);
+    json_decref(config);
+    *precision = version == VERSION_BF16 ? PRECISION_BF16 : PRECISION_FP32;
+    return good;
+}
+
+static void load(const Graph *graph, const ModelConfig *model, Precision precision, const char *source, int64_t padded, char *master) {
+    StoredType type = precision == PRECISION_BF16 ? STORED_BF16 : STORED_F32;
+    const Parameter **order = in_file_order(graph, model->layers);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = order[i];
+        hf_convert(graph->precision, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), type, source, p->count);
+        source += (i == 0 ? padded * model->width : p->count) * (int64_t)stored_type_bytes(type);
+    }
+    free(order);
+}
+
+bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error *error) {
+    ModelConfig model;
+    Precision precision;
+    int32_t header[HEADER_INTEGERS];
+    int64_t bytes;
+    if (!llmc_read(path, &model, &precision, error)) return false;
+    int file = read_header(path, header, &bytes) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    void *mapped = file >= 0 ? mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    if (file >= 0) close(file);
+    if (mapped == MAP_FAILED) return error_set(error, ERROR_CHECKPOINT, "cannot map %s: %s", path, strerror(errno));
+    load(graph, &model, precision, (const char *)mapped + HEADER_BYTES, header[AT_PADDED], master);
+    munmap(mapped, (size_t)bytes);
+    return true;
+}
+
+/* -- Writing -------------------------------------------------------------------------------------------------------- */
+
+static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
+    if (c->family != FAMILY_GPT2 || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)
+        return error_set(error, ERROR_USAGE, "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
+                         "write a folder instead");
+    return overwrite || access(path, F_OK) != 0 || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+}
+
+static bool put(FILE *file, const float *values, int64_t count, Precision precision) {
+    if (precision == PRECISION_FP32) return fwrite(values, sizeof *values, (size_t)count, file) == (size_t)count;
+    uint16_t *rounded = memory_allocate(count * sizeof *rounded);
+    model_round_weights(values, rounded, count);
+    bool written = fwrite(rounded, sizeof *rounded, (size_t)count, file) == (size_t)count;
+    free(rounded);
+    return written;
+}
+
+static bool put_all(FILE *file, const ModelConfig *c, Precision precision, const float *master) {
+    int64_t padded = padded_rows(c->vocabulary), padding = (padded - c->vocabulary) * c->width;
+    int32_t header[HEADER_INTEGERS] = {MAGIC, precision == PRECISION_BF16 ? VERSION_BF16 : VERSION_FP32, (int32_t)c->context, (int32_t)c->vocabulary,
+                                       (int32_t)c->layers, (int32_t)c->heads, (int32_t)c->width, (int32_t)padded};
+    Model model = model_build(c, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    const Parameter **order = in_file_order(model.graph, c->layers);
+    float *zeros = memory_allocate((padding + 1) * sizeof *zeros);
+    bool good = fwrite(header, HEADER_BYTES, 1, file) == 1;
+    for (int i = 0; i < model.graph->parameter_count && good; i++)
+        good = put(file, master + order[i]->offset, order[i]->count, precision) && (i > 0 || put(file, zeros, padding, precision));
+    free(zeros);
+    free(order);
+    model_free(&model);
+    return good;
+}
+
+bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error) {
+    if (!check(model, path, overwrite, error)) return false;
+    char *fresh = memory_format("%s.partial-%ld", path, (long)getpid());
+    FILE *file = fopen(fresh, "wbe");
+    bool written = file && put_all(file, model, precision, master) && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    if (file && fclose(file)) written = false;
+    written = written && rename(fresh, path) == 0;
+    if (!written) {
+        error_set(error, ERROR_CHECKPOINT, "cannot write %s: %s", path, strerror(errno));
+        unlink(fresh);
+    }
+    free(fresh);
+    return written;
+}
