@@ -54,6 +54,7 @@ static const Option rows[] = {
     {"data.valid", OPTION_STRING, FIELD(data.valid), "", 0, 0, NULL, "", "likewise for evaluation; empty: split off the training text"},
     {"data.valid_fraction", OPTION_REAL, FIELD(data.valid_fraction), "0.05", 0, 0.5, NULL, "", "of each text that is held out when data.valid is empty"},
     {"data.separator", OPTION_STRING, FIELD(data.separator), "", 0, 0, NULL, "", "a line that separates documents in text; empty: one document per file"},
+    {"data.tokenizer", OPTION_STRING, FIELD(data.tokenizer), "", 0, 0, NULL, "", "of text: a tokenizer.json, a folder with one, or a .tiktoken file; empty: bytes"},
     {"data.length", OPTION_INT, FIELD(data.length), "256", 1, 1 << 24, NULL, "tokens", "of a training sequence"},
     {"data.document_mask", OPTION_BOOL, FIELD(data.document_mask), "true", 0, 0, NULL, "", "attention, convolution and positions stop at document starts"},
 

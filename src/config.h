@@ -39,7 +39,7 @@ typedef struct OptimizerConfig {
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 typedef struct ScheduleConfig { int kind; int64_t warmup, decay; double minimum; } ScheduleConfig;
 
-typedef struct DataConfig { const char *train, *valid, *separator; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
+typedef struct DataConfig { const char *train, *valid, *separator, *tokenizer; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 
 typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceChoice;

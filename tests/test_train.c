@@ -2,6 +2,8 @@
  * memory change no bit of a run, signals and broken numbers lose nothing, evaluation only looks, and the reports are there. */
 #include "train_run.h"
 
+static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 tokens, the first of which ends documents */
+
 /* -- Bit for bit --------------------------------------------------------------------------------------------------- */
 
 typedef struct Variety {
@@ -369,8 +371,71 @@ static void every_json_line_carries_its_fields(void **state) {
     json_decref(list);
 }
 
+/* -- Tokenizers ----------------------------------------------------------------------------------------------------- */
+
+static char *generated(const char *model, const char *prompt, const char *tokens) {
+    char *arguments[] = {getenv("SMELT"), "generate", (char *)model, (char *)prompt, (char *)tokens, "temperature=0", "threads=1", NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, model);
+    char *text = memory_copy_string(result.output);
+    process_free(&result);
+    return text;
+}
+
+static void a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on(void **state) {
+    (void)state;
+    size_t length;
+    unsigned char *bytes = read_bytes(bpe, &length);
+    write_bytes("bpe.json", bytes, length);
+    free(bytes);
+    const char *settings = "run=run data.tokenizer=bpe.json steps=3 schedule.warmup=0";
+    train_says(ERROR_USAGE, "model.vocabulary=320 is below the 700 tokens of data.tokenizer=bpe.json", "%s", settings);
+    train_good("%s model.vocabulary=704", settings);
+    assert_true(same_bytes("bpe.json", "run/tokenizer/tokenizer.json"));
+    unlink("bpe.json");
+    train_good("%s model.vocabulary=704", settings);
+
+    char *echo = generated("run", "A model, naïvely 写", "tokens=0"), *more = generated("run", "The step", "tokens=20");
+    assert_string_equal(echo, "A model, naïvely 写\n");
+    assert_int_equal(strncmp(more, "The step", 8), 0);
+    assert_true(strlen(more) > 20);
+
+    ProcessResult result = smelt("convert run folder");
+    expect_code(&result, ERROR_NONE, "convert");
+    process_free(&result);
+    char *again = generated("folder", "The step", "tokens=20");
+    assert_string_equal(again, more);
+    json_t *config = json_load_file("folder/config.json", 0, NULL);
+    assert_true(json_is_integer(json_object_get(config, "eos_token_id")));
+    assert_int_equal(json_integer_value(json_object_get(config, "eos_token_id")), 0);
+    json_decref(config);
+    free(echo);
+    free(more);
+    free(again);
+}
+
+/* The first token is the first newline alone: it is no target, the other bytes are all in targets. */
+static void bits_per_byte_count_the_bytes_of_text_behind_the_tokens(void **state) {
+    (void)state;
+    const char *text = "\nthe model of a step holds on the disk.\n";
+    write_text("other", text);
+    train_good("run=run data.tokenizer=%s steps=3 schedule.warmup=0 model.vocabulary=704", bpe);
+    assert_true(recorded("run", "evaluation", 0, "bits_per_byte") < 0.9 * recorded("run", "evaluation", 0, "loss") / log(2));
+    ProcessResult result = smelt("eval run other");
+    expect_code(&result, ERROR_NONE, "eval");
+    int tokens;
+    double loss, bits;
+    assert_int_equal(sscanf(result.output, "tokens %d loss %lf nats per token perplexity %*f bits per byte %lf", &tokens, &loss, &bits), 3);
+    assert_in_range(tokens, 2, strlen(text) / 2);
+    assert_float_equal(loss * tokens / log(2) / bits, strlen(text) - 1, 0.01); /* six decimals are printed */
+    process_free(&result);
+}
+
 int main(void) {
     train_main();
+    bpe = realpath("tests/golden/tokenizers/gpt2.json", NULL);
+    assert_non_null(bpe);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
         TRAIN_TEST(every_recomputation_and_any_number_of_threads_gives_the_same_bits),
@@ -389,6 +454,10 @@ int main(void) {
         TRAIN_TEST(validation_loss_is_the_mean_over_every_target),
         TRAIN_TEST(the_step_line_has_eleven_columns),
         TRAIN_TEST(every_json_line_carries_its_fields),
+        TRAIN_TEST(a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on),
+        TRAIN_TEST(bits_per_byte_count_the_bytes_of_text_behind_the_tokens),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(bpe);
+    return failed;
 }

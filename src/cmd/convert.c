@@ -2,6 +2,7 @@
  * as a file of llm.c. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -20,7 +21,7 @@ typedef struct ConvertOptions { int dtype, tokenizer; int64_t shard_bytes; bool 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
     {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "", "type of the tensors; same: bf16 for bf16 runs and folders of 16-bit weights"},
-    {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "", "none: for runs on token shards of another tokenizer; a folder's is copied"},
+    {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "", "of a run without data.tokenizer; none: its token shards are of another"},
     {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes", "of tensors in one file at most, unless one tensor is larger"},
     {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
 };
@@ -61,20 +62,38 @@ static bool write_folder(const char *in, const char *out, const Config *config, 
     return written;
 }
 
+/* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends its documents, in `*origin`. */
+static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
+    if (!config->data.tokenizer[0]) return true;
+    *folder = memory_format("%s/tokenizer", run);
+    char *file = source_tokenizer(run, config);
+    Tokenizer *tokenizer = tokenizer_open(file ? file : *folder, "", error);
+    bool ends = tokenizer && tokenizer_end_of_text(tokenizer) >= 0;
+    if (ends) *origin = json_pack("{s:i}", "eos_token_id", (int)tokenizer_end_of_text(tokenizer));
+    bool found = tokenizer != NULL;
+    tokenizer_free(tokenizer);
+    free(file);
+    return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");
+}
+
 static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
     Config config;
     HfModel origin = {0};
+    char *own = NULL;
     if (!source_read_config(in, &config, strings, error) || (!is_file(out) && !hf_check(&config.model, error))) return false;
-    bool run = source_is_run(in), folder = hf_is_folder(in) && !run, bytes = run && options->tokenizer == TOKENIZER_BYTES;
+    bool run = source_is_run(in), folder = hf_is_folder(in) && !run, wanted = run && options->tokenizer != TOKENIZER_NONE;
+    bool bytes = wanted && !config.data.tokenizer[0];
     if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
         return error_set(error, ERROR_USAGE, "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none",
                          config.model.vocabulary, BYTE_VOCABULARY);
     if (folder && !hf_read(in, &origin, error)) return false;
+    bool found = !wanted || find_tokenizer(in, &config, &own, &origin.content, error);
     bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && config.precision == PRECISION_BF16);
     HfExport export = {.config = &config.model, .precision = half ? PRECISION_BF16 : PRECISION_FP32, .bytes = bytes,
-                       .shard_bytes = options->shard_bytes, .source = folder ? in : NULL, .origin = origin.content};
-    bool done = write_folder(in, out, &config, &export, options->overwrite, error);
+                       .shard_bytes = options->shard_bytes, .source = folder ? in : own, .origin = origin.content};
+    bool done = found && write_folder(in, out, &config, &export, options->overwrite, error);
     hf_release(&origin);
+    free(own);
     return done;
 }
 

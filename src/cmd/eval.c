@@ -1,5 +1,5 @@
-/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard. Text is packed with the byte tokenizer into a
- * temporary folder first. */
+/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard. Text is packed with the model's tokenizer, or
+ * the byte tokenizer, into a temporary folder first. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -43,8 +43,8 @@ static const ArgumentSyntax syntax = {"smelt eval", "MODEL DATA", 2, &table};
 
 static void print_help(void) {
     printf("Usage: smelt eval MODEL DATA [key=value ...]\n\n"
-           "Prints the loss per token, perplexity and, for the byte tokenizer, bits per byte of a model on data that it reads in order, in sequences of\n"
-           "one length. MODEL is a run folder or a Hugging Face folder; DATA is a token shard's prefix, a text file or a folder of text.\n\n");
+           "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it reads in order, in\n"
+           "sequences of one length. MODEL is a run folder or a Hugging Face folder; DATA is a token shard's prefix, a text file or a folder of text.\n\n");
     options_print_help(&table, stdout);
 }
 
@@ -57,17 +57,18 @@ static bool is_shard(const char *prefix) {
     return there;
 }
 
-static bool check_tokenizer(const char *model, const Config *config, Error *error) {
-    return source_has_byte_tokenizer(model, config) ||
-           error_set(error, ERROR_USAGE, "%s is not a model of the byte tokenizer: give the prefix of a token shard instead of text", model);
-}
+/* The data, and the tokenizer that made its tokens: NULL for the byte tokenizer, or where it is not known. */
+typedef struct Input {
+    Shard shard;
+    Tokenizer *tokenizer;
+} Input;
 
 /* Packs into a folder that is gone again when the shard is open: it stays mapped. */
-static bool open_text(Shard *shard, const char *data, const char *separator, Error *error) {
+static bool open_text(Shard *shard, const char *data, const char *tokenizer, const char *separator, Error *error) {
     char folder[] = "/tmp/smelt-eval-XXXXXX";
     if (!mkdtemp(folder)) return error_set(error, ERROR_DATA, "cannot make a folder in /tmp: %s", strerror(errno));
     char *output = memory_format("%s/text", folder);
-    PackOptions options = {.input = data, .output = output, .separator = separator};
+    PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
     PackResult result;
     Error ignored = {0};
     bool opened = pack_text(&options, &result, error) && shard_open(shard, output, error);
@@ -76,9 +77,19 @@ static bool open_text(Shard *shard, const char *data, const char *separator, Err
     return opened;
 }
 
-static bool open_data(Shard *shard, const char *model, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    if (is_shard(data)) return shard_open(shard, data, error);
-    return check_tokenizer(model, config, error) && open_text(shard, data, options->separator, error);
+/* A shard needs no tokenizer: without one there are only no bits per byte. */
+static bool open_input(Input *input, const char *data, const char *tokenizer, const EvalOptions *options, Error *error) {
+    Error ignored = {0};
+    bool shard = is_shard(data), other = tokenizer && *tokenizer;
+    if (other) input->tokenizer = tokenizer_open(tokenizer, "", shard ? &ignored : error);
+    if (shard) return shard_open(&input->shard, data, error);
+    if (!tokenizer) return error_set(error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
+    return (!other || input->tokenizer) && open_text(&input->shard, data, tokenizer, options->separator, error);
+}
+
+static void close_input(Input *input) {
+    shard_close(&input->shard);
+    tokenizer_free(input->tokenizer);
 }
 
 /* -- The program ---------------------------------------------------------------------------------------------------- */
@@ -105,12 +116,13 @@ static void print_result(const Evaluation *result) {
     log_info("%.1f s, %.0f tokens/s", result->seconds, result->tokens / fmax(result->seconds, 1e-9));
 }
 
-static bool run_program(const char *folder, const Config *config, const Shard *shard, Model *model, const EvalOptions *options, Error *error) {
+static bool run_program(const char *folder, const Config *config, const Input *data, Model *model, const EvalOptions *options, Error *error) {
     Plan plan = graph_plan(model->graph);
     Precision precision = model->graph->precision;
     Executor *executor = check_memory(&plan, error) ? executor_create(model->graph, &plan, op_kernels(precision, ""), NULL, error) : NULL;
-    EvaluationInput input = {.model = model, .executor = executor, .shard = shard, .vocabulary = config->model.vocabulary, .batches = options->batches,
-                             .bytes = shard->max_token < BYTE_VOCABULARY, .document_mask = options->document_mask};
+    EvaluationInput input = {.model = model, .executor = executor, .shard = &data->shard, .vocabulary = config->model.vocabulary,
+                             .batches = options->batches, .tokenizer = data->tokenizer,
+                             .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY, .document_mask = options->document_mask};
     Evaluation result;
     int64_t step;
     bool done = executor && source_load_weights(folder, config, precision, executor_arena(executor, ARENA_MASTER), &step, error);
@@ -123,20 +135,27 @@ static bool run_program(const char *folder, const Config *config, const Shard *s
     return done;
 }
 
+static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
+    if (options->threads) omp_set_num_threads((int)options->threads);
+    Precision precision = options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
+    int64_t length = choose_length(folder, config, options, &data->shard);
+    Model model = model_build(&config->model, precision, MODEL_EVALUATE, options->sequences, length, RECOMPUTE_NONE);
+    bool done = run_program(folder, config, data, &model, options, error);
+    model_free(&model);
+    return done;
+}
+
 static bool eval(const char *folder, const char *data, const EvalOptions *options, OptionStrings *strings, Error *error) {
     Config config;
-    Shard shard = {0};
+    Input input = {0};
     if (!source_read_config(folder, &config, strings, error)) return false;
     if (options->length > config.model.context)
         return error_set(error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
-    if (!open_data(&shard, folder, data, &config, options, error)) return error_context(error, "%s", data);
-    if (options->threads) omp_set_num_threads((int)options->threads);
-    Precision precision = options->precision == PRECISION_OF_MODEL ? config.precision : options->precision - 1;
-    int64_t length = choose_length(folder, &config, options, &shard);
-    Model model = model_build(&config.model, precision, MODEL_EVALUATE, options->sequences, length, RECOMPUTE_NONE);
-    bool done = run_program(folder, &config, &shard, &model, options, error);
-    model_free(&model);
-    shard_close(&shard);
+    char *tokenizer = source_tokenizer(folder, &config);
+    bool opened = open_input(&input, data, tokenizer, options, error) || error_context(error, "%s", data);
+    bool done = opened && eval_input(folder, &config, &input, options, error);
+    close_input(&input);
+    free(tokenizer);
     return done;
 }
 

@@ -39,8 +39,8 @@ typedef struct HfExport {
     const float *master;  /* the WIDE arena of a graph of `config`, in either of the two precisions */
     bool bytes;           /* the tokens are those of the byte tokenizer: write it too */
     int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
-    const char *source;   /* the model folder whose tokenizer's files are copied, and ... */
-    const json_t *origin; /* ... its config.json, whose special tokens are kept; both NULL when there is none */
+    const char *source;   /* a folder whose tokenizer's files are copied, and ... */
+    const json_t *origin; /* ... a config.json, whose special tokens are kept; both NULL when there is none */
 } HfExport;
 
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express. */

@@ -1,5 +1,7 @@
 /* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first checkpoint, and found
- * there again on resume, so that neither a later start nor an edited text changes what the steps so far were made of. */
+ * there again on resume, so that neither a later start nor an edited text changes what the steps so far were made of. The tokenizer's files
+ * are kept likewise, in RUN/tokenizer. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +10,73 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "train/run.h"
+#include "train/source.h"
 #include "train/train.h"
+
+enum { TOKENIZER_LIMIT = 256 << 20 }; /* bytes of a file */
+
+/* -- The tokenizer --------------------------------------------------------------------------------------------------- */
+
+/* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
+static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
+    int64_t length;
+    char *content = files_read_whole(from, TOKENIZER_LIMIT, &length, error);
+    if (!content) {
+        error->code = ERROR_DATA;
+        return false;
+    }
+    if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
+    char *to = memory_format("%s/%s", folder, name);
+    bool copied = files_write_atomic(to, content, (size_t)length, error);
+    free(to);
+    free(content);
+    return copied;
+}
+
+/* With the tokenizer_config.json beside it, which names the token that ends a document. */
+static bool copy_tokenizer(const char *given, const char *folder, Error *error) {
+    static const char *const config = "tokenizer_config.json";
+    char *found = source_tokenizer_file(given);
+    const char *file = found ? found : given, *slash = strrchr(file, '/');
+    char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
+    bool copied = files_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
+                  (access(beside, F_OK) || copy_file(beside, folder, config, error));
+    free(beside);
+    free(found);
+    return copied;
+}
+
+/* Before the first checkpoint RUN/tokenizer follows the settings; then it stays. */
+static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
+    const char *given = config->data.tokenizer;
+    bool started;
+    if (!run_started(config->run, &started, error)) return false;
+    if (started) return true;
+    char *fresh = memory_format("%s.partial", folder); /* what is given may be the folder itself */
+    bool kept = files_remove_tree(fresh, error) && (!given[0] || copy_tokenizer(given, fresh, error)) && files_remove_tree(folder, error);
+    if (kept && given[0] && rename(fresh, folder))
+        kept = error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s", fresh, folder, strerror(errno));
+    free(fresh);
+    return kept;
+}
+
+/* `*path` receives that of the copy, for the caller to free; "" without data.tokenizer. */
+static bool open_tokenizer(Corpus *corpus, const Config *config, char **path, Error *error) {
+    char *folder = memory_format("%s/tokenizer", config->run);
+    bool kept = keep_tokenizer(config, folder, error), given = config->data.tokenizer[0];
+    char *file = given ? source_tokenizer_file(folder) : NULL;
+    *path = file ? file : memory_copy_string(given ? folder : "");
+    corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
+    free(folder);
+    if (!given) return kept;
+    if (!corpus->tokenizer) return error_context(error, "data.tokenizer=%s", config->data.tokenizer);
+    int32_t tokens = tokenizer_vocabulary(corpus->tokenizer);
+    return tokens <= config->model.vocabulary ||
+           error_set(error, ERROR_USAGE, "model.vocabulary=%lld is below the %d tokens of data.tokenizer=%s: give at least as many",
+                     (long long)config->model.vocabulary, tokens, config->data.tokenizer);
+}
+
+/* -- Shards ---------------------------------------------------------------------------------------------------------- */
 
 static bool is_shard(const char *prefix) {
     char *index = memory_format("%s.idx", prefix);
@@ -19,7 +87,8 @@ static bool is_shard(const char *prefix) {
 
 static bool pack(const char *input, const char *output, const DataConfig *data, double valid_fraction, Error *error) {
     PackResult result;
-    PackOptions options = {.input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator};
+    PackOptions options = {.input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator,
+                           .tokenizer = data->tokenizer};
     return pack_text(&options, &result, error);
 }
 
@@ -59,21 +128,30 @@ static bool open_valid(Corpus *corpus, const Config *config, bool split, Error *
     return pack_once(config, data->valid, "valid", 0, error) && (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
 }
 
-bool corpus_open(Corpus *corpus, const Config *config, Error *error) {
+static bool open_shards(Corpus *corpus, const Config *config, Error *error) {
     bool split = false;
+    if (!open_train(corpus, config, &split, error)) return error_context(error, "data.train=%s", config->data.train);
+    corpus->bytes = !corpus->tokenizer && corpus->train.max_token < BYTE_VOCABULARY;
+    return open_valid(corpus, config, split, error) || error_context(error, "data.valid=%s", config->data.valid);
+}
+
+bool corpus_open(Corpus *corpus, const Config *config, Error *error) {
+    char *tokenizer;
     *corpus = (Corpus){0};
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
-    if (!open_train(corpus, config, &split, error)) return error_context(error, "data.train=%s", config->data.train);
-    corpus->bytes = corpus->train.max_token < BYTE_VOCABULARY;
-    if (open_valid(corpus, config, split, error)) return true;
-    error_context(error, "data.valid=%s", config->data.valid);
-    corpus_close(corpus);
-    return false;
+    bool opened = open_tokenizer(corpus, config, &tokenizer, error);
+    Config kept = *config;
+    kept.data.tokenizer = tokenizer;
+    opened = opened && open_shards(corpus, &kept, error);
+    free(tokenizer);
+    if (!opened) corpus_close(corpus);
+    return opened;
 }
 
 void corpus_close(Corpus *corpus) {
     shard_close(&corpus->train);
     if (corpus->has_valid) shard_close(&corpus->valid);
+    tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};
 }

@@ -1,8 +1,11 @@
-/* Loss on a token shard, in order, every sample once. Bits per byte divide all bits, those of separators included, by the bytes alone. */
+/* Loss on a token shard, in order, every sample once. Bits per byte divide all bits, those of separators included, by the bytes of text that the targets
+ * stand for: the text's own, but for tokenizers that normalise it. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "op/op.h"
 #include "train/train.h"
 
@@ -17,8 +20,30 @@ static double get_loss(const EvaluationInput *input) {
     return input->model->graph->precision == PRECISION_FP64 ? *(const double *)data : *(const float *)data;
 }
 
-/* Copies a batch, dropping the samples past the end; counts targets and byte targets. */
-static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, int64_t *targets, int64_t *bytes) {
+/* The bytes of text that a token stands for inside a text; one that ends a document has none. */
+static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
+    if (!tokenizer) return token < BYTE_SEPARATOR;
+    if (token == tokenizer_end_of_text(tokenizer)) return 0;
+    TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
+    size_t length;
+    decoder.started = true;
+    decoder.strip = 0;
+    tokenizer_decode(&decoder, token, &length);
+    return (uint32_t)length;
+}
+
+/* By token, for the caller to free; NULL when nobody knows. */
+static uint32_t *list_text_bytes(const EvaluationInput *input) {
+    if (!input->tokenizer && !input->bytes) return NULL;
+    uint32_t *list = memory_allocate((size_t)input->vocabulary * sizeof *list);
+    for (int64_t token = 0; token < input->vocabulary; token++) list[token] = text_bytes(input->tokenizer, (int32_t)token);
+    return list;
+}
+
+typedef struct Counts { int64_t targets, bytes; } Counts;
+
+/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for. */
+static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
     int64_t rows = model->sequences * model->length;
     int32_t *target = executor_tensor(input->executor, model->targets);
@@ -27,8 +52,8 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
     for (int64_t i = 0; i < rows; i++) {
         bool inside = batch->first_sample + i / model->length < samples;
         target[i] = inside ? batch->targets[i] : -1;
-        *targets += target[i] >= 0;
-        *bytes += target[i] >= 0 && target[i] != BYTE_SEPARATOR;
+        counts->targets += target[i] >= 0;
+        if (text && target[i] >= 0) counts->bytes += text[target[i]];
     }
 }
 
@@ -45,13 +70,14 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     if (!loader) return false;
     int64_t samples = loader_samples(loader), batches = (samples + model->sequences - 1) / model->sequences;
     if (input->batches && batches > input->batches) batches = input->batches;
-    int64_t targets = 0, bytes = 0;
+    Counts counts = {0};
+    uint32_t *text = list_text_bytes(input);
     double sum = 0, start = log_seconds();
     set_scalar(input, model->scale, 1);
     set_scalar(input, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
     for (int64_t i = 0; i < batches; i++) {
-        load_batch(input, loader_next(loader), samples, &targets, &bytes);
+        load_batch(input, loader_next(loader), samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
         sum += get_loss(input);
@@ -59,7 +85,8 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     }
     progress_finish(&progress);
     loader_close(loader);
-    *result = (Evaluation){.loss = sum / targets, .bits_per_byte = input->bytes ? sum / M_LN2 / bytes : NAN, .tokens = targets,
+    free(text);
+    *result = (Evaluation){.loss = sum / counts.targets, .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN, .tokens = counts.targets,
                            .seconds = log_seconds() - start};
     return true;
 }
@@ -70,7 +97,7 @@ static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
     const Config *config = session->config;
     return (EvaluationInput){.model = &session->evaluation, .executor = session->evaluator, .shard = &corpus->valid,
                              .vocabulary = config->model.vocabulary, .batches = config->eval_batches, .bytes = corpus->bytes,
-                             .document_mask = config->data.document_mask};
+                             .tokenizer = corpus->tokenizer, .document_mask = config->data.document_mask};
 }
 
 static bool name_source(const Config *config, Error *error) {

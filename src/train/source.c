@@ -1,4 +1,5 @@
-/* Weights from run folders and model folders, in the type that is asked for. Checkpoints of fp64 runs hold doubles and all others floats. */
+/* Weights and tokenizers of run folders and model folders. Weights come in the type that is asked for: checkpoints of fp64 runs hold doubles, all
+ * others floats. */
 #include "train/source.h"
 
 #include <stdlib.h>
@@ -50,14 +51,50 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
                      folder);
 }
 
-bool source_has_byte_tokenizer(const char *folder, const Config *config) {
+/* -- Text ----------------------------------------------------------------------------------------------------------- */
+
+char *source_tokenizer_file(const char *folder) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    for (int i = 0; i < 2; i++)
+        if (exists(folder, names[i])) return memory_format("%s/%s", folder, names[i]);
+    return NULL;
+}
+
+static char *run_tokenizer(const char *run, const Config *config) {
+    if (!config->data.tokenizer[0]) return config->model.vocabulary < BYTE_VOCABULARY ? NULL : memory_copy_string("");
+    char *folder = memory_format("%s/tokenizer", run), *file = source_tokenizer_file(folder);
+    free(folder);
+    return file;
+}
+
+char *source_tokenizer(const char *folder, const Config *config) {
     HfModel model;
     Error ignored = {0};
-    if (source_is_run(folder)) return config->model.vocabulary >= BYTE_VOCABULARY;
-    if (!hf_is_folder(folder) || !hf_read(folder, &model, &ignored)) return false;
+    if (source_is_run(folder)) return run_tokenizer(folder, config);
+    if (!hf_is_folder(folder) || !hf_read(folder, &model, &ignored)) return NULL;
     hf_release(&model);
-    return model.bytes;
+    return model.bytes ? memory_copy_string("") : source_tokenizer_file(folder);
 }
+
+static void append_token(const json_t *value, TokenIds *ends) {
+    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (id >= 0 && id <= INT32_MAX) token_ids_append(ends, (int32_t)id);
+}
+
+void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends) {
+    static const char *const names[] = {"generation_config.json", "config.json"};
+    for (int i = 0; i < 2 && !ends->count; i++) {
+        char *path = memory_format("%s/%s", folder, names[i]);
+        json_t *content = json_load_file(path, 0, NULL), *value = json_object_get(content, "eos_token_id");
+        append_token(value, ends);
+        for (size_t j = 0; j < json_array_size(value); j++) append_token(json_array_get(value, j), ends);
+        json_decref(content);
+        free(path);
+    }
+    if (!ends->count && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
+}
+
+/* -- Weights -------------------------------------------------------------------------------------------------------- */
 
 static void convert(Precision to, void *target, Precision from, const void *source, int64_t count) {
     for (int64_t i = 0; i < count; i++) {

@@ -5,14 +5,20 @@
 
 #include "config.h"
 #include "graph/graph.h"
+#include "token/tokenizer.h"
 
 /* Whether `folder` has a config.yaml. */
 bool source_is_run(const char *folder);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs, model and precision are set and all else has its
  * default. ERROR_CHECKPOINT when the folder is of neither kind, or its model is none of ours. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
-/* Whether the byte tokenizer makes this model's tokens: assumed of runs with room for it, known of folders. */
-bool source_has_byte_tokenizer(const char *folder, const Config *config);
+/* The tokenizer.json of a folder, else its tokenizer.model; NULL when it has neither. The caller frees. */
+char *source_tokenizer_file(const char *folder);
+/* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer (assumed of runs with room for it that name no other,
+ * known of folders), or NULL when there is nothing. The caller frees. */
+char *source_tokenizer(const char *folder, const Config *config);
+/* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's own. */
+void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
 /* Fills `master`, the WIDE arena of a graph of config->model in `precision` (any, whatever the source's is), with the newest weights. `*step` receives the
  * step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error);

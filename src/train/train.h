@@ -14,16 +14,18 @@ bool train(const Config *config, Error *error);
 typedef struct Corpus {
     Shard train, valid;
     bool has_valid;
-    bool bytes; /* made by the byte tokenizer: bits per byte can be told */
+    Tokenizer *tokenizer; /* of data.tokenizer; NULL: none is given */
+    bool bytes;           /* made by the byte tokenizer */
 } Corpus;
 
-/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (once). */
+/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (once). RUN/tokenizer holds a copy of data.tokenizer, so
+ * that the run needs the original no more. */
 bool corpus_open(Corpus *corpus, const Config *config, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
 
-typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN for other tokenizers */
+typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN where the tokenizer is not known */
 
 /* A MODEL_EVALUATE program with weights in place, and what it shall read. */
 typedef struct EvaluationInput {
@@ -31,7 +33,8 @@ typedef struct EvaluationInput {
     Executor *executor;
     const Shard *shard;
     int64_t vocabulary, batches; /* batches 0: all samples of the shard */
-    bool bytes, document_mask;   /* bytes: the tokens are the byte tokenizer's */
+    const Tokenizer *tokenizer;  /* whose tokens the shard has; NULL: the byte tokenizer's with `bytes`, else it is not known */
+    bool bytes, document_mask;
 } EvaluationInput;
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
 
