@@ -173,7 +173,7 @@ def main():
     parser.add_argument("--smelt", default=os.path.join(ROOT, "build", "smelt"))
     parser.add_argument("--config", default="configs/{model}.yaml")
     parser.add_argument("--arguments", default="run={run} steps={steps} seed={seed} threads={threads} data.train={data} data.valid_fraction=0 data.document_mask=false "
-                        "optimizer.name=adamw schedule.kind=constant schedule.warmup=0 schedule.decay=0 eval.every=0 checkpoint.every=0")
+                        "optimizer.name=adamw optimizer.lr=3e-4 schedule.kind=constant schedule.warmup=0 schedule.decay=0 eval.every=0 checkpoint.every=0")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME[:ARGUMENTS]",
                         help="a way to run smelt; a NAME of fp32, amp or bf16 is compared with the peers of that precision. default: fp32, and bf16 as amp")
     parser.add_argument("--precision-of", action="append", default=[], metavar="NAME=PRECISION", help="the precision of a variant named otherwise")
