@@ -8,7 +8,7 @@ CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev
+PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
 TEST_PACKAGES := libcmocka-dev libdnnl-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
@@ -26,6 +26,13 @@ ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine)))
 VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
 endif
 
+# GPU kernels are compiled by clang once per architecture, and embedded (src/device/internal.h). GPU_CC may be another clang, such as ROCm's.
+GPU_CC ?= clang-19
+GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
+GPU_FLAGS := -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding
+GPU_MODULES := $(patsubst src/kernel/%.c,%,$(shell grep -l '^KERNEL' src/kernel/*.c))
+GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
+
 # Everything in src/ but main.c is the library that tests link; op files are host half + one object per variant.
 KERNEL_SOURCES := $(filter-out src/op/op.c,$(wildcard src/op/*.c))
 HOST_SOURCES := $(filter-out src/main.c src/op/kernels.c,$(wildcard src/*.c src/*/*.c))
@@ -37,7 +44,7 @@ $(BUILD)/smelt: $(BUILD)/main.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) -o $@ $^ $(LIBRARIES)
 
-$(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS)
+$(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
 	@rm -f $@
 	@ar rcs $@ $^
 
@@ -54,6 +61,29 @@ $(BUILD)/op/%.$(1).o: src/op/%.c
 endef
 $(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
 
+# Work-groups have at most 256 threads on AMD: C has no attribute that says so, and the default of 1,024 leaves a thread a quarter of the registers.
+$(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -fvisibility=hidden
+define GPU_RULE
+$(BUILD)/gpu/%.$(1): src/kernel/%.c $(wildcard src/kernel/*.h)
+	@mkdir -p $$(@D)
+	@echo "  GPU $$@"
+ifneq (,$(filter gfx%,$(1)))
+	@$(GPU_CC) $(GPU_FLAGS) $$(AMD_FLAGS) -Xclang -disable-llvm-passes -emit-llvm -S $$< -o $$@.ll
+	@sed -i 's/"target-cpu"=/"amdgpu-flat-work-group-size"="1,256" &/' $$@.ll
+	@$(GPU_CC) -O3 $$(AMD_FLAGS) -nogpulib $$@.ll -o $$@
+else
+	@$(GPU_CC) $(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
+endif
+endef
+$(foreach t,$(GPU_TARGETS),$(eval $(call GPU_RULE,$t)))
+
+$(BUILD)/gpu/objects.c: $(GPU_OBJECTS)
+	@mkdir -p $(@D)
+	@tools/embed-objects.sh $^ > $@
+
+$(BUILD)/gpu/objects.o: $(BUILD)/gpu/objects.c $(GPU_OBJECTS)
+	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
+
 # Tests: one program per tests/test_*.c, linked with the library and the shared checks.
 TEST_SOURCES := $(sort $(wildcard tests/test_*.c))
 TESTS := $(TEST_SOURCES:tests/%.c=$(BUILD)/tests/%)
@@ -69,7 +99,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: help test test-asan run-tests demo packages clean
+.PHONY: help test test-asan run-tests demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -92,6 +122,11 @@ test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehavi
 
 run-tests: $(TESTS)
 	@SMELT=$(BUILD)/smelt tests/run.sh $(TESTS)
+
+gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
+	@tools/install-packages.sh llvm-19
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
+	@tools/gpu-report.sh $(filter %.gfx90a %.gfx942 %.gfx950,$(GPU_OBJECTS))
 
 clean: ## remove what was built
 	rm -rf $(BUILD)

@@ -4,6 +4,7 @@
 #define SMELT_CONFIG_H
 
 #include "base/options.h"
+#include "device/device.h"
 
 typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
 
@@ -42,13 +43,13 @@ typedef struct ScheduleConfig { int kind; int64_t warmup, decay; double minimum;
 typedef struct DataConfig { const char *train, *valid, *separator, *tokenizer; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 
-typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceChoice;
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
     const char *run, *init, *dump;
     int64_t seed, steps, stop_at, threads;
-    int device, precision, recompute, on_nan;
+    int device; /* DeviceKind */
+    int precision, recompute, on_nan;
     bool plan, tensorboard;
     ModelConfig model;
     DataConfig data;

@@ -87,12 +87,9 @@ TensorId check_loss(Check *check, int64_t elements) {
 
 /* -- Memory in any precision as doubles ---------------------------------------------------------------------------- */
 
-static double load(const Run *run, TensorId tensor, int64_t index) {
-    const Graph *graph = run->check.graph;
-    const void *data = executor_tensor(run->executor, tensor);
-    TypeClass type = graph_get(graph, tensor)->type;
+static double get(const void *data, size_t unit, TypeClass type, int64_t index) {
     if (type == TYPE_INT32) return ((const int32_t *)data)[index];
-    switch (precision_bytes(graph->precision, type)) {
+    switch (unit) {
     case 8: return ((const double *)data)[index];
     case 4: return ((const float *)data)[index];
     default: {
@@ -102,10 +99,8 @@ static double load(const Run *run, TensorId tensor, int64_t index) {
     }
 }
 
-static void store(const Run *run, TensorId tensor, int64_t index, double value) {
-    const Graph *graph = run->check.graph;
-    void *data = executor_tensor(run->executor, tensor);
-    switch (precision_bytes(graph->precision, graph_get(graph, tensor)->type)) {
+static void put(void *data, size_t unit, int64_t index, double value) {
+    switch (unit) {
     case 8: ((double *)data)[index] = value; break;
     case 4: ((float *)data)[index] = (float)value; break;
     default: {
@@ -115,24 +110,41 @@ static void store(const Run *run, TensorId tensor, int64_t index, double value) 
     }
 }
 
+static size_t unit_of(const Run *run, TensorId tensor) { return precision_bytes(run->check.graph->precision, graph_get(run->check.graph, tensor)->type); }
+
+/* Of tensors in memory that the host sees. */
+static double load(const Run *run, TensorId tensor, int64_t index) {
+    return get(executor_tensor(run->executor, tensor), unit_of(run, tensor), graph_get(run->check.graph, tensor)->type, index);
+}
+
+static double normal(const Run *run, uint64_t stream, int64_t index, double shift, double scale) {
+    return round_bf16(shift + scale * rng_normal(run->check.seed, stream, index));
+}
+
+/* Fills a tensor, wherever it is. */
+static void fill_normal(const Run *run, TensorId tensor, uint64_t stream, double shift, double scale) {
+    int64_t count = graph_elements(run->check.graph, tensor);
+    size_t unit = unit_of(run, tensor);
+    void *values = memory_allocate(count * unit + 1), *data = executor_tensor(run->executor, tensor);
+    for (int64_t i = 0; i < count; i++) put(values, unit, i, normal(run, stream, i, shift, scale));
+    if (graph_get(run->check.graph, tensor)->arena == ARENA_INPUT) memcpy(data, values, count * unit);
+    else device_upload(executor_backend(run->executor)->device, data, values, count * unit);
+    free(values);
+}
+
 /* -- Runs ---------------------------------------------------------------------------------------------------------- */
 
 static void fill(Run *run) {
-    for (int i = 0; i < run->source_count; i++) {
-        Source *source = &run->sources[i];
-        for (int64_t j = 0; j < graph_elements(run->check.graph, source->tensor); j++)
-            store(run, source->tensor, j, round_bf16(source->shift + source->scale * rng_normal(run->check.seed, source->stream, j)));
-    }
-    for (int i = 0; i < run->seed_count; i++)
-        for (int64_t j = 0; j < graph_elements(run->check.graph, run->seeds[i].gradient); j++)
-            store(run, run->seeds[i].gradient, j, round_bf16(rng_normal(run->check.seed, 5000 + i, j)));
-    for (int i = 0; i < run->scalar_count; i++) store(run, run->scalars[i], 0, run->scalar_values[i]);
+    for (int i = 0; i < run->source_count; i++)
+        fill_normal(run, run->sources[i].tensor, run->sources[i].stream, run->sources[i].shift, run->sources[i].scale);
+    for (int i = 0; i < run->seed_count; i++) fill_normal(run, run->seeds[i].gradient, 5000 + i, 0, 1);
+    for (int i = 0; i < run->scalar_count; i++) executor_set_scalar(run->executor, run->scalars[i], run->scalar_values[i]);
     for (int i = 0; i < run->check.integer_count; i++)
         memcpy(executor_tensor(run->executor, run->check.integers[i]), run->check.integer_values[i],
                graph_elements(run->check.graph, run->check.integers[i]) * sizeof(int32_t));
 }
 
-static Run *run_create(CheckBuild build, const void *argument, Precision precision, const char *isa, bool gradients) {
+static Run *run_create(CheckBuild build, const void *argument, Device *device, Precision precision, const char *isa, bool gradients) {
     Run *run = memory_allocate(sizeof *run);
     Graph *graph = run->check.graph = graph_create(precision, true);
     run->check.seed = 7;
@@ -148,9 +160,11 @@ static Run *run_create(CheckBuild build, const void *argument, Precision precisi
         TensorId gradient = graph->tensors[run->check.inputs[i]].gradient;
         if (gradient) graph->tensors[gradient].keep = true;
     }
-    run->plan = graph_plan(graph);
     Error error = {0};
-    run->executor = executor_create(graph, &run->plan, op_kernels(precision, isa), NULL, &error);
+    Backend backend;
+    if (!op_backend(&backend, device, precision, isa, &error)) fail_msg("%s", error.message);
+    run->plan = graph_plan(graph, &backend);
+    run->executor = executor_create(graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
     fill(run);
     return run;
@@ -164,10 +178,13 @@ static void run_free(Run *run) {
 
 /* Poison first, so that whatever a kernel leaves unwritten or reads too early turns into NaN. */
 static void run_once(Run *run) {
-    memset(executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
-    if (run->plan.bytes[ARENA_STATE]) memset(executor_arena(run->executor, ARENA_STATE), 0, run->plan.bytes[ARENA_STATE]);
+    Device *device = executor_backend(run->executor)->device;
+    Error error = {0};
+    device_fill(device, executor_arena(run->executor, ARENA_ACTIVATION), 0xff, run->plan.bytes[ARENA_ACTIVATION]);
+    device_fill(device, executor_arena(run->executor, ARENA_STATE), 0, run->plan.bytes[ARENA_STATE]);
     executor_zero(run->executor);
     executor_run(run->executor);
+    if (!executor_finish(run->executor, &error)) fail_msg("%s", error.message);
 }
 
 static void collect(const Run *run, Results *results, TensorId tensor, const char *name) {
@@ -176,7 +193,11 @@ static void collect(const Run *run, Results *results, TensorId tensor, const cha
     snprintf(result->name, sizeof result->name, "%s", name);
     result->count = graph_elements(run->check.graph, tensor);
     result->values = memory_allocate((result->count + 1) * sizeof(double));
-    for (int64_t i = 0; i < result->count; i++) result->values[i] = load(run, tensor, i);
+    size_t unit = unit_of(run, tensor);
+    void *data = memory_allocate(result->count * unit + 1);
+    executor_read(run->executor, tensor, data);
+    for (int64_t i = 0; i < result->count; i++) result->values[i] = get(data, unit, graph_get(run->check.graph, tensor)->type, i);
+    free(data);
 }
 
 static Results run_results(Run *run) {
@@ -221,7 +242,7 @@ static void compare(const Results *results, const Results *reference, double bou
 static void compare_bits(const Results *results, const Results *reference, const char *what) {
     for (int i = 0; i < results->count; i++)
         if (memcmp(results->items[i].values, reference->items[i].values, results->items[i].count * sizeof(double)))
-            fail_msg("%s: %s depends on the number of threads", what, results->items[i].name);
+            fail_msg("%s: %s differs from run to run", what, results->items[i].name);
 }
 
 /* -- Central differences ------------------------------------------------------------------------------------------- */
@@ -259,7 +280,7 @@ static void check_differences(Run *forward, const Graph *graph, int source, cons
 }
 
 static void check_all_differences(CheckBuild build, const void *argument, const Results *reference, double bound) {
-    Run *forward = run_create(build, argument, PRECISION_FP64, "", false);
+    Run *forward = run_create(build, argument, device_cpu(), PRECISION_FP64, "", false);
     for (int i = 0; i < forward->source_count; i++) {
         char name[128];
         const Result *analytic = NULL;
@@ -271,26 +292,58 @@ static void check_all_differences(CheckBuild build, const void *argument, const 
     run_free(forward);
 }
 
+/* -- On a GPU ------------------------------------------------------------------------------------------------------ */
+
+Device *check_device(void) {
+    static Device *device;
+    const char *name = getenv("SMELT_TEST_DEVICE");
+    Error error = {0};
+    if (!name || device) return device;
+    device = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
+    if (!device) fail_msg("SMELT_TEST_DEVICE=%s: %s", name, error.message);
+    return device;
+}
+
+/* Three runs: the plain one, the one that is recorded, and a replay. */
+static void check_on_device(CheckBuild build, const void *argument, const Results *reference, double bound, bool gradients) {
+    Run *run = run_create(build, argument, check_device(), PRECISION_BF16, "", gradients);
+    Results first = run_results(run);
+    compare(&first, reference, bound, device_info(check_device())->name);
+    for (int i = 0; i < 2; i++) {
+        Results again = run_results(run);
+        compare_bits(&again, &first, device_info(check_device())->name);
+        results_free(&again);
+    }
+    results_free(&first);
+    run_free(run);
+}
+
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
     static const char *const isas[] = {"generic", "avx2", "avx512"};
     bool gradients = !bounds.forward_only;
+    double bf16_bound = bounds.bf16 ? bounds.bf16 : 0.02;
     int threads = omp_get_max_threads();
-    Run *run = run_create(build, argument, PRECISION_FP64, "", gradients);
+    Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, "", gradients);
     Results reference = run_results(run);
     run_free(run);
+    if (check_device()) {
+        check_on_device(build, argument, &reference, bf16_bound, gradients);
+        results_free(&reference);
+        return;
+    }
     if (gradients) check_all_differences(build, argument, &reference, bounds.difference ? bounds.difference : 1e-6);
     for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP32; precision++)
         for (int isa = 0; isa < 3; isa++) {
             bool bf16 = precision == PRECISION_BF16;
             char what[64];
             snprintf(what, sizeof what, "%s kernels in %s", isas[isa], bf16 ? "bf16" : "fp32");
-            run = run_create(build, argument, precision, isas[isa], gradients);
+            run = run_create(build, argument, device_cpu(), precision, isas[isa], gradients);
             omp_set_num_threads(2);
             Results results = run_results(run);
             omp_set_num_threads(1);
             Results alone = run_results(run);
             omp_set_num_threads(threads);
-            compare(&results, &reference, bf16 ? (bounds.bf16 ? bounds.bf16 : 0.02) : bounds.fp32 ? bounds.fp32 : 1e-5, what);
+            compare(&results, &reference, bf16 ? bf16_bound : bounds.fp32 ? bounds.fp32 : 1e-5, what);
             compare_bits(&alone, &results, what);
             results_free(&results);
             results_free(&alone);

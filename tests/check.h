@@ -1,4 +1,5 @@
 /* The proof every operation passes. A test describes a small graph once, as a function; check_op then
+ *   0. with SMELT_TEST_DEVICE=hip or cuda only runs it on that GPU, three times, compares with fp64 under the bf16 bound and demands the same bits; else
  *   1. runs it in fp64 and compares every gradient with central differences of sum(output * cotangent) + losses,
  *   2. runs it in fp32 and bf16 with the kernels of every instruction set that this CPU has, and compares outputs and gradients with the fp64 ones,
  *   3. demands the same bits with one and with two threads, and that memory poisoned with NaN beforehand never shows.
@@ -40,6 +41,9 @@ typedef struct CheckBounds {
     double bf16;       /* 0: 0.02: inputs have 8 significant bits, half an ulp is 0.4%, a few roundings on the way */
     bool forward_only; /* no gradients */
 } CheckBounds;
+
+/* The GPU of SMELT_TEST_DEVICE, NULL when it is not set. Open until the program ends. */
+Device *check_device(void);
 
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds);
 

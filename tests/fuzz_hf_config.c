@@ -1,15 +1,11 @@
 /* A libFuzzer entry for the reader of config.json: any JSON must be refused with one line, or give a model that is written in terms that are read back
- * as the same model. Build with clang -fsanitize=fuzzer,address,undefined. Owns nothing beyond one call. */
-#include <stdlib.h>
+ * as the same model. How to build it: tests/fuzz.h. Owns nothing beyond one call. */
 #include <string.h>
 
+#include "fuzz.h"
 #include "model/hf_internal.h"
 
-static void require(bool condition) {
-    if (!condition) abort();
-}
-
-static void require_round_trip(const ModelConfig *model, Precision precision) {
+static void require_same_model(const ModelConfig *model, Precision precision) {
     ModelConfig again;
     Precision other;
     Error error = {0};
@@ -25,15 +21,13 @@ static void require_round_trip(const ModelConfig *model, Precision precision) {
     json_decref(written);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+FUZZ(hf_config) {
     ModelConfig model;
     Precision precision;
     Error error = {0};
     json_t *object = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-    if (!object) return 0;
-    if (hf_parse_config(object, &model, &precision, &error)) require_round_trip(&model, precision);
+    if (!object) return;
+    if (hf_parse_config(object, &model, &precision, &error)) require_same_model(&model, precision);
     else require(error.code == ERROR_CHECKPOINT && *error.message && !strchr(error.message, '\n'));
     json_decref(object);
-    return 0;
 }

@@ -1,10 +1,10 @@
-/* A libFuzzer entry for the YAML reader: any bytes must be refused with a message or give values that are written and
- * read back unchanged. Build with clang -fsanitize=fuzzer,address,undefined. Owns nothing beyond one call. */
+/* A libFuzzer entry for the YAML reader: any bytes must be refused with a message or give values that are written and read back unchanged. How to build
+ * it: tests/fuzz.h. Owns nothing beyond one call. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/options.h"
+#include "fuzz.h"
 
 typedef struct Settings { const char *run; int64_t width; double lr; int mode; bool verbose; } Settings;
 
@@ -17,12 +17,7 @@ static const Option rows[] = {
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 
-static void require(bool condition) {
-    if (!condition)
-        abort();
-}
-
-static void require_round_trip(const Settings *values) {
+static void require_same_settings(const Settings *values) {
     Settings copy;
     OptionStrings strings = {0};
     Error error = {0};
@@ -39,23 +34,21 @@ static void require_round_trip(const Settings *values) {
     free(text);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+FUZZ(options) {
     Settings values;
     OptionStrings strings = {0};
     Error error = {0};
     options_defaults(&table, &values, &strings);
     if (options_parse_yaml(&table, &values, &strings, (const char *)data, size, "fuzz", &error))
-        require_round_trip(&values);
+        require_same_settings(&values);
     else
         require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
     char *assignment = strndup((const char *)data, size);
     error = (Error){0};
     if (options_set(&table, &values, &strings, assignment, &error))
-        require_round_trip(&values);
+        require_same_settings(&values);
     else
         require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
     free(assignment);
     options_free_strings(&strings);
-    return 0;
 }

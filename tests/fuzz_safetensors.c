@@ -1,15 +1,11 @@
 /* A libFuzzer entry for safetensors files: any bytes must be refused with a message, or give tensors that lie inside the file, are found by name, and
- * make a file with the same tensors. Build with clang -fsanitize=fuzzer,address,undefined. Owns two files under /tmp while a call runs. */
+ * make a file with the same tensors. How to build it: tests/fuzz.h. Owns two files under /tmp while a call runs. */
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ckpt/ckpt.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
+#include "fuzz.h"
 
 static int64_t bytes_of(const StoredTensor *tensor) {
     int64_t bytes = (int64_t)stored_type_bytes(tensor->type);
@@ -29,7 +25,7 @@ static void require_inside(const Safetensors *file) {
     }
 }
 
-static void require_round_trip(const Safetensors *file, const char *path) {
+static void require_same_tensors(const Safetensors *file, const char *path) {
     Safetensors copy;
     Error error = {0};
     require(safetensors_write(path, file->tensors, file->count, file->metadata, &error) && safetensors_open(&copy, path, &error));
@@ -42,8 +38,7 @@ static void require_round_trip(const Safetensors *file, const char *path) {
     safetensors_close(&copy);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+FUZZ(safetensors) {
     char in[] = "/tmp/smelt-fuzz-XXXXXX", out[] = "/tmp/smelt-fuzz-XXXXXX";
     int from = mkstemp(in), to = mkstemp(out);
     Safetensors file;
@@ -53,12 +48,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     close(to);
     if (safetensors_open(&file, in, &error)) {
         require_inside(&file);
-        require_round_trip(&file, out);
+        require_same_tensors(&file, out);
         safetensors_close(&file);
     } else {
         require(error.code == ERROR_CHECKPOINT && *error.message);
     }
     unlink(in);
     unlink(out);
-    return 0;
 }

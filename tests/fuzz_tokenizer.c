@@ -1,17 +1,13 @@
-/* A libFuzzer entry for tokenizer files and text: the input is a tokenizer.json or a .tiktoken file, a zero byte, and a text. A file is
- * refused with a message or gives a tokenizer that encodes the text; a byte-level one that has all bytes gives it back. Build with clang
- * -fsanitize=fuzzer,address,undefined; seeds are tests/golden/tokenizers/ *.json. Owns nothing beyond one call. */
+/* A libFuzzer entry for tokenizer files and text: the input is a tokenizer.json or a .tiktoken file, a zero byte, and a text. A file is refused with a
+ * message or gives a tokenizer that encodes the text; a byte-level one that has all bytes gives it back. How to build it: tests/fuzz.h. Owns nothing
+ * beyond one call. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "fuzz.h"
 #include "token/internal.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
 
 static bool gives_all_bytes(const Tokenizer *tokenizer) {
     for (int byte = 0; byte < BYTES; byte++)
@@ -37,8 +33,7 @@ static void encode_and_decode(const Tokenizer *tokenizer, const char *text, size
     tokenizer_encoder_free(encoder);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+FUZZ(tokenizer) {
     const uint8_t *zero = size > 0 ? memchr(data, 0, size) : NULL;
     size_t length = zero ? (size_t)(zero - data) : size;
     int file = memfd_create("tokenizer", 0);
@@ -51,5 +46,4 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (tokenizer) encode_and_decode(tokenizer, (const char *)data + length, size - length);
     tokenizer_free(tokenizer);
     close(file);
-    return 0;
 }

@@ -54,7 +54,7 @@ static void start(Fixture *f, const char *model)
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
-    if (!train(&f->config, &error))
+    if (!train(&f->config, device_cpu(), &error))
         fail_msg("%s", error.message);
 }
 

@@ -78,11 +78,11 @@ static void start(Golden *g, const char *family, Precision precision, ModelMode 
     const StoredTensor *tokens = expect(g, "tokens");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
-    g->plan = graph_plan(g->model.graph);
-    g->executor = executor_create(g->model.graph, &g->plan, op_kernels(precision, ""), NULL, &error);
-    if (!g->executor || !source_load_weights(g->folder, &g->config, precision, executor_arena(g->executor, ARENA_MASTER), &step, &error))
+    Backend backend = op_cpu_backend(precision);
+    g->plan = graph_plan(g->model.graph, &backend);
+    g->executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
+    if (!g->executor || !source_load_program(g->folder, &g->config, g->executor, &step, &error))
         fail_msg("%s", error.message);
-    model_cast_weights(g->model.graph, executor_arena(g->executor, ARENA_MASTER), executor_arena(g->executor, ARENA_WEIGHT));
     put_inputs(g, sequences, length, tokens);
 }
 
@@ -215,7 +215,7 @@ static void check_losses(OptimizerName name, const char *expected)
         OptimizerConfig config = g.config.optimizer;
         config.name = name;
         config.controller_lr = 0;
-        Optimizer *optimizer = optimizer_create(g.model.graph, &config, &error);
+        Optimizer *optimizer = optimizer_create(g.model.graph, &config, device_cpu(), &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {
             double loss = run(&g), theirs = value(expect(&g, expected), step - 1);

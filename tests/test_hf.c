@@ -1,62 +1,14 @@
 /* Exported folders: what config.json says, the tensors under their Hugging Face names, the tokenizer, and folders that are left alone.
  * tests/golden/check_export.py loads such folders in transformers. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #include "data/data.h"
-#include "model/hf.h"
-#include "random_run.h"
+#include "hf_fixture.h"
 
-enum { SETTINGS = 14 };
-
-static const char *const zaya[SETTINGS] = {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
-                                           "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
-static const char *const llama[SETTINGS] = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
-                                            "model.layers=2", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"};
-static const char *const mixtral[SETTINGS] = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
-                                              "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true"};
-
-/* A model in memory, a scratch folder, and the folder OUT in it that exports go to. */
-typedef struct Fixture {
-    Config config;
-    OptionStrings strings;
-    Model model;
-    HfExport export;
-    char folder[64];
-    char *out;
-} Fixture;
-
-static void start(Fixture *f, const char *const settings[SETTINGS], Precision precision)
-{
-    *f = (Fixture){.folder = "/tmp/smelt-test-hf-XXXXXX"};
-    assert_non_null(mkdtemp(f->folder));
-    f->out = memory_format("%s/out", f->folder);
-    int count = 0;
-    while (count < SETTINGS && settings[count])
-        count++;
-    Error error = {0};
-    if (!random_run_configure(&f->config, &f->strings, settings, count, &error))
-        fail_msg("%s", error.message);
-    f->model = model_build(&f->config.model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
-    random_run_weights(f->model.graph, &f->config.model, master);
-    f->export = (HfExport){.config = &f->config.model, .precision = precision, .master = master, .bytes = true};
-}
-
-static void stop(Fixture *f)
-{
-    Error error = {0};
-    assert_true(files_remove_tree(f->folder, &error));
-    free((void *)f->export.master);
-    model_free(&f->model);
-    options_free_strings(&f->strings);
-    free(f->out);
-}
+static FixtureSettings zaya = {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
+                               "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
+static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
+                                  "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true"};
 
 static void write_good(Fixture *f, bool overwrite)
 {
@@ -115,7 +67,7 @@ static void the_configuration_of_zaya_has_its_keys(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, zaya, PRECISION_BF16);
+    fixture_start(&f, zaya, PRECISION_BF16);
     write_good(&f, false);
     json_t *config = read_json(&f, "config.json");
     assert_string_equal(json_string_value(json_array_get(json_object_get(config, "architectures"), 0)), "ZayaForCausalLM");
@@ -135,14 +87,14 @@ static void the_configuration_of_zaya_has_its_keys(void **state)
     assert_true(real(rope, "partial_rotary_factor") == 0.5 && real(rope, "rope_theta") == 10000);
     assert_int_equal(json_array_size(json_object_get(config, "layer_types")), 3);
     json_decref(config);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void the_configuration_of_llama_has_the_scaling_of_positions(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     json_t *config = hf_config(&f.export);
     assert_string_equal(string(config, "model_type"), "llama");
     assert_string_equal(string(config, "dtype"), "float32");
@@ -154,34 +106,34 @@ static void the_configuration_of_llama_has_the_scaling_of_positions(void **state
     assert_true(real(scaling, "factor") == 8 && real(scaling, "low_freq_factor") == 1 && real(scaling, "high_freq_factor") == 4);
     assert_int_equal(integer(scaling, "original_max_position_embeddings"), 16);
     json_decref(config);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_llama_with_a_window_is_a_mistral(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     f.config.model.window = 9;
     json_t *config = hf_config(&f.export);
     assert_string_equal(string(config, "model_type"), "mistral");
     assert_int_equal(integer(config, "sliding_window"), 9);
     json_decref(config);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_llama_with_experts_is_a_mixtral(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, mixtral, PRECISION_FP32);
+    fixture_start(&f, mixtral, PRECISION_FP32);
     json_t *config = hf_config(&f.export);
     assert_string_equal(string(config, "model_type"), "mixtral");
     assert_int_equal(integer(config, "num_local_experts"), 3);
     assert_int_equal(integer(config, "num_experts_per_tok"), 2);
     assert_true(json_is_null(json_object_get(config, "sliding_window")));
     json_decref(config);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void what_a_class_cannot_express_is_refused_by_name(void **state)
@@ -196,11 +148,11 @@ static void what_a_class_cannot_express_is_refused_by_name(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         Error error = {0};
-        start(&f, cases[i].settings, PRECISION_FP32);
+        fixture_start(&f, cases[i].settings, PRECISION_FP32);
         assert_true(options_set(&config_table, &f.config, &f.strings, cases[i].change, &error));
         assert_refused(&f, false, cases[i].fragment);
         assert_false(exists(&f, ""));
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -208,13 +160,13 @@ static void biases_that_mixtral_lacks_are_refused(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, mixtral, PRECISION_FP32);
+    fixture_start(&f, mixtral, PRECISION_FP32);
     const Graph *graph = f.model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
         if (graph->parameters[i].kind == PARAMETER_CONTROLLER)
             ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
     assert_refused(&f, false, "model.layers.0.mlp.gate.balancing_biases");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* -- Tensors -------------------------------------------------------------------------------------------------------- */
@@ -255,7 +207,7 @@ static void every_parameter_of_zaya_is_stored_under_its_name(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, zaya, PRECISION_FP32);
+    fixture_start(&f, zaya, PRECISION_FP32);
     write_good(&f, false);
     Safetensors file = open_tensors(&f);
     const Graph *graph = f.model.graph;
@@ -267,14 +219,14 @@ static void every_parameter_of_zaya_is_stored_under_its_name(void **state)
     }
     assert_string_equal(string(file.metadata, "format"), "pt");
     safetensors_close(&file);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, zaya, PRECISION_BF16);
+    fixture_start(&f, zaya, PRECISION_BF16);
     write_good(&f, false);
     Safetensors file = open_tensors(&f);
     const StoredTensor *biases = find(&file, "model.layers.1.mlp.gate.balancing_biases", STORED_F32, 1, (int64_t[]){5});
@@ -290,7 +242,7 @@ static void bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32(void **sta
         assert_true(fabsf(value - expected[i]) <= ldexpf(fabsf(expected[i]), -8)); /* half a unit of the eighth bit */
     }
     safetensors_close(&file);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* gate_up_proj [experts, gate rows then up rows, width] is w1 and w3 of every expert. */
@@ -298,7 +250,7 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, mixtral, PRECISION_FP32);
+    fixture_start(&f, mixtral, PRECISION_FP32);
     write_good(&f, false);
     Safetensors file = open_tensors(&f);
     assert_int_equal(file.count, 2 + 2 * (2 + 4 + 1 + 3 * 3)); /* norms, attention, router, experts */
@@ -314,7 +266,7 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state)
     find(&file, "model.layers.0.block_sparse_moe.gate.weight", STORED_F32, 2, (int64_t[]){3, 16});
     assert_null(safetensors_find(&file, "lm_head.weight"));
     safetensors_close(&file);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* -- The tokenizer -------------------------------------------------------------------------------------------------- */
@@ -338,14 +290,14 @@ static void other_tokenizers_are_not_pretended(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     f.export.bytes = false;
     write_good(&f, false);
     assert_false(exists(&f, "tokenizer.json"));
     json_t *config = read_json(&f, "config.json");
     assert_true(json_is_null(json_object_get(config, "eos_token_id")));
     json_decref(config);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* -- Folders -------------------------------------------------------------------------------------------------------- */
@@ -362,39 +314,39 @@ static void a_folder_in_use_is_not_touched_without_overwrite(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     put_file(&f, "config.json");
     assert_refused(&f, false, "is not empty");
     assert_false(exists(&f, "model.safetensors"));
     write_good(&f, true);
     assert_true(exists(&f, "model.safetensors"));
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void overwrite_replaces_only_what_an_export_writes(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     write_good(&f, false);
     put_file(&f, "notes.txt");
     assert_refused(&f, true, "notes.txt");
     assert_true(exists(&f, "notes.txt"));
     assert_true(exists(&f, "model.safetensors"));
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void overwrite_leaves_nothing_of_the_earlier_export(void **state)
 {
     (void)state;
     Fixture f;
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     write_good(&f, false);
     assert_true(exists(&f, "tokenizer.json"));
     f.export.bytes = false;
     write_good(&f, true);
     assert_false(exists(&f, "tokenizer.json"));
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void an_empty_folder_and_a_trailing_slash_are_fine(void **state)
@@ -402,13 +354,13 @@ static void an_empty_folder_and_a_trailing_slash_are_fine(void **state)
     (void)state;
     Fixture f;
     Error error = {0};
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     assert_true(files_make_folder(f.out, &error));
     char *slashed = memory_format("%s//", f.out);
     assert_true(hf_write(&f.export, slashed, false, &error));
     assert_true(exists(&f, "model.safetensors"));
     free(slashed);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_folder_that_cannot_be_made_is_an_error(void **state)
@@ -416,13 +368,13 @@ static void a_folder_that_cannot_be_made_is_an_error(void **state)
     (void)state;
     Fixture f;
     Error error = {0};
-    start(&f, llama, PRECISION_FP32);
+    fixture_start(&f, llama, PRECISION_FP32);
     put_file(&f, "file");
     char *inside = memory_format("%s/file/out", f.out);
     assert_false(hf_write(&f.export, inside, false, &error));
     assert_int_equal(error.code, ERROR_CHECKPOINT);
     free(inside);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 int main(void)

@@ -1,75 +1,36 @@
 /* Model folders that others wrote: what config.json says becomes a configuration, tensors find their places whatever their type, file and layout, and
  * what is missing, superfluous, contradictory or damaged is one line that names file and tensor. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <unistd.h>
+#include "hf_fixture.h"
 
-#include <cmocka.h>
+enum { TENSORS = 200 };
 
-#include "model/hf.h"
-#include "random_run.h"
-
-enum { SETTINGS = 14, TENSORS = 200 };
-
-static const char *const zaya[SETTINGS] = {"model.family=zaya", "model.experts=3", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
-                                           "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
-static const char *const llama[SETTINGS] = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
-                                            "model.layers=2", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"};
-static const char *const mistral[SETTINGS] = {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=32", "model.head_dim=8",
-                                              "model.ffn=40", "model.layers=1", "model.window=9", "model.rope_theta=5e5"};
-static const char *const mixtral[SETTINGS] = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12", "model.layers=2",
-                                              "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"};
-static const char *const qwen2[SETTINGS] = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
-                                            "model.qkv_bias=true"};
-static const char *const qwen3[SETTINGS] = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
-                                            "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
-static const char *const mpt[SETTINGS] = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
-                                          "model.clip_qkv=2", "model.softmax_scale=0.3"};
-static const char *const gpt2[SETTINGS] = {"model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
+static FixtureSettings zaya = {"model.family=zaya", "model.experts=3", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
+                               "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
+static FixtureSettings mistral = {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=32", "model.head_dim=8",
+                                  "model.ffn=40", "model.layers=1", "model.window=9", "model.rope_theta=5e5"};
+static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12", "model.layers=2",
+                                  "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"};
+static FixtureSettings qwen2 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
+                                "model.qkv_bias=true"};
+static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
+                                "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
+static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
+                              "model.clip_qkv=2", "model.softmax_scale=0.3"};
+static FixtureSettings gpt2 = {"model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static const char *const *const models[] = {zaya, llama, mistral, mixtral, qwen2, qwen3, mpt, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
-/* A model in memory, written to the folder OUT in a scratch folder. */
-typedef struct Fixture {
-    Config config;
-    OptionStrings strings;
-    Model model;
-    HfExport export;
-    char folder[64];
-    char *out;
-} Fixture;
-
+/* The model is written to f->out. */
 static void start_sharded(Fixture *f, const char *const *settings, Precision precision, int64_t shard_bytes)
 {
-    *f = (Fixture){.folder = "/tmp/smelt-test-hfr-XXXXXX"};
-    assert_non_null(mkdtemp(f->folder));
-    f->out = memory_format("%s/out", f->folder);
-    int count = 0;
-    while (count < SETTINGS && settings[count])
-        count++;
     Error error = {0};
-    if (!random_run_configure(&f->config, &f->strings, settings, count, &error))
-        fail_msg("%s", error.message);
-    f->model = model_build(&f->config.model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
-    random_run_weights(f->model.graph, &f->config.model, master);
-    f->export = (HfExport){.config = &f->config.model, .precision = precision, .master = master, .bytes = true, .shard_bytes = shard_bytes};
+    fixture_start(f, settings, precision);
+    f->export.shard_bytes = shard_bytes;
     if (!hf_write(&f->export, f->out, false, &error))
         fail_msg("%s", error.message);
 }
 
 static void start(Fixture *f, const char *const *settings) { start_sharded(f, settings, PRECISION_FP32, 0); }
-
-static void stop(Fixture *f)
-{
-    Error error = {0};
-    assert_true(files_remove_tree(f->folder, &error));
-    free((void *)f->export.master);
-    model_free(&f->model);
-    options_free_strings(&f->strings);
-    free(f->out);
-}
 
 static float *load(const Fixture *f, Error *error)
 {
@@ -201,7 +162,7 @@ static void what_was_written_is_read_back(void **state)
         assert_int_equal(model.precision, f.export.precision);
         assert_true(model.bytes);
         hf_release(&model);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -221,18 +182,22 @@ static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **
     assert_true(model.config.rope_theta == 10000 && model.config.rope_factor == 1 && model.config.norm_epsilon == 1e-6);
     assert_false(model.config.tied);
     hf_release(&model);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void what_our_models_cannot_compute_is_refused_by_field(void **state)
 {
     (void)state;
     const struct { const char *const *settings; const char *key, *value, *message; } cases[] = {
-        {llama, "model_type", "\"gemma\"", "model_type is gemma"},
+        {llama, "model_type", "\"gemma\"", "model_type is \"gemma\""},
+        {llama, "model_type", "\"qwe\\n3\"", "model_type is \"qwe\\n3\"; smelt has"},
         {llama, "model_type", "[]", "model_type is missing"},
         {llama, "hidden_size", NULL, "hidden_size is missing"},
         {llama, "hidden_size", "\"32\"", "hidden_size is not an integer"},
         {llama, "hidden_size", "-32", "model.width would be -32"},
+        {mpt, "logit_scale", "\"sqrt\"", "logit_scale is neither a number other than 0"},
+        {mpt, "logit_scale", "0", "logit_scale is neither a number other than 0"},
+        {gpt2, "n_embd", "8192", "model.head_dim would be 2048"},
         {llama, "vocab_size", "1000000000000000", "model.vocabulary would be 1e+15"},
         {llama, "num_hidden_layers", "0", "model.layers would be 0"},
         {llama, "num_key_value_heads", "3", "model.kv_heads=3"},
@@ -279,7 +244,7 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state)
             assert_true(read);
             hf_release(&model);
         }
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -297,7 +262,7 @@ static void a_file_that_is_not_json_is_named_with_its_line(void **state)
         assert_false(hf_read(f.out, &model, &error));
         assert_error(&error, "config.json", "JSON");
         free(path);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -312,7 +277,7 @@ static void weights_come_back_bit_for_bit(void **state)
         float *master = load_good(&f);
         assert_same_weights(&f, master);
         free(master);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -346,7 +311,7 @@ static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(vo
         free(first);
         free(again);
         free(master);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -378,7 +343,7 @@ static void shards_are_bounded_listed_and_read_back(void **state)
         free(master);
         json_decref(index);
         free(path);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -393,7 +358,7 @@ static void overwriting_shards_with_one_file_leaves_none_of_them(void **state)
     char *path = path_of(&f, "model.safetensors.index.json");
     assert_int_not_equal(access(path, F_OK), 0);
     free(path);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* 1, the least subnormal, -0, the greatest number, -2. */
@@ -416,7 +381,7 @@ static void halves_become_the_floats_of_the_same_value(void **state)
     const Parameter *p = &f.model.graph->parameters[find_parameter(f.model.graph, "model.norm.weight")];
     assert_memory_equal(master + p->offset, floats, sizeof floats);
     free(master);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void doubles_hold_what_the_file_says(void **state)
@@ -433,7 +398,7 @@ static void doubles_hold_what_the_file_says(void **state)
             assert_true(master[at + j] == f.export.master[at + j]);
     free(master);
     model_free(&wide);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* As OpenAI's: without the leading name, matrices [in, out], and with the mask of attention as a buffer. */
@@ -453,7 +418,7 @@ static void gpt2_folders_may_lack_the_leading_name(void **state)
     float *master = load_good(&f);
     assert_same_weights(&f, master);
     free(master);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_missing_tensor_is_named_with_its_file(void **state)
@@ -466,7 +431,7 @@ static void a_missing_tensor_is_named_with_its_file(void **state)
     *edit_find(&edit, "lm_head.weight") = edit.tensors[--edit.count];
     edit_write(&f, &edit);
     assert_load_refused(&f, "out/model.safetensors: ", "tensor lm_head.weight is missing");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_superfluous_tensor_is_named_with_its_file(void **state)
@@ -479,7 +444,7 @@ static void a_superfluous_tensor_is_named_with_its_file(void **state)
     edit.tensors[edit.count++] = (StoredTensor){.name = "model.extra", .rank = 0, .data = (float[]){1}};
     edit_write(&f, &edit);
     assert_load_refused(&f, "out/model.safetensors: ", "tensor model.extra is none of the model");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void another_shape_is_told_with_the_one_that_is_asked_for(void **state)
@@ -494,7 +459,7 @@ static void another_shape_is_told_with_the_one_that_is_asked_for(void **state)
     tensor->shape[1] = 32;
     edit_write(&f, &edit);
     assert_load_refused(&f, "model.layers.1.mlp.down_proj.weight has shape [40, 32]", "asks for [32, 40]");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void tensors_of_integers_are_refused(void **state)
@@ -507,7 +472,7 @@ static void tensors_of_integers_are_refused(void **state)
     edit_find(&edit, "model.norm.weight")->type = STORED_I32;
     edit_write(&f, &edit);
     assert_load_refused(&f, "tensor model.norm.weight", "of type I32");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_file_that_ends_early_is_refused(void **state)
@@ -519,7 +484,7 @@ static void a_file_that_ends_early_is_refused(void **state)
     assert_int_equal(truncate(path, 20000), 0);
     assert_load_refused(&f, "out/model.safetensors", "truncated");
     free(path);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **state)
@@ -540,7 +505,7 @@ static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **s
     edit_write(&f, &edit);
     free(other);
     assert_load_refused(&f, "tensor lm_head.weight", "differs from the embedding");
-    stop(&f);
+    fixture_stop(&f);
 }
 
 static void what_the_index_says_must_be_so(void **state)
@@ -572,7 +537,7 @@ static void what_the_index_says_must_be_so(void **state)
         free(two);
         free(one);
         free(index);
-        stop(&f);
+        fixture_stop(&f);
     }
 }
 
@@ -585,7 +550,7 @@ static void a_folder_without_weights_says_so(void **state)
     assert_int_equal(unlink(path), 0);
     assert_load_refused(&f, "out has neither model.safetensors", "index.json");
     free(path);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* -- ZAYA1's first folders ------------------------------------------------------------------------------------------- */
@@ -719,7 +684,7 @@ static void assert_legacy_is_read(json_t *variant)
     assert_same_weights(&f, master);
     free(master);
     hf_release(&model);
-    stop(&f);
+    fixture_stop(&f);
 }
 
 /* As ZAYA1-base: lists with an entry per step, and scalars beside them that are wrong. */
@@ -737,6 +702,26 @@ static void zaya_folders_with_twice_the_layers_are_read(void **state)
     (void)state;
     assert_legacy_is_read(json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "num_hidden_layers", 4, "num_attention_heads", 4, "num_query_groups", 2,
                                     "ffn_hidden_size", 40, "head_dim", 8, "num_experts", 3));
+}
+
+static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state)
+{
+    (void)state;
+    const struct { const char *value; float scale; } cases[] = {{"null", 1}, {"0.25", 0.25f}, {"-2", -2}, {"\"inv_sqrt_d_model\"", 0.17677669529f /* 1 / sqrt(32) */}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        start(&f, mpt);
+        edit_json(&f, "config.json", "logit_scale", cases[i].value);
+        float *master = load_good(&f);
+        const Parameter *norm = &f.model.graph->parameters[find_parameter(f.model.graph, "transformer.norm_f.weight")];
+        for (int64_t j = norm->offset; j < norm->offset + norm->count; j++) {
+            assert_true(master[j] == f.export.master[j] * cases[i].scale);
+            master[j] = f.export.master[j];
+        }
+        assert_same_weights(&f, master);
+        free(master);
+        fixture_stop(&f);
+    }
 }
 
 int main(void)
@@ -763,6 +748,7 @@ int main(void)
         cmocka_unit_test(a_folder_without_weights_says_so),
         cmocka_unit_test(zaya_folders_with_lists_of_steps_are_read),
         cmocka_unit_test(zaya_folders_with_twice_the_layers_are_read),
+        cmocka_unit_test(the_scale_of_an_mpts_logits_is_in_its_last_norm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

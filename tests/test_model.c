@@ -58,11 +58,6 @@ static Config configure(const Variety *family, OptionStrings *strings) {
     return config;
 }
 
-static void set_scalar(const Fixture *f, TensorId tensor, double value) {
-    if (f->model.graph->precision == PRECISION_FP64) *(double *)executor_tensor(f->executor, tensor) = value;
-    else *(float *)executor_tensor(f->executor, tensor) = (float)value;
-}
-
 /* Random tokens; documents of many lengths, one token among them. */
 static void fill_inputs(const Fixture *f) {
     int32_t *tokens = executor_tensor(f->executor, f->model.tokens), *targets = executor_tensor(f->executor, f->model.targets);
@@ -73,8 +68,8 @@ static void fill_inputs(const Fixture *f) {
         bool start = i % LENGTH == 0 || i % LENGTH == 6 || i % LENGTH == 7;
         positions[i] = start ? 0 : positions[i - 1] + 1;
     }
-    set_scalar(f, f->model.scale, 1.0 / ROWS);
-    set_scalar(f, f->model.share, 1);
+    executor_set_scalar(f->executor, f->model.scale, 1.0 / ROWS);
+    executor_set_scalar(f->executor, f->model.share, 1);
 }
 
 static Fixture fixture(const Variety *family, Precision precision, RecomputePolicy recompute) {
@@ -82,12 +77,13 @@ static Fixture fixture(const Variety *family, Precision precision, RecomputePoli
     Error error = {0};
     f.config = configure(family, &f.strings);
     f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
-    f.plan = graph_plan(f.model.graph);
-    f.executor = executor_create(f.model.graph, &f.plan, op_kernels(precision, ""), NULL, &error);
+    Backend backend = op_cpu_backend(precision);
+    f.plan = graph_plan(f.model.graph, &backend);
+    f.executor = executor_create(f.model.graph, &f.plan, &backend, NULL, &error);
     if (!f.executor) fail_msg("%s", error.message);
     void *master = executor_arena(f.executor, ARENA_MASTER);
     model_initialize(f.model.graph, &f.config.model, 5, master);
-    model_cast_weights(f.model.graph, master, executor_arena(f.executor, ARENA_WEIGHT));
+    model_cast_weights(f.model.graph, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT));
     fill_inputs(&f);
     return f;
 }
@@ -234,7 +230,7 @@ static void a_plan_that_does_not_fit_is_refused_with_a_change_that_does(void **s
     Config config = read_config("configs/llama-tiny.yaml", &strings);
     Session session;
     Error error = {0};
-    session_plan(&session, &config);
+    assert_true(session_plan(&session, &config, device_cpu(), &error));
     int64_t total = session_budget(&session).total;
     assert_true(session_check_memory(&session, total, &error));
     assert_false(session_check_memory(&session, total - 1, &error));

@@ -41,8 +41,9 @@ static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISI
 
 static void run_plan(Run *run) {
     Error error = {0};
-    run->plan = graph_plan(run->graph);
-    run->executor = executor_create(run->graph, &run->plan, op_kernels(PRECISION_FP64, ""), NULL, &error);
+    Backend backend = op_cpu_backend(run->graph->precision);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
     if (!run->executor) fail_msg("%s", error.message);
 }
 

@@ -195,10 +195,11 @@ static void run_rows(const Problem *p, int64_t first, int64_t count, Precision p
     };
     TensorId qkv = op_cca(graph, u, at, table, &parameters, kept, h);
     graph->tensors[qkv].keep = true;
-    Plan plan = graph_plan(graph);
+    Backend backend = op_cpu_backend(precision);
+    Plan plan = graph_plan(graph, &backend);
     Error error = {0};
     void *shared[ARENA_COUNT] = {[ARENA_STATE] = state};
-    Executor *executor = executor_create(graph, &plan, op_kernels(precision, ""), shared, &error);
+    Executor *executor = executor_create(graph, &plan, &backend, shared, &error);
     assert_non_null(executor);
     fill(executor, graph, u, p->u + first * p->columns);
     fill(executor, graph, table, p->table);

@@ -1,5 +1,5 @@
 /* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits independent of threads,
- * what is decayed, clipped and left alone; schedules at their edges. */
+ * what is decayed, clipped and left alone; schedules at their edges. With SMELT_TEST_DEVICE=hip or cuda also a GPU's against the CPU's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,10 +27,13 @@ static OptimizerConfig muon_config(void) {
 
 /* ---- A set of parameters with its arenas, values held in the types of a precision ---- */
 
+/* On a GPU the arenas here are images of its own, in `device_arenas` in the same order. */
 typedef struct Fixture {
     Graph *graph;
     Optimizer *optimizer;
+    Device *device;
     void *master, *weights, *gradients;
+    void *device_arenas[3];
     size_t wide;
 } Fixture;
 
@@ -38,6 +41,7 @@ typedef struct Shape {
     ParameterKind kind;
     int rank;
     int64_t shape[3];
+    bool fused;
 } Shape;
 
 static void put(void *arena, size_t wide, int64_t i, double value) {
@@ -54,15 +58,22 @@ static double value_at(int64_t step, int64_t i) {
     return (double)((x * x * 17 + x * 29 + 11) % 1009 - 504) / 256;
 }
 
-static Fixture make(Precision precision, const OptimizerConfig *config, const Shape *shapes, int count) {
-    Fixture f = {.graph = graph_create(precision, true), .wide = precision_bytes(precision, TYPE_WIDE)};
+static void *allocate_on(Device *device, size_t bytes) {
+    Error error;
+    void *memory = device_allocate(device, (int64_t)bytes, &error);
+    assert_non_null(memory);
+    return memory;
+}
+
+static Fixture make_on(Device *device, Precision precision, const OptimizerConfig *config, const Shape *shapes, int count) {
+    Fixture f = {.graph = graph_create(precision, true), .device = device, .wide = precision_bytes(precision, TYPE_WIDE)};
     for (int i = 0; i < count; i++) {
         char name[16];
         snprintf(name, sizeof name, "p%d", i);
-        graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, false);
+        graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, shapes[i].fused);
     }
     Error error;
-    f.optimizer = optimizer_create(f.graph, config, &error);
+    f.optimizer = optimizer_create(f.graph, config, device, &error);
     assert_non_null(f.optimizer);
     size_t extent = (size_t)f.graph->parameter_extent;
     f.master = calloc(extent, f.wide);
@@ -70,15 +81,44 @@ static Fixture make(Precision precision, const OptimizerConfig *config, const Sh
     f.weights = precision == PRECISION_BF16 ? calloc(extent, 2) : f.master;
     for (int i = 0; i < count; i++)
         for (int64_t k = 0; k < f.graph->parameters[i].count; k++) put(f.master, f.wide, f.graph->parameters[i].offset + k, value_at(0, k));
+    if (device_is_gpu(device))
+        for (int i = 0; i < 3; i++) f.device_arenas[i] = allocate_on(device, extent * f.wide);
     return f;
+}
+
+static Fixture make(Precision precision, const OptimizerConfig *config, const Shape *shapes, int count) {
+    return make_on(device_cpu(), precision, config, shapes, count);
 }
 
 static void drop(Fixture *f) {
     optimizer_free(f->optimizer);
+    for (int i = 0; i < 3; i++) device_free(f->device, f->device_arenas[i], f->graph->parameter_extent * (int64_t)f->wide);
     if (f->weights != f->master) free(f->weights);
     free(f->master);
     free(f->gradients);
     graph_free(f->graph);
+}
+
+static void update(Fixture *f, int64_t step, double lr, double scale) {
+    if (!device_is_gpu(f->device)) {
+        optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, lr, scale);
+        return;
+    }
+    Error error;
+    int64_t extent = f->graph->parameter_extent;
+    device_upload(f->device, f->device_arenas[0], f->master, extent * 4);
+    device_upload(f->device, f->device_arenas[1], f->weights, extent * 2);
+    device_upload(f->device, f->device_arenas[2], f->gradients, extent * 4);
+    optimizer_step(f->optimizer, f->device_arenas[0], f->device_arenas[1], f->device_arenas[2], step, lr, scale);
+    device_download(f->device, f->master, f->device_arenas[0], extent * 4);
+    device_download(f->device, f->weights, f->device_arenas[1], extent * 2);
+    if (!device_ok(f->device, &error)) fail_msg("%s", error.message);
+}
+
+static double gradient_norm(Fixture *f) {
+    if (!device_is_gpu(f->device)) return optimizer_gradient_norm(f->optimizer, f->gradients);
+    device_upload(f->device, f->device_arenas[2], f->gradients, f->graph->parameter_extent * 4);
+    return optimizer_gradient_norm(f->optimizer, f->device_arenas[2]);
 }
 
 static void set_gradients(Fixture *f, int64_t step) {
@@ -90,7 +130,7 @@ static void set_gradients(Fixture *f, int64_t step) {
 static void run_steps(Fixture *f, int64_t steps, double lr, double scale) {
     for (int64_t step = 1; step <= steps; step++) {
         set_gradients(f, step);
-        optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, lr, scale);
+        update(f, step, lr, scale);
     }
 }
 
@@ -260,7 +300,7 @@ static void check_orthogonal(Precision precision, int64_t stack, int64_t rows, i
         put(f.gradients, f.wide, i, (double)rand() / RAND_MAX - 0.5);
         put(f.master, f.wide, i, 0);
     }
-    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, 1.0, 1);
+    update(&f, 1, 1.0, 1);
     double unit = 0.2 * sqrt((double)(rows > columns ? rows : columns));
     for (int64_t k = 0; k < stack; k++) {
         double trace = 0, off = 0;
@@ -303,7 +343,7 @@ static void muon_agrees_with_the_plain_formula_across_tiles(void **state) {
     const Shape shape = {PARAMETER_MATRIX, 2, {M, N}}; /* tall: the formula below works on its transpose */
     Fixture f = make(PRECISION_FP64, &config, &shape, 1);
     set_gradients(&f, 1);
-    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, rate, clip);
+    update(&f, 1, rate, clip);
     double norm = 0;
     for (int i = 0; i < N; i++)
         for (int t = 0; t < M; t++) x[i][t] = 1.95 * clip * value_at(1, t * N + i), norm += x[i][t] * x[i][t];
@@ -349,7 +389,7 @@ static void a_zero_gradient_moves_nothing_but_by_decay(void **state) {
     (void)state;
     OptimizerConfig config = muon_config();
     Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
-    optimizer_step(f.optimizer, f.master, f.weights, f.gradients, 1, rate, 1);
+    update(&f, 1, rate, 1);
     for (int64_t i = 0; i < 100; i++)
         assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
     for (int64_t i = 0; i < 17; i++) assert_true(parameter(&f, 3, i) == value_at(0, i));
@@ -384,7 +424,7 @@ static Fixture run_with_threads(Precision precision, int threads, double *norm) 
     omp_set_num_threads(threads);
     Fixture f = make(precision, &config, many, 6);
     run_steps(&f, 3, rate, clip);
-    *norm = optimizer_gradient_norm(f.optimizer, f.gradients);
+    *norm = gradient_norm(&f);
     omp_set_num_threads(before);
     return f;
 }
@@ -405,6 +445,13 @@ static void threads_change_no_bits(void **state) {
     }
 }
 
+static uint16_t rounded_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t low = bits & 0xffff, up = low > 0x8000 || (low == 0x8000 && (bits >> 16 & 1));
+    return (uint16_t)((bits >> 16) + up);
+}
+
 static void bf16_weights_are_the_master_rounded_to_nearest_even(void **state) {
     (void)state;
     double norm;
@@ -412,11 +459,7 @@ static void bf16_weights_are_the_master_rounded_to_nearest_even(void **state) {
     for (int p = 0; p < f.graph->parameter_count; p++)
         for (int64_t i = 0; i < f.graph->parameters[p].count; i++) {
             int64_t at = f.graph->parameters[p].offset + i;
-            float master = ((float *)f.master)[at];
-            uint32_t bits;
-            memcpy(&bits, &master, 4);
-            uint32_t low = bits & 0xffff, up = low > 0x8000 || (low == 0x8000 && (bits >> 16 & 1));
-            assert_int_equal(((uint16_t *)f.weights)[at], (bits >> 16) + up);
+            assert_int_equal(((uint16_t *)f.weights)[at], rounded_to_bf16(((float *)f.master)[at]));
         }
     drop(&f);
 }
@@ -434,36 +477,40 @@ static void nothing_is_written_between_parameters(void **state) {
     drop(&f);
 }
 
-static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
-    (void)state;
-    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) {
-        Fixture f = make(precision, &adamw, all_kinds, 6);
-        set_gradients(&f, 1);
-        double sum = 0;
-        for (int p = 0; p < 5; p++)
-            for (int64_t i = 0; i < f.graph->parameters[p].count; i++) sum += value_at(1, i) * value_at(1, i);
-        assert_close(optimizer_gradient_norm(f.optimizer, f.gradients), sqrt(sum), 1e-12 * sqrt(sum)); /* summed in double */
-        drop(&f);
-    }
+static void check_norm(Fixture f) {
+    set_gradients(&f, 1);
+    double sum = 0;
+    for (int p = 0; p < 5; p++)
+        for (int64_t i = 0; i < f.graph->parameters[p].count; i++) sum += value_at(1, i) * value_at(1, i);
+    assert_close(gradient_norm(&f), sqrt(sum), 1e-12 * sqrt(sum)); /* summed in double */
+    drop(&f);
 }
 
-static void the_norm_shows_nan_and_infinity_anywhere_and_no_false_one(void **state) {
+static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
     (void)state;
-    Fixture f = make(PRECISION_FP32, &adamw, all_kinds, 6);
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) check_norm(make(precision, &adamw, all_kinds, 6));
+}
+
+static void check_norm_of_extremes(Fixture f) {
     float *gradients = f.gradients;
     for (int p = 0; p < 5; p++) {
         int64_t last = f.graph->parameters[p].offset + f.graph->parameters[p].count - 1;
         gradients[last] = NAN;
-        assert_true(isnan(optimizer_gradient_norm(f.optimizer, gradients)));
+        assert_true(isnan(gradient_norm(&f)));
         gradients[last] = -INFINITY;
-        assert_true(isinf(optimizer_gradient_norm(f.optimizer, gradients)));
+        assert_true(isinf(gradient_norm(&f)));
         gradients[last] = FLT_MAX;
-        assert_true(isfinite(optimizer_gradient_norm(f.optimizer, gradients)));
+        assert_true(isfinite(gradient_norm(&f)));
         gradients[last] = 0;
     }
     gradients[f.graph->parameters[5].offset] = NAN;
-    assert_true(optimizer_gradient_norm(f.optimizer, gradients) == 0);
+    assert_true(gradient_norm(&f) == 0);
     drop(&f);
+}
+
+static void the_norm_shows_nan_and_infinity_anywhere_and_no_false_one(void **state) {
+    (void)state;
+    check_norm_of_extremes(make(PRECISION_FP32, &adamw, all_kinds, 6));
 }
 
 /* A scale of 1/4 is exact, so clipping must give the same bits as gradients that are a quarter. */
@@ -473,8 +520,8 @@ static void clipping_scales_gradients(void **state) {
     Fixture scaled = make(PRECISION_FP32, &config, many, 6), divided = make(PRECISION_FP32, &config, many, 6);
     set_gradients(&scaled, 1);
     for (int64_t i = 0; i < scaled.graph->parameter_extent; i++) ((float *)divided.gradients)[i] = ((float *)scaled.gradients)[i] / 4;
-    optimizer_step(scaled.optimizer, scaled.master, scaled.weights, scaled.gradients, 1, rate, 0.25);
-    optimizer_step(divided.optimizer, divided.master, divided.weights, divided.gradients, 1, rate, 1);
+    update(&scaled, 1, rate, 0.25);
+    update(&divided, 1, rate, 1);
     assert_memory_equal(scaled.master, divided.master, (size_t)scaled.graph->parameter_extent * 4);
     assert_memory_equal(scaled.optimizer->momentum, divided.optimizer->momentum, (size_t)scaled.optimizer->momentum_bytes);
     drop(&scaled);
@@ -508,8 +555,9 @@ static void restored_states_continue_with_the_same_bits(void **state) {
     for (size_t i = 0; i < count; i++) memcpy(b[i].data, a[i].data, (size_t)from.graph->parameters[a[i].parameter].count * 4);
     memcpy(to.master, from.master, (size_t)from.graph->parameter_extent * 4);
     set_gradients(&from, 3);
-    optimizer_step(from.optimizer, from.master, from.weights, from.gradients, 3, rate, 1);
-    optimizer_step(to.optimizer, to.master, to.weights, from.gradients, 3, rate, 1);
+    set_gradients(&to, 3);
+    update(&from, 3, rate, 1);
+    update(&to, 3, rate, 1);
     assert_memory_equal(from.master, to.master, (size_t)from.graph->parameter_extent * 4);
     drop(&from);
     drop(&to);
@@ -521,9 +569,209 @@ static void announced_bytes_are_those_taken(void **state) {
     for (int i = 0; i < 2; i++) {
         Fixture f = make(PRECISION_BF16, &configs[i], many, 6);
         assert_int_equal(optimizer_state_bytes(f.graph, &configs[i]), f.optimizer->momentum_bytes + f.optimizer->variance_bytes);
-        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i]), f.optimizer->scratch_bytes);
+        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i], false), f.optimizer->scratch_bytes);
         drop(&f);
     }
+}
+
+/* ---- On a GPU ---- */
+
+static Device *gpu; /* NULL: none was asked for */
+
+static int open_gpu(void **state) {
+    (void)state;
+    Error error;
+    const char *name = getenv("SMELT_TEST_DEVICE");
+    if (!name) return 0;
+    gpu = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
+    if (!gpu) print_error("%s\n", error.message);
+    return gpu ? 0 : -1;
+}
+
+static int close_gpu(void **state) {
+    (void)state;
+    device_close(gpu);
+    return 0;
+}
+
+static void need_gpu(void) {
+    if (gpu) return;
+    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
+    skip();
+}
+
+/* Odd sizes, several chunks, one element; offsets that no 16 bytes divide; shapes that several matrices have. */
+static const Shape uneven[] = {
+    {PARAMETER_MATRIX, 2, {3, 5}},       {PARAMETER_MATRIX, 2, {7, 11}, .fused = true}, {PARAMETER_MATRIX, 3, {2, 33, 70}, .fused = true},
+    {PARAMETER_CONTROLLER, 1, {13}},     {PARAMETER_EMBEDDING, 2, {251, 131}},          {PARAMETER_BIAS, 1, {1}},
+    {PARAMETER_NORM, 1, {1027}},         {PARAMETER_MATRIX, 2, {130, 140}},             {PARAMETER_MATRIX, 2, {70, 33}},
+    {PARAMETER_CONVOLUTION, 3, {5, 3, 2}}, {PARAMETER_MATRIX, 2, {33, 70}},             {PARAMETER_MATRIX, 2, {1, 9}},
+};
+enum { UNEVEN = sizeof uneven / sizeof *uneven };
+
+static OptimizerConfig uneven_config(OptimizerName name) {
+    OptimizerConfig config = adamw;
+    config.name = name;
+    config.controller_lr = 1e-3;
+    return config;
+}
+
+/* `shapes` with each dimension of 2 and more changed to anything between 1 and it. */
+static void shrink_randomly(Shape *shapes, int count) {
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < shapes[i].rank; d++) shapes[i].shape[d] = 1 + rand() % shapes[i].shape[d];
+}
+
+static Fixture run_uneven(Device *device, Precision precision, OptimizerName name, unsigned seed) {
+    OptimizerConfig config = uneven_config(name);
+    Shape shapes[UNEVEN];
+    memcpy(shapes, uneven, sizeof uneven);
+    srand(seed);
+    if (seed) shrink_randomly(shapes, UNEVEN);
+    Fixture f = make_on(device, precision, &config, shapes, UNEVEN);
+    run_steps(&f, STEPS, rate, clip);
+    return f;
+}
+
+static float *downloaded(const Fixture *f, const void *memory, int64_t bytes) {
+    float *copy = malloc((size_t)bytes + 1);
+    device_download(f->device, copy, memory, bytes);
+    return copy;
+}
+
+/* Five steps in fp32 whose operations are fused differently: values below 2 that are rounded some ten times. */
+static void check_near(const Fixture *f, const void *ours, const void *theirs, int64_t bytes) {
+    float *a = downloaded(f, ours, bytes);
+    const float *b = theirs;
+    for (int64_t i = 0; i < bytes / 4; i++) assert_close(a[i], b[i], 1e-6 * (fabs(b[i]) + 1));
+    free(a);
+}
+
+static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
+    (void)state;
+    need_gpu();
+    for (unsigned seed = 0; seed < 4; seed++) {
+        Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_ADAMW, seed),
+                theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_ADAMW, seed);
+        for (int64_t i = 0; i < ours.graph->parameter_extent; i++) {
+            double expected = get(theirs.master, 4, i);
+            assert_close(get(ours.master, 4, i), expected, 1e-6 * (fabs(expected) + rate));
+        }
+        check_near(&ours, ours.optimizer->momentum, theirs.optimizer->momentum, theirs.optimizer->momentum_bytes);
+        check_near(&ours, ours.optimizer->variance, theirs.optimizer->variance, theirs.optimizer->variance_bytes);
+        drop(&ours);
+        drop(&theirs);
+    }
+}
+
+/* Root of the mean square of the differences over one parameter. */
+static double distance(const Fixture *a, const Fixture *b, int index) {
+    double sum = 0;
+    int64_t count = a->graph->parameters[index].count;
+    for (int64_t i = 0; i < count; i++) sum += pow(parameter(a, index, i) - parameter(b, index, i), 2);
+    return sqrt(sum / (double)count);
+}
+
+/* Both round the same things to bf16 and differ in the order of sums, so neither knows the result in fp32 better than the other. What AdamW updates is off
+ * by fp32's rounding: values below 2, five times. */
+static void muon_on_a_gpu_is_as_near_to_fp32_as_the_cpu_in_bf16(void **state) {
+    (void)state;
+    need_gpu();
+    for (unsigned seed = 0; seed < 4; seed++) {
+        Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, seed),
+                theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_MUON, seed),
+                wide = run_uneven(device_cpu(), PRECISION_FP32, OPTIMIZER_MUON, seed);
+        for (int i = 0; i < UNEVEN; i++) {
+            double near = distance(&ours, &wide, i), allowed = 1.25 * distance(&theirs, &wide, i) + 1e-6;
+            if (!(near < allowed)) fail_msg("parameter %d is %g from fp32, and %g are allowed", i, near, allowed);
+        }
+        check_near(&ours, ours.optimizer->momentum, theirs.optimizer->momentum, theirs.optimizer->momentum_bytes);
+        drop(&ours);
+        drop(&theirs);
+        drop(&wide);
+    }
+}
+
+/* One step of two iterations; matrices have a tile of 128 x 128 elements for each processor and one more (muon_gpu.c). */
+static Fixture run_large(Device *device, Precision precision) {
+    enum { SIDE = 16 };
+    OptimizerConfig config = muon_config();
+    config.newton_schulz_steps = 2;
+    int64_t other = (int64_t)device_info(gpu)->processors * (128 * 128 / SIDE) + 1024;
+    const Shape shapes[] = {{PARAMETER_MATRIX, 2, {SIDE, other}}, {PARAMETER_MATRIX, 3, {2, other, SIDE}}};
+    Fixture f = make_on(device, precision, &config, shapes, 2);
+    run_steps(&f, 1, rate, clip);
+    return f;
+}
+
+static void muon_on_a_gpu_is_as_near_for_matrices_that_keep_it_busy(void **state) {
+    (void)state;
+    need_gpu();
+    Fixture ours = run_large(gpu, PRECISION_BF16), theirs = run_large(device_cpu(), PRECISION_BF16), wide = run_large(device_cpu(), PRECISION_FP32);
+    for (int i = 0; i < 2; i++) assert_true(distance(&ours, &wide, i) < 1.25 * distance(&theirs, &wide, i));
+    drop(&ours);
+    drop(&theirs);
+    drop(&wide);
+}
+
+static void a_gpu_gives_the_same_bits_twice(void **state) {
+    (void)state;
+    need_gpu();
+    Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0), two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0);
+    double norm_one = gradient_norm(&one), norm_two = gradient_norm(&two);
+    assert_memory_equal(one.master, two.master, (size_t)one.graph->parameter_extent * 4);
+    assert_memory_equal(one.weights, two.weights, (size_t)one.graph->parameter_extent * 2);
+    assert_memory_equal(&norm_one, &norm_two, sizeof norm_one);
+    drop(&one);
+    drop(&two);
+}
+
+static void a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone(void **state) {
+    (void)state;
+    need_gpu();
+    OptimizerConfig config = uneven_config(OPTIMIZER_MUON);
+    Fixture f = make_on(gpu, PRECISION_BF16, &config, uneven, UNEVEN);
+    int64_t extent = f.graph->parameter_extent;
+    bool *used = calloc((size_t)extent, sizeof *used);
+    for (int p = 0; p < UNEVEN; p++) memset(used + f.graph->parameters[p].offset, true, (size_t)f.graph->parameters[p].count);
+    for (int64_t i = 0; i < extent; i++)
+        if (!used[i]) ((float *)f.master)[i] = 3, ((uint16_t *)f.weights)[i] = 5;
+    run_steps(&f, 2, rate, clip);
+    for (int64_t i = 0; i < extent; i++) {
+        if (used[i]) assert_int_equal(((uint16_t *)f.weights)[i], rounded_to_bf16(((float *)f.master)[i]));
+        else assert_true(((float *)f.master)[i] == 3 && ((uint16_t *)f.weights)[i] == 5);
+    }
+    free(used);
+    drop(&f);
+}
+
+static void a_gpu_finds_the_norm_that_the_cpu_finds(void **state) {
+    (void)state;
+    need_gpu();
+    check_norm(make_on(gpu, PRECISION_BF16, &adamw, all_kinds, 6));
+    check_norm_of_extremes(make_on(gpu, PRECISION_BF16, &adamw, all_kinds, 6));
+}
+
+static void a_gpu_leaves_what_has_no_gradient_but_for_decay(void **state) {
+    (void)state;
+    need_gpu();
+    OptimizerConfig config = muon_config();
+    Fixture f = make_on(gpu, PRECISION_BF16, &config, all_kinds, 6);
+    update(&f, 1, rate, 1);
+    for (int64_t i = 0; i < 100; i++)
+        assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
+    for (int64_t i = 0; i < 17; i++) assert_true(parameter(&f, 3, i) == value_at(0, i));
+    for (int64_t i = 0; i < 9; i++) assert_true(parameter(&f, 5, i) == value_at(0, i)); /* the controllers' rate is 0 */
+    drop(&f);
+}
+
+static void a_gpu_is_announced_the_bytes_that_it_gives(void **state) {
+    (void)state;
+    need_gpu();
+    OptimizerConfig config = muon_config();
+    Fixture f = make_on(gpu, PRECISION_BF16, &config, many, 6);
+    assert_int_equal(optimizer_workspace_bytes(f.graph, &config, true), f.optimizer->scratch_bytes);
+    drop(&f);
 }
 
 /* ---- Schedules ---- */
@@ -648,6 +896,14 @@ int main(void) {
         cmocka_unit_test(states_name_momentum_of_all_and_variance_of_what_adamw_updates),
         cmocka_unit_test(restored_states_continue_with_the_same_bits),
         cmocka_unit_test(announced_bytes_are_those_taken),
+        cmocka_unit_test(adamw_on_a_gpu_gives_what_the_cpu_gives),
+        cmocka_unit_test(muon_on_a_gpu_is_as_near_to_fp32_as_the_cpu_in_bf16),
+        cmocka_unit_test(muon_on_a_gpu_is_as_near_for_matrices_that_keep_it_busy),
+        cmocka_unit_test(a_gpu_gives_the_same_bits_twice),
+        cmocka_unit_test(a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone),
+        cmocka_unit_test(a_gpu_finds_the_norm_that_the_cpu_finds),
+        cmocka_unit_test(a_gpu_leaves_what_has_no_gradient_but_for_decay),
+        cmocka_unit_test(a_gpu_is_announced_the_bytes_that_it_gives),
         cmocka_unit_test(warmup_rises_linearly_to_the_peak),
         cmocka_unit_test(schedules_end_at_the_minimum),
         cmocka_unit_test(schedules_pass_through_their_middle),
@@ -658,5 +914,5 @@ int main(void) {
         cmocka_unit_test(samples_before_a_step_are_the_sum_of_the_batches_before_it),
         cmocka_unit_test(long_ramps_are_summed_exactly),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_gpu, close_gpu);
 }

@@ -17,6 +17,7 @@ typedef enum ErrorCode {
     ERROR_COMMUNICATION = 6, /* a lost rank or a failed collective */
     ERROR_CHECKPOINT = 7,    /* a corrupt, missing or unwritable checkpoint or model folder */
     ERROR_PREEMPTED = 8,     /* SIGTERM or SIGINT: a checkpoint was written, start again to continue */
+    ERROR_DEVICE = 9,        /* a GPU, its driver or its library failed */
 } ErrorCode;
 
 typedef struct Error {

@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 static _Noreturn void refuse(size_t bytes) {
     fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n",
             bytes);
@@ -162,6 +164,15 @@ int64_t memory_available_under(const char *root) {
 
 int64_t memory_available(void) {
     return memory_available_under("");
+}
+
+bool memory_check(int64_t bytes, const char *name, const char *advice, Error *error) {
+    int64_t available = memory_available();
+    if (available < 0 || bytes <= available) return true;
+    char need[32], have[32];
+    log_format_bytes((double)bytes, need);
+    log_format_bytes((double)available, have);
+    return error_set(error, ERROR_MEMORY, "%s needs %s and %s are available: %s", name, need, have, advice);
 }
 
 int64_t memory_peak(void) {

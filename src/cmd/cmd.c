@@ -1,7 +1,12 @@
-/* What the commands share: the one place that prints an error. */
+/* What the commands share: the one place that opens a device, and the one that prints an error. */
 #include "cmd/cmd.h"
 
 #include "base/log.h"
+
+Device *cmd_open_device(int choice, Precision precision, Error *error) {
+    bool cpu = choice == DEVICE_AUTO && precision != PRECISION_BF16;
+    return cpu ? device_cpu() : device_open(choice, 0, error);
+}
 
 int cmd_fail(const Error *error) {
     log_error("%s", error->message);

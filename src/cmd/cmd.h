@@ -2,7 +2,7 @@
 #ifndef SMELT_CMD_CMD_H
 #define SMELT_CMD_CMD_H
 
-#include "base/error.h"
+#include "graph/graph.h"
 
 int cmd_train(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
@@ -11,6 +11,8 @@ int cmd_convert(int argc, char **argv);
 int cmd_data(int argc, char **argv);
 int cmd_report(int argc, char **argv);
 
+/* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have. ERROR_USAGE. */
+Device *cmd_open_device(int choice, Precision precision, Error *error);
 /* Prints the error and returns its code. */
 int cmd_fail(const Error *error);
 

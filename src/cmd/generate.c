@@ -22,7 +22,7 @@ typedef struct GenerateOptions {
     int64_t tokens, top_k, seed, context, threads;
     double temperature, top_p;
     bool text, cache;
-    int precision;
+    int device, precision;
 } GenerateOptions;
 
 enum { PRECISION_OF_MODEL }; /* the choices after it are those of Precision */
@@ -38,6 +38,7 @@ static const Option rows[] = {
     {"context", OPTION_INT, FIELD(context), "0", 0, 1 << 24, NULL, "tokens", "most positions, prompt included: its caches take memory; 0: the model's"},
     {"cache", OPTION_BOOL, FIELD(cache), "true", 0, 0, NULL, "", "false: compute the whole sequence again for each token, to check the cache"},
     {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},
+    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to generate"},
     {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "", "type of matrices and activations; same: as in training"},
 };
 #undef FIELD
@@ -191,9 +192,11 @@ static bool run_model(const char *folder, Config *config, const GenerateOptions 
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
     if (options->threads) omp_set_num_threads((int)options->threads);
     Precision precision = options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
-    Generator *generator = generator_open(folder, config, precision, options->cache, error);
+    Device *device = cmd_open_device(options->device, precision, error);
+    Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);
     generator_free(generator);
+    device_close(device);
     return done;
 }
 

@@ -1,7 +1,10 @@
 /* `smelt train CONFIG.yaml [key=value ...]` */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "base/memory.h"
 #include "cmd/cmd.h"
 #include "config.h"
 #include "train/source.h"
@@ -48,23 +51,32 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
 }
 
+/* Text is read with the tokenizer of init=FOLDER when no other is given: the weights know no other tokens. */
+static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
+    const DataConfig *data = &config->data;
+    bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
+    Config origin;
+    if (!text || data->tokenizer[0] || !source_read_config(config->init, &origin, strings, error)) return error->code == ERROR_NONE;
+    char *path = source_tokenizer(config->init, &origin), *setting = memory_format("data.tokenizer=%s", path ? path : "");
+    bool set = options_set(&config_table, config, strings, setting, error);
+    if (set && path && *path) log_info("%s, as of init=%s", setting, config->init);
+    free(setting);
+    free(path);
+    return set;
+}
+
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
-    return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
-           config_check(config, error);
+    return apply_arguments(argc, argv, config, strings, error) &&
+           (!config->init[0] || (take_model(argc, argv, config, strings, error) && take_tokenizer(config, strings, error))) && config_check(config, error);
 }
 
-static bool check_device(const Config *config, Error *error) {
-    if (config->device == DEVICE_AUTO || config->device == DEVICE_CPU) return true;
-    return error_set(error, ERROR_USAGE, "device=%s: this build trains on the CPU only; use device=cpu", config->device == DEVICE_HIP ? "hip" : "cuda");
-}
-
-static bool print_plan(const Config *config) {
+static bool print_plan(const Config *config, Device *device, Error *error) {
     Session session;
     printf("# configuration\n");
     options_write_yaml(&config_table, config, stdout);
     printf("\n");
-    session_plan(&session, config);
+    if (!session_plan(&session, config, device, error)) return false;
     session_print_plan(&session, stdout);
     session_free(&session);
     return true;
@@ -78,8 +90,10 @@ int cmd_train(int argc, char **argv) {
     Config config;
     OptionStrings strings = {0};
     Error error = {0};
-    bool done = read_arguments(argc, argv, &config, &strings, &error) && check_device(&config, &error) &&
-                (config.plan ? print_plan(&config) : train(&config, &error));
+    Device *device = NULL;
+    bool done = read_arguments(argc, argv, &config, &strings, &error) && (device = cmd_open_device(config.device, config.precision, &error)) &&
+                (config.plan ? print_plan(&config, device, &error) : train(&config, device, &error));
+    device_close(device);
     options_free_strings(&strings);
     return done ? 0 : cmd_fail(&error);
 }

@@ -33,6 +33,8 @@ typedef struct Shard {
     uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
 } Shard;
 
+/* Whether there is a PREFIX.idx: what is no shard is taken for text. */
+bool shard_exists(const char *prefix);
 /* Maps PREFIX.bin and PREFIX.idx, checks every size, offset and document boundary against the file sizes, and reads
  * all tokens once: checksum, no negative token, max_token. ERROR_DATA otherwise. It is shard_map, then shard_verify. A
  * mapped shard must not be overwritten in place; replacing its files by rename, as ShardWriter does, is fine. */

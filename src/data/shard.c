@@ -247,6 +247,13 @@ static bool index_read(const char *path, Shard *shard, Error *error) {
 
 /* -- Shards ------------------------------------------------------------------------------------------------------ */
 
+bool shard_exists(const char *prefix) {
+    char *index = memory_format("%s.idx", prefix);
+    bool there = access(index, F_OK) == 0;
+    free(index);
+    return there;
+}
+
 bool shard_map(Shard *shard, const char *prefix, Error *error) {
     *shard = (Shard){.prefix = memory_copy_string(prefix)};
     char *tokens_path = memory_format("%s.bin", prefix), *index_path = memory_format("%s.idx", prefix);

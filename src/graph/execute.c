@@ -1,5 +1,5 @@
-/* Replaying a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls.
- * The executor owns the arenas that were not handed to it. */
+/* Replaying a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls; on a GPU that loop is recorded once
+ * and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,22 +10,51 @@
 
 struct Executor {
     const Graph *graph;
+    Backend backend;
     void *arena[ARENA_COUNT];
-    size_t owned_bytes[ARENA_COUNT]; /* 0 where shared or aliased */
+    bool owned[ARENA_COUNT];
     int64_t bytes[ARENA_COUNT];
+    void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
-    const OpKernel *kernels;
+    int runs;                /* without a hook */
+    DeviceRecording *recording;
 };
 
+static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
+
+const Backend *executor_backend(const Executor *executor) { return &executor->backend; }
+const Graph *executor_graph(const Executor *executor) { return executor->graph; }
 void *executor_arena(const Executor *executor, Arena arena) { return executor->arena[arena]; }
 
-void *executor_tensor(const Executor *executor, TensorId id) {
+static void *in_arena(const Executor *executor, void *const *arenas, TensorId id) {
     const Tensor *tensor = graph_get(executor->graph, id);
     if (id == TENSOR_NONE) return NULL;
     bool elements = tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT;
     size_t unit = elements ? precision_bytes(executor->graph->precision, tensor->type) : 1;
-    return (char *)executor->arena[tensor->arena] + tensor->offset * unit;
+    return (char *)arenas[tensor->arena] + tensor->offset * unit;
 }
+
+void *executor_tensor(const Executor *executor, TensorId id) {
+    return in_arena(executor, on_host(graph_get(executor->graph, id)->arena) ? executor->host : executor->arena, id);
+}
+
+void executor_read(const Executor *executor, TensorId id, void *to) {
+    int64_t bytes = graph_elements(executor->graph, id) * (int64_t)precision_bytes(executor->graph->precision, graph_get(executor->graph, id)->type);
+    device_download(executor->backend.device, to, in_arena(executor, executor->arena, id), bytes);
+}
+
+void executor_set_scalar(Executor *executor, TensorId tensor, double value) {
+    void *data = executor_tensor(executor, tensor);
+    if (executor->graph->precision == PRECISION_FP64) *(double *)data = value;
+    else *(float *)data = (float)value;
+}
+
+double executor_get_metric(const Executor *executor, TensorId tensor, int64_t index) {
+    const void *data = executor_tensor(executor, tensor);
+    return executor->graph->precision == PRECISION_FP64 ? ((const double *)data)[index] : ((const float *)data)[index];
+}
+
+/* -- Life ---------------------------------------------------------------------------------------------------------- */
 
 static void bind(Executor *executor) {
     const Graph *graph = executor->graph;
@@ -33,70 +62,116 @@ static void bind(Executor *executor) {
         const Node *node = &graph->nodes[i];
         OpCall *call = &executor->calls[i];
         for (int j = 0; j < node->inputs; j++) {
-            call->in[j] = executor_tensor(executor, node->in[j]);
+            call->in[j] = in_arena(executor, executor->arena, node->in[j]);
             if (node->in[j]) memcpy(call->in_shape[j], graph_get(graph, node->in[j])->shape, sizeof call->in_shape[j]);
         }
         for (int j = 0; j < node->outputs; j++) {
-            call->out[j] = executor_tensor(executor, node->out[j]);
+            call->out[j] = in_arena(executor, executor->arena, node->out[j]);
             if (node->out[j]) memcpy(call->out_shape[j], graph_get(graph, node->out[j])->shape, sizeof call->out_shape[j]);
         }
         call->attributes = node->attributes;
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
+        call->device = executor->backend.device;
     }
 }
 
-Executor *executor_create(const Graph *graph, const Plan *plan, const OpKernel *kernels, void *const *shared, Error *error) {
-    Executor *executor = memory_allocate(sizeof *executor);
-    executor->graph = graph;
-    executor->kernels = kernels;
-    for (int i = 0; i < ARENA_COUNT; i++) {
-        executor->bytes[i] = plan->bytes[i];
-        if (shared && shared[i]) {
-            executor->arena[i] = shared[i];
-        } else if (plan->bytes[i]) {
-            executor->arena[i] = memory_map(plan->bytes[i], error);
-            if (!executor->arena[i]) {
-                error_context(error, "the arena of %s", arena_name(i));
-                executor_free(executor);
-                return NULL;
-            }
-            executor->owned_bytes[i] = plan->bytes[i];
-        }
+static bool check_kernels(const Executor *executor, Error *error) {
+    const Graph *graph = executor->graph;
+    for (int i = 0; i < graph->node_count; i++)
+        if (!executor->backend.kernels[graph->nodes[i].op])
+            return error_set(error, ERROR_USAGE, "operation %s has no kernel for %s: give device=cpu", op_table[graph->nodes[i].op]->name,
+                             device_info(executor->backend.device)->name);
+    return true;
+}
+
+static bool allocate(Executor *executor, void *const *shared, Error *error) {
+    bool gpu = device_is_gpu(executor->backend.device);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
+        executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
+        executor->arena[arena] = executor->owned[arena] ? device_allocate(executor->backend.device, executor->bytes[arena], error) : shared ? shared[arena] : NULL;
+        if (executor->owned[arena] && !executor->arena[arena]) return error_context(error, "the arena of %s", arena_name(arena));
+        if (on_host(arena)) executor->host[arena] = gpu ? memory_allocate(executor->bytes[arena] + 1) : executor->arena[arena];
     }
     if (!executor->arena[ARENA_WEIGHT]) executor->arena[ARENA_WEIGHT] = executor->arena[ARENA_MASTER];
+    return true;
+}
+
+Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error) {
+    Executor *executor = memory_allocate(sizeof *executor);
+    executor->graph = graph;
+    executor->backend = *backend;
+    memcpy(executor->bytes, plan->bytes, sizeof executor->bytes);
+    if (!check_kernels(executor, error) || !allocate(executor, shared, error)) {
+        executor_free(executor);
+        return NULL;
+    }
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
     bind(executor);
     for (int i = 0; i < graph->node_count; i++)
-        if (op_table[graph->nodes[i].op]->once) kernels[graph->nodes[i].op](&executor->calls[i]);
+        if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op](&executor->calls[i]);
     return executor;
 }
 
 void executor_free(Executor *executor) {
     if (!executor) return;
-    for (int i = 0; i < ARENA_COUNT; i++)
-        if (executor->owned_bytes[i]) memory_unmap(executor->arena[i], executor->owned_bytes[i]);
+    Device *device = executor->backend.device;
+    if (executor->recording) device_recording_free(device, executor->recording);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
+        if (device_is_gpu(device)) free(executor->host[arena]);
+        if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
+    }
     free(executor->calls);
     free(executor);
 }
 
-void executor_run(Executor *executor) { executor_run_hooked(executor, NULL, NULL); }
+/* -- Runs ---------------------------------------------------------------------------------------------------------- */
+
+static void upload_inputs(Executor *executor) {
+    if (executor->host[ARENA_INPUT] != executor->arena[ARENA_INPUT])
+        device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
+}
+
+static void run_nodes(Executor *executor) {
+    const Graph *graph = executor->graph;
+    for (int i = 0; i < graph->node_count; i++)
+        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
+}
+
+/* The first run loads kernels and chooses products, which cannot be recorded; the second is recorded. */
+void executor_run(Executor *executor) {
+    Device *device = executor->backend.device;
+    bool gpu = device_is_gpu(device);
+    upload_inputs(executor);
+    if (gpu && executor->runs++ == 1 && device_record_begin(device)) {
+        run_nodes(executor);
+        executor->recording = device_record_end(device);
+    }
+    if (executor->recording) device_replay(device, executor->recording);
+    else run_nodes(executor);
+}
 
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     const Graph *graph = executor->graph;
+    Device *device = executor->backend.device;
+    bool gpu = device_is_gpu(device);
+    upload_inputs(executor);
     for (int i = 0; i < graph->node_count; i++) {
         if (op_table[graph->nodes[i].op]->once) continue;
-        double start = hook ? log_seconds() : 0;
-        executor->kernels[graph->nodes[i].op](&executor->calls[i]);
-        if (hook && !hook(context, graph, i, log_seconds() - start)) return i;
+        double start = log_seconds();
+        if (gpu) device_timer_start(device);
+        executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
+        double seconds = gpu ? device_timer_stop(device) : log_seconds() - start;
+        if (!hook(context, graph, i, seconds)) return i;
     }
     return -1;
 }
 
+bool executor_finish(Executor *executor, Error *error) {
+    if (executor->host[ARENA_METRIC] != executor->arena[ARENA_METRIC])
+        device_download(executor->backend.device, executor->host[ARENA_METRIC], executor->arena[ARENA_METRIC], executor->bytes[ARENA_METRIC]);
+    return device_ok(executor->backend.device, error);
+}
+
 void executor_zero(Executor *executor) {
-    for (Arena arena = ARENA_GRADIENT; arena <= ARENA_METRIC; arena++) {
-        char *start = executor->arena[arena];
-        int64_t bytes = executor->bytes[arena];
-#pragma omp parallel for schedule(static)
-        for (int64_t at = 0; at < bytes; at += 1 << 20) memset(start + at, 0, bytes - at < 1 << 20 ? bytes - at : 1 << 20);
-    }
+    for (Arena arena = ARENA_GRADIENT; arena <= ARENA_METRIC; arena++) device_fill(executor->backend.device, executor->arena[arena], 0, executor->bytes[arena]);
 }

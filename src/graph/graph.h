@@ -17,6 +17,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "device/device.h"
 
 typedef int TensorId;
 enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTPUTS = 12 };
@@ -150,6 +151,18 @@ typedef enum RecomputePolicy {
  * as the policy says, by clones of the same nodes, so the bits do not depend on the policy. */
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
 
+/* -- What a graph runs on ------------------------------------------------------------------------------------------ */
+
+struct OpCall;
+typedef void (*OpKernel)(const struct OpCall *call);
+
+/* A device and its kernels for one precision (op_backend makes it). */
+typedef struct Backend {
+    Device *device;
+    const OpKernel *kernels;                                          /* by OpId; NULL where an operation has none */
+    int64_t (*workspace)(const Graph *graph, const Node *node);       /* bytes of scratch that the node's kernel needs */
+} Backend;
+
 /* -- Planning (plan.c) -------------------------------------------------------------------------------------------- */
 
 typedef struct Plan {
@@ -159,8 +172,8 @@ typedef struct Plan {
     int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
 } Plan;
 
-/* Gives every tensor its offset. Activations are placed best-fit by lifetime; offsets are multiples of 64 bytes. */
-Plan graph_plan(Graph *graph);
+/* Gives every tensor its offset. Activations are placed best-fit by lifetime; offsets are multiples of 256 bytes. */
+Plan graph_plan(Graph *graph, const Backend *backend);
 /* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */
 void graph_print(const Graph *graph, FILE *file);
 
@@ -168,24 +181,34 @@ void graph_print(const Graph *graph, FILE *file);
 
 typedef struct Executor Executor;
 
-/* Called after each node when set; returning false stops the run (tracing, NaN search, profiles). */
+/* Called after each node, which took `seconds`; returning false stops the run (tracing, NaN search, profiles). */
 typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double seconds);
 
-struct OpCall;
-typedef void (*OpKernel)(const struct OpCall *call);
-
-/* Memory for every arena and one bound call per node, with the kernels given (op_kernels). Several executors may share weights: arenas given in
- * `shared` (may be NULL, entries NULL where not shared) are used and not freed. The graph must be planned and outlive the executor.
- * ERROR_MEMORY when refused. */
-Executor *executor_create(const Graph *graph, const Plan *plan, const OpKernel *kernels, void *const *shared, Error *error);
+/* Memory for every arena on the backend's device and one bound call per node. Several executors may share weights: arenas given in `shared` (may be
+ * NULL, entries NULL where not shared) are used and not freed. The graph must be planned for the backend and outlive the executor. ERROR_MEMORY when
+ * refused; ERROR_USAGE when the backend lacks a kernel. */
+Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);
+/* Runs the program. On a GPU it returns before the work is done; from the third run on the program is replayed as one recording. */
 void executor_run(Executor *executor);
-/* Stops at the first node for which the hook says so; returns its index or -1. */
+/* Calls the hook after each node; stops at the first for which it says so and returns its index, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
-void *executor_arena(const Executor *executor, Arena arena);
-/* The memory of a tensor; valid for activations only while they are alive or kept. */
-void *executor_tensor(const Executor *executor, TensorId tensor);
+/* Waits for all runs. Losses are to be read after it. False when the device failed: ERROR_DEVICE. */
+bool executor_finish(Executor *executor, Error *error);
 /* Zeroes gradients and metrics: the start of a step. */
 void executor_zero(Executor *executor);
+
+/* Memory of the device. */
+void *executor_arena(const Executor *executor, Arena arena);
+/* The memory of a tensor, on the device; valid for activations only while they are alive or kept. But for tensors of the INPUT and METRIC arenas it is host
+ * memory, written before a run and read after executor_finish. */
+void *executor_tensor(const Executor *executor, TensorId tensor);
+/* Copies any tensor to host memory. */
+void executor_read(const Executor *executor, TensorId tensor, void *to);
+/* An INPUT tensor of one WIDE element; an element of a METRIC tensor. */
+void executor_set_scalar(Executor *executor, TensorId tensor, double value);
+double executor_get_metric(const Executor *executor, TensorId tensor, int64_t index);
+const Backend *executor_backend(const Executor *executor);
+const Graph *executor_graph(const Executor *executor);
 
 #endif

@@ -10,7 +10,7 @@
 #include "graph/graph.h"
 #include "op/op.h"
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 256 }; /* a line of a GPU's memory, of which each block has whole ones */
 
 typedef struct Block { int64_t bytes, offset; int first, last; int64_t *target; } Block;
 
@@ -62,7 +62,7 @@ static int64_t most_alive(const Block *blocks, int count, int nodes) {
 }
 
 /* One block per activation tensor and per scratch; offsets are written through `target`. */
-static int collect_blocks(Graph *graph, Block *blocks, int64_t *workspace) {
+static int collect_blocks(Graph *graph, const Backend *backend, Block *blocks, int64_t *workspace) {
     int *last = memory_allocate(graph->tensor_count * sizeof *last), count = 0;
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) last[graph->nodes[i].in[j]] = i;
@@ -73,8 +73,7 @@ static int collect_blocks(Graph *graph, Block *blocks, int64_t *workspace) {
         blocks[count++] = (Block){.bytes = tensor_bytes(graph, i), .first = tensor->producer, .last = end, .target = &tensor->offset};
     }
     for (int i = 0; i < graph->node_count; i++) {
-        const Op *op = op_table[graph->nodes[i].op];
-        int64_t bytes = op->workspace ? align(op->workspace(graph, &graph->nodes[i])) : 0;
+        int64_t bytes = align(backend->workspace(graph, &graph->nodes[i]));
         if (bytes > *workspace) *workspace = bytes;
         if (bytes) blocks[count++] = (Block){.bytes = bytes, .first = i, .last = i, .target = &graph->nodes[i].workspace};
     }
@@ -82,9 +81,9 @@ static int collect_blocks(Graph *graph, Block *blocks, int64_t *workspace) {
     return count;
 }
 
-static void place_activations(Graph *graph, Plan *plan) {
+static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
     Block *blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *blocks);
-    int count = collect_blocks(graph, blocks, &plan->workspace);
+    int count = collect_blocks(graph, backend, blocks, &plan->workspace);
     Block **overlapping = memory_allocate((count + 1) * sizeof *overlapping);
     plan->activation_floor = most_alive(blocks, count, graph->node_count);
     qsort(blocks, count, sizeof *blocks, larger_first);
@@ -98,7 +97,7 @@ static void place_activations(Graph *graph, Plan *plan) {
     free(blocks);
 }
 
-Plan graph_plan(Graph *graph) {
+Plan graph_plan(Graph *graph, const Backend *backend) {
     Plan plan = {0};
     bool backward = false;
     for (int i = 0; i < graph->node_count; i++) {
@@ -121,7 +120,7 @@ Plan graph_plan(Graph *graph) {
     plan.bytes[ARENA_MASTER] = graph->parameter_extent * wide;
     plan.bytes[ARENA_WEIGHT] = compute == wide ? 0 : graph->parameter_extent * compute;
     plan.bytes[ARENA_GRADIENT] = backward ? graph->parameter_extent * wide : 0;
-    place_activations(graph, &plan);
+    place_activations(graph, backend, &plan);
     return plan;
 }
 

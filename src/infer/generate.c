@@ -26,11 +26,13 @@ typedef struct Program {
 struct Generator {
     const ModelConfig *config;
     Precision precision;
+    Backend backend;
     bool cache;
     Program row, block;         /* without the cache `row` only describes the weights */
     void *shared[ARENA_COUNT];  /* WEIGHT, MASTER and STATE, of the sizes in row.plan */
     int32_t *tokens;            /* [context] */
     int64_t count, computed;    /* tokens so far, and how many of them are in the cache */
+    void *wide_logits;          /* [vocabulary] in the WIDE type */
     double *logits;             /* [vocabulary], of the token after `count`, when count == computed */
 };
 
@@ -38,11 +40,11 @@ struct Generator {
 
 static void program_plan(Program *program, const Generator *g, ModelMode mode, int64_t length) {
     program->model = model_build(g->config, g->precision, mode, 1, length, RECOMPUTE_NONE);
-    program->plan = graph_plan(program->model.graph);
+    program->plan = graph_plan(program->model.graph, &g->backend);
 }
 
 static bool program_start(Program *program, const Generator *g, Error *error) {
-    program->executor = executor_create(program->model.graph, &program->plan, op_kernels(g->precision, ""), g->shared, error);
+    program->executor = executor_create(program->model.graph, &program->plan, &g->backend, g->shared, error);
     return program->executor != NULL;
 }
 
@@ -58,7 +60,8 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     memcpy(executor_tensor(program->executor, program->model.tokens), g->tokens + first, length * sizeof *g->tokens);
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
     executor_run(program->executor);
-    const void *logits = executor_tensor(program->executor, program->model.logits);
+    executor_read(program->executor, program->model.logits, g->wide_logits);
+    const void *logits = g->wide_logits;
     for (int64_t i = 0; i < g->config->vocabulary; i++)
         g->logits[i] = g->precision == PRECISION_FP64 ? ((const double *)logits)[i] : ((const float *)logits)[i];
     g->computed = first + length;
@@ -88,7 +91,7 @@ static int64_t program_bytes(const Program *program, bool weights) {
 }
 
 static bool check_memory(const Generator *g, Error *error) {
-    int64_t needed = program_bytes(&g->row, true) + program_bytes(&g->block, false), available = memory_available();
+    int64_t needed = program_bytes(&g->row, true) + program_bytes(&g->block, false), available = device_available(g->backend.device);
     if (available < 0 || needed <= available) return true;
     char need[32], have[32], caches[32];
     log_format_bytes((double)needed, need);
@@ -104,16 +107,21 @@ static bool start(Generator *g, Error *error) {
     if (!check_memory(g, error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
-        if (bytes && !(g->shared[owned[i]] = memory_map(bytes, error))) return error_context(error, "%s of generation", arena_name(owned[i]));
+        if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error))) return error_context(error, "%s of generation", arena_name(owned[i]));
     }
     return !g->cache || (program_start(&g->row, g, error) && program_start(&g->block, g, error));
 }
 
-Generator *generator_create(const ModelConfig *config, Precision precision, bool cache, Error *error) {
+Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
     *g = (Generator){.config = config, .precision = precision, .cache = cache};
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
+    g->wide_logits = memory_allocate(config->vocabulary * precision_bytes(precision, TYPE_WIDE));
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
+    if (!op_backend(&g->backend, device, precision, "", error)) {
+        generator_free(g);
+        return NULL;
+    }
     program_plan(&g->row, g, cache ? MODEL_GENERATE : MODEL_SCORE, 1);
     if (cache) {
         program_plan(&g->block, g, MODEL_GENERATE, config->context < GENERATOR_BLOCK ? config->context : GENERATOR_BLOCK);
@@ -124,10 +132,15 @@ Generator *generator_create(const ModelConfig *config, Precision precision, bool
     return NULL;
 }
 
-Generator *generator_open(const char *run, const Config *config, Precision precision, bool cache, Error *error) {
-    Generator *g = generator_create(&config->model, precision, cache, error);
+Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
+    Generator *g = generator_create(&config->model, precision, device, cache, error);
     int64_t step;
-    if (g && source_load_weights(run, config, precision, g->shared[ARENA_MASTER], &step, error)) {
+    void *master = g ? g->shared[ARENA_MASTER] : NULL;
+    int64_t bytes = g ? g->row.plan.bytes[ARENA_MASTER] : 0;
+    void *view = g ? device_view(device, master, bytes, VIEW_WRITE, error) : NULL;
+    bool loaded = view && source_load_weights(run, config, precision, view, &step, error);
+    device_view_close(device, view, master, bytes, VIEW_WRITE);
+    if (loaded) {
         generator_use_weights(g);
         return g;
     }
@@ -137,17 +150,18 @@ Generator *generator_open(const char *run, const Config *config, Precision preci
 
 void generator_free(Generator *g) {
     if (!g) return;
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++) memory_unmap(g->shared[arena], g->row.plan.bytes[arena]);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->row.plan.bytes[arena]);
     program_free(&g->row);
     program_free(&g->block);
     free(g->tokens);
+    free(g->wide_logits);
     free(g->logits);
     free(g);
 }
 
 const Graph *generator_graph(const Generator *g) { return g->row.model.graph; }
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
-void generator_use_weights(Generator *g) { model_cast_weights(g->row.model.graph, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]); }
+void generator_use_weights(Generator *g) { model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]); }
 
 /* -- Tokens --------------------------------------------------------------------------------------------------------- */
 

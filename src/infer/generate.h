@@ -10,13 +10,13 @@
 
 typedef struct Generator Generator;
 
-/* Allocates weights (zero) and caches for config->context positions; `config` must outlive the generator. ERROR_MEMORY when that does not fit. */
-Generator *generator_create(const ModelConfig *config, Precision precision, bool cache, Error *error);
+/* Allocates weights (zero) and caches for config->context positions; `config` and the device must outlive the generator. ERROR_MEMORY when that does not fit. */
+Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error);
 /* The same with the newest weights of a run folder, whose configuration is `config`. */
-Generator *generator_open(const char *run, const Config *config, Precision precision, bool cache, Error *error);
+Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error);
 void generator_free(Generator *generator); /* NULL is allowed */
 
-/* For those who set the weights themselves: the graph that describes the WIDE arena, the arena, and the call that puts it into use. */
+/* For those who set the weights themselves: the graph that describes the WIDE arena, the arena (the device's memory), and the call that puts it into use. */
 const Graph *generator_graph(const Generator *generator);
 void *generator_master(Generator *generator);
 void generator_use_weights(Generator *generator);

@@ -1,6 +1,7 @@
 /* config.json in both directions. A class of transformers is a row of `classes`: its name, what holds where a file is silent, and the function that
  * reads what is its own. Reading keeps the first error and goes on with zeros, so that the readers are lists of fields; what our models cannot
  * compute is refused by name, never ignored. Owns nothing. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -245,6 +246,12 @@ static void read_mpt_attention(Reader *r) {
     c->kv_heads = type && !strcmp(type, "multiquery_attention") ? 1 : integer_or(r, "kv_n_heads", c->heads);
 }
 
+double hf_logit_scale(const json_t *object, const ModelConfig *c) {
+    const json_t *value = field(object, "logit_scale");
+    if (!value || json_is_number(value)) return value ? json_number_value(value) : 1;
+    return json_is_string(value) && !strcmp(json_string_value(value), "inv_sqrt_d_model") ? 1 / sqrt((double)c->width) : NAN;
+}
+
 /* learned_pos_emb says nothing where alibi is true. */
 static void read_mpt(Reader *r) {
     ModelConfig *c = r->model;
@@ -258,7 +265,8 @@ static void read_mpt(Reader *r) {
     require_boolean(r, "no_bias", true);
     const char *norm = json_string_value(field(r->object, "norm_type"));
     if (norm && strcmp(norm, "low_precision_layernorm") && strcmp(norm, "layernorm")) fail(r, "norm_type", "is no LayerNorm");
-    if (has(r, "logit_scale")) fail(r, "logit_scale", "is set, and smelt's model has none");
+    double scale = hf_logit_scale(r->object, c);
+    if (!isfinite(scale) || scale == 0) fail(r, "logit_scale", "is neither a number other than 0 nor \"inv_sqrt_d_model\"");
     Reader inner = *r;
     inner.object = field(r->object, "attn_config");
     read_mpt_attention(&inner);
@@ -375,7 +383,10 @@ static bool find_class(const json_t *object, HfClass *class, Error *error) {
         strncat(known, i ? ", " : "", sizeof known - strlen(known) - 1);
         strncat(known, classes[i].model_type, sizeof known - strlen(known) - 1);
     }
-    return error_set(error, ERROR_CHECKPOINT, "model_type is %s; smelt has %s", type ? type : "missing", known);
+    char *shown = type ? json_dumps(json_object_get(object, "model_type"), JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+    error_set(error, ERROR_CHECKPOINT, "model_type is %.64s; smelt has %s", shown ? shown : "missing", known);
+    free(shown);
+    return false;
 }
 
 /* The bounds that hold for settings hold here too. */
@@ -398,7 +409,7 @@ static bool check_model(ModelConfig *model, Error *error) {
     options_defaults(&config_table, &config, &strings);
     config.model = *model;
     config.data.length = config.batch.sequences = config.batch.tokens = 1;
-    bool good = check_bounds(&config, error) && config_check(&config, error);
+    bool good = check_bounds(&config, error) && config_check(&config, error) && check_bounds(&config, error); /* the second time for what is derived */
     options_free_strings(&strings);
     *model = config.model;
     if (!good) error->code = ERROR_CHECKPOINT;

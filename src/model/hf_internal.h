@@ -12,6 +12,8 @@ typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_Q
 
 /* Reads the content of config.json; what it says of the model has passed config_check. Messages do not name the file. ERROR_CHECKPOINT. */
 bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, Error *error);
+/* What the logits of an mpt are multiplied with (logit_scale): 1 when it is absent, NaN when it makes no sense. */
+double hf_logit_scale(const json_t *object, const ModelConfig *config);
 const char *hf_architecture(HfClass class); /* "ZayaForCausalLM" */
 /* The class that a configuration is written as. */
 HfClass hf_class(const ModelConfig *config);

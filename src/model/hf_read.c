@@ -300,6 +300,24 @@ static void clear_biases(const Graph *graph, char *master) {
         if (graph->parameters[i].kind == PARAMETER_CONTROLLER) memset(master + graph->parameters[i].offset * unit, 0, graph->parameters[i].count * unit);
 }
 
+/* The norm before an mpt's head has no bias, so its gain takes the scale of the logits: the same function, in programs that know no logit_scale too. */
+static bool scale_logits(const char *name, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
+    HfModel model;
+    if (config->family != FAMILY_MPT) return true;
+    if (!hf_read(name, &model, error)) return false;
+    double scale = hf_logit_scale(model.content, config);
+    hf_release(&model);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (strcmp(p->name, "transformer.norm_f.weight")) continue;
+        for (int64_t j = p->offset; j < p->offset + p->count; j++) {
+            if (graph->precision == PRECISION_FP64) ((double *)master)[j] *= scale;
+            else ((float *)master)[j] *= (float)scale;
+        }
+    }
+    return true;
+}
+
 bool hf_load_weights(const char *name, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
     Folder folder;
     HfTensorList list = {0};
@@ -308,7 +326,8 @@ bool hf_load_weights(const char *name, const ModelConfig *config, const Graph *g
         bool legacy = config->family == FAMILY_ZAYA && find(&folder, HF_LEGACY_MARK), bare = find(&folder, HF_BARE_MARK) != NULL;
         list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
         clear_biases(graph, master);
-        good = load_tensors(&folder, name, &list, graph, master, error) && check_rest(&folder, config, error);
+        good = load_tensors(&folder, name, &list, graph, master, error) && check_rest(&folder, config, error) &&
+               scale_logits(name, config, graph, master, error);
     }
     hf_tensors_free(&list);
     folder_close(&folder);

@@ -1,4 +1,5 @@
-/* One walk over the parameters in llm.c's order serves reading and writing. Files are mapped and converted straight into the arena. */
+/* One walk over the parameters in llm.c's order serves reading and writing, of models and of gradients in states. Files are mapped and converted straight
+ * into the arena. */
 #include "model/llmc.h"
 
 #include <errno.h>
@@ -13,8 +14,10 @@
 #include "base/memory.h"
 #include "model/hf_internal.h"
 
-enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 };
+enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, STATE_MAGIC = 20240327, STATE_VERSION = 2 };
+enum { HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 };
 enum { AT_MAGIC, AT_VERSION, AT_CONTEXT, AT_VOCABULARY, AT_LAYERS, AT_HEADS, AT_WIDTH, AT_PADDED };
+enum { AT_SEQUENCES = 2, AT_LENGTH }; /* of a state */
 
 static const char *const layer_names[] = {
     "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
@@ -49,37 +52,45 @@ static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
 
 /* -- Reading -------------------------------------------------------------------------------------------------------- */
 
-static bool read_header(const char *path, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
+static bool read_header(const char *path, int32_t magic, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
     struct stat status;
     int file = open(path, O_RDONLY | O_CLOEXEC);
     bool read_all = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && read(file, header, HEADER_BYTES) == HEADER_BYTES;
     if (read_all) *bytes = status.st_size;
     if (file >= 0) close(file);
-    return read_all && header[AT_MAGIC] == MAGIC;
+    return read_all && header[AT_MAGIC] == magic;
+}
+
+static const void *map_file(const char *path, int64_t bytes, Error *error) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    void *mapped = file >= 0 ? mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    if (mapped == MAP_FAILED) error_set(error, ERROR_CHECKPOINT, "cannot map %s: %s", path, strerror(errno));
+    if (file >= 0) close(file);
+    return mapped == MAP_FAILED ? NULL : mapped;
 }
 
 bool llmc_is_model(const char *path) {
     int32_t header[HEADER_INTEGERS];
     int64_t bytes;
-    return read_header(path, header, &bytes);
+    return read_header(path, MAGIC, header, &bytes);
 }
 
-/* Elements of the whole file, as a double: a lying header must not overflow. */
-static double elements(const int32_t *header) {
-    double width = header[AT_WIDTH], layers = header[AT_LAYERS];
-    return width * ((double)header[AT_PADDED] + header[AT_CONTEXT] + layers * (12 * width + 13) + 2);
+/* Elements of all parameters, as a double: a lying header must not overflow. */
+static double elements(double padded, double context, double layers, double width) {
+    return width * (padded + context + layers * (12 * width + 13) + 2);
 }
 
 bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error *error) {
     int32_t header[HEADER_INTEGERS];
     int64_t bytes;
-    if (!read_header(path, header, &bytes)) return error_set(error, ERROR_CHECKPOINT, "%s is no model of llm.c", path);
+    if (!read_header(path, MAGIC, header, &bytes)) return error_set(error, ERROR_CHECKPOINT, "%s is no model of llm.c", path);
     int version = header[AT_VERSION];
     if (version != VERSION_FP32 && version != VERSION_BF16)
         return error_set(error, ERROR_CHECKPOINT, "%s has version %d of llm.c's models, and 3 (fp32) and 5 (bf16) are read", path, version);
     for (int i = AT_CONTEXT; i <= AT_PADDED; i++)
         if (header[i] < 1) return error_set(error, ERROR_CHECKPOINT, "%s: number %d of its header is %d, and must be positive", path, i, header[i]);
-    if (header[AT_PADDED] < header[AT_VOCABULARY] || elements(header) * (version == VERSION_FP32 ? 4 : 2) + HEADER_BYTES != (double)bytes)
+    double count = elements(header[AT_PADDED], header[AT_CONTEXT], header[AT_LAYERS], header[AT_WIDTH]);
+    if (header[AT_PADDED] < header[AT_VOCABULARY] || count * (version == VERSION_FP32 ? 4 : 2) + HEADER_BYTES != (double)bytes)
         return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what its header needs; it is truncated or damaged", path, (long long)bytes);
     json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions", header[AT_CONTEXT],
                                "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
@@ -107,13 +118,67 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
     int32_t header[HEADER_INTEGERS];
     int64_t bytes;
     if (!llmc_read(path, &model, &precision, error)) return false;
-    int file = read_header(path, header, &bytes) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    void *mapped = file >= 0 ? mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-    if (file >= 0) close(file);
-    if (mapped == MAP_FAILED) return error_set(error, ERROR_CHECKPOINT, "cannot map %s: %s", path, strerror(errno));
-    load(graph, &model, precision, (const char *)mapped + HEADER_BYTES, header[AT_PADDED], master);
-    munmap(mapped, (size_t)bytes);
+    bool there = read_header(path, MAGIC, header, &bytes) || error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
+    const char *mapped = there ? map_file(path, bytes, error) : NULL;
+    if (!mapped) return false;
+    load(graph, &model, precision, mapped + HEADER_BYTES, header[AT_PADDED], master);
+    munmap((void *)mapped, (size_t)bytes);
     return true;
+}
+
+/* -- States --------------------------------------------------------------------------------------------------------- */
+
+bool llmc_is_state(const char *path) {
+    int32_t header[HEADER_INTEGERS];
+    int64_t bytes;
+    return read_header(path, STATE_MAGIC, header, &bytes);
+}
+
+static double state_bytes(const ModelConfig *c, double rows) {
+    return HEADER_BYTES + 4 * (2 * rows + rows * c->vocabulary + 1 + elements(padded_rows(c->vocabulary), c->context, c->layers, c->width));
+}
+
+static bool check_tokens(const LlmcState *state, int64_t vocabulary, const char *path, Error *error) {
+    for (int64_t i = 0; i < state->sequences * state->length; i++)
+        if (state->tokens[i] < 0 || state->tokens[i] >= vocabulary || state->targets[i] < -1 || state->targets[i] >= vocabulary)
+            return error_set(error, ERROR_CHECKPOINT, "%s: row %lld has token %d and target %d, and the model's vocabulary is %lld", path, (long long)i,
+                             state->tokens[i], state->targets[i], (long long)vocabulary);
+    return true;
+}
+
+bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *model, Error *error) {
+    int32_t header[HEADER_INTEGERS];
+    *state = (LlmcState){0};
+    if (!read_header(path, STATE_MAGIC, header, &state->bytes) || header[AT_VERSION] != STATE_VERSION)
+        return error_set(error, ERROR_CHECKPOINT, "%s is no state of llm.c in version %d", path, STATE_VERSION);
+    state->sequences = header[AT_SEQUENCES];
+    state->length = header[AT_LENGTH];
+    if (state->sequences < 1 || state->length < 1 || state->length > model->context)
+        return error_set(error, ERROR_CHECKPOINT, "%s has %d sequences of %d tokens; there must be at least 1 of at most %lld, the model's context", path,
+                         header[AT_SEQUENCES], header[AT_LENGTH], (long long)model->context);
+    int64_t rows = state->sequences * state->length;
+    if (model->family != FAMILY_GPT2 || !model->tied || model->ffn != 4 * model->width)
+        return error_set(error, ERROR_CHECKPOINT, "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
+    if (state_bytes(model, (double)rows) != (double)state->bytes)
+        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what %lld x %lld tokens of this model need: it is another model's, or damaged",
+                         path, (long long)state->bytes, (long long)state->sequences, (long long)state->length);
+    state->mapped = map_file(path, state->bytes, error);
+    if (!state->mapped) return false;
+    state->tokens = (const int32_t *)((const char *)state->mapped + HEADER_BYTES);
+    state->targets = state->tokens + rows;
+    state->logits = (const float *)(state->targets + rows);
+    state->loss = state->logits[rows * model->vocabulary];
+    return check_tokens(state, model->vocabulary, path, error);
+}
+
+void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients) {
+    const float *first = state->logits + state->sequences * state->length * model->vocabulary + 1;
+    load(graph, model, PRECISION_FP32, (const char *)first, padded_rows(model->vocabulary), gradients);
+}
+
+void llmc_state_close(LlmcState *state) {
+    if (state->mapped) munmap((void *)state->mapped, (size_t)state->bytes);
+    *state = (LlmcState){0};
 }
 
 /* -- Writing -------------------------------------------------------------------------------------------------------- */

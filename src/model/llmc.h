@@ -15,4 +15,25 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
  * exists and `overwrite` is false; ERROR_CHECKPOINT. */
 bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error);
 
+/* -- States --------------------------------------------------------------------------------------------------------- */
+
+/* What llm.c's train_gpt2.py writes beside a model (*_debug_state.bin, version 2): a batch and what PyTorch makes of it, in fp32. After the same header:
+ * tokens, targets, logits, the loss, and the gradients in the order of the model's parameters. */
+typedef struct LlmcState {
+    int64_t sequences, length;
+    const int32_t *tokens, *targets; /* [sequences * length]; a target of -1 is none */
+    const float *logits;             /* [sequences * length, vocabulary] */
+    float loss;                      /* the mean over all targets */
+    const void *mapped;              /* the file */
+    int64_t bytes;
+} LlmcState;
+
+/* Whether `path` is a file that opens with the number of a state. */
+bool llmc_is_state(const char *path);
+/* ERROR_CHECKPOINT when the file is none, or not one of `model`. It must not be overwritten in place while it is open. */
+bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *model, Error *error);
+/* Fills `gradients`, laid out as the gradient arena of `graph`, a graph of `model`. */
+void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients);
+void llmc_state_close(LlmcState *state); /* also of a zeroed or failed one */
+
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "kernel/launch.h"
 #include "model/internal.h"
 
 /* -- What the families share ---------------------------------------------------------------------------------------- */
@@ -209,6 +210,17 @@ void model_round_weights(const float *from, uint16_t *to, int64_t count) {
     }
 }
 
-void model_cast_weights(const Graph *graph, const void *master, void *weights) {
-    if (graph->precision == PRECISION_BF16) model_round_weights(master, weights, graph->parameter_extent);
+void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
+    if (device_is_gpu(device)) gpu_cast(device, weights, master, graph->parameter_extent);
+    else if (graph->precision == PRECISION_BF16) model_round_weights(master, weights, graph->parameter_extent);
+}
+
+bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
+    int64_t bytes = graph->parameter_extent * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    void *view = device_view(device, master, bytes, VIEW_WRITE, error);
+    if (!view) return error_context(error, "initial weights");
+    model_initialize(graph, config, seed, view);
+    device_view_close(device, view, master, bytes, VIEW_WRITE);
+    model_cast_weights(graph, device, master, weights);
+    return true;
 }

@@ -41,7 +41,9 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
 /* Rounds to the nearest bf16, ties to even. */
 void model_round_weights(const float *from, uint16_t *to, int64_t count);
-/* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). */
-void model_cast_weights(const Graph *graph, const void *master, void *weights);
+/* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the device. */
+void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
+/* model_initialize and model_cast_weights for arenas of a device. ERROR_MEMORY. */
+bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);
 
 #endif

@@ -2,10 +2,8 @@
  * then the up half), and the clamp that MPT puts on queries, keys and values. Threads share out whole rows: were they to cut a row, an element could
  * move between the vector and the scalar form of a loop, whose bits differ. Cheap to compute and dear to keep, so the recompute policies count
  * them with the norms. */
+#include "op/activation.h"
 #include "op/kernel.h"
-
-typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;
-typedef struct ClampAttributes { double limit; } ClampAttributes;
 
 #ifdef KERNEL_VARIANT
 

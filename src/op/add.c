@@ -1,8 +1,7 @@
 /* The two sums that stand alone: a + b, where a tensor has several readers and their gradients meet, and x + previous * scale over WIDE rows, by which
  * a ZAYA1 router averages its states over depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per channel as in the code). */
+#include "op/add.h"
 #include "op/kernel.h"
-
-typedef struct AddAttributes { bool wide; } AddAttributes;
 
 #ifdef KERNEL_VARIANT
 

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "device/gemm.h"
 #include "op/op.h"
 
@@ -29,16 +30,8 @@ typedef uint16_t T;
 typedef float W;
 #define KERNEL_GEMM_COMPUTE GEMM_BF16
 #define KERNEL_GEMM_WIDE GEMM_F32
-static inline W widen(T x) {
-    union { uint32_t bits; float value; } u = {.bits = (uint32_t)x << 16};
-    return u.value;
-}
-/* Round to nearest even; NaN stays NaN. */
-static inline T narrow(W x) {
-    union { float value; uint32_t bits; } u = {.value = x};
-    uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
-    return (T)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
+static inline W widen(T x) { return bf16_widen(x); }
+static inline T narrow(W x) { return bf16_narrow(x); }
 #elif defined KERNEL_FP32
 typedef float T;
 typedef float W;

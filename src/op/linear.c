@@ -1,8 +1,8 @@
 /* y = x w^T + bias, and its two gradients: three matrix products. A WIDE result (the router's) has a WIDE gradient, which is narrowed
  * to the weights' type before it enters a product. */
-#include "op/kernel.h"
+#include "op/linear.h"
 
-typedef struct LinearAttributes { bool wide; } LinearAttributes;
+#include "op/kernel.h"
 
 #ifdef KERNEL_VARIANT
 

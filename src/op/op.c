@@ -1,8 +1,9 @@
-/* The table of operations, the choice of CPU kernels for this machine, and what the host halves share. */
+/* The table of operations, the choice of kernels for a device, and what the host halves share. */
 #include "op/op.h"
 
 #include <string.h>
 
+#include "kernel/launch.h"
 #include "op/kernel.h"
 
 #define OP(name) extern const Op op_rule_##name;
@@ -21,7 +22,7 @@ extern const OpKernel kernel_table_avx2_fp32[], kernel_table_avx2_bf16[];
 extern const OpKernel kernel_table_avx512_fp32[], kernel_table_avx512_bf16[];
 #endif
 
-const OpKernel *op_kernels(Precision precision, const char *isa) {
+static const OpKernel *cpu_kernels(Precision precision, const char *isa) {
     if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
     bool bf16 = precision == PRECISION_BF16, any = isa == NULL || isa[0] == '\0';
     (void)any;
@@ -34,6 +35,21 @@ const OpKernel *op_kernels(Precision precision, const char *isa) {
         return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
 #endif
     return bf16 ? kernel_table_generic_bf16 : kernel_table_generic_fp32;
+}
+
+static int64_t cpu_workspace(const Graph *graph, const Node *node) {
+    return op_table[node->op]->workspace ? op_table[node->op]->workspace(graph, node) : 0;
+}
+
+bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {
+    *backend = (Backend){.device = device, .kernels = gpu_kernels, .workspace = gpu_workspace};
+    if (!device_is_gpu(device)) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa), .workspace = cpu_workspace};
+    else if (precision != PRECISION_BF16) return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16, or device=cpu");
+    return true;
+}
+
+Backend op_cpu_backend(Precision precision) {
+    return (Backend){.device = device_cpu(), .kernels = cpu_kernels(precision, ""), .workspace = cpu_workspace};
 }
 
 static double tensor_bytes(const Graph *graph, TensorId tensor) {

@@ -20,12 +20,13 @@ typedef enum OpId {
     OP_COUNT
 } OpId;
 
-/* What a CPU kernel sees: memory and shapes of its tensors (NULL and zeros where absent), its attributes, its scratch. */
+/* What a kernel sees: memory and shapes of its tensors (NULL and zeros where absent), its attributes, its scratch. */
 typedef struct OpCall {
     void *in[NODE_MAX_INPUTS], *out[NODE_MAX_OUTPUTS];
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
     const void *attributes;
     void *workspace;
+    Device *device; /* whose memory it is */
 } OpCall;
 
 typedef struct Cost { double flops, bytes; } Cost;
@@ -45,14 +46,17 @@ typedef struct Op {
     TensorId (*recompute)(Graph *graph, const Node *node, int index);
     /* Default: no flops, and the bytes of all tensors once. */
     Cost (*cost)(const Graph *graph, const Node *node);
-    /* Bytes of scratch; NULL: none. */
+    /* Bytes of scratch that the CPU kernel needs; NULL: none. */
     int64_t (*workspace)(const Graph *graph, const Node *node);
 } Op;
 
 extern const Op *const op_table[OP_COUNT]; /* by OpId */
 
-/* The CPU kernels for a precision, for the best instruction set that this CPU has and ISA names: "" or "avx512", "avx2", "generic". */
-const OpKernel *op_kernels(Precision precision, const char *isa);
+/* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names: "" or "avx512", "avx2", "generic".
+ * GPUs have them for PRECISION_BF16: ERROR_USAGE. */
+bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error);
+/* The CPU's, which cannot fail. */
+Backend op_cpu_backend(Precision precision);
 
 /* -- For the host halves of op files (op.c) ------------------------------------------------------------------------ */
 

@@ -1,23 +1,9 @@
 /* Norms of queries and keys inside packed qkv rows: of each head (Qwen3), or of all heads together (MPT's qk_ln). The columns of one norm are a group;
  * all groups of queries share a gain, and those of keys theirs. A group is widened into scratch of its block of rows and goes through the same row functions as
  * every other norm (norm.h). Values are copied. */
-#include "op/kernel.h"
-#include "op/norm.h"
-
-typedef struct QkNormAttributes { NormAttributes norm[2]; Heads heads; } QkNormAttributes; /* of queries, then of keys */
-
-enum { IN_QKV, IN_QUERY_GAIN, IN_QUERY_BIAS, IN_KEY_GAIN, IN_KEY_BIAS };
-enum { OUT_QKV, OUT_QUERY_STATISTICS, OUT_KEY_STATISTICS };
-enum { GRAD_D_QKV, GRAD_QKV, GRAD_QUERY_GAIN, GRAD_KEY_GAIN, GRAD_QUERY_STATISTICS, GRAD_KEY_STATISTICS };
-enum { GRAD_OUT_QKV, GRAD_OUT_QUERY_GAIN, GRAD_OUT_QUERY_BIAS, GRAD_OUT_KEY_GAIN, GRAD_OUT_KEY_BIAS };
-
-/* Columns of the queries (part 0) or keys (part 1) of a row. */
-static inline int64_t part_columns(const Heads *heads, int part) { return (part ? heads->kv_heads : heads->heads) * heads->head_dim; }
+#include "op/qk_norm.h"
 
 #ifdef KERNEL_VARIANT
-
-/* Their first column. */
-static inline int64_t part_begin(const Heads *heads, int part) { return part * part_columns(heads, 0); }
 
 /* One part of one row; `buffer` holds a group. */
 static void part_row(const OpCall *call, int part, int64_t row, W *restrict buffer) {

@@ -7,12 +7,7 @@
  * and the same for the stream. So four column sums suffice: of dy * n, ds * block, ds * stream and ds. */
 #include "op/kernel.h"
 #include "op/norm.h"
-
-enum { IN_BLOCK, IN_STREAM, IN_GAIN, IN_BIAS, IN_AFFINE };
-enum { OUT_STREAM, OUT_NORMED, OUT_STATISTICS };
-enum { GRAD_D_STREAM, GRAD_D_NORMED, GRAD_BLOCK, GRAD_STREAM, GRAD_MERGED, GRAD_STATISTICS, GRAD_GAIN, GRAD_AFFINE };
-enum { GRAD_OUT_BLOCK, GRAD_OUT_STREAM, GRAD_OUT_GAIN, GRAD_OUT_BIAS, GRAD_OUT_AFFINE };
-enum { BLOCK_SCALE, BLOCK_BIAS, STREAM_SCALE, STREAM_BIAS };
+#include "op/residual_norm.h"
 
 #ifdef KERNEL_VARIANT
 

@@ -2,23 +2,9 @@
  * channel i + dimensions / 2. A row of the table holds the cosines of one position, then its sines. The gradient of a rotation is the rotation
  * by the negative angle, so forward and backward are one kernel with a sign. Angles are computed in double: at position 100,000 an
  * angle in fp32 is already wrong in the third digit. */
-#include "op/kernel.h"
-
-typedef struct RopeAttributes { Heads heads; double sign; } RopeAttributes;
+#include "op/rope.h"
 
 #ifdef KERNEL_VARIANT
-
-/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fitted `low_frequency` times or less into the original context are
- * stretched by `factor`, those that fitted `high_frequency` times or more stay, and between the two the frequency is interpolated. */
-static double rope_frequency(const RopeSpec *spec, int64_t i) {
-    double frequency = pow(spec->theta, -2.0 * i / spec->dimensions);
-    if (!(spec->factor > 1)) return frequency;
-    double turns = spec->original_positions * frequency / (2 * M_PI);
-    if (turns < spec->low_frequency) return frequency / spec->factor;
-    if (turns > spec->high_frequency) return frequency;
-    double smooth = (turns - spec->low_frequency) / (spec->high_frequency - spec->low_frequency);
-    return (1 - smooth) * frequency / spec->factor + smooth * frequency;
-}
 
 void KERNEL(rope_table)(const OpCall *call) {
     const RopeSpec *spec = call->attributes;

@@ -24,11 +24,16 @@ void adamw_step(const Optimizer *optimizer, void *master, void *weights, const v
     rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
     size_t wide = optimizer->wide;
     int64_t first = config->controller_lr == 0 ? optimizer->controller_end : 0;
+    if (optimizer->gpu) {
+        OptimArenas arenas = optim_arenas(optimizer, master, weights, gradients);
+        gpu_adamw(optimizer->device, optimizer->device_chunks + first, optimizer->adamw_end - first, &arenas, rates);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < optimizer->adamw_end; i++) {
         const Chunk *chunk = &optimizer->chunks[i];
         optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, optim_at(master, chunk->offset, wide),
                                   optim_at(weights, chunk->offset, optimizer->compute), optim_at(gradients, chunk->offset, wide),
-                                  optim_at(optimizer->momentum, chunk->offset, wide), optim_at(optimizer->variance, chunk->variance, wide));
+                                  optim_at(optimizer->momentum, chunk->offset, wide), optim_at(optimizer->variance, chunk->inner, wide));
     }
 }

@@ -1,32 +1,20 @@
-/* What the files of the optimizer say to each other. Nobody else includes this but their tests.
- *
- * Work is cut into chunks once, at creation: pieces of at most OPTIM_CHUNK elements of one parameter, or of one matrix under Muon. Every
- * pass is one parallel loop over chunks, so that thousands of tiny vectors cost no more than one large matrix, and partial sums are kept
- * per chunk and added in chunk order, so that the bits do not depend on the number of threads. */
+/* What the files of the optimizer say to each other. Nobody else includes this but their tests. What GPU kernels share with them is in
+ * optim/chunk.h; the launches are in kernel/optim.h. */
 #ifndef SMELT_OPTIM_INTERNAL_H
 #define SMELT_OPTIM_INTERNAL_H
 
-#include "device/gemm.h"
+#include "device/device.h"
+#include "kernel/optim.h"
 #include "optim/optim.h"
 
-enum { OPTIM_CHUNK = 1 << 14 };
+/* The quintic of Jordan 2024: steepest at zero among those that keep singular values within about 0.7 to 1.2. */
+#define NEWTON_SCHULZ_A 3.4445
+#define NEWTON_SCHULZ_B -4.7750
+#define NEWTON_SCHULZ_C 2.0315
 
-/* One AdamW update as the kernels need it: g is multiplied by `scale`, p by `keep` (decay), and moves by step_size * m / (sqrt(v) *
- * inverse_root_bias2 + epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
-typedef struct AdamwRates {
-    double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep;
-} AdamwRates;
-
-typedef enum RateGroup { RATES_CONTROLLER, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
-
-typedef struct Chunk {
-    int64_t offset, count; /* elements of the master arena */
-    int64_t variance;      /* its first element in the variance arena; AdamW only */
-    RateGroup rates;       /* AdamW only */
-} Chunk;
-
-/* A matrix that Muon updates. Its scratch (kernels' T, `square` in W) lies at byte offsets that the matrices of one group share out. X and
- * Y are rows x columns, Gram and square are order x order with order = min(rows, columns). */
+/* A matrix that Muon updates. Its scratch (in the COMPUTE type; on the CPU `square` in the WIDE type) lies at byte offsets that the matrices of
+ * one group share out. X and Y are rows x columns, Gram and square are order x order with order = min(rows, columns). On a GPU all matrices of
+ * a group have one shape, and lie have their scratch at one distance from each other. */
 typedef struct Matrix {
     int64_t offset, rows, columns, order;
     int64_t first_chunk, end_chunk;
@@ -62,33 +50,47 @@ typedef struct OptimKernels {
 extern const OptimKernels optim_kernels[];
 extern const int optim_kernels_count;
 
+/* Chunks are those of the controllers, then other AdamW chunks, then Muon's, matrix by matrix. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
-    const OptimKernels *kernels;
-    size_t wide, compute;      /* bytes of W and T */
-    void *momentum, *variance; /* momentum has the offsets of the master arena */
-    int64_t *variance_offset;  /* per parameter; -1 where Muon updates */
-    Chunk *chunks;             /* controllers', then other AdamW chunks, then Muon's */
+    Device *device;
+    bool gpu;
+    const OptimKernels *kernels; /* the CPU's */
+    size_t wide, compute;        /* bytes of W and T */
+    int64_t *variance_offset;    /* per parameter; -1 where Muon updates */
+    Chunk *chunks;
     int64_t controller_end, adamw_end, chunk_count;
-    double *partials; /* one per chunk */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
-    Gemm *products;   /* as many as the largest group needs */
-    void *scratch;
-    int64_t momentum_bytes, variance_bytes, scratch_bytes;
+    Gemm *products;   /* as many as the largest group needs; CPU */
+
+    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, on a GPU, `device_chunks`. */
+    void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
+    int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
+    double *partials;     /* one per chunk */
+    double *norms;        /* one per matrix and, last, that of all gradients */
+    Chunk *device_chunks; /* a copy of the list */
 };
 
 static inline void *optim_at(const void *arena, int64_t element, size_t width) { return (char *)arena + element * (int64_t)width; }
+
+/* What GPU kernels take. */
+static inline OptimArenas optim_arenas(const Optimizer *optimizer, void *master, void *weights, const void *gradients) {
+    return (OptimArenas){master, weights, gradients, optimizer->momentum, optimizer->variance};
+}
 
 bool optim_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
 
 /* AdamW over the chunks that are its own (adamw.c). */
 void adamw_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
 
-/* Muon (muon.c). The list of its matrices with groups and scratch offsets, without chunks; allocated, NULL when there are none. */
-Matrix *muon_matrices(const Graph *graph, const OptimizerConfig *config, int *count, int64_t *scratch_bytes);
-int64_t muon_most_products(const Matrix *matrices, int count);
+/* Muon (muon.c). Lists the graph's matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
+void muon_lay_out(Optimizer *optimizer);
 void muon_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, double lr, double scale);
+/* What the direction of such a matrix is multiplied by. */
+double muon_rate(const Matrix *matrix, double lr);
+/* The step of matrices first .. end - 1, a group, on a GPU (muon_gpu.c). */
+void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const OptimArenas *arenas, double lr, double scale);
 
 #endif

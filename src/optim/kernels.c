@@ -1,31 +1,10 @@
 /* The optimizer's passes over memory: kernel_template.h instantiated for each precision and, by function attributes, for AVX-512, AVX2
  * and plain C, so that one object file, built with any flags, holds them all and optimizer_create picks at run time. Owns no memory. */
+#include "base/bf16.h"
 #include "optim/internal.h"
 
 #include <math.h>
 #include <string.h>
-
-/* The quintic of Jordan 2024: steepest at zero among those that keep singular values within about 0.7 to 1.2. */
-#define NEWTON_SCHULZ_A 3.4445
-#define NEWTON_SCHULZ_B -4.7750
-#define NEWTON_SCHULZ_C 2.0315
-
-static inline float widen_bf16(uint16_t x) {
-    union {
-        uint32_t bits;
-        float value;
-    } u = {.bits = (uint32_t)x << 16};
-    return u.value;
-}
-/* Round to nearest even; NaN stays NaN. */
-static inline uint16_t narrow_bf16(float x) {
-    union {
-        float value;
-        uint32_t bits;
-    } u = {.value = x};
-    uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
-    return (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
 
 static bool always(void) { return true; }
 
@@ -45,8 +24,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET AVX512
 #define T uint16_t
 #define W float
-#define widen widen_bf16
-#define narrow narrow_bf16
+#define widen bf16_widen
+#define narrow bf16_narrow
 #define LANES 16
 #define ROOT(v) (VECTOR) _mm512_sqrt_ps((__m512)(v))
 #include "optim/kernel_template.h"
@@ -65,8 +44,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET AVX2
 #define T uint16_t
 #define W float
-#define widen widen_bf16
-#define narrow narrow_bf16
+#define widen bf16_widen
+#define narrow bf16_narrow
 #define LANES 8
 #define ROOT(v) (VECTOR) _mm256_sqrt_ps((__m256)(v))
 #include "optim/kernel_template.h"
@@ -89,8 +68,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET
 #define T uint16_t
 #define W float
-#define widen widen_bf16
-#define narrow narrow_bf16
+#define widen bf16_widen
+#define narrow bf16_narrow
 #define LANES 4
 #define ROOT(v) ROOT_OF_FOUR(v)
 #include "optim/kernel_template.h"

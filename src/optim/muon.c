@@ -5,7 +5,8 @@
  * polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then mirrored, which costs little over half.
  * aI + bA + cA^2 is formed from an A^2 of wide type and rounded once, so that the last product is the whole update of X.
  *
- * All matrices that fit the scratch budget together form a group whose products run as one batch. The scratch belongs to the optimizer. */
+ * All matrices that fit the scratch budget together form a group whose products run as one batch; on a GPU only those of one shape
+ * (muon_gpu.c). The scratch belongs to the optimizer. */
 #include "base/memory.h"
 #include "optim/internal.h"
 
@@ -14,6 +15,7 @@
 
 enum {
     SCRATCH_BUDGET = 64 << 20, /* bytes; a single matrix may need more */
+    SCRATCH_BUDGET_GPU = 1 << 30,
     TILE = 128,                /* rows of a symmetric product computed at once: smaller wastes less, larger packs less */
     MIRROR_ROWS = 64,          /* of a task that mirrors */
 };
@@ -25,8 +27,26 @@ static int64_t aligned(int64_t bytes) { return ceil_divide(bytes, 64) * 64; }
 
 /* ---- The list of matrices ---- */
 
+static void append_matrices(Optimizer *o, const Parameter *p) {
+    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = p->count / (rows * columns);
+    o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
+    for (int64_t k = 0; k < stack; k++)
+        o->matrices[o->matrix_count++] =
+            (Matrix){.offset = p->offset + k * rows * columns, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
+}
+
+static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
+
+/* Equal shapes beside each other, and then as they lie in memory. */
+static int by_shape(const void *first, const void *second) {
+    const Matrix *a = first, *b = second;
+    int rows = compare(a->rows, b->rows), columns = compare(a->columns, b->columns);
+    return rows ? rows : columns ? columns : compare(a->offset, b->offset);
+}
+
 /* Places the scratch of a matrix at `start`; returns its end. */
-static int64_t place(Matrix *matrix, int64_t start, int64_t compute, int64_t wide) {
+static int64_t place(const Optimizer *o, Matrix *matrix, int64_t start) {
+    int64_t compute = (int64_t)o->compute, wide = o->gpu ? compute : (int64_t)o->wide;
     int64_t whole = aligned(matrix->rows * matrix->columns * compute), square = matrix->order * matrix->order;
     matrix->x = start;
     matrix->y = matrix->x + whole;
@@ -35,50 +55,46 @@ static int64_t place(Matrix *matrix, int64_t start, int64_t compute, int64_t wid
     return matrix->square + aligned(square * wide);
 }
 
-Matrix *muon_matrices(const Graph *graph, const OptimizerConfig *config, int *count, int64_t *scratch_bytes) {
-    int64_t compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE),
-            wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
-    Matrix *matrices = NULL;
-    int n = 0, group = 0;
-    int64_t used = 0;
-    *scratch_bytes = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (!optim_uses_muon(config, p)) continue;
-        int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = p->count / (rows * columns);
-        matrices = memory_resize(matrices, (size_t)(n + stack) * sizeof *matrices);
-        for (int64_t k = 0; k < stack; k++) {
-            Matrix *matrix = &matrices[n++];
-            *matrix = (Matrix){.offset = p->offset + k * rows * columns, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
-            int64_t end = place(matrix, used, compute, wide);
-            if (end > SCRATCH_BUDGET && used > 0) {
-                group++;
-                end = place(matrix, 0, compute, wide);
-            }
-            matrix->group = group;
-            used = end;
-            *scratch_bytes = larger(*scratch_bytes, used);
+static void place_groups(Optimizer *o) {
+    int64_t used = 0, budget = o->gpu ? SCRATCH_BUDGET_GPU : SCRATCH_BUDGET;
+    int group = 0;
+    for (int i = 0; i < o->matrix_count; i++) {
+        Matrix *matrix = &o->matrices[i];
+        int64_t end = place(o, matrix, used);
+        bool alike = i == 0 || (matrix->rows == matrix[-1].rows && matrix->columns == matrix[-1].columns);
+        if (used > 0 && (end > budget || (o->gpu && !alike))) {
+            group++;
+            end = place(o, matrix, 0);
         }
+        matrix->group = group;
+        used = end;
+        o->muon_bytes = larger(o->muon_bytes, used);
     }
-    *count = n;
-    return matrices;
 }
 
-static int group_end(const Matrix *matrices, int count, int first) {
+static int group_end(const Optimizer *o, int first) {
     int end = first;
-    while (end < count && matrices[end].group == matrices[first].group) end++;
+    while (end < o->matrix_count && o->matrices[end].group == o->matrices[first].group) end++;
     return end;
 }
 
-int64_t muon_most_products(const Matrix *matrices, int count) {
+static int64_t most_products(const Optimizer *o) {
     int64_t most = 0;
-    for (int first = 0, end; first < count; first = end) {
+    for (int first = 0, end; first < o->matrix_count; first = end) {
         int64_t products = 0;
-        end = group_end(matrices, count, first);
-        for (int i = first; i < end; i++) products += ceil_divide(matrices[i].order, TILE);
+        end = group_end(o, first);
+        for (int i = first; i < end; i++) products += ceil_divide(o->matrices[i].order, TILE);
         most = larger(most, products);
     }
     return most;
+}
+
+void muon_lay_out(Optimizer *optimizer) {
+    for (int i = 0; i < optimizer->graph->parameter_count; i++)
+        if (optim_uses_muon(&optimizer->config, &optimizer->graph->parameters[i])) append_matrices(optimizer, &optimizer->graph->parameters[i]);
+    if (optimizer->gpu && optimizer->matrix_count > 0) qsort(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape);
+    place_groups(optimizer);
+    if (!optimizer->gpu) optimizer->products = memory_allocate((size_t)most_products(optimizer) * sizeof(Gemm));
 }
 
 /* ---- The products of a group ---- */
@@ -196,25 +212,7 @@ static void complete_gram(const Group *group, bool polynomial) {
         }
 }
 
-/* The matrix of a group that a chunk belongs to. */
-static const Matrix *matrix_of(const Group *group, int64_t chunk) {
-    int low = 0, high = group->count;
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (group->matrices[middle].first_chunk <= chunk) low = middle;
-        else high = middle;
-    }
-    return &group->matrices[low];
-}
-
-/* The whole direction's Frobenius norm, from its chunks in order; the small number keeps a zero gradient's direction zero. */
-static double inverse_norm(const Optimizer *o, const Matrix *matrix) {
-    double sum = 0;
-    for (int64_t i = matrix->first_chunk; i < matrix->end_chunk; i++) sum += o->partials[i];
-    return 1 / (sqrt(sum) + 1e-7);
-}
-
-/* x = u / |u| with u = g + momentum * m, m updated. */
+/* x = u / |u| with u = g + momentum * m, m updated; norms are of whole directions, from their chunks in order. */
 static void load_direction(const Group *group, const void *gradients, double scale) {
     const Optimizer *o = group->optimizer;
     double decay = o->config.momentum;
@@ -225,12 +223,17 @@ static void load_direction(const Group *group, const void *gradients, double sca
         o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide),
                                               optim_at(gradients, c->offset, o->wide));
     }
+    for (int k = 0; k < group->count; k++) {
+        double sum = 0;
+        for (int64_t i = group->matrices[k].first_chunk; i < group->matrices[k].end_chunk; i++) sum += o->partials[i];
+        o->norms[group->matrices + k - o->matrices] = sqrt(sum);
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        const Matrix *m = matrix_of(group, i);
-        o->kernels->direction(decay, scale, inverse_norm(o, m), c->count, optim_at(current(group, m), c->offset - m->offset, o->compute),
-                              optim_at(o->momentum, c->offset, o->wide), optim_at(gradients, c->offset, o->wide));
+        o->kernels->direction(decay, scale, 1 / (o->norms[c->matrix] + MUON_EPSILON), c->count,
+                              optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute), optim_at(o->momentum, c->offset, o->wide),
+                              optim_at(gradients, c->offset, o->wide));
     }
 }
 
@@ -240,26 +243,34 @@ static void apply_direction(const Group *group, void *master, void *weights, dou
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        const Matrix *m = matrix_of(group, i);
-        double rate = lr * 0.2 * sqrt((double)larger(m->rows, m->columns));
-        o->kernels->apply(1 - lr * o->config.weight_decay, rate, c->count, optim_at(master, c->offset, o->wide),
-                          optim_at(weights, c->offset, o->compute), optim_at(current(group, m), c->offset - m->offset, o->compute));
+        const Matrix *m = &o->matrices[c->matrix];
+        o->kernels->apply(1 - lr * o->config.weight_decay, muon_rate(m, lr), c->count, optim_at(master, c->offset, o->wide),
+                          optim_at(weights, c->offset, o->compute), optim_at(current(group, m), c->inner, o->compute));
     }
 }
 
+/* ---- The step ---- */
+
+double muon_rate(const Matrix *matrix, double lr) { return lr * 0.2 * sqrt((double)larger(matrix->rows, matrix->columns)); }
+
+static void step_group(Group *group, void *master, void *weights, const void *gradients, double lr, double scale) {
+    load_direction(group, gradients, scale);
+    for (int64_t i = 0; i < group->optimizer->config.newton_schulz_steps; i++) {
+        multiply_gram(group);
+        complete_gram(group, false);
+        multiply_square(group);
+        complete_gram(group, true);
+        multiply_update(group);
+        group->swapped = !group->swapped;
+    }
+    apply_direction(group, master, weights, lr);
+}
+
 void muon_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, double lr, double scale) {
+    OptimArenas arenas = optim_arenas(optimizer, master, weights, gradients);
     for (int first = 0, end; first < optimizer->matrix_count; first = end) {
-        end = group_end(optimizer->matrices, optimizer->matrix_count, first);
-        Group group = {optimizer, optimizer->matrices + first, end - first, false};
-        load_direction(&group, gradients, scale);
-        for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
-            multiply_gram(&group);
-            complete_gram(&group, false);
-            multiply_square(&group);
-            complete_gram(&group, true);
-            multiply_update(&group);
-            group.swapped = !group.swapped;
-        }
-        apply_direction(&group, master, weights, lr);
+        end = group_end(optimizer, first);
+        if (optimizer->gpu) muon_step_group_gpu(optimizer, first, end, &arenas, lr, scale);
+        else step_group(&(Group){optimizer, optimizer->matrices + first, end - first, false}, master, weights, gradients, lr, scale);
     }
 }

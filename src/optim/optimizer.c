@@ -1,6 +1,6 @@
-/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the state (momentum for all
- * parameters at the offsets of the master arena, variance for those that AdamW updates, one after another), Muon's scratch and the list of
- * chunks. Called by the training loop, checkpoints and the memory table. */
+/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the list of chunks and, in the device's
+ * memory, the state (momentum for all parameters at the offsets of the master arena, variance for those that AdamW updates, one after another) and
+ * scratch. Called by the training loop, checkpoints and the memory table. */
 #include "base/memory.h"
 #include "optim/internal.h"
 
@@ -37,17 +37,6 @@ static int64_t variance_extent(const Graph *graph, const OptimizerConfig *config
     return extent;
 }
 
-int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config) {
-    return (graph->parameter_extent + variance_extent(graph, config, NULL)) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
-}
-
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config) {
-    int count;
-    int64_t bytes;
-    free(muon_matrices(graph, config, &count, &bytes));
-    return bytes;
-}
-
 /* ---- Chunks ---- */
 
 static int64_t chunks_of(int64_t count) { return (count + OPTIM_CHUNK - 1) / OPTIM_CHUNK; }
@@ -57,7 +46,7 @@ static void append_chunks(Optimizer *optimizer, Chunk whole) {
     for (int64_t first = 0; first < whole.count; first += OPTIM_CHUNK) {
         Chunk chunk = whole;
         chunk.offset += first;
-        chunk.variance += first;
+        chunk.inner += first;
         chunk.count = whole.count - first < OPTIM_CHUNK ? whole.count - first : OPTIM_CHUNK;
         optimizer->chunks[optimizer->chunk_count++] = chunk;
     }
@@ -68,7 +57,7 @@ static void append_adamw_chunks(Optimizer *optimizer, bool controllers) {
         const Parameter *p = &optimizer->graph->parameters[i];
         RateGroup rates = rate_group(&optimizer->config, p->kind);
         if (optimizer->variance_offset[i] >= 0 && (rates == RATES_CONTROLLER) == controllers)
-            append_chunks(optimizer, (Chunk){p->offset, p->count, optimizer->variance_offset[i], rates});
+            append_chunks(optimizer, (Chunk){.offset = p->offset, .count = p->count, .inner = optimizer->variance_offset[i], .rates = rates});
     }
 }
 
@@ -76,7 +65,7 @@ static void append_muon_chunks(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->matrix_count; i++) {
         Matrix *matrix = &optimizer->matrices[i];
         matrix->first_chunk = optimizer->chunk_count;
-        append_chunks(optimizer, (Chunk){.offset = matrix->offset, .count = matrix->rows * matrix->columns});
+        append_chunks(optimizer, (Chunk){.offset = matrix->offset, .count = matrix->rows * matrix->columns, .matrix = i});
         matrix->end_chunk = optimizer->chunk_count;
     }
 }
@@ -89,7 +78,32 @@ static const OptimKernels *choose_kernels(Precision precision) {
     return &optim_kernels[i];
 }
 
-static bool map_arenas(Optimizer *optimizer, Error *error) {
+static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
+
+/* Everything but the device and its memory. */
+static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, bool gpu) {
+    Optimizer *optimizer = memory_allocate(sizeof *optimizer);
+    optimizer->graph = graph;
+    optimizer->config = *config;
+    optimizer->gpu = gpu;
+    optimizer->kernels = choose_kernels(graph->precision);
+    optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
+    optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
+    optimizer->variance_offset = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->variance_offset);
+    optimizer->momentum_bytes = graph->parameter_extent * (int64_t)optimizer->wide;
+    optimizer->variance_bytes = variance_extent(graph, config, optimizer->variance_offset) * (int64_t)optimizer->wide;
+    muon_lay_out(optimizer);
+    append_adamw_chunks(optimizer, true);
+    optimizer->controller_end = optimizer->chunk_count;
+    append_adamw_chunks(optimizer, false);
+    optimizer->adamw_end = optimizer->chunk_count;
+    append_muon_chunks(optimizer);
+    optimizer->scratch_bytes = optimizer->muon_bytes + (optimizer->chunk_count + optimizer->matrix_count + 1) * (int64_t)sizeof(double) +
+                               (gpu ? chunk_list_bytes(optimizer) : 0);
+    return optimizer;
+}
+
+static bool allocate_arenas(Optimizer *optimizer, Error *error) {
     struct {
         void **block;
         int64_t bytes;
@@ -97,54 +111,67 @@ static bool map_arenas(Optimizer *optimizer, Error *error) {
     } arenas[] = {
         {&optimizer->momentum, optimizer->momentum_bytes, "momentum"},
         {&optimizer->variance, optimizer->variance_bytes, "variance"},
-        {&optimizer->scratch, optimizer->scratch_bytes, "Muon scratch"},
+        {&optimizer->scratch, optimizer->scratch_bytes, "scratch"},
     };
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) {
-        *arenas[i].block = memory_map((size_t)arenas[i].bytes, error);
+        *arenas[i].block = device_allocate(optimizer->device, arenas[i].bytes, error);
         if (!*arenas[i].block) return error_context(error, "optimizer %s", arenas[i].what);
     }
     return true;
 }
 
-Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, Error *error) {
-    Optimizer *optimizer = memory_allocate(sizeof *optimizer);
-    optimizer->graph = graph;
-    optimizer->config = *config;
-    optimizer->kernels = choose_kernels(graph->precision);
-    optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
-    optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    optimizer->variance_offset = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->variance_offset);
-    optimizer->momentum_bytes = graph->parameter_extent * (int64_t)optimizer->wide;
-    optimizer->variance_bytes = variance_extent(graph, config, optimizer->variance_offset) * (int64_t)optimizer->wide;
-    optimizer->matrices = muon_matrices(graph, config, &optimizer->matrix_count, &optimizer->scratch_bytes);
-    append_adamw_chunks(optimizer, true);
-    optimizer->controller_end = optimizer->chunk_count;
-    append_adamw_chunks(optimizer, false);
-    optimizer->adamw_end = optimizer->chunk_count;
-    append_muon_chunks(optimizer);
-    optimizer->partials = memory_allocate((size_t)optimizer->chunk_count * sizeof *optimizer->partials);
-    optimizer->products = memory_allocate((size_t)muon_most_products(optimizer->matrices, optimizer->matrix_count) * sizeof(Gemm));
-    if (map_arenas(optimizer, error)) return optimizer;
-    optimizer_free(optimizer);
-    return NULL;
+Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, Device *device, Error *error) {
+    Optimizer *optimizer = lay_out(graph, config, device_is_gpu(device));
+    assert(!optimizer->gpu || graph->precision == PRECISION_BF16);
+    optimizer->device = device;
+    if (!allocate_arenas(optimizer, error)) {
+        optimizer_free(optimizer);
+        return NULL;
+    }
+    optimizer->partials = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
+    optimizer->norms = optimizer->partials + optimizer->chunk_count;
+    optimizer->device_chunks = (Chunk *)(optimizer->norms + optimizer->matrix_count + 1);
+    if (optimizer->gpu) device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
+    return optimizer;
 }
 
 void optimizer_free(Optimizer *optimizer) {
     if (!optimizer) return;
-    memory_unmap(optimizer->momentum, (size_t)optimizer->momentum_bytes);
-    memory_unmap(optimizer->variance, (size_t)optimizer->variance_bytes);
-    memory_unmap(optimizer->scratch, (size_t)optimizer->scratch_bytes);
+    if (optimizer->device) {
+        device_free(optimizer->device, optimizer->momentum, optimizer->momentum_bytes);
+        device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
+        device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
+    }
     free(optimizer->variance_offset);
     free(optimizer->chunks);
-    free(optimizer->partials);
     free(optimizer->matrices);
     free(optimizer->products);
     free(optimizer);
 }
 
+int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config) {
+    return (graph->parameter_extent + variance_extent(graph, config, NULL)) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}
+
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, bool gpu) {
+    Optimizer *optimizer = lay_out(graph, config, gpu);
+    int64_t bytes = optimizer->scratch_bytes;
+    optimizer_free(optimizer);
+    return bytes;
+}
+
 /* ---- Use ---- */
 
+static double gradient_norm_gpu(const Optimizer *optimizer, const void *gradients) {
+    double norm = NAN, *on_device = optimizer->norms + optimizer->matrix_count;
+    gpu_gradient_norm(optimizer->device, optimizer->device_chunks + optimizer->controller_end, optimizer->chunk_count - optimizer->controller_end, gradients,
+             optimizer->partials, on_device);
+    device_download(optimizer->device, &norm, on_device, sizeof norm);
+    return norm;
+}
+
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
+    if (optimizer->gpu) return gradient_norm_gpu(optimizer, gradients);
 #pragma omp parallel for schedule(static)
     for (int64_t i = optimizer->controller_end; i < optimizer->chunk_count; i++) {
         const Chunk *chunk = &optimizer->chunks[i];

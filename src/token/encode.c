@@ -67,7 +67,6 @@ void token_ids_free(TokenIds *ids) {
 
 static void remember(TokenizerEncoder *encoder, CacheSlot *slot, uint64_t hash, Span word, const int32_t *ids, size_t count) {
     size_t size = count * sizeof *ids + ((word.size + 3) & ~(size_t)3);
-    if (count == 0) return;
     if (encoder->arena_used + size > CACHE_BYTES || encoder->cache_count > CACHE_SLOTS / 2) { /* full: begin anew */
         memset(encoder->cache, 0, CACHE_SLOTS * sizeof *encoder->cache);
         encoder->arena_used = encoder->cache_count = 0;
@@ -102,7 +101,7 @@ static void encode_word(TokenizerEncoder *encoder, Span word) {
     }
     size_t before = out->count;
     merge_word(encoder->tokenizer, &encoder->merger, word.bytes, word.size, out);
-    remember(encoder, &encoder->cache[place], hash, word, out->items + before, out->count - before);
+    if (out->count > before) remember(encoder, &encoder->cache[place], hash, word, out->items + before, out->count - before);
 }
 
 static const char metaspace[] = "\xE2\x96\x81";

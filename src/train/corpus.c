@@ -78,13 +78,6 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, char **path, Er
 
 /* -- Shards ---------------------------------------------------------------------------------------------------------- */
 
-static bool is_shard(const char *prefix) {
-    char *index = memory_format("%s.idx", prefix);
-    bool there = access(index, F_OK) == 0;
-    free(index);
-    return there;
-}
-
 static bool pack(const char *input, const char *output, const DataConfig *data, double valid_fraction, Error *error) {
     PackResult result;
     PackOptions options = {.input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator,
@@ -97,7 +90,7 @@ static bool pack_once(const Config *config, const char *input, const char *name,
     char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
     bool started, done = run_started(config->run, &started, error);
-    if (done && !(started && is_shard(last)))
+    if (done && !(started && shard_exists(last)))
         done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
     free(last);
     free(output);
@@ -114,7 +107,7 @@ static bool open_in_run(Shard *shard, const Config *config, const char *name, Er
 
 static bool open_train(Corpus *corpus, const Config *config, bool *split, Error *error) {
     const DataConfig *data = &config->data;
-    if (is_shard(data->train)) return shard_open(&corpus->train, data->train, error);
+    if (shard_exists(data->train)) return shard_open(&corpus->train, data->train, error);
     *split = data->valid[0] == '\0' && data->valid_fraction > 0;
     if (!pack_once(config, data->train, "text", *split ? data->valid_fraction : 0, error)) return false;
     return open_in_run(&corpus->train, config, *split ? "text-train" : "text", error);
@@ -124,7 +117,7 @@ static bool open_valid(Corpus *corpus, const Config *config, bool split, Error *
     const DataConfig *data = &config->data;
     if (split) return corpus->has_valid = open_in_run(&corpus->valid, config, "text-valid", error);
     if (data->valid[0] == '\0') return true;
-    if (is_shard(data->valid)) return corpus->has_valid = shard_open(&corpus->valid, data->valid, error);
+    if (shard_exists(data->valid)) return corpus->has_valid = shard_open(&corpus->valid, data->valid, error);
     return pack_once(config, data->valid, "valid", 0, error) && (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
 }
 

@@ -34,8 +34,12 @@ static StoredTensor parameter_tensor(const Session *session, const Parameter *p,
 }
 
 /* The parameters' intervals of an arena under the parameters' names. */
-static bool write_arena(const Session *session, const char *folder, const char *name, const char *arena, Error *error) {
+static bool write_arena(const Session *session, const char *folder, const char *name, Arena which, Error *error) {
     const Graph *graph = session->model.graph;
+    Device *device = session->backend.device;
+    void *memory = executor_arena(session->executor, which);
+    char *arena = device_view(device, memory, session->plan.bytes[which], VIEW_READ, error);
+    if (!arena) return false;
     StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
     char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
     for (int i = 0; i < graph->parameter_count; i++) tensors[i] = parameter_tensor(session, &graph->parameters[i], arena, &copies[i]);
@@ -43,6 +47,7 @@ static bool write_arena(const Session *session, const char *folder, const char *
     for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
     free(copies);
     free(tensors);
+    device_view_close(device, arena, memory, session->plan.bytes[which], VIEW_READ);
     return written;
 }
 
@@ -55,19 +60,19 @@ static void run_logits(const Model *model, Executor *executor, const StepInputs 
         memcpy(executor_tensor(executor, model->tokens), inputs->tokens + at, rows * sizeof(int32_t));
         memcpy(executor_tensor(executor, model->positions), inputs->positions + at, rows * sizeof(int32_t));
         executor_run(executor);
-        memcpy(logits, executor_tensor(executor, model->logits), bytes);
+        executor_read(executor, model->logits, logits);
     }
 }
 
 static bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
     const Config *config = session->config;
     Model model = model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
-    Plan plan = graph_plan(model.graph);
+    Plan plan = graph_plan(model.graph, &session->backend);
     void *shared[ARENA_COUNT] = {
         [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
         [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
     };
-    Executor *executor = executor_create(model.graph, &plan, op_kernels(config->precision, ""), shared, error);
+    Executor *executor = executor_create(model.graph, &plan, &session->backend, shared, error);
     if (executor) run_logits(&model, executor, inputs, logits);
     bool done = executor != NULL;
     executor_free(executor);
@@ -95,6 +100,6 @@ static bool write_step(const Session *session, const char *folder, const StepInp
 
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error) {
     return files_make_folder(folder, error) && write_step(session, folder, inputs, error) &&
-           write_arena(session, folder, "weights.safetensors", executor_arena(session->executor, ARENA_MASTER), error) &&
-           write_arena(session, folder, "gradients.safetensors", executor_arena(session->executor, ARENA_GRADIENT), error);
+           write_arena(session, folder, "weights.safetensors", ARENA_MASTER, error) &&
+           write_arena(session, folder, "gradients.safetensors", ARENA_GRADIENT, error);
 }

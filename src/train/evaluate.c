@@ -9,17 +9,6 @@
 #include "op/op.h"
 #include "train/train.h"
 
-static void set_scalar(const EvaluationInput *input, TensorId tensor, double value) {
-    void *data = executor_tensor(input->executor, tensor);
-    if (input->model->graph->precision == PRECISION_FP64) *(double *)data = value;
-    else *(float *)data = (float)value;
-}
-
-static double get_loss(const EvaluationInput *input) {
-    const void *data = executor_tensor(input->executor, input->model->loss);
-    return input->model->graph->precision == PRECISION_FP64 ? *(const double *)data : *(const float *)data;
-}
-
 /* The bytes of text that a token stands for inside a text; one that ends a document has none. */
 static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
     if (!tokenizer) return token < BYTE_SEPARATOR;
@@ -73,14 +62,16 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     Counts counts = {0};
     uint32_t *text = list_text_bytes(input);
     double sum = 0, start = log_seconds();
-    set_scalar(input, model->scale, 1);
-    set_scalar(input, model->share, 1);
+    executor_set_scalar(input->executor, model->scale, 1);
+    executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
-    for (int64_t i = 0; i < batches; i++) {
+    bool done = true;
+    for (int64_t i = 0; i < batches && done; i++) {
         load_batch(input, loader_next(loader), samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
-        sum += get_loss(input);
+        done = executor_finish(input->executor, error);
+        sum += executor_get_metric(input->executor, model->loss, 0);
         progress_update(&progress, i + 1);
     }
     progress_finish(&progress);
@@ -88,7 +79,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     free(text);
     *result = (Evaluation){.loss = sum / counts.targets, .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN, .tokens = counts.targets,
                            .seconds = log_seconds() - start};
-    return true;
+    return done;
 }
 
 /* -- Of a session --------------------------------------------------------------------------------------------------- */

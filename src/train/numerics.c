@@ -1,8 +1,10 @@
 /* Where did the first NaN come from? Parameters are looked at first, then the microbatch is run again, node by node. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "train/train.h"
 
 static bool finite_element(const Graph *graph, const void *data, TypeClass type, int64_t index) {
@@ -36,12 +38,17 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
 
 const char *numerics_bad_parameter(const Session *session) {
     const Graph *graph = session->model.graph;
-    for (int i = 0; i < graph->parameter_count; i++) {
+    Device *device = session->backend.device;
+    Error ignored = {0};
+    int64_t bytes = session->plan.bytes[ARENA_MASTER];
+    void *arena = executor_arena(session->executor, ARENA_MASTER);
+    const char *master = device_view(device, arena, bytes, VIEW_READ, &ignored), *bad = NULL;
+    for (int i = 0; i < graph->parameter_count && master && !bad; i++) {
         const Parameter *p = &graph->parameters[i];
-        const char *master = executor_arena(session->executor, ARENA_MASTER);
-        if (first_bad(graph, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), TYPE_WIDE, p->count) >= 0) return p->name;
+        if (first_bad(graph, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), TYPE_WIDE, p->count) >= 0) bad = p->name;
     }
-    return NULL;
+    device_view_close(device, (void *)master, arena, bytes, VIEW_READ);
+    return bad;
 }
 
 typedef struct Search { const Session *session; TensorId tensor; int64_t index; } Search;
@@ -53,8 +60,11 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
         if (tensor == TENSOR_NONE) continue;
-        search->index = first_bad(graph, executor_tensor(search->session->executor, tensor), t->type, graph_elements(graph, tensor));
+        void *values = memory_allocate(graph_elements(graph, tensor) * precision_bytes(graph->precision, t->type));
+        executor_read(search->session->executor, tensor, values);
+        search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
+        free(values);
         if (search->index >= 0) return false;
     }
     return true;

@@ -8,13 +8,15 @@
 #include "base/memory.h"
 #include "op/op.h"
 
-void session_plan(Session *session, const Config *config) {
+bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
     *session = (Session){.config = config};
     Precision precision = config->precision;
+    if (!op_backend(&session->backend, device, precision, "", error)) return false;
     session->model = model_build(&config->model, precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
-    session->plan = graph_plan(session->model.graph);
+    session->plan = graph_plan(session->model.graph, &session->backend);
     session->evaluation = model_build(&config->model, precision, MODEL_EVALUATE, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
-    session->evaluation_plan = graph_plan(session->evaluation.graph);
+    session->evaluation_plan = graph_plan(session->evaluation.graph, &session->backend);
+    return true;
 }
 
 static int64_t small_arenas(const Plan *plan) {
@@ -31,7 +33,7 @@ Budget session_budget(const Session *session) {
         .gradients = plan->bytes[ARENA_GRADIENT],
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer),
         .activations = plan->bytes[ARENA_ACTIVATION],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer),
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, device_is_gpu(session->backend.device)),
         /* Evaluation runs in the training activations where they are large enough. */
         .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
@@ -78,14 +80,15 @@ void session_print_plan(const Session *session, FILE *file) {
 }
 
 /* The first of these changes that fits: recompute more, then smaller microbatches with the most recomputation. */
-static bool find_fitting(const Config *config, int64_t available, char *change, size_t size) {
+static bool find_fitting(const Config *config, Device *device, int64_t available, char *change, size_t size) {
     static const char *const policies[] = {"none", "norm", "attention", "block"};
     Config trial = *config;
     for (;;) {
         for (int policy = config->recompute + (trial.batch.sequences == config->batch.sequences); policy <= RECOMPUTE_BLOCK; policy++) {
             Session session;
             trial.recompute = policy;
-            session_plan(&session, &trial);
+            Error ignored = {0};
+            if (!session_plan(&session, &trial, device, &ignored)) return false;
             bool fits = session_budget(&session).total <= available;
             session_free(&session);
             if (!fits) continue;
@@ -105,7 +108,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
     budget_print(&budget, stderr);
-    if (find_fitting(session->config, available, change, sizeof change))
+    if (find_fitting(session->config, session->backend.device, available, change, sizeof change))
         return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, change);
     return error_set(error, ERROR_MEMORY,
                      "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit: use a machine with more memory, "
@@ -114,8 +117,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 bool session_start(Session *session, Error *error) {
     const Config *config = session->config;
-    const OpKernel *kernels = op_kernels(config->precision, "");
-    session->executor = executor_create(session->model.graph, &session->plan, kernels, NULL, error);
+    session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
     if (!session->executor) return false;
     void *shared[ARENA_COUNT] = {
         [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
@@ -123,12 +125,11 @@ bool session_start(Session *session, Error *error) {
     };
     if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
-    session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, kernels, shared, error);
-    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, error) : NULL;
+    session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
+    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
-    model_initialize(session->model.graph, &config->model, config->seed, executor_arena(session->executor, ARENA_MASTER));
-    model_cast_weights(session->model.graph, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT));
-    return true;
+    return model_initialize_on(session->model.graph, &config->model, config->seed, session->backend.device, executor_arena(session->executor, ARENA_MASTER),
+                               executor_arena(session->executor, ARENA_WEIGHT), error);
 }
 
 void session_free(Session *session) {

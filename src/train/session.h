@@ -9,6 +9,7 @@
 
 typedef struct Session {
     const Config *config;
+    Backend backend; /* its device belongs to who planned the session */
     Model model, evaluation;
     Plan plan, evaluation_plan;
     Executor *executor, *evaluator;
@@ -22,8 +23,8 @@ typedef struct Budget {
     int64_t activation_floor;
 } Budget;
 
-/* Builds and plans both programs (nothing is allocated but the description). */
-void session_plan(Session *session, const Config *config);
+/* Builds and plans both programs (nothing is allocated but the description). The device outlives the session. ERROR_USAGE. */
+bool session_plan(Session *session, const Config *config, Device *device, Error *error);
 Budget session_budget(const Session *session);
 void budget_print(const Budget *budget, FILE *file);
 /* Parameters, program and memory table, for plan=true. */

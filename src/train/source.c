@@ -126,3 +126,15 @@ bool source_load_weights(const char *folder, const Config *config, Precision pre
     model_free(&model);
     return loaded;
 }
+
+bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
+    const Graph *graph = executor_graph(executor);
+    Device *device = executor_backend(executor)->device;
+    void *master = executor_arena(executor, ARENA_MASTER);
+    int64_t bytes = graph->parameter_extent * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    void *view = device_view(device, master, bytes, VIEW_WRITE, error);
+    bool loaded = view && source_load_weights(folder, config, graph->precision, view, step, error);
+    device_view_close(device, view, master, bytes, VIEW_WRITE);
+    if (loaded) model_cast_weights(graph, device, master, executor_arena(executor, ARENA_WEIGHT));
+    return loaded;
+}

@@ -19,8 +19,10 @@ char *source_tokenizer_file(const char *folder);
 char *source_tokenizer(const char *folder, const Config *config);
 /* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
-/* Fills `master`, the WIDE arena of a graph of config->model in `precision` (any, whatever the source's is), with the newest weights. `*step` receives the
+/* Fills `master`, host memory of the size of the WIDE arena of a graph of config->model in `precision` (any, whatever the source's is), with the newest weights. `*step` receives the
  * step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error);
+/* Likewise both weight arenas of a program, on its device. */
+bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);
 
 #endif

@@ -19,10 +19,13 @@ static void *element(const Graph *graph, void *arena, int64_t offset) {
     return (char *)arena + offset * precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-typedef struct IntervalList { Interval *items; size_t count; } IntervalList;
+/* Intervals of tensors in memory of a device; their data are views of it. */
+typedef struct IntervalList { Interval *items; void **memory; size_t count; } IntervalList;
 
 static void append(IntervalList *list, Interval interval) {
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
+    list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
+    list->memory[list->count] = interval.data;
     list->items[list->count++] = interval;
 }
 
@@ -42,9 +45,25 @@ static void append_optimizer(IntervalList *list, const Graph *graph, const Optim
     free(states);
 }
 
-static void list_free(IntervalList *list) {
-    for (size_t i = 0; i < list->count; i++) free((char *)list->items[i].name);
+static int64_t interval_bytes(const Interval *interval) { return interval->count * (interval->type == STORED_F64 ? 8 : 4); }
+
+static bool list_view(IntervalList *list, Device *device, ViewAccess access, Error *error) {
+    for (size_t i = 0; i < list->count; i++) list->items[i].data = NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        list->items[i].data = device_view(device, list->memory[i], interval_bytes(&list->items[i]), access, error);
+        if (!list->items[i].data) return error_context(error, "the host's copy of %s", list->items[i].name);
+    }
+    return device_ok(device, error);
+}
+
+/* What was loaded goes to the device with VIEW_WRITE. */
+static void list_free(IntervalList *list, Device *device, ViewAccess access) {
+    for (size_t i = 0; i < list->count; i++) {
+        device_view_close(device, list->items[i].data, list->memory[i], interval_bytes(&list->items[i]), access);
+        free((char *)list->items[i].name);
+    }
     free(list->items);
+    free(list->memory);
 }
 
 static IntervalList session_intervals(const Session *session) {
@@ -60,9 +79,10 @@ bool session_save(Session *session, double *seconds, int64_t *bytes, Error *erro
     json_t *metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
                                  (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
     CheckpointStats stats = {0};
-    bool saved = checkpoint_save(config->run, session->step, list.items, list.count, metadata, (int)config->checkpoint_keep, &stats, error);
+    Device *device = session->backend.device;
+    bool saved = list_view(&list, device, VIEW_READ, error) && checkpoint_save(config->run, session->step, list.items, list.count, metadata, (int)config->checkpoint_keep, &stats, error);
     json_decref(metadata);
-    list_free(&list);
+    list_free(&list, device, VIEW_READ);
     *seconds = stats.seconds;
     *bytes = stats.bytes;
     return saved;
@@ -80,11 +100,12 @@ bool session_resume(Session *session, Error *error) {
     if (failed) return false;
     if (step < 0) return true;
     IntervalList list = session_intervals(session);
-    bool loaded = checkpoint_load(session->config->run, step, list.items, list.count, NULL, error);
-    list_free(&list);
+    Device *device = session->backend.device;
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) && checkpoint_load(session->config->run, step, list.items, list.count, NULL, error);
+    list_free(&list, device, VIEW_WRITE);
     if (!loaded) return false;
     session->step = step;
-    model_cast_weights(session->model.graph, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT));
+    model_cast_weights(session->model.graph, device, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT));
     return true;
 }
 
@@ -96,6 +117,6 @@ bool session_load_weights(const Graph *graph, const char *run, void *master, int
     IntervalList list = {0};
     append_weights(&list, graph, master);
     bool loaded = checkpoint_load(run, *step, list.items, list.count, NULL, error);
-    list_free(&list);
+    list_free(&list, device_cpu(), VIEW_WRITE);
     return loaded;
 }

@@ -43,16 +43,7 @@ typedef struct Loop {
 
 /* -- One step ------------------------------------------------------------------------------------------------------ */
 
-static void set_scalar(const Session *session, TensorId tensor, double value) {
-    void *data = executor_tensor(session->executor, tensor);
-    if (session->config->precision == PRECISION_FP64) *(double *)data = value;
-    else *(float *)data = (float)value;
-}
-
-static double get_loss(const Session *session, int index) {
-    const void *data = executor_tensor(session->executor, session->model.loss);
-    return session->config->precision == PRECISION_FP64 ? ((const double *)data)[index] : ((const float *)data)[index];
-}
+static double get_loss(const Session *session, int index) { return executor_get_metric(session->executor, session->model.loss, index); }
 
 /* Copies the step's microbatches out of the loader; returns how many targets they have. */
 static int64_t fetch(Loop *loop, int64_t microbatches, int64_t rows) {
@@ -100,18 +91,26 @@ static bool report_load(Loop *loop, int64_t step, Error *error) {
     const Graph *graph = loop->session.model.graph;
     const ModelConfig *model = &loop->config->model;
     if (!loop->metrics || !model->experts || loop->config->precision == PRECISION_FP64) return true;
-    const float *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
+    const char *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     double *load = memory_allocate(model->layers * model->experts * sizeof *load);
+    float *excess = memory_allocate(model->experts * sizeof *excess);
     int64_t layer = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_CONTROLLER) continue;
-        for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = gradients[p->offset + e] + 1.0 / model->experts;
+        device_download(loop->session.backend.device, excess, gradients + p->offset * sizeof *excess, model->experts * sizeof *excess);
+        for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
     bool written = metrics_load(loop->metrics, step, model->layers, model->experts, load, error);
+    free(excess);
     free(load);
     return written;
+}
+
+/* What the plan takes of a GPU; on the CPU the process's peak. */
+static int64_t memory_used(const Session *session) {
+    return device_is_gpu(session->backend.device) ? session_budget(session).total : memory_peak();
 }
 
 static bool run_step(Loop *loop, Error *error) {
@@ -121,13 +120,15 @@ static bool run_step(Loop *loop, Error *error) {
     int64_t tokens = schedule_batch_tokens(&config->batch, rows, step), microbatches = tokens / rows;
     double start = log_seconds();
     int64_t targets = fetch(loop, microbatches, rows);
-    set_scalar(session, session->model.scale, 1.0 / (targets ? targets : 1));
-    set_scalar(session, session->model.share, 1.0 / microbatches);
+    executor_set_scalar(session->executor, session->model.scale, 1.0 / (targets ? targets : 1));
+    executor_set_scalar(session->executor, session->model.share, 1.0 / microbatches);
     executor_zero(session->executor);
     for (int64_t i = 0; i < microbatches; i++) {
         load_microbatch(loop, i, rows);
-        executor_run_hooked(session->executor, config->profile ? profile_node : NULL, &loop->profile);
+        if (config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
+        else executor_run(session->executor);
     }
+    if (!executor_finish(session->executor, error)) return error_context(error, "step %lld", (long long)step);
     double executed = log_seconds();
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
     double loss = get_loss(session, 0), auxiliary = get_loss(session, 1), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
@@ -146,6 +147,7 @@ static bool run_step(Loop *loop, Error *error) {
     } else if (!handle_nan(loop, step, microbatches, rows, error)) {
         return false;
     }
+    if (config->profile) device_synchronize(session->backend.device);
     double seconds = log_seconds() - start;
     loop->profile.steps++;
     loop->profile.seconds += seconds;
@@ -155,7 +157,7 @@ static bool run_step(Loop *loop, Error *error) {
     session->step = step;
     StepMetrics metrics = {.step = step, .steps = config->steps, .loss = loss, .auxiliary = auxiliary, .gradient_norm = norm, .lr = lr,
                            .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * microbatches,
-                           .measured_flops = loop->measured_flops, .memory = memory_peak(), .skipped = !finite,
+                           .measured_flops = loop->measured_flops, .memory = memory_used(session), .skipped = !finite,
                            .seconds_left = loop->seconds_per_step * (config->steps - step)};
     return !loop->metrics || metrics_step(loop->metrics, &metrics, error);
 }
@@ -220,34 +222,41 @@ static bool run_steps(Loop *loop, Error *error) {
 /* -- Start and end ------------------------------------------------------------------------------------------------- */
 
 /* The best of a few large products in the run's precision: what this machine can do. About 50 ms. */
-static double measure_gemm(const Config *config) {
-    enum { SIZE = 768, TRIES = 4 };
+static double measure_gemm(const Config *config, Device *device) {
+    enum { TRIES = 5 };
+    bool gpu = device_is_gpu(device);
     GemmType type = config->precision == PRECISION_BF16 ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
+    int64_t size = gpu ? 8192 : 768, bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
     if (type == GEMM_F64) return 0; /* a precision for checks, not for speed */
-    char *memory = memory_allocate(3 * SIZE * SIZE * sizeof(double));
-    Gemm product = {.transpose_b = true, .input = type, .output = type, .m = SIZE, .n = SIZE, .k = SIZE, .lda = SIZE, .ldb = SIZE, .ldc = SIZE,
-                    .a = memory, .b = memory + SIZE * SIZE * sizeof(double), .c = memory + 2 * SIZE * SIZE * sizeof(double)};
+    Error ignored = {0};
+    char *memory = device_allocate(device, 3 * bytes, &ignored);
+    if (!memory) return 0;
+    Gemm product = {.transpose_b = true, .input = type, .output = type, .m = size, .n = size, .k = size, .lda = size, .ldb = size, .ldc = size,
+                    .a = memory, .b = memory + bytes, .c = memory + 2 * bytes};
     double best = 0;
     for (int i = 0; i < TRIES; i++) {
         double start = log_seconds();
-        gemm(&product);
-        double rate = 2.0 * SIZE * SIZE * SIZE / (log_seconds() - start);
+        if (gpu) device_timer_start(device);
+        device_gemm(device, &product);
+        double rate = 2.0 * size * size * size / (gpu ? device_timer_stop(device) : log_seconds() - start);
         if (rate > best) best = rate;
     }
-    free(memory);
+    device_free(device, memory, 3 * bytes);
     return best;
 }
 
 static bool report_start(Loop *loop, Error *error) {
     const Graph *graph = loop->session.model.graph;
+    const DeviceInfo *device = device_info(loop->session.backend.device);
     char *machine = run_describe_machine();
     json_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
                                 (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
                                 "precision", loop->config->precision == PRECISION_BF16 ? "bf16" : loop->config->precision == PRECISION_FP32 ? "fp32" : "fp64",
-                                "device", "cpu");
+                                "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
     char *text = json_dumps(details, JSON_COMPACT), parameters[32];
     log_format_count((double)model_parameters(graph), parameters);
-    log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
+    if (device->kind == DEVICE_CPU) log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
+    else log_info("%s parameters, %s (%s)", parameters, device->name, device->target);
     bool written = metrics_start(loop->metrics, loop->session.step, text, error);
     json_decref(details);
     free(text);
@@ -267,25 +276,21 @@ static bool open_loader(Loop *loop, Error *error) {
 /* The weights of init=FOLDER, for a run without steps. */
 static bool load_initial(Session *session, Error *error) {
     const char *folder = session->config->init;
-    void *master = executor_arena(session->executor, ARENA_MASTER);
     Config origin;
     OptionStrings strings = {0};
     int64_t step;
     if (!folder[0] || session->step) return true;
-    bool loaded = source_read_config(folder, &origin, &strings, error) &&
-                  source_load_weights(folder, &origin, session->config->precision, master, &step, error);
+    bool loaded = source_read_config(folder, &origin, &strings, error) && source_load_program(folder, &origin, session->executor, &step, error);
     options_free_strings(&strings);
     if (!loaded) return error_context(error, "init=%s", folder);
-    model_cast_weights(session->model.graph, master, executor_arena(session->executor, ARENA_WEIGHT));
     log_info("starting from the weights of %s", folder);
     return true;
 }
 
-static bool start(Loop *loop, Error *error) {
+static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
-    if (!run_lock(config->run, &loop->lock, error) || !run_open(config, error)) return false;
-    session_plan(&loop->session, config);
-    if (!session_check_memory(&loop->session, memory_available(), error) || !corpus_open(&loop->corpus, config, error) ||
+    if (!run_lock(config->run, &loop->lock, error) || !run_open(config, error) || !session_plan(&loop->session, config, device, error)) return false;
+    if (!session_check_memory(&loop->session, device_available(device), error) || !corpus_open(&loop->corpus, config, error) ||
         !evaluate_check(&loop->session, &loop->corpus, error) || !session_start(&loop->session, error) ||
         !session_resume(&loop->session, error) || !load_initial(&loop->session, error) || !open_loader(loop, error))
         return false;
@@ -296,7 +301,7 @@ static bool start(Loop *loop, Error *error) {
     loop->tokens = memory_allocate(config->batch.tokens * sizeof(int32_t));
     loop->targets = memory_allocate(config->batch.tokens * sizeof(int32_t));
     loop->positions = memory_allocate(config->batch.tokens * sizeof(int32_t));
-    loop->measured_flops = measure_gemm(config);
+    loop->measured_flops = measure_gemm(config, device);
     if (config->profile) return true;
     loop->metrics = metrics_open(config->run, loop->session.step, config->tensorboard, error);
     return loop->metrics && report_start(loop, error);
@@ -313,14 +318,14 @@ static void finish(Loop *loop) {
     if (loop->lock >= 0) close(loop->lock);
 }
 
-bool train(const Config *config, Error *error) {
+bool train(const Config *config, Device *device, Error *error) {
     Loop loop = {.config = config, .lock = -1};
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     stop_signal = 0;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     if (config->threads) omp_set_num_threads((int)config->threads);
-    bool done = start(&loop, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
+    bool done = start(&loop, device, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;
 }

@@ -6,8 +6,8 @@
 #include "train/metrics.h"
 #include "train/session.h"
 
-/* Trains as configured, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a checkpoint was written. */
-bool train(const Config *config, Error *error);
+/* Trains as configured on the device, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a checkpoint was written. */
+bool train(const Config *config, Device *device, Error *error);
 
 /* -- Data of a run (corpus.c) ------------------------------------------------------------------------------------- */
 

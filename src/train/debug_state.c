@@ -1,0 +1,179 @@
+/* One batch, three looks: logits from a program of their own, loss and gradients of the training program, and the losses of ten updates. Errors are of
+ * whole tensors, as the norm of the difference over the norm of what is expected: in bf16 0.05 is a cosine of 0.999. Owns its programs while it runs. */
+#include "train/debug_state.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "model/llmc.h"
+#include "op/op.h"
+#include "optim/optim.h"
+#include "train/source.h"
+
+typedef struct Limits { double tensor, loss; } Limits;
+
+typedef struct Check {
+    const DebugStateCheck *given;
+    LlmcState state;
+    Model model;
+    Executor *executor;
+    FILE *report;
+    Limits limits;
+    int differences;
+} Check;
+
+static double wide(const Check *c, const void *values, int64_t index) {
+    return c->given->precision == PRECISION_FP64 ? ((const double *)values)[index] : ((const float *)values)[index];
+}
+
+/* -- Comparing ------------------------------------------------------------------------------------------------------ */
+
+static const char *judge(Check *c, bool good) {
+    c->differences += !good;
+    return good ? "ok" : "DIFFERS";
+}
+
+/* `expected` is of type `type`: that of a state, or that of an arena which the state was converted into. */
+static void compare_tensor(Check *c, const char *name, const void *ours, const void *expected, Precision type, int64_t count) {
+    double difference = 0, norm = 0, largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double theirs = type == PRECISION_FP64 ? ((const double *)expected)[i] : ((const float *)expected)[i], off = wide(c, ours, i) - theirs;
+        difference += off * off;
+        norm += theirs * theirs;
+        largest = fabs(off) > largest || isnan(off) ? fabs(off) : largest;
+    }
+    double relative = difference > 0 ? sqrt(difference / norm) : difference;
+    fprintf(c->report, "%-44s %12.3e %12.3e  %s\n", name, largest, relative, judge(c, relative <= c->limits.tensor));
+}
+
+static void compare_loss(Check *c, const char *name, double ours, double expected) {
+    fprintf(c->report, "%-44s %12.6f %12.6f  %s\n", name, ours, expected, judge(c, fabs(ours - expected) <= c->limits.loss));
+}
+
+/* -- Logits --------------------------------------------------------------------------------------------------------- */
+
+static void load_rows(const Check *c, const Model *model, Executor *executor) {
+    int64_t rows = model->sequences * model->length;
+    int32_t *positions = executor_tensor(executor, model->positions);
+    memcpy(executor_tensor(executor, model->tokens), c->state.tokens, rows * sizeof(int32_t));
+    for (int64_t i = 0; i < rows; i++) positions[i] = (int32_t)(i % model->length);
+}
+
+static bool check_logits(Check *c, Error *error) {
+    const DebugStateCheck *given = c->given;
+    Model model = model_build(&given->config->model, given->precision, MODEL_LOGITS, c->state.sequences, c->state.length, RECOMPUTE_NONE);
+    Backend backend = op_cpu_backend(given->precision);
+    Plan plan = graph_plan(model.graph, &backend);
+    void *shared[ARENA_COUNT] = {[ARENA_WEIGHT] = executor_arena(c->executor, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(c->executor, ARENA_MASTER)};
+    Executor *executor = executor_create(model.graph, &plan, &backend, shared, error);
+    if (executor) {
+        load_rows(c, &model, executor);
+        executor_run(executor);
+        compare_tensor(c, "logits", executor_tensor(executor, model.logits), c->state.logits, PRECISION_FP32, graph_elements(model.graph, model.logits));
+    }
+    bool done = executor != NULL;
+    executor_free(executor);
+    model_free(&model);
+    return done;
+}
+
+/* -- Steps ---------------------------------------------------------------------------------------------------------- */
+
+static void load_batch(const Check *c) {
+    int64_t rows = c->state.sequences * c->state.length, targets = 0;
+    load_rows(c, &c->model, c->executor);
+    memcpy(executor_tensor(c->executor, c->model.targets), c->state.targets, rows * sizeof(int32_t));
+    for (int64_t i = 0; i < rows; i++) targets += c->state.targets[i] >= 0;
+    executor_set_scalar(c->executor, c->model.scale, 1.0 / targets);
+    executor_set_scalar(c->executor, c->model.share, 1);
+}
+
+static double run_step(const Check *c) {
+    executor_zero(c->executor);
+    executor_run(c->executor);
+    return wide(c, executor_tensor(c->executor, c->model.loss), 0);
+}
+
+static bool check_gradients(Check *c, Error *error) {
+    const Graph *graph = c->model.graph;
+    size_t unit = precision_bytes(graph->precision, TYPE_WIDE), bytes = graph->parameter_extent * unit;
+    char *expected = memory_map(bytes, error);
+    if (!expected) return error_context(error, "the gradients to compare with");
+    llmc_state_gradients(&c->state, graph, &c->given->config->model, expected);
+    const char *ours = executor_arena(c->executor, ARENA_GRADIENT);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        compare_tensor(c, p->name, ours + p->offset * unit, expected + p->offset * unit, graph->precision, p->count);
+    }
+    memory_unmap(expected, bytes);
+    return true;
+}
+
+static const OptimizerConfig optimizer_settings = {.name = OPTIMIZER_ADAMW, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
+
+static void update(const Check *c, Optimizer *optimizer, int step) {
+    const void *gradients = executor_arena(c->executor, ARENA_GRADIENT);
+    double norm = optimizer_gradient_norm(optimizer, gradients), clip = optimizer_settings.clip;
+    optimizer_step(optimizer, executor_arena(c->executor, ARENA_MASTER), executor_arena(c->executor, ARENA_WEIGHT), gradients, step, optimizer_settings.lr,
+                   norm > clip ? clip / norm : 1);
+}
+
+static bool check_steps(Check *c, Error *error) {
+    Optimizer *optimizer = optimizer_create(c->model.graph, &optimizer_settings, device_cpu(), error);
+    for (int step = 1; step <= DEBUG_STATE_STEPS && optimizer; step++) {
+        char name[32];
+        double loss = run_step(c);
+        snprintf(name, sizeof name, "loss before step %d", step);
+        if (c->given->losses) compare_loss(c, name, loss, c->given->losses[step - 1]);
+        else fprintf(c->report, "%-44s %12.6f\n", name, loss);
+        update(c, optimizer, step);
+    }
+    bool done = optimizer != NULL;
+    optimizer_free(optimizer);
+    return done;
+}
+
+/* -- The whole ------------------------------------------------------------------------------------------------------ */
+
+/* The training program, the gradients to compare with, and the optimizer. */
+static bool check_memory(const Check *c, const Plan *plan, Error *error) {
+    int64_t bytes = plan->bytes[ARENA_GRADIENT] + optimizer_state_bytes(c->model.graph, &optimizer_settings);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) bytes += plan->bytes[arena];
+    return memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error);
+}
+
+static bool start(Check *c, Error *error) {
+    const DebugStateCheck *given = c->given;
+    int64_t step;
+    c->model = model_build(&given->config->model, given->precision, MODEL_TRAIN, c->state.sequences, c->state.length, RECOMPUTE_NONE);
+    Backend backend = op_cpu_backend(given->precision);
+    Plan plan = graph_plan(c->model.graph, &backend);
+    bool fits = check_memory(c, &plan, error);
+    c->executor = fits ? executor_create(c->model.graph, &plan, &backend, NULL, error) : NULL;
+    if (!c->executor || !source_load_program(given->model, given->config, c->executor, &step, error)) return false;
+    load_batch(c);
+    return true;
+}
+
+static bool check_batch(Check *c, Error *error) {
+    fprintf(c->report, "%-44s %12s %12s\n", "", "difference", "relative");
+    if (!check_logits(c, error)) return false;
+    double loss = run_step(c);
+    if (!check_gradients(c, error)) return false;
+    fprintf(c->report, "\n%-44s %12s %12s\n", "", "smelt", "expected");
+    compare_loss(c, "loss", loss, c->state.loss);
+    return check_steps(c, error);
+}
+
+bool debug_state_check(const DebugStateCheck *given, FILE *report, int *differences, Error *error) {
+    bool rough = given->precision == PRECISION_BF16;
+    Check check = {.given = given, .report = report, .limits = rough ? (Limits){0.05, 0.05} : (Limits){1e-4, 1e-5}};
+    bool done = llmc_state_open(&check.state, given->state, &given->config->model, error) && start(&check, error) && check_batch(&check, error);
+    executor_free(check.executor);
+    model_free(&check.model);
+    llmc_state_close(&check.state);
+    *differences = check.differences;
+    return done;
+}
