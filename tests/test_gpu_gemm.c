@@ -186,8 +186,15 @@ static void products_of_aligned_sizes_match_a_loop(void **state) {
 
 static void products_of_odd_sizes_match_a_loop(void **state) {
     (void)state;
-    static const Size sizes[] = {{1, 1, 1, false}, {3, 5, 7, false}, {129, 31, 65, false}, {17, 257, 130, false}};
+    static const Size sizes[] = {{1, 1, 1, false}, {3, 5, 7, false}, {129, 31, 65, false}, {17, 257, 130, false}, {20, 12, 16, true}};
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
+}
+
+/* More tiles than any processor count, so that those of NVIDIA make several each. */
+static void a_product_of_many_tiles_matches_a_loop(void **state) {
+    (void)state;
+    skip_without_device();
+    check_product(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
 }
 
 static void a_product_without_depth_is_zero_or_the_bias(void **state) {
@@ -481,6 +488,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_aligned_sizes_match_a_loop),
         cmocka_unit_test(products_of_odd_sizes_match_a_loop),
+        cmocka_unit_test(a_product_of_many_tiles_matches_a_loop),
         cmocka_unit_test(a_product_without_depth_is_zero_or_the_bias),
         cmocka_unit_test(a_product_without_rows_or_columns_touches_nothing),
         cmocka_unit_test(products_of_a_batch_are_scaled_and_added_to_d),

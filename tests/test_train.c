@@ -415,6 +415,47 @@ static void a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on(void **
     free(again);
 }
 
+/* TINY's settings, of which those of the model are the folder's. */
+static void training_from_a_model_folder_uses_its_tokenizer(void **state) {
+    (void)state;
+    train_good("run=first data.tokenizer=%s steps=2 schedule.warmup=0 model.vocabulary=704", bpe);
+    ProcessResult result = smelt("convert first folder");
+    expect_code(&result, ERROR_NONE, "convert");
+    process_free(&result);
+    const char *const origins[][2] = {{"folder", "data.tokenizer=folder/tokenizer.json, as of init=folder"},
+                                      {"first", "data.tokenizer=first/tokenizer/tokenizer.json, as of init=first"}};
+    for (int i = 0; i < 2; i++) {
+        char *words = memory_format("train init=%s run=from-%s data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=2 tensorboard=false",
+                                    origins[i][0], origins[i][0]);
+        result = smelt(words);
+        expect_code(&result, ERROR_NONE, words);
+        assert_non_null(strstr(result.errors, origins[i][1]));
+        process_free(&result);
+        result = smelt(words); /* the run goes on, or rather is at its end, with the same command */
+        expect_code(&result, ERROR_NONE, words);
+        process_free(&result);
+        free(words);
+    }
+    assert_true(same_bytes("folder/tokenizer.json", "from-folder/tokenizer/tokenizer.json"));
+    assert_true(same_bytes("first/data/text-train.bin", "from-first/data/text-train.bin"));
+}
+
+static void text_is_evaluated_in_the_folder_that_TMPDIR_names(void **state) {
+    (void)state;
+    train_good("run=run steps=1 schedule.warmup=0");
+    assert_int_equal(mkdir("scratch", 0700), 0);
+    setenv("TMPDIR", "scratch", 1);
+    ProcessResult result = smelt("eval run text");
+    expect_code(&result, ERROR_NONE, "TMPDIR=scratch");
+    process_free(&result);
+    assert_int_equal(rmdir("scratch"), 0); /* nothing is left in it */
+    result = smelt("eval run text");
+    unsetenv("TMPDIR");
+    expect_code(&result, ERROR_DATA, "TMPDIR that is gone");
+    assert_non_null(strstr(result.errors, "cannot make a folder for the packed text in scratch"));
+    process_free(&result);
+}
+
 /* The first token is the first newline alone: it is no target, the other bytes are all in targets. */
 static void bits_per_byte_count_the_bytes_of_text_behind_the_tokens(void **state) {
     (void)state;
@@ -455,6 +496,8 @@ int main(void) {
         TRAIN_TEST(the_step_line_has_eleven_columns),
         TRAIN_TEST(every_json_line_carries_its_fields),
         TRAIN_TEST(a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on),
+        TRAIN_TEST(training_from_a_model_folder_uses_its_tokenizer),
+        TRAIN_TEST(text_is_evaluated_in_the_folder_that_TMPDIR_names),
         TRAIN_TEST(bits_per_byte_count_the_bytes_of_text_behind_the_tokens),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,16 +1,29 @@
 #!/bin/sh
-# Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. A zero byte ends each, which PTX needs.
+# Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. PTX is cut into one object per kernel, since a
+# kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.
 set -e
 echo '#include "device/internal.h"'
-for file in "$@"; do
-    name=$(basename "$file" | tr . _)
-    printf '__asm__(".section .rodata\\n.balign 4096\\n.global object_%s\\nobject_%s:\\n.incbin \\"%s\\"\\n.byte 0\\n.text");\n' "$name" "$name" "$file"
-    echo "extern const char object_$name[];"
-done
-echo 'const GpuObject gpu_objects[] = {'
+table=''
+embed() { # file, module, target, kernel
+    symbol=$(echo "object_$2_$3_$4" | tr -c 'a-zA-Z0-9_\n' _)
+    printf '__asm__(".section .rodata\\n.balign 4096\\n.global %s\\n%s:\\n.incbin \\"%s\\"\\n.byte 0\\n.text");\n' "$symbol" "$symbol" "$1"
+    echo "extern const char $symbol[];"
+    table="$table    {\"$2\", \"$4\", \"$3\", $symbol},
+"
+}
 for file in "$@"; do
     base=$(basename "$file")
-    echo "    {\"${base%%.*}\", \"${base#*.}\", object_$(echo "$base" | tr . _)},"
+    module=${base%%.*} target=${base#*.}
+    case $target in
+    sm_*)
+        rm -f "$file".*
+        awk -v prefix="$file." '
+            /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name; printf "%s", header > out }
+            out { print > out }
+            !out && !/globl/ { header = header $0 "\n" }
+            /^}/ { close(out); out = "" }' "$file"
+        for piece in "$file".*; do embed "$piece" "$module" "$target" "${piece##*.}"; done ;;
+    *) embed "$file" "$module" "$target" '' ;;
+    esac
 done
-echo '    {0},'
-echo '};'
+printf 'const GpuObject gpu_objects[] = {\n%s    {0},\n};\n' "$table"

@@ -33,7 +33,25 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
     return true;
 }
 
-/* The model is that of init=FOLDER. Settings of it that are given must agree, but those that may change from one training to the next. */
+/* Text is read with the tokenizer of init=FOLDER when no other is given: its model knows no other tokens. */
+static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *strings, Error *error) {
+    const DataConfig *data = &config->data;
+    bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
+    char *path = text && !data->tokenizer[0] ? source_tokenizer(config->init, origin) : NULL;
+    if (!path || !*path) {
+        free(path);
+        return true;
+    }
+    char *setting = memory_format("data.tokenizer=%s", path);
+    bool set = options_set(&config_table, config, strings, setting, error);
+    if (set) log_info("%s, as of init=%s", setting, config->init);
+    free(setting);
+    free(path);
+    return set;
+}
+
+/* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must agree, but those that may change from
+ * one training to the next. */
 static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     Config origin, wanted;
     char text[1024];
@@ -47,28 +65,14 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     if (origin.model.family != FAMILY_GPT2) wanted.model.context = config->model.context; /* its positions are weights */
     wanted.model.init_std = config->model.init_std;
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
-    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return true;
+    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return take_tokenizer(&origin, config, strings, error);
     return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
-}
-
-/* Text is read with the tokenizer of init=FOLDER when no other is given: the weights know no other tokens. */
-static bool take_tokenizer(Config *config, OptionStrings *strings, Error *error) {
-    const DataConfig *data = &config->data;
-    bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
-    Config origin;
-    if (!text || data->tokenizer[0] || !source_read_config(config->init, &origin, strings, error)) return error->code == ERROR_NONE;
-    char *path = source_tokenizer(config->init, &origin), *setting = memory_format("data.tokenizer=%s", path ? path : "");
-    bool set = options_set(&config_table, config, strings, setting, error);
-    if (set && path && *path) log_info("%s, as of init=%s", setting, config->init);
-    free(setting);
-    free(path);
-    return set;
 }
 
 static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
-    return apply_arguments(argc, argv, config, strings, error) &&
-           (!config->init[0] || (take_model(argc, argv, config, strings, error) && take_tokenizer(config, strings, error))) && config_check(config, error);
+    return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
+           config_check(config, error);
 }
 
 static bool print_plan(const Config *config, Device *device, Error *error) {

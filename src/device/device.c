@@ -45,6 +45,8 @@ bool device_ok(Device *device, Error *error) {
     return false;
 }
 
+static bool gpu_ready(const Gpu *gpu) { return gpu->failure.code == ERROR_NONE && !gpu->preparing; }
+
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
 int64_t device_available(const Device *device) {
@@ -83,25 +85,25 @@ static void fill_host(char *memory, int byte, int64_t bytes) {
 void device_fill(Device *device, void *memory, int byte, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) fill_host(memory, byte, bytes);
-    else if (bytes && gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.fill(memory, (unsigned char)byte, (size_t)bytes, gpu->stream), "fill");
+    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.fill(memory, (unsigned char)byte, (size_t)bytes, gpu->stream), "fill");
 }
 
 void device_upload(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) memcpy(to, from, (size_t)bytes);
-    else if (bytes && gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
+    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
 }
 
 void device_download(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) memcpy(to, from, (size_t)bytes);
-    else if (bytes && gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
+    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
     device_synchronize(device);
 }
 
 void device_synchronize(Device *device) {
     Gpu *gpu = device->gpu;
-    if (gpu && gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.stream_synchronize(gpu->stream), "stream_synchronize");
+    if (gpu && gpu_ready(gpu)) gpu_check(gpu, gpu->call.stream_synchronize(gpu->stream), "stream_synchronize");
 }
 
 void *device_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {

@@ -72,6 +72,10 @@ typedef struct LaunchShape { int64_t x, y, z; int threads, shared; } LaunchShape
 /* `arguments` is the kernel's struct. Identity of `kernel` is its address: use static constants. GPU only. */
 void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
 
+/* Between begin and end nothing is done: launches only note which kernels they need, which the end loads on all threads. GPU only. */
+void device_prepare_begin(Device *device);
+void device_prepare_end(Device *device);
+
 /* Recording of everything that is launched between begin and end, for replay as one unit. GPU only; recordings hold the pointers that they saw. */
 typedef struct DeviceRecording DeviceRecording;
 /* False when the driver cannot record. */

@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "device/internal.h"
+#include "device/ptx.h"
 
 enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
 
@@ -113,7 +114,8 @@ static bool list_modules(Gpu *gpu, const DeviceInfo *info, Error *error) {
     while (gpu_objects[objects].module) objects++;
     gpu->modules = memory_allocate((objects + 1) * sizeof *gpu->modules);
     for (int i = 0; i < objects; i++)
-        if (!strcmp(gpu_objects[i].target, info->target)) gpu->modules[gpu->module_count++] = (Module){gpu_objects[i].module, gpu_objects[i].image, NULL};
+        if (!strcmp(gpu_objects[i].target, info->target)) gpu->modules[gpu->module_count++] = (Module){.object = &gpu_objects[i]};
+    gpu->target = gpu->module_count ? gpu->modules[0].object->target : NULL;
     return gpu->module_count > 0 || error_set(error, ERROR_USAGE, "%s is %s, for which this smelt has no kernels: build with GPU_TARGETS=%s, or give device=cpu",
                                               info->name, info->target, info->target);
 }
@@ -135,6 +137,7 @@ Gpu *gpu_open(DeviceKind kind, int index, DeviceInfo *info, Error *error) {
     gpu->kind = kind;
     bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu, info) && list_modules(gpu, info, error) &&
                   create_stream(gpu);
+    if (opened && kind == DEVICE_CUDA) gpu->ptx = ptx_open();
     if (opened) return gpu;
     if (gpu->failure.code != ERROR_NONE) *error = gpu->failure;
     gpu_close(gpu);
@@ -147,6 +150,7 @@ void gpu_close(Gpu *gpu) {
     for (int i = 0; i < 2; i++)
         if (gpu->timer[i]) gpu->call.event_destroy(gpu->timer[i]);
     if (gpu->stream) gpu->call.stream_destroy(gpu->stream);
+    ptx_close(gpu->ptx);
     if (gpu->context) gpu->call.context_release(gpu->device);
     if (gpu->library) dlclose(gpu->library);
     free(gpu->modules);
@@ -155,32 +159,49 @@ void gpu_close(Gpu *gpu) {
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* All modules at once, side by side: on NVIDIA the driver compiles them. */
-static void load_modules(Gpu *gpu) {
-    int results[gpu->module_count];
-#pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < gpu->module_count; i++) {
-        if (gpu->context) gpu->call.context_use(gpu->context);
-        else gpu->call.device_use(gpu->device);
-        results[i] = gpu->call.module_load(&gpu->modules[i].handle, gpu->modules[i].image);
-    }
-    for (int i = 0; i < gpu->module_count; i++)
-        if (results[i] && gpu->failure.code == ERROR_NONE)
-            error_set(&gpu->failure, ERROR_DEVICE, "%s failed for kernels of %s: %s (%d)", symbol_of(gpu, "module_load"), gpu->modules[i].name,
-                      error_text(gpu, results[i]), results[i]);
+static int load_module(Gpu *gpu, Module *module) {
+    void *code = gpu->ptx && module->object->kernel[0] ? ptx_compile(gpu->ptx, module->object->image, gpu->target) : NULL;
+    if (gpu->context) gpu->call.context_use(gpu->context); /* of this thread */
+    else gpu->call.device_use(gpu->device);
+    int result = gpu->call.module_load(&module->handle, code ? code : module->object->image);
+    free(code);
+    return result;
 }
 
-static Module *find_module(Gpu *gpu, const char *name) {
-    if (!gpu->modules[0].handle) load_modules(gpu);
+/* Side by side: most of the time goes into compiling PTX. */
+static void load_wanted(Gpu *gpu) {
+    int results[gpu->module_count];
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < gpu->module_count; i++) results[i] = gpu->modules[i].wanted && !gpu->modules[i].handle ? load_module(gpu, &gpu->modules[i]) : 0;
     for (int i = 0; i < gpu->module_count; i++)
-        if (!strcmp(gpu->modules[i].name, name)) return &gpu->modules[i];
-    if (gpu->failure.code == ERROR_NONE) error_set(&gpu->failure, ERROR_DEVICE, "this smelt has no kernels of %s for this GPU", name);
+        if (results[i] && gpu->failure.code == ERROR_NONE)
+            error_set(&gpu->failure, ERROR_DEVICE, "%s failed for %s.%s: %s (%d)", symbol_of(gpu, "module_load"), gpu->modules[i].object->module,
+                      gpu->modules[i].object->kernel, error_text(gpu, results[i]), results[i]);
+}
+
+static Module *find_module(Gpu *gpu, const GpuKernel *kernel) {
+    for (int i = 0; i < gpu->module_count; i++) {
+        const GpuObject *object = gpu->modules[i].object;
+        if (!strcmp(object->module, kernel->module) && (!object->kernel[0] || !strcmp(object->kernel, kernel->name))) return &gpu->modules[i];
+    }
+    error_set(&gpu->failure, ERROR_DEVICE, "this smelt has no kernel %s of %s for this GPU", kernel->name, kernel->module);
     return NULL;
 }
 
+void device_prepare_begin(Device *device) { device->gpu->preparing = true; }
+
+void device_prepare_end(Device *device) {
+    device->gpu->preparing = false;
+    load_wanted(device->gpu);
+}
+
 static bool load_function(Gpu *gpu, Function *function, const GpuKernel *kernel) {
-    Module *module = find_module(gpu, kernel->module);
-    if (!module || gpu->failure.code != ERROR_NONE) return false;
+    Module *module = find_module(gpu, kernel);
+    if (!module) return false;
+    module->wanted = true;
+    if (gpu->preparing) return false;
+    if (!module->handle) load_wanted(gpu);
+    if (gpu->failure.code != ERROR_NONE) return false;
     int result = gpu->call.module_function(&function->handle, module->handle, kernel->name);
     if (result) return error_set(&gpu->failure, ERROR_DEVICE, "kernel %s of %s: %s (%d)", kernel->name, kernel->module, error_text(gpu, result), result);
     function->kernel = kernel;

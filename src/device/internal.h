@@ -5,13 +5,13 @@
 #include "device/device.h"
 #include "device/gpu_api.h"
 
-/* A code object of src/kernel for one target, embedded in the binary. */
-typedef struct GpuObject { const char *module, *target; const void *image; } GpuObject;
+/* A code object embedded in the binary: of a file of src/kernel for one target, or where `kernel` is not empty PTX of one of its kernels. */
+typedef struct GpuObject { const char *module, *kernel, *target; const void *image; } GpuObject;
 extern const GpuObject gpu_objects[]; /* ends with a NULL module */
 
 struct VendorGemm;
 
-typedef struct Module { const char *name; const void *image; void *handle; } Module;
+typedef struct Module { const GpuObject *object; void *handle; bool wanted; } Module; /* wanted: noted while preparing */
 typedef struct Function { const GpuKernel *kernel; void *handle; int shared; } Function;
 enum { GPU_MAX_FUNCTIONS = 512 }; /* slots of a hash table: more than twice the kernels there are */
 
@@ -21,10 +21,12 @@ typedef struct Gpu {
     void *library;
     int device;
     void *context, *stream, *timer[2];
+    struct PtxCompiler *ptx; /* NULL: the driver compiles */
+    const char *target;
     Module *modules; int module_count;
     Function functions[GPU_MAX_FUNCTIONS];
     struct VendorGemm *vendor_gemm; /* NULL: our own kernels only */
-    bool recording;
+    bool recording, preparing;
     Error failure; /* code ERROR_NONE: none yet */
 } Gpu;
 

@@ -54,6 +54,12 @@ double executor_get_metric(const Executor *executor, TensorId tensor, int64_t in
     return executor->graph->precision == PRECISION_FP64 ? ((const double *)data)[index] : ((const float *)data)[index];
 }
 
+static void run_nodes(Executor *executor) {
+    const Graph *graph = executor->graph;
+    for (int i = 0; i < graph->node_count; i++)
+        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
+}
+
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
 static void bind(Executor *executor) {
@@ -96,6 +102,13 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
     return true;
 }
 
+/* Loads all kernels at once. */
+static void prepare(Executor *executor) {
+    device_prepare_begin(executor->backend.device);
+    run_nodes(executor);
+    device_prepare_end(executor->backend.device);
+}
+
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error) {
     Executor *executor = memory_allocate(sizeof *executor);
     executor->graph = graph;
@@ -107,6 +120,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     }
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
     bind(executor);
+    if (device_is_gpu(backend->device)) prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op](&executor->calls[i]);
     return executor;
@@ -131,13 +145,7 @@ static void upload_inputs(Executor *executor) {
         device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
 }
 
-static void run_nodes(Executor *executor) {
-    const Graph *graph = executor->graph;
-    for (int i = 0; i < graph->node_count; i++)
-        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
-}
-
-/* The first run loads kernels and chooses products, which cannot be recorded; the second is recorded. */
+/* The first run chooses products, which cannot be recorded; the second is recorded. */
 void executor_run(Executor *executor) {
     Device *device = executor->backend.device;
     bool gpu = device_is_gpu(device);

@@ -27,8 +27,8 @@ INLINE Place place_of_block(const Attention *a, int rows, int parts) {
                    .chunk = opaque(block_z()) / parts};
 }
 
-INLINE int64_t place_row(const Place *p, const Attention *a, int row) { return p->base + row / a->packed; }
-INLINE int place_head(const Place *p, const Attention *a, int row) { return p->head + row % a->packed; }
+INLINE int64_t place_row(const Place *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
+INLINE int place_head(const Place *p, const Attention *a, int row) { return p->head + attention_packed_head(a, row); }
 
 /* The tile's queries, zero beyond the last row and column. */
 INLINE void load_queries(LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const Place *p) {
@@ -51,14 +51,13 @@ typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
 /* Raw scores of the next keys become weights, as operands, and what `out` holds shrinks to the new maximum. A row that has seen nothing has maximum -inf and
  * weights 0. */
 INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, float scale, Accumulator *out, const int out_blocks) {
-    float shrink[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         float maximum = softmax->maximum[r], sum = 0;
         UNROLL for (int n = 0; n < KEY_BLOCKS; n++)
             UNROLL for (int c = 0; c < LANE_COLUMNS; c++) maximum = __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
         maximum = lanes_max(maximum);
         float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
-        shrink[r] = fast_exp2(softmax->maximum[r] * scale - base);
+        float shrink = fast_exp2(softmax->maximum[r] * scale - base);
         UNROLL for (int n = 0; n < KEY_BLOCKS; n++)
             UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
                 float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
@@ -66,10 +65,10 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
                 sum += weight;
             }
         softmax->maximum[r] = maximum;
-        softmax->sum[r] = softmax->sum[r] * shrink[r] + sum;
+        softmax->sum[r] = softmax->sum[r] * shrink + sum;
+        UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], r, shrink);
     }
     UNROLL for (int n = 0; n < KEY_BLOCKS; n++) operand_of(&weights[n], &scores[n]);
-    UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], shrink);
 }
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */

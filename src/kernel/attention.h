@@ -56,6 +56,10 @@ extern __attribute__((aligned(128))) LOCAL bf16 attention_tiles[]; /* dynamic sh
 /* Whether a wave keeps the operands of its own rows in registers, or reads them from shared memory every time. */
 INLINE bool attention_holds(int width) { return WAVE == 64 || width <= 64; }
 
+/* Of row `row` of a sequence's tiles. */
+INLINE int attention_token(const Attention *a, int row) { return a->packed == 1 ? row : row / a->packed; }
+INLINE int attention_packed_head(const Attention *a, int row) { return a->packed == 1 ? 0 : row % a->packed; }
+
 typedef struct Interval { int low, high; } Interval;
 
 /* The keys that row `row` of the sequence that begins at row `base` sees. */
@@ -88,7 +92,7 @@ INLINE Extremes attention_extremes(const Attention *a, int64_t base, int first, 
     Extremes e = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
     UNROLL for (int i = 0; i < rows; i += WAVE) {
         int row = first + i + lane_id() % least(rows, WAVE);
-        Interval seen = attention_interval(a, base, least(row, total - 1) / a->packed);
+        Interval seen = attention_interval(a, base, attention_token(a, least(row, total - 1)));
         if (row < total) e = extremes_join(e, (Extremes){seen.low, seen.low, seen.high, seen.high});
     }
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {
@@ -107,8 +111,8 @@ INLINE bool extremes_cover(const Extremes *e, int first, int last) { return firs
 INLINE void attention_mask(Accumulator *scores, const int blocks, const Attention *a, int64_t base, int head, int first, int total, int key) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         int row = least(first + accumulator_row(r), total - 1);
-        Interval seen = attention_interval(a, base, row / a->packed);
-        float slope = attention_slope(a, head + row % a->packed);
+        Interval seen = attention_interval(a, base, attention_token(a, row));
+        float slope = attention_slope(a, head + attention_packed_head(a, row));
         int from = key + accumulator_first(), low = seen.low - from, high = seen.high - from;
         UNROLL for (int n = 0; n < blocks; n++)
             UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {

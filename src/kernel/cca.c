@@ -21,7 +21,7 @@ typedef struct CcaStateArguments { const bf16 GLOBAL *u; bf16 GLOBAL *state; int
 INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
     int left = in->dim - channel;
     bool whole = in->whole;
-    const bf16 GLOBAL *row = in->u + r * in->columns + channel, *keys = row + in->heads * in->dim;
+    const bf16 GLOBAL *row = row_of_u(in, r) + channel, *keys = row + in->heads * in->dim;
     if (head < in->heads) return (load_channels(row + head * in->dim, left, whole) + load_channels(keys + head / in->group * in->dim, left, whole)) * 0.5f;
     int key = head - in->heads;
     f32x8 sum = (f32x8)0;
@@ -62,35 +62,31 @@ INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int h
     store_channels(a->qkv + r * in->columns + head * in->dim + channel, y * scale, left, whole);
 }
 
-/* Rows first .. of one head, whose pairs are in the tile's place after the next barrier. */
+/* Rows first .. of one head. Products begin as bias and mean, so that all that comes from global memory is under way at once. */
 INLINE void convolve_tile(const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
     const CcaInput *in = &a->in;
     int channel = chunk_channel(DIM), left = in->dim - channel;
     int64_t column = head * in->dim + channel;
-    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) store_pairs(tile, 2 * DIM, chunk_row(i, DIM), channel, in, first + chunk_row(i, DIM), column, left);
-    barrier();
-    multiply_tile(products, tile, weights, DIM);
-    barrier();
-    f32x8 y[CCA_CHUNKS];
-    float scale[CCA_CHUNKS];
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
         int row = chunk_row(i, DIM);
-        float squares = 0;
-        y[i] = load_products(products, row, channel, DIM) + load_wide(a->grouped_bias + column, left, in->whole);
-        if (first + row < in->rows) y[i] += mean_of(in, first + row, head, channel);
-        UNROLL for (int j = 0; j < CHUNK; j++) squares += y[i][j] * y[i][j];
-        scale[i] = fast_sqrt((float)in->dim) * fast_rsqrt(sum_of_row(squares, DIM) + 1e-12f);
-        *(LOCAL f32x4 *)(products + product_at(row, channel, DIM)) = y[i].lo;
-        *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = y[i].hi;
+        store_pairs(tile, 2 * DIM, row, channel, in, first + row, column, left);
+        store_products(products, row, channel, load_wide(a->grouped_bias + column, left, in->whole) + mean_of(in, first + row, head, channel), DIM);
     }
+    barrier();
+    multiply_tile(products, tile, weights, true, DIM);
     barrier();
     UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
         int row = chunk_row(i, DIM);
         int64_t r = first + row;
+        f32x8 y = load_products(products, row, channel, DIM);
+        float squares = 0;
+        UNROLL for (int j = 0; j < CHUNK; j++) squares += y[j] * y[j];
+        float scale = fast_sqrt((float)in->dim) * fast_rsqrt(sum_of_row(squares, DIM) + 1e-12f);
         if (r >= in->rows) continue;
-        y[i] = rotate(y[i], products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
-        finish(a, y[i], scale[i], r, head, channel);
+        y = rotate(y, products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
+        finish(a, y, scale, r, head, channel);
     }
+    barrier();
 }
 
 /* The rows of the weights that each wave multiplies with, by way of the tile. */

@@ -13,10 +13,10 @@
 
 enum {
     CCA_WAVES = 4,
-    CCA_TILE = 4096,   /* elements: 32 rows of 128 channels, 64 of 64 */
+    CCA_TILE = 4096,     /* elements: 32 rows of 128 channels, 64 of 64 */
     CCA_MAX_DIM = 128,
-    CHUNK = 8,         /* channels of a 16-byte access */
     CCA_ALIGNMENT = 128, /* of tiles in shared memory, in bytes */
+    CHUNK = 8,           /* channels of a 16-byte access */
 };
 
 /* `state` (may be NULL) are the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half of what is rotated; kernels set it to the constant
@@ -99,8 +99,10 @@ INLINE int64_t history(const CcaInput *in, int64_t r) {
 /* Whether there is a row r that continues the document of the row before it. */
 INLINE bool continues(const CcaInput *in, int64_t r) { return r < in->rows && history(in, r) > 0; }
 
+/* Row r of u, or where there is none one that may be read as well. */
 INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) {
-    return r >= 0 ? in->u + r * in->columns : in->state + (r + 2) * in->columns;
+    if (r < 0) return in->state ? in->state + (r + 2) * in->columns : in->u;
+    return in->u + (r < in->rows ? r : in->rows - 1) * in->columns;
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -115,20 +117,19 @@ INLINE float sum_of_row(float x, const int DIM) {
 }
 
 /* Row `row` of a tile, from column 2 * `channel` on, becomes (c_{r-1}, c_r) for eight channels from `column` of u on, c being the depthwise convolution. What
- * precedes a document is zeros, of which c makes its bias. */
+ * precedes a document is zeros, of which c makes its bias. All loads start at once: which rows count is found out meanwhile. */
 INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, int64_t r, int64_t column, int left) {
-    bool whole = in->whole;
-    u32x4 pairs[2] = {(u32x4)0, (u32x4)0};
-    if (r < in->rows) {
-        int64_t before = history(in, r);
-        f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = (f32x8)0, u2 = (f32x8)0;
-        if (before > 0) u1 = load_channels(row_of_u(in, r - 1) + column, left, whole);
-        if (before > 1) u2 = load_channels(row_of_u(in, r - 2) + column, left, whole);
-        TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
-        f32x8 bias = load_wide(in->depthwise_bias + column, left, whole), earlier = earlier_taps(&taps), later = later_taps(&taps);
-        f32x8 previous = bias + earlier * u2 + later * u1, current = bias + earlier * u1 + later * u0;
-        UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = narrow_pair(previous[i], current[i]);
-    }
+    bool whole = in->whole, there = r < in->rows;
+    f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_of_u(in, r - 1) + column, left, whole);
+    f32x8 u2 = load_channels(row_of_u(in, r - 2) + column, left, whole), bias = load_wide(in->depthwise_bias + column, left, whole);
+    TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
+    f32x8 earlier = earlier_taps(&taps), later = later_taps(&taps);
+    int64_t before = there ? history(in, r) : 0;
+    u1 = before > 0 ? u1 : (f32x8)0;
+    u2 = before > 1 ? u2 : (f32x8)0;
+    f32x8 previous = bias + earlier * u2 + later * u1, current = bias + earlier * u1 + later * u0;
+    u32x4 pairs[2];
+    UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? narrow_pair(previous[i], current[i]) : 0;
     UNROLL for (int i = 0; i < 2; i++) *(LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 
@@ -141,8 +142,8 @@ INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
 /* Where four products lie; the turn spares bank conflicts. */
 INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
 
-/* products = tile [.., 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns. */
-INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const Operand *weights, const int DIM) {
+/* products = tile [.., 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto` what they were before. */
+INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const Operand *weights, const bool onto, const int DIM) {
     Accumulator sum;
     accumulator_clear(&sum);
     UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) {
@@ -153,12 +154,18 @@ INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const O
     UNROLL for (int r = 0; r < LANE_ROWS; r++)
         UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             int column = wave_column(DIM) + accumulator_column(c);
-            products[product_at(wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4] = accumulator_get(&sum, r, c);
+            LOCAL float *product = &products[product_at(wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4];
+            *product = (onto ? *product : 0) + accumulator_get(&sum, r, c);
         }
 }
 
 INLINE f32x8 load_products(LOCAL const float *products, int row, int channel, const int DIM) {
     return join(*(LOCAL const f32x4 *)(products + product_at(row, channel, DIM)), *(LOCAL const f32x4 *)(products + product_at(row, channel + 4, DIM)));
+}
+
+INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x, const int DIM) {
+    *(LOCAL f32x4 *)(products + product_at(row, channel, DIM)) = x.lo;
+    *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = x.hi;
 }
 
 #else

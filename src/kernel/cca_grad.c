@@ -215,11 +215,11 @@ INLINE void load_turned_weights(Operand *weights, const CcaInput *in, int head, 
 
 /* Row `row` of the tile becomes g of row r and, behind it, that of row r + 1 if it continues the document. */
 INLINE void store_gradients(LOCAL bf16 *tile, int row, int channel, const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int left, const int DIM) {
-    u32x4 own = (u32x4)0, next = (u32x4)0;
-    if (r < in->rows) own = load_chunk(g + r * in->convolved, left, in->whole);
-    if (continues(in, r + 1)) next = load_chunk(g + (r + 1) * in->convolved, left, in->whole);
-    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = own;
-    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = next;
+    int64_t last = in->rows - 1;
+    u32x4 own = load_chunk(g + (r < last ? r : last) * in->convolved, left, in->whole);
+    u32x4 next = load_chunk(g + (r < last ? r + 1 : last) * in->convolved, left, in->whole);
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? own : (u32x4)0;
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = continues(in, r + 1) ? next : (u32x4)0;
 }
 
 /* What the mean of q and k sends back to eight channels of head `head` of row r. */
@@ -245,13 +245,14 @@ INLINE void depthwise_grad(const CcaInputGradArguments *a, TapSums *sums, LOCAL 
     int left = in->dim - channel;
     int64_t column = head * in->dim + channel;
     bool whole = in->whole;
-    f32x8 d = load_products(products, row, channel, DIM), following = (f32x8)0;
-    if (continues(in, r + 1)) following = load_products(products, row + 1, channel, DIM);
+    f32x8 mean = mean_grad(in, a->g, r, head, channel), u = load_channels(row_of_u(in, r) + column, left, whole);
+    f32x8 before = load_channels(row_of_u(in, r - 1) + column, left, whole);
     TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
-    f32x8 du = mean_grad(in, a->g, r, head, channel) + later_taps(&taps) * d + earlier_taps(&taps) * following;
-    store_channels(a->du + r * in->columns + column, du, left, whole);
-    sums->later += d * load_channels(in->u + r * in->columns + column, left, whole);
-    if (continues(in, r)) sums->earlier += d * load_channels(in->u + (r - 1) * in->columns + column, left, whole);
+    f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
+    following = continues(in, r + 1) ? following : (f32x8)0;
+    store_channels(a->du + r * in->columns + column, mean + later_taps(&taps) * d + earlier_taps(&taps) * following, left, whole);
+    sums->later += d * u;
+    sums->earlier += continues(in, r) ? d * before : (f32x8)0;
 }
 
 /* The threads' sums of each channel, added in order. */
@@ -285,9 +286,9 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
     for (; first < end; first += rows) {
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++) store_gradients(tile, chunk_row(i, DIM), channel, in, g, first + chunk_row(i, DIM), left, DIM);
         barrier();
-        multiply_tile(products, tile, weights, DIM);
+        multiply_tile(products, tile, weights, false, DIM);
         barrier();
-        UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+        _Pragma("clang loop unroll_count(2)") for (int i = 0; i < CCA_CHUNKS; i++) {
             int row = chunk_row(i, DIM);
             if (row < rows && first + row < end) depthwise_grad(a, &sums, products, row, first + row, head, channel, DIM);
         }
@@ -326,12 +327,12 @@ INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, 
         }
         stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
         barrier();
-        UNROLL for (int k = 0; k < WEIGHT_STEP; k += MMA) {
+        _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
             Operand right[SIDE];
-            UNROLL for (int n = 0; n < SIDE; n++) operand_load_transposed(&right[n], pairs + column, WEIGHT_COLUMNS, k, n * MMA);
+            UNROLL for (int n = 0; n < SIDE; n++) operand_load_transposed(&right[n], pairs + k * WEIGHT_COLUMNS + column, WEIGHT_COLUMNS, 0, n * MMA);
             UNROLL for (int m = 0; m < SIDE; m++) {
                 Operand left;
-                operand_load_transposed(&left, gradients + row, CCA_MAX_DIM, k, m * MMA);
+                operand_load_transposed(&left, gradients + k * CCA_MAX_DIM + row, CCA_MAX_DIM, 0, m * MMA);
                 UNROLL for (int n = 0; n < SIDE; n++) mma(&sums[m][n], &left, &right[n]);
             }
         }

@@ -1,9 +1,9 @@
 /* Matrix products: C = alpha A B + beta D + bias, one, a batch of one shape, or one per expert, behind gemm_launch.h. Owns no memory.
  *
  * C is cut into tiles; a block makes whole tiles, so every sum runs over the depth in one order. Tiles are numbered product after product; in a product a band of
- * rows of tiles goes column by column, so that blocks that run together share what they read in the second-level cache. On NVIDIA as many blocks as there
- * are processors stay and take every so-manieth tile, reading across the end of a tile into the next one; on AMD a block makes one tile, and two of them share a
- * processor. Where the sizes of products are only known on the device, blocks count tiles there; a grid may have more blocks than tiles. */
+ * rows of tiles goes column by column, so that blocks that run together share what they read in the second-level cache. On NVIDIA there are as many blocks as
+ * processors, and each goes from tile to tile, already reading for the next one; on AMD a block makes one tile, and two blocks share a processor. Where the sizes of
+ * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles. */
 #include "kernel/gemm.h"
 
 typedef struct GemmArguments {
@@ -71,14 +71,22 @@ INLINE void place_below_diagonal(int32_t index, int32_t *row, int32_t *column) {
     *column = inner % (p + 1);
 }
 
-/* Indices of one walk must not decrease. */
-INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
-    Tile tile = {.rows = g->m, .depth = g->k};
-    int32_t tiles = 0;
-    while (walk->product < g->products && index >= walk->first + (tiles = tiles_of(g, walk->product))) {
+/* Goes on to the product that has tile `index`, which must not be less than before; past the last one when there is none. */
+INLINE void walk_to(const GemmArguments *g, Walk *walk, int32_t index) {
+    if (!g->offset) {
+        walk->product = index / g->tiles;
+        walk->first = walk->product * g->tiles;
+    } else while (walk->product < g->products) {
+        int32_t tiles = tiles_of(g, walk->product);
+        if (index < walk->first + tiles) break;
         walk->first += tiles;
         walk->product++;
     }
+}
+
+INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
+    Tile tile = {.rows = g->m, .depth = g->k};
+    walk_to(g, walk, index);
     if (walk->product >= g->products) return tile;
     tile.product = walk->product;
     if (g->offset) {
@@ -211,8 +219,8 @@ INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, 
 INLINE int32_t first_tile(const GemmArguments *g) {
 #if defined __gfx942__ || defined __gfx950__
     enum { CHIPLETS = 8 };
-    int32_t tiles = 0;
-    for (int32_t i = 0; i < g->products; i++) tiles += tiles_of(g, i);
+    int32_t tiles = g->offset ? 0 : g->products * g->tiles;
+    for (int32_t i = 0; g->offset && i < g->products; i++) tiles += tiles_of(g, i);
     int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
     return index < share ? block_x() % CHIPLETS * share + index : tiles;
 #else
@@ -239,6 +247,7 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
         barrier();
         reader_fetch(&left, &next_left, a, TILE_ROWS);
         reader_fetch(&right, &next_right, b, TILE_COLUMNS);
+        __builtin_amdgcn_sched_barrier(0); /* else the loads sink below the sums, to save registers */
         sums_add(&sums, stage, a, b);
     }
     barrier();
@@ -247,8 +256,8 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
 
 #elif defined __NVPTX__
 
-/* Stages that reading is ahead of the sums. A stage is written again when all waves are known to be done with it, which is one barrier after it was read by mma.sync
- * and two after wgmma started to read it. */
+/* Stages that reading is ahead of the sums. A stage is filled again when all waves are known to be done with it: one barrier after mma.sync read it, two after wgmma
+ * began to. */
 enum { AHEAD = 2 };
 
 extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
@@ -285,6 +294,15 @@ INLINE void ahead_read(Ahead *ahead, const GemmArguments *g, int stage, Layout a
     copies_commit();
 }
 
+/* Brings a tile of D near, to be there when the sums are: in weight gradients it is as much memory as all that is read for them. */
+INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
+    int line = g->wide ? 32 : 64, across = TILE_COLUMNS / line; /* elements in 128 bytes */
+    _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : TILE_ROWS * across; i < TILE_ROWS * across; i += GEMM_THREADS) {
+        int32_t row = t->row + i / across, column = t->column + i % across * line;
+        if (row < t->rows && column < g->n) prefetch((GLOBAL const char *)g->d + place_of(g, t, row, column) * (128 / line));
+    }
+}
+
 INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
     Ahead ahead = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
@@ -295,6 +313,7 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
         Tile tile = tile_find(g, &walk, index);
         if (tile.steps == 0) return;
         Sums sums;
+        tile_prefetch(g, &tile);
         sums_clear(&sums);
         for (int32_t step = 0; step < tile.steps; step++) {
             LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;

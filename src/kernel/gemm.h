@@ -44,8 +44,8 @@ typedef struct Reader {
     GLOBAL const bf16 *data;                  /* line 0 of the next tile */
     int64_t step;                             /* to the next tile, in elements */
     int32_t left;                             /* depth from data on */
-    int32_t offset[CHUNKS];                   /* of this thread's chunks from data; not for LAYOUT_ELEMENTS */
-    int32_t line_stride, depth_stride, lines; /* for LAYOUT_ELEMENTS */
+    int32_t offset[CHUNKS];                   /* from data to this thread's chunks; not of LAYOUT_ELEMENTS */
+    int32_t line_stride, depth_stride, lines; /* of LAYOUT_ELEMENTS only */
 } Reader;
 
 INLINE int chunks_of(int count) { return count * TILE_DEPTH / 8 / GEMM_THREADS; }
@@ -122,13 +122,15 @@ INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
     UNROLL for (int i = 0; i < chunks_of(count); i++) copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_exists(r, layout, i));
     reader_advance(r);
 }
+/* Into the second-level cache. */
+INLINE void prefetch(GLOBAL const void *data) { __asm__ volatile("prefetch.global.L2 [%0];" : : "l"(data)); }
 INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
 /* All but the last committed group of copies have arrived. */
 INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : "memory"); }
 
 #endif
 
-/* -- Sums by mma.h ------------------------------------------------------------------------------------------------- */
+/* -- Passes -------------------------------------------------------------------------------------------------------- */
 
 /* What a wave lays out at once, 1024 or 2048 sums in fp32, with 16-byte chunks permuted against bank conflicts. */
 #if defined GEMM_WGMMA
@@ -160,10 +162,12 @@ INLINE void wave_barrier(void) {
 #endif
 }
 
+/* -- Sums by mma.h ------------------------------------------------------------------------------------------------- */
+
 #ifndef GEMM_WGMMA
 
 enum {
-    WAVE_ROWS = 64 / MMA,                                            /* blocks of a wave */
+    WAVE_ROWS = 64 / MMA, /* blocks of a wave */
     WAVE_COLUMNS = TILE_ROWS * TILE_COLUMNS * WAVE / GEMM_THREADS / 64 / MMA,
     WAVES_ACROSS = TILE_COLUMNS / MMA / WAVE_COLUMNS,
     PASS_BLOCKS = WAVE_COLUMNS, /* side by side */
@@ -193,6 +197,7 @@ INLINE void sums_add(Sums *sums, LOCAL const bf16 *stage, Layout a, Layout b) {
     }
 }
 
+/* Lays out pass i, whose upper left sum is that of (pass_row(i), pass_column(i)) of the tile. */
 INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
     int zero = opaque(0);
     UNROLL for (int j = 0; j < PASS_BLOCKS; j++) {
@@ -208,9 +213,9 @@ INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
 INLINE int pass_row(int i) { return (wave_id() / WAVES_ACROSS * WAVE_ROWS + i * PASS_BLOCKS / WAVE_COLUMNS) * MMA; }
 INLINE int pass_column(int i) { return (wave_id() % WAVES_ACROSS * WAVE_COLUMNS + i * PASS_BLOCKS % WAVE_COLUMNS) * MMA; }
 
-/* -- Sums by wgmma ------------------------------------------------------------------------------------------------- */
-
 #else
+
+/* -- Sums by wgmma ------------------------------------------------------------------------------------------------- */
 
 typedef struct Sums { float x[TILE_COLUMNS / 2]; } Sums;
 

@@ -92,13 +92,13 @@ INLINE uint32_t round_pair(float low, float high) {
 }
 
 INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
-    int lane = lane_id();
+    int lane = opaque(lane_id());
     UNROLL for (int s = 0; s < 2; s++)
         o->half[s] = *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_over(width, column)) + tile_block(width, row, column));
 }
 
 INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
-    int lane = lane_id();
+    int lane = opaque(lane_id());
     uint32_t pair[8];
     UNROLL for (int i = 0; i < 8; i++) {
         int at = (tile_lane(width, lane / 16 * 8 + i, lane % 16 / 4) ^ tile_over(width, column)) + lane % 4 * 2;
@@ -248,10 +248,9 @@ INLINE void accumulator_clear(Accumulator *a) {
         UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, 0);
 }
 
-/* Row accumulator_row(r) times factor[r]. */
-INLINE void accumulator_scale(Accumulator *a, const float *factor) {
-    UNROLL for (int r = 0; r < LANE_ROWS; r++)
-        UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, accumulator_get(a, r, c) * factor[r]);
+/* Row accumulator_row(r) times `factor`. */
+INLINE void accumulator_scale(Accumulator *a, int r, float factor) {
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, accumulator_get(a, r, c) * factor);
 }
 
 /* -- From global memory -------------------------------------------------------------------------------------------- */
@@ -285,7 +284,10 @@ INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const 
     }
 }
 
-/* Chunk i of `thread`, of rows * width / 8 / threads: its row, column and place. Where a round of all threads fills whole periods of tile_turn, these are the
+/* Chunks of a thread; where they are fewer than threads, the first ones take them. */
+INLINE int stage_chunks(int width, int rows, int threads) { return (rows * width / 8 + threads - 1) / threads; }
+INLINE bool stage_takes_part(int thread, int width, int rows, int threads) { return rows * width / 8 % threads == 0 || thread < rows * width / 8; }
+/* Chunk i of `thread`: its row, column and place. Where a round of all threads fills whole periods of tile_turn, these are the
  * first chunk's plus constants. */
 typedef struct StagePlace { int row, column, at; } StagePlace;
 INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
@@ -300,7 +302,7 @@ INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
 
 #if defined __AMDGCN__
 
-enum { STAGE_CHUNKS = 8 }; /* most that a thread carries */
+enum { STAGE_CHUNKS = 16 }; /* most that a thread carries */
 /* What is under way, in registers. */
 typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
 
@@ -308,7 +310,8 @@ INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int
     (void)tile;
     if (!source_in_chunks(source)) return;
     int thread = opaque(thread_id());
-    UNROLL for (int i = 0; i < rows * width / 8 / threads; i++) {
+    if (!stage_takes_part(thread, width, rows, threads)) return;
+    UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
         StagePlace place = stage_place(thread, width, threads, i);
         stage->chunk[i] = (u32x4){0, 0, 0, 0};
         if (place.row < source->rows && place.column < source->columns)
@@ -324,7 +327,8 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
         return;
     }
     int thread = opaque(thread_id());
-    UNROLL for (int i = 0; i < rows * width / 8 / threads; i++) *(LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
+    if (!stage_takes_part(thread, width, rows, threads)) return;
+    UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) *(LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
 }
 
 #elif defined __NVPTX__
@@ -340,7 +344,7 @@ INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int
     (void)stage;
     int thread = opaque(thread_id());
     if (!source_in_chunks(source)) stage_elements(tile, width, rows, threads, source);
-    else UNROLL for (int i = 0; i < rows * width / 8 / threads; i++) {
+    else if (stage_takes_part(thread, width, rows, threads)) UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
         StagePlace place = stage_place(thread, width, threads, i);
         bool there = place.row < source->rows && place.column < source->columns;
         copy_chunk(tile + place.at, source->from + (there ? place.row * (int)source->stride + place.column : 0), there);

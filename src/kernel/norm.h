@@ -53,23 +53,25 @@ typedef struct Team { int threads, units, lane, columns; float share; } Team; /*
 typedef f32x4 Row[NORM_UNITS];
 typedef u32x2 NarrowRow[NORM_UNITS]; /* bf16, widened where it is used: half the registers */
 
+/* First column of the thread's group i of 4, wherever the row ends. */
+INLINE int group_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
+INLINE bool inside(Team t, int i) { return group_begin(t, i) < t.columns; }
+
 /* The thread's groups of 4 columns. Of a row that is narrower than its team, the last groups are outside. NVIDIA skips them, by predicates. On AMD that would
  * be branches, and loads in a branch wait for each other: there they load what another group loads, count as zero in sums over the row, and are not
  * stored. */
 #ifdef __NVPTX__
-#define FOR_UNITS(team) UNROLL for (int i = 0; i < (team).units; i++) if (inside(team, i))
+#define FOR_UNITS(team)                                                                                                                    \
+    UNROLL for (int i = 0; i < (team).units; i++)                                                                                          \
+        if (inside(team, i))
+INLINE int column_of(Team t, int i) { return group_begin(t, i); }
 #else
 #define FOR_UNITS(team) UNROLL for (int i = 0; i < (team).units; i++)
+INLINE int column_of(Team t, int i) { return inside(t, i) ? group_begin(t, i) : t.columns - 4; }
 #endif
 
 INLINE Team make_team(int threads, int units, int columns) {
     return (Team){.threads = threads, .units = units, .lane = thread_id() % threads, .columns = columns, .share = 1.0f / (float)columns};
-}
-
-INLINE bool inside(Team t, int i) { return (i * t.threads + t.lane) * 4 < t.columns; }
-INLINE int column_of(Team t, int i) {
-    int column = (i * t.threads + t.lane) * 4;
-    return column < t.columns ? column : t.columns - 4;
 }
 
 /* Of this thread's team among those of the grid. */
@@ -84,7 +86,7 @@ INLINE float team_sum(Team t, float x) {
 
 INLINE void load_row_wide(Team t, Row row, const float GLOBAL *from) { FOR_UNITS(t) row[i] = load4_wide(from + column_of(t, i), 4); }
 INLINE void load_row_narrow(Team t, NarrowRow row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = *(const u32x2 GLOBAL *)(from + column_of(t, i)); }
-INLINE void clear_row(Team t, Row row) { FOR_UNITS(t) row[i] = (f32x4)0; }
+INLINE void clear_row(Team t, Row row) { UNROLL for (int i = 0; i < t.units; i++) row[i] = (f32x4)0; }
 
 INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_wide(to + column_of(t, i), x, 4);
@@ -104,7 +106,7 @@ INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
     }
     int width = t.threads * t.units * 4;
     barrier();
-    FOR_UNITS(t) *(f32x4 LOCAL *)&parts[thread_id() / t.threads * width + (i * t.threads + t.lane) * 4] = row[i];
+    FOR_UNITS(t) *(f32x4 LOCAL *)&parts[thread_id() / t.threads * width + group_begin(t, i)] = row[i];
     barrier();
     for (int j = thread_id(); j < t.columns; j += NORM_THREADS) {
         float sum = parts[j];
@@ -279,7 +281,7 @@ INLINE void norm_grad_row(const NormGradArguments *a, bool layer, Merge merge, T
     Row x, ds, stream;
     NarrowRow dy, block;
     clear_row(t, ds);
-    FOR_UNITS(t) dy[i] = (u32x2)0;
+    UNROLL for (int i = 0; i < t.units; i++) dy[i] = (u32x2)0;
     if (a->d_normed) load_row_narrow(t, dy, a->d_normed + at);
     if (merge != MERGE_NONE && a->d_merged) load_row_wide(t, ds, a->d_merged + at);
     Statistics s = load_statistics(a->statistics, row, layer);

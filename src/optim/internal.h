@@ -64,6 +64,7 @@ struct Optimizer {
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
     Gemm *products;   /* as many as the largest group needs; CPU */
+    int64_t busy;     /* elements of a matrix whose products keep the GPU busy by themselves */
 
     /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, on a GPU, `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */

@@ -10,6 +10,7 @@
 typedef struct Products {
     Device *device;
     const Matrix *matrix;
+    bool busy; /* each matrix by itself keeps the GPU so */
     int64_t count, stride; /* of matrices; from one to the next, in elements of bf16 */
     bf16 *x, *y, *gram, *square;
 } Products;
@@ -19,6 +20,7 @@ static Products products_of(const Optimizer *o, int first, int end) {
     return (Products){
         .device = o->device,
         .matrix = m,
+        .busy = m->rows * m->columns >= o->busy,
         .count = end - first,
         .stride = end - first > 1 ? (m[1].x - m[0].x) / (int64_t)sizeof(bf16) : 0,
         .x = optim_at(o->scratch, m->x, 1),
@@ -51,11 +53,6 @@ static void multiply_square(const Products *p) {
     gpu_muon_add_identity(p->device, p->gram, p->square, order, p->count, p->stride, NEWTON_SCHULZ_A, NEWTON_SCHULZ_B, NEWTON_SCHULZ_C);
 }
 
-/* Whether a product of one matrix has a usual tile for every processor. */
-static bool keeps_busy(const Products *p) {
-    return p->matrix->rows * p->matrix->columns >= (int64_t)device_info(p->device)->processors * 128 * 128;
-}
-
 /* x becomes y. */
 static void multiply_update(Products *p) {
     int64_t rows = p->matrix->rows, columns = p->matrix->columns, order = p->matrix->order;
@@ -63,7 +60,7 @@ static void multiply_update(Products *p) {
     bf16 *a = tall ? p->x : p->square, *b = tall ? p->square : p->x, *c = p->y;
     Gemm update = {.input = GEMM_BF16, .output = GEMM_BF16, .m = rows, .n = columns, .k = order, .a = a, .lda = order, .b = b, .ldb = columns,
                    .c = c, .ldc = columns};
-    if (keeps_busy(p)) {
+    if (p->busy) {
         for (int64_t i = 0; i < p->count; i++, a += p->stride, b += p->stride, c += p->stride) {
             update.a = a, update.b = b, update.c = c;
             device_gemm(p->device, &update);

@@ -8,6 +8,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+enum { USUAL_TILE = 128 * 128 }; /* elements of a product that one processor of a GPU computes at a time */
+
 /* ---- Who updates what ---- */
 
 bool optim_uses_muon(const OptimizerConfig *config, const Parameter *parameter) {
@@ -124,6 +126,7 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, D
     Optimizer *optimizer = lay_out(graph, config, device_is_gpu(device));
     assert(!optimizer->gpu || graph->precision == PRECISION_BF16);
     optimizer->device = device;
+    optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
     if (!allocate_arenas(optimizer, error)) {
         optimizer_free(optimizer);
         return NULL;
@@ -164,8 +167,8 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 static double gradient_norm_gpu(const Optimizer *optimizer, const void *gradients) {
     double norm = NAN, *on_device = optimizer->norms + optimizer->matrix_count;
-    gpu_gradient_norm(optimizer->device, optimizer->device_chunks + optimizer->controller_end, optimizer->chunk_count - optimizer->controller_end, gradients,
-             optimizer->partials, on_device);
+    gpu_gradient_norm(optimizer->device, optimizer->device_chunks + optimizer->controller_end, optimizer->chunk_count - optimizer->controller_end,
+                      gradients, optimizer->partials, on_device);
     device_download(optimizer->device, &norm, on_device, sizeof norm);
     return norm;
 }

@@ -128,25 +128,22 @@ static void load_ending(const Model *model, Executor *executor, const ChoiceText
     }
 }
 
-static void set_scalar(const Model *model, Executor *executor, TensorId tensor, double value) {
-    if (model->graph->precision == PRECISION_FP64) *(double *)executor_tensor(executor, tensor) = value;
-    else *(float *)executor_tensor(executor, tensor) = (float)value;
-}
-
-static double score_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
+static bool score_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending, double *loss, Error *error) {
     load_ending(model, executor, context, ending);
     executor_zero(executor);
     executor_run(executor);
-    const void *loss = executor_tensor(executor, model->loss);
-    return model->graph->precision == PRECISION_FP64 ? *(const double *)loss : *(const float *)loss;
+    if (!executor_finish(executor, error)) return false;
+    *loss = executor_get_metric(executor, model->loss, 0);
+    return isfinite(*loss) || error_set(error, ERROR_NUMERICS, "its loss is %g", *loss);
 }
 
 static bool score_example(const Model *model, Executor *executor, const ChoiceExample *example, ChoiceScore *score, Error *error) {
     double best = INFINITY, best_mean = INFINITY;
     for (int i = 0; i < example->endings; i++) {
-        double loss = score->loss[i] = score_ending(model, executor, &example->context, &example->ending[i]), mean = loss / example->ending[i].count;
-        if (!isfinite(loss)) return error_set(error, ERROR_NUMERICS, "the loss of ending %d is %g", i, loss);
-        if (loss < best) best = loss, score->chosen = i;
+        double *loss = &score->loss[i];
+        if (!score_ending(model, executor, &example->context, &example->ending[i], loss, error)) return error_context(error, "ending %d", i);
+        double mean = *loss / example->ending[i].count;
+        if (*loss < best) best = *loss, score->chosen = i;
         if (mean < best_mean) best_mean = mean, score->chosen_mean = i;
     }
     return true;
@@ -154,8 +151,8 @@ static bool score_example(const Model *model, Executor *executor, const ChoiceEx
 
 bool choices_evaluate(const Model *model, Executor *executor, const Choices *choices, int64_t count, ChoiceScore *scores, Error *error) {
     assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= choices->longest - 1);
-    set_scalar(model, executor, model->scale, 1);
-    set_scalar(model, executor, model->share, 1);
+    executor_set_scalar(executor, model->scale, 1);
+    executor_set_scalar(executor, model->share, 1);
     Progress progress = progress_start("evaluating", "examples", count);
     bool good = true;
     for (int64_t i = 0; i < count && good; i++) {

@@ -1,0 +1,89 @@
+/* Kernels that are each wrong in one way, which the emulator must report. All take one buffer of 256 dwords, and run as one workgroup of 128. */
+typedef unsigned int u32;
+#define GLOBAL __attribute__((address_space(1)))
+#define SHARED __attribute__((address_space(3), loader_uninitialized))
+#define LOCAL __attribute__((address_space(3)))
+#define KERNEL __attribute__((amdgpu_kernel, visibility("protected"))) void
+
+static inline u32 thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
+static inline void barrier(void) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+KERNEL read_past_the_end(GLOBAL u32 *buffer) { buffer[thread_id()] = buffer[thread_id() + 129]; }
+KERNEL write_past_the_end(GLOBAL u32 *buffer) { buffer[2 * thread_id() + 3] = 0; }
+KERNEL misaligned_write(GLOBAL u32 *buffer) { *(GLOBAL u32 *)((GLOBAL char *)buffer + 4 * thread_id() + 2) = 1; }
+KERNEL atomic_past_the_end(GLOBAL u32 *buffer) { __atomic_fetch_add(&buffer[256 + thread_id()], 1, __ATOMIC_RELAXED); }
+
+KERNEL lds_past_the_end(GLOBAL u32 *buffer) {
+    static SHARED u32 local[128];
+    ((volatile LOCAL u32 *)local)[thread_id() + buffer[0] + 1] = 1;
+}
+KERNEL misaligned_lds(GLOBAL u32 *buffer) {
+    static SHARED u32 local[132];
+    *(volatile LOCAL u32 *)((LOCAL char *)local + 4 * thread_id() + 2) = buffer[0];
+}
+KERNEL unwritten_lds(GLOBAL u32 *buffer) {
+    static SHARED u32 local[256];
+    local[2 * thread_id()] = 1;
+    barrier();
+    buffer[thread_id()] = local[thread_id()];
+}
+KERNEL unwritten_register(GLOBAL u32 *buffer) {
+    u32 x;
+    __asm__ volatile("v_add_u32 %0, v77, 1" : "=v"(x));
+    buffer[thread_id()] = x;
+}
+KERNEL unwritten_address(GLOBAL u32 *buffer) {
+    __asm__ volatile("global_store_dword v77, v0, %0" : : "s"(buffer));
+}
+KERNEL undefined_through_lds(GLOBAL u32 *buffer) {
+    static SHARED u32 local[128];
+    u32 x;
+    __asm__ volatile("v_mov_b32 %0, v77" : "=v"(x));
+    local[thread_id()] = x;
+    barrier();
+    buffer[thread_id()] = local[thread_id()];
+}
+KERNEL race_read_after_write(GLOBAL u32 *buffer) {
+    static SHARED volatile u32 local[64];
+    if (thread_id() < 64) local[thread_id()] = thread_id();
+    buffer[thread_id()] = local[thread_id() % 64];
+}
+KERNEL race_write_after_read(GLOBAL u32 *buffer) {
+    static SHARED volatile u32 local[128];
+    local[thread_id()] = thread_id();
+    barrier();
+    u32 x = local[127 - thread_id()];
+    if (thread_id() >= 64) local[thread_id()] = x + buffer[0];
+}
+KERNEL race_of_writes(GLOBAL u32 *buffer) {
+    static SHARED volatile u32 local[1];
+    local[0] = buffer[thread_id()];
+}
+KERNEL divergent_barrier(GLOBAL u32 *buffer) {
+    if (thread_id() % 2) barrier();
+    buffer[thread_id()] = 1;
+}
+KERNEL barriers_apart(GLOBAL u32 *buffer) {
+    if (__builtin_amdgcn_readfirstlane(thread_id()) < 64)
+        __asm__ volatile("s_barrier");
+    else
+        __asm__ volatile("s_nop 1\n s_barrier");
+    buffer[thread_id()] = 1;
+}
+KERNEL ended_wavefront(GLOBAL u32 *buffer) {
+    if (__builtin_amdgcn_readfirstlane(thread_id()) >= 64) return;
+    barrier();
+    buffer[thread_id()] = 1;
+}
+KERNEL unknown_instruction(GLOBAL u32 *buffer) {
+    __asm__ volatile("v_mqsad_pk_u16_u8 v[20:21], v[22:23], v24, v[26:27]" : : : "v20", "v21");
+    buffer[0] = 1;
+}
+KERNEL trap(GLOBAL u32 *buffer) {
+    buffer[thread_id()] = 1;
+    __builtin_trap();
+}

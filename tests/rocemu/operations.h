@@ -1,0 +1,165 @@
+/* Instructions with what each must compute, said twice in one row: as assembly for the device and as a C expression for the host. The device file makes a kernel of
+ * every row, the test compares its results with the expression's over random and special values.
+ *
+ *   X(name, kind, D, A, B, C, assembly, ulps, expression)   vector: the result is in v2 (and v3), a in v4, b in v6, c in v8; each u32 or u64
+ *   X(name, D, A, B, assembly, expression)                  scalar: the result is in s12 (and s13), a in s14, b in s16
+ *
+ * The expression sees a, b, c; f(x) and g(x) read bits as float and double, fb and gb give them back. 
+ * Kinds: I bits must be equal; F fp32, G fp64, H fp16, P two fp16, where any two NaNs are equal. `ulps`: how far an approximation may be off. */
+
+#define VECTOR_INTEGER(X)                                                                                                                     \
+    X(mov, I, u32, u32, u32, u32, "v_mov_b32 %0, %1", 0, a)                                                                                   \
+    X(not, I, u32, u32, u32, u32, "v_not_b32 %0, %1", 0, ~a)                                                                                  \
+    X(bfrev, I, u32, u32, u32, u32, "v_bfrev_b32 %0, %1", 0, reversed(a))                                                                     \
+    X(ffbh, I, u32, u32, u32, u32, "v_ffbh_u32 %0, %1", 0, a ? (u32)__builtin_clz(a) : ~0u)                                                   \
+    X(ffbl, I, u32, u32, u32, u32, "v_ffbl_b32 %0, %1", 0, a ? (u32)__builtin_ctz(a) : ~0u)                                                   \
+    X(ffbh_i32, I, u32, u32, u32, u32, "v_ffbh_i32 %0, %1", 0, a == 0 || a == ~0u ? ~0u : (u32)__builtin_clrsb((int)a) + 1)                   \
+    X(add_u32, I, u32, u32, u32, u32, "v_add_u32 %0, %1, %2", 0, a + b)                                                                       \
+    X(sub_u32, I, u32, u32, u32, u32, "v_sub_u32 %0, %1, %2", 0, a - b)                                                                       \
+    X(subrev_u32, I, u32, u32, u32, u32, "v_subrev_u32 %0, %1, %2", 0, b - a)                                                                 \
+    X(add_clamp, I, u32, u32, u32, u32, "v_add_u32 %0, %1, %2 clamp", 0, a + b < a ? ~0u : a + b)                                             \
+    X(sub_clamp, I, u32, u32, u32, u32, "v_sub_u32 %0, %1, %2 clamp", 0, a < b ? 0 : a - b)                                                   \
+    X(and, I, u32, u32, u32, u32, "v_and_b32 %0, %1, %2", 0, a & b)                                                                           \
+    X(or, I, u32, u32, u32, u32, "v_or_b32 %0, %1, %2", 0, a | b)                                                                             \
+    X(xor, I, u32, u32, u32, u32, "v_xor_b32 %0, %1, %2", 0, a ^ b)                                                                           \
+    X(lshlrev, I, u32, u32, u32, u32, "v_lshlrev_b32 %0, %1, %2", 0, b << a % 32)                                                             \
+    X(lshrrev, I, u32, u32, u32, u32, "v_lshrrev_b32 %0, %1, %2", 0, b >> a % 32)                                                             \
+    X(ashrrev, I, u32, u32, u32, u32, "v_ashrrev_i32 %0, %1, %2", 0, (u32)((int)b >> a % 32))                                                 \
+    X(lshlrev64, I, u64, u32, u64, u32, "v_lshlrev_b64 %0, %1, %2", 0, b << a % 64)                                                           \
+    X(lshrrev64, I, u64, u32, u64, u32, "v_lshrrev_b64 %0, %1, %2", 0, b >> a % 64)                                                           \
+    X(ashrrev64, I, u64, u32, u64, u32, "v_ashrrev_i64 %0, %1, %2", 0, (u64)((long long)b >> a % 64))                                         \
+    X(mul_lo, I, u32, u32, u32, u32, "v_mul_lo_u32 %0, %1, %2", 0, a * b)                                                                     \
+    X(mul_hi, I, u32, u32, u32, u32, "v_mul_hi_u32 %0, %1, %2", 0, (u32)((u64)a * b >> 32))                                                   \
+    X(mul_hi_i32, I, u32, u32, u32, u32, "v_mul_hi_i32 %0, %1, %2", 0, (u32)((long long)(int)a * (int)b >> 32))                               \
+    X(mul_u24, I, u32, u32, u32, u32, "v_mul_u32_u24 %0, %1, %2", 0, (a & 0xffffff) * (b & 0xffffff))                                         \
+    X(mul_i24, I, u32, u32, u32, u32, "v_mul_i32_i24 %0, %1, %2", 0, (u32)((long long)sign24(a) * sign24(b)))                                 \
+    X(mad_u24, I, u32, u32, u32, u32, "v_mad_u32_u24 %0, %1, %2, %3", 0, (a & 0xffffff) * (b & 0xffffff) + c)                                 \
+    X(min_u32, I, u32, u32, u32, u32, "v_min_u32 %0, %1, %2", 0, a < b ? a : b)                                                               \
+    X(max_i32, I, u32, u32, u32, u32, "v_max_i32 %0, %1, %2", 0, (int)a > (int)b ? a : b)                                                     \
+    X(med3_i32, I, u32, u32, u32, u32, "v_med3_i32 %0, %1, %2, %3", 0, (u32)median((int)a, (int)b, (int)c))                                   \
+    X(bfe_u32, I, u32, u32, u32, u32, "v_bfe_u32 %0, %1, %2, %3", 0, a >> b % 32 & ((1u << c % 32) - 1))                                      \
+    X(bfe_i32, I, u32, u32, u32, u32, "v_bfe_i32 %0, %1, %2, %3", 0, signed_field(a, b % 32, c % 32))                                         \
+    X(bfi, I, u32, u32, u32, u32, "v_bfi_b32 %0, %1, %2, %3", 0, (a & b) | (~a & c))                                                          \
+    X(alignbit, I, u32, u32, u32, u32, "v_alignbit_b32 %0, %1, %2, %3", 0, (u32)(((u64)a << 32 | b) >> c % 32))                               \
+    X(alignbyte, I, u32, u32, u32, u32, "v_alignbyte_b32 %0, %1, %2, %3", 0, (u32)(((u64)a << 32 | b) >> c % 4 * 8))                          \
+    X(perm, I, u32, u32, u32, u32, "v_perm_b32 %0, %1, %2, %3", 0, bytes_of(a, b, c))                                                         \
+    X(add3, I, u32, u32, u32, u32, "v_add3_u32 %0, %1, %2, %3", 0, a + b + c)                                                                 \
+    X(lshl_add, I, u32, u32, u32, u32, "v_lshl_add_u32 %0, %1, %2, %3", 0, (a << b % 32) + c)                                                 \
+    X(lshl_or, I, u32, u32, u32, u32, "v_lshl_or_b32 %0, %1, %2, %3", 0, (a << b % 32) | c)                                                   \
+    X(and_or, I, u32, u32, u32, u32, "v_and_or_b32 %0, %1, %2, %3", 0, (a & b) | c)                                                           \
+    X(or3, I, u32, u32, u32, u32, "v_or3_b32 %0, %1, %2, %3", 0, a | b | c)                                                                   \
+    X(xad, I, u32, u32, u32, u32, "v_xad_u32 %0, %1, %2, %3", 0, (a ^ b) + c)                                                                 \
+    X(lshl_add_u64, I, u64, u64, u32, u64, "v_and_b32 %2, 3, %2\n v_lshl_add_u64 %0, %1, %2, %3", 0, (a << b % 4) + c)                        \
+    X(mad_u64, I, u64, u32, u32, u64, "v_mad_u64_u32 %0, s[8:9], %1, %2, %3", 0, (u64)a * b + c)                                              \
+    X(mad_i64, I, u64, u32, u32, u64, "v_mad_i64_i32 %0, s[8:9], %1, %2, %3", 0, (u64)((long long)(int)a * (int)b) + c)                       \
+    X(bcnt, I, u32, u32, u32, u32, "v_bcnt_u32_b32 %0, %1, %2", 0, (u32)__builtin_popcount(a) + b)                                            \
+    X(carry, I, u64, u64, u64, u32, "v_add_co_u32 v2, vcc, v4, v6\n v_addc_co_u32 v3, vcc, v5, v7, vcc", 0, a + b)                      \
+    X(cndmask, I, u32, u32, u32, u32, "v_cmp_gt_i32 vcc, 0, %1\n v_cndmask_b32 %0, %2, %3, vcc", 0, (int)a < 0 ? c : b)                       \
+    X(add_literal, I, u32, u32, u32, u32, "v_add_u32 %0, 0x12345678, %1", 0, a + 0x12345678)                                                  \
+    X(add_inline, I, u32, u32, u32, u32, "v_add_u32 %0, -16, %1", 0, a - 16)                                                                  \
+    X(dot4_u8, I, u32, u32, u32, u32, "v_dot4_u32_u8 %0, %1, %2, %3", 0, dot_bytes(a, b) + c)                                                 \
+    X(sad_u8, I, u32, u32, u32, u32, "v_sad_u8 %0, %1, %2, %3", 0, sum_differences(a, b) + c)
+#define VECTOR_PACKED_INTEGER(X)                                                                                                              \
+    X(pk_add_u16, I, u32, u32, u32, u32, "v_pk_add_u16 %0, %1, %2", 0, pair(a + b, (a >> 16) + (b >> 16)))                                    \
+    X(pk_mul_u16, I, u32, u32, u32, u32, "v_pk_mul_lo_u16 %0, %1, %2", 0, pair(a * b, (a >> 16) * (b >> 16)))                                 \
+    X(pk_add_swapped, I, u32, u32, u32, u32, "v_pk_add_u16 %0, %1, %2 op_sel:[1,0] op_sel_hi:[0,1]", 0, pair((a >> 16) + b, a + (b >> 16)))   \
+    X(pk_max_i16, I, u32, u32, u32, u32, "v_pk_max_i16 %0, %1, %2", 0,                                                                        \
+      pair((u32)((short)a > (short)b ? a : b), (short)(a >> 16) > (short)(b >> 16) ? a >> 16 : b >> 16))                                      \
+    X(pk_lshl, I, u32, u32, u32, u32, "v_pk_lshlrev_b16 %0, %1, %2", 0, pair((b & 0xffff) << a % 16, b >> 16 << (a >> 16) % 16))              \
+    X(add_u16, I, u32, u32, u32, u32, "v_add_u16 %0, %1, %2", 0, (a + b) & 0xffff)                                                            \
+    X(mad_u16_keeps, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_mad_u16 %0, %1, %2, %3", 0, 0xffff0000 | ((a * b + c) & 0xffff))                    \
+    X(sdwa_word, I, u32, u32, u32, u32, "v_add_u32_sdwa %0, %1, %2 dst_sel:DWORD src0_sel:WORD_1 src1_sel:BYTE_2", 0, (a >> 16) + (b >> 16 & 255)) \
+    X(sdwa_sext, I, u32, u32, u32, u32, "v_add_u32_sdwa %0, sext(%1), %2 dst_sel:DWORD src0_sel:BYTE_3 src1_sel:WORD_0", 0, (u32)((int)a >> 24) + (b & 0xffff)) \
+    X(sdwa_pad, I, u32, u32, u32, u32, "v_or_b32_sdwa %0, %1, %2 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD", 0, (a | b) << 16) \
+    X(sdwa_keep, I, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_or_b32_sdwa %0, %1, %2 dst_sel:BYTE_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD src1_sel:DWORD", 0, \
+      (c & 0xffff00ff) | ((a | b) & 255) << 8)
+#define VECTOR_FLOAT(X)                                                                                                                       \
+    X(add_f32, F, u32, u32, u32, u32, "v_add_f32 %0, %1, %2", 0, fb(f(a) + f(b)))                                                             \
+    X(sub_f32, F, u32, u32, u32, u32, "v_sub_f32 %0, %1, %2", 0, fb(f(a) - f(b)))                                                             \
+    X(mul_f32, F, u32, u32, u32, u32, "v_mul_f32 %0, %1, %2", 0, fb(f(a) * f(b)))                                                             \
+    X(fma_f32, F, u32, u32, u32, u32, "v_fma_f32 %0, %1, %2, %3", 0, fb(fmaf(f(a), f(b), f(c))))                                              \
+    X(fma_modifiers, F, u32, u32, u32, u32, "v_fma_f32 %0, -%1, |%2|, -|%3|", 0, fb(fmaf(-f(a), fabsf(f(b)), -fabsf(f(c)))))                  \
+    X(fmac_f32, F, u32, u32, u32, u32, "v_mov_b32 %0, %3\n v_fmac_f32 %0, %1, %2", 0, fb(fmaf(f(a), f(b), f(c))))                             \
+    X(mul_times_four, F, u32, u32, u32, u32, "v_mul_f32_e64 %0, %1, %2 mul:4", 0, fb(f(a) * f(b) * 4))                                        \
+    X(add_clamped, F, u32, u32, u32, u32, "v_add_f32_e64 %0, %1, %2 clamp", 0, fb(clamped(f(a) + f(b))))                                      \
+    X(mul_inline, F, u32, u32, u32, u32, "v_mul_f32 %0, 0.5, %1", 0, fb(0.5f * f(a)))                                                         \
+    X(mul_inverse_tau, F, u32, u32, u32, u32, "v_mul_f32 %0, 0.15915494, %1", 0, fb(f(0x3e22f983) * f(a)))                                    \
+    X(max_f32, F, u32, u32, u32, u32, "v_max_f32 %0, %1, %2", 0, fb(larger(f(a), f(b))))                                                      \
+    X(min_f32, F, u32, u32, u32, u32, "v_min_f32 %0, %1, %2", 0, fb(-larger(-f(a), -f(b))))                                                   \
+    X(trunc_f32, F, u32, u32, u32, u32, "v_trunc_f32 %0, %1", 0, fb(truncf(f(a))))                                                            \
+    X(ceil_f32, F, u32, u32, u32, u32, "v_ceil_f32 %0, %1", 0, fb(ceilf(f(a))))                                                               \
+    X(floor_f32, F, u32, u32, u32, u32, "v_floor_f32 %0, %1", 0, fb(floorf(f(a))))                                                            \
+    X(rndne_f32, F, u32, u32, u32, u32, "v_rndne_f32 %0, %1", 0, fb(nearbyintf(f(a))))                                                        \
+    X(ldexp_f32, F, u32, u32, u32, u32, "v_ldexp_f32 %0, %1, %2", 0, fb(ldexpf(f(a), (int)b)))                                                \
+    X(frexp_mant, F, u32, u32, u32, u32, "v_frexp_mant_f32 %0, %1", 0, fb(mantissa(f(a))))                                                    \
+    X(exp_f32, F, u32, u32, u32, u32, "v_exp_f32 %0, %1", 1, fb(flushed(exp2f(flushed(f(a))))))                                               \
+    X(log_f32, F, u32, u32, u32, u32, "v_log_f32 %0, %1", 1, fb(log2f(flushed(f(a)))))                                                        \
+    X(rcp_f32, F, u32, u32, u32, u32, "v_rcp_f32 %0, %1", 1, fb(flushed(1 / flushed(f(a)))))                                                  \
+    X(rsq_f32, F, u32, u32, u32, u32, "v_rsq_f32 %0, %1", 1, fb((float)(1 / sqrt((double)flushed(f(a))))))                                    \
+    X(sqrt_f32, F, u32, u32, u32, u32, "v_sqrt_f32 %0, %1", 1, fb(sqrtf(flushed(f(a)))))                                                      \
+    X(cvt_f32_i32, F, u32, u32, u32, u32, "v_cvt_f32_i32 %0, %1", 0, fb((float)(int)a))                                                       \
+    X(cvt_f32_u32, F, u32, u32, u32, u32, "v_cvt_f32_u32 %0, %1", 0, fb((float)a))                                                            \
+    X(cvt_f32_ubyte2, F, u32, u32, u32, u32, "v_cvt_f32_ubyte2 %0, %1", 0, fb((float)(a >> 16 & 255)))                                        \
+    X(cvt_i32_f32, I, u32, u32, u32, u32, "v_cvt_i32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), -2147483648.0, 2147483647.0))                  \
+    X(cvt_u32_f32, I, u32, u32, u32, u32, "v_cvt_u32_f32 %0, %1", 0, (u32)saturated(g64(f(a)), 0, 4294967295.0))                              \
+    X(cvt_f32_f64, F, u32, u64, u32, u32, "v_cvt_f32_f64 %0, %1", 0, fb((float)g(a)))                                                         \
+    X(cvt_f64_f32, G, u64, u32, u32, u32, "v_cvt_f64_f32 %0, %1", 0, gb((double)f(a)))                                                        \
+    X(add_f64, G, u64, u64, u64, u64, "v_add_f64 %0, %1, %2", 0, gb(g(a) + g(b)))                                                             \
+    X(fma_f64, G, u64, u64, u64, u64, "v_fma_f64 %0, %1, %2, -%3", 0, gb(fma(g(a), g(b), -g(c))))                                             \
+    X(mul_f64_inline, G, u64, u64, u64, u64, "v_mul_f64 %0, %1, 4.0", 0, gb(g(a) * 4))                                                        \
+    X(pk_add_f32_low, F, u32, u64, u64, u64, "v_pk_add_f32 %1, %1, %2\n v_mov_b32 %0, v4", 0, fb(f((u32)a) + f((u32)b)))                     \
+    X(pk_fma_f32_high, F, u32, u64, u64, u64, "v_pk_fma_f32 %1, %1, %2, %3 op_sel_hi:[1,0,1]\n v_mov_b32 %0, v5", 0, fb(fmaf(f((u32)(a >> 32)), f((u32)b), f((u32)(c >> 32))))) \
+    X(pk_mul_f32_negated, F, u32, u64, u64, u64, "v_pk_mul_f32 %1, %1, %2 op_sel:[1,0] neg_lo:[0,1]\n v_mov_b32 %0, v4", 0, fb(f((u32)(a >> 32)) * -f((u32)b))) \
+    X(pk_mov, I, u64, u64, u64, u64, "v_pk_mov_b32 %0, %1, %2 op_sel:[1,0]", 0, a >> 32 | b << 32)                                            \
+    X(division, F, u32, u32, u32, u32,                                                                                                        \
+      "v_div_scale_f32 v20, s[8:9], %2, %2, %1\n v_div_scale_f32 v21, vcc, %1, %2, %1\n v_rcp_f32 v22, v20\n v_fma_f32 v23, -v20, v22, 1.0\n v_fmac_f32 v22, v23, v22\n" \
+      "v_mul_f32 v23, v21, v22\n v_fma_f32 v24, -v20, v23, v21\n v_fmac_f32 v23, v24, v22\n v_fma_f32 v20, -v20, v23, v21\n v_div_fmas_f32 v20, v20, v22, v23\n" \
+      "v_div_fixup_f32 %0, v20, %2, %1", 0, fb(f(a) / f(b)))
+#define VECTOR_HALF(X)                                                                                                                        \
+    X(cvt_f16_f32, H, u32, u32, u32, u32, "v_cvt_f16_f32 %0, %1", 0, hb(f(a)))                                                                \
+    X(cvt_f32_f16, F, u32, u32, u32, u32, "v_cvt_f32_f16 %0, %1", 0, fb(h(a)))                                                                \
+    X(add_f16, H, u32, u32, u32, u32, "v_add_f16 %0, %1, %2", 0, hb(h(a) + h(b)))                                                             \
+    X(pk_mul_f16, P, u32, u32, u32, u32, "v_pk_mul_f16 %0, %1, %2", 0, pair(hb(h(a) * h(b)), hb(h(a >> 16) * h(b >> 16))))                    \
+    X(fma_mix, F, u32, u32, u32, u32, "v_fma_mix_f32 %0, %1, %2, %3 op_sel:[1,0,0] op_sel_hi:[1,1,0]", 0, fb(fmaf(h(a >> 16), h(b), f(c))))
+/* Comparisons: a bit per lane, brought into the lane as 0 or 1. */
+#define COMPARE(name, text, A, expression) X(name, I, u32, A, A, u32, text " vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)(expression))
+#define VECTOR_COMPARE(X)                                                                                                                     \
+    COMPARE(lt_f32, "v_cmp_lt_f32", u32, f(a) < f(b)) COMPARE(nlt_f32, "v_cmp_nlt_f32", u32, !(f(a) < f(b)))                                  \
+    COMPARE(o_f32, "v_cmp_o_f32", u32, f(a) == f(a) && f(b) == f(b)) COMPARE(lg_f32, "v_cmp_lg_f32", u32, f(a) < f(b) || f(a) > f(b))         \
+    COMPARE(eq_u32, "v_cmp_eq_u32", u32, a == b) COMPARE(lt_i32, "v_cmp_lt_i32", u32, (int)a < (int)b) COMPARE(ge_u32, "v_cmp_ge_u32", u32, a >= b) \
+    COMPARE(gt_i64, "v_cmp_gt_i64", u64, (long long)a > (long long)b) COMPARE(le_f64, "v_cmp_le_f64", u64, g(a) <= g(b))                      \
+    COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)
+
+#define SCALAR_OPERATIONS(X)                                                                                                                  \
+    X(s_add, u64, u64, u64, "s_add_u32 s12, s14, s16\n s_addc_u32 s13, s15, s17", a + b)                                                      \
+    X(s_sub, u64, u64, u64, "s_sub_u32 s12, s14, s16\n s_subb_u32 s13, s15, s17", a - b)                                                      \
+    X(s_add_overflow, u32, u32, u32, "s_add_i32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)__builtin_add_overflow_p((int)a, (int)b, 0))       \
+    X(s_mul, u32, u32, u32, "s_mul_i32 %0, %1, %2", a * b)                                                                                    \
+    X(s_mul_hi, u32, u32, u32, "s_mul_hi_u32 %0, %1, %2", (u32)((u64)a * b >> 32))                                                            \
+    X(s_lshl, u32, u32, u32, "s_lshl_b32 %0, %1, %2", a << b % 32)                                                                            \
+    X(s_lshl_64, u64, u64, u32, "s_lshl_b64 %0, %1, %2", a << b % 64)                                                                         \
+    X(s_ashr, u32, u32, u32, "s_ashr_i32 %0, %1, %2", (u32)((int)a >> b % 32))                                                                \
+    X(s_ashr_64, u64, u64, u32, "s_ashr_i64 %0, %1, %2", (u64)((long long)a >> b % 64))                                                       \
+    X(s_bfe, u32, u32, u32, "s_bfe_u32 %0, %1, 0x70005", a >> 5 & 127)                                                                        \
+    X(s_bfe_signed, u32, u32, u32, "s_bfe_i32 %0, %1, 0x70005", (u32)((int)(a << 20) >> 25))                                                  \
+    X(s_andn2, u64, u64, u64, "s_andn2_b64 %0, %1, %2", a & ~b)                                                                               \
+    X(s_nor, u32, u32, u32, "s_nor_b32 %0, %1, %2", ~(a | b))                                                                                 \
+    X(s_bcnt1, u32, u64, u32, "s_bcnt1_i32_b64 %0, %1", (u32)__builtin_popcountll(a))                                                         \
+    X(s_ff1, u32, u64, u32, "s_ff1_i32_b64 %0, %1", a ? (u32)__builtin_ctzll(a) : ~0u)                                                        \
+    X(s_flbit, u32, u32, u32, "s_flbit_i32_b32 %0, %1", a ? (u32)__builtin_clz(a) : ~0u)                                                      \
+    X(s_sext, u32, u32, u32, "s_sext_i32_i16 %0, %1", (u32)(short)a)                                                                          \
+    X(s_abs, u32, u32, u32, "s_abs_i32 %0, %1", (int)a < 0 ? 0 - a : a)                                                                       \
+    X(s_min_i32, u32, u32, u32, "s_min_i32 %0, %1, %2", (int)a < (int)b ? a : b)                                                              \
+    X(s_movk, u32, u32, u32, "s_movk_i32 %0, 0x8001", 0xffff8001)                                                                             \
+    X(s_addk, u32, u32, u32, "s_mov_b32 %0, %1\n s_addk_i32 %0, 0xfff0", a - 16)                                                              \
+    X(s_mulk, u32, u32, u32, "s_mov_b32 %0, %1\n s_mulk_i32 %0, 0x123", a * 0x123)                                                            \
+    X(s_cmp_lt, u32, u32, u32, "s_cmp_lt_i32 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((int)a < (int)b))                                        \
+    X(s_cmpk, u32, u32, u32, "s_cmpk_gt_u32 %1, 0xfff0\n s_cselect_b32 %0, 1, 0", (u32)(a > 0xfff0))                                          \
+    X(s_cmp_64, u32, u64, u64, "s_cmp_eq_u64 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)(a == b))                                                 \
+    X(s_bitcmp, u32, u32, u32, "s_bitcmp1_b32 %1, %2\n s_cselect_b32 %0, 1, 0", a >> b % 32 & 1)                                              \
+    X(s_bitset, u32, u32, u32, "s_mov_b32 %0, %1\n s_bitset1_b32 %0, %2", a | 1u << b % 32)                                                   \
+    X(s_lshl2_add, u32, u32, u32, "s_lshl2_add_u32 %0, %1, %2", 4 * a + b)                                                                    \
+    X(s_pack, u32, u32, u32, "s_pack_lh_b32_b16 %0, %1, %2", (a & 0xffff) | (b & 0xffff0000))                                                 \
+    X(s_bfm, u64, u32, u32, "s_bfm_b64 %0, %1, %2", ((1ull << a % 64) - 1) << b % 64)                                                         \
+    X(s_wqm, u64, u64, u64, "s_wqm_b64 %0, %1", quads(a))                                                                                     \
+    X(s_brev, u64, u64, u64, "s_brev_b64 %0, %1", (u64)reversed((u32)a) << 32 | reversed((u32)(a >> 32)))

@@ -1,0 +1,95 @@
+/* Device memory: host memory from one reserved range of addresses, with gaps between allocations that nothing may touch. Addresses are never given
+ * out twice, so a use after free is known for what it is. The table of allocations lives as long as the process; it is sorted because addresses grow. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "emulator.h"
+
+enum { PAGE = 4096, GAP = 4 * PAGE };
+#define RESERVED_BYTES (1ull << 42)
+
+static struct {
+    pthread_rwlock_t lock;
+    uint64_t base, next, used;
+    Allocation *allocation;
+    size_t count, capacity;
+} arena = {.lock = PTHREAD_RWLOCK_INITIALIZER};
+
+static bool reserve(void) {
+    if (arena.base) return true;
+    void *range = mmap(NULL, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) return false;
+    arena.base = (uint64_t)range;
+    arena.next = arena.base + GAP;
+    return true;
+}
+
+static bool grow_table(void) {
+    if (arena.count < arena.capacity) return true;
+    size_t capacity = arena.capacity ? 2 * arena.capacity : 256;
+    Allocation *larger = realloc(arena.allocation, capacity * sizeof *larger);
+    if (!larger) return false;
+    arena.allocation = larger;
+    arena.capacity = capacity;
+    return true;
+}
+
+static uint64_t pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+uint64_t arena_allocate(uint64_t bytes, bool host) {
+    uint64_t base = 0;
+    pthread_rwlock_wrlock(&arena.lock);
+    if (bytes && bytes <= ARENA_CAPACITY - arena.used && reserve() && grow_table() && arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
+        !mprotect((void *)arena.next, pages(bytes), PROT_READ | PROT_WRITE)) {
+        base = arena.next;
+        arena.allocation[arena.count++] = (Allocation){base, bytes, true, host};
+        arena.next += pages(bytes) + GAP;
+        arena.used += bytes;
+    }
+    pthread_rwlock_unlock(&arena.lock);
+    return base;
+}
+
+/* Index of the greatest base at or below address, or -1. */
+static long search(uint64_t address) {
+    long low = 0, high = (long)arena.count;
+    while (low < high) {
+        long middle = (low + high) / 2;
+        if (arena.allocation[middle].base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low - 1;
+}
+
+bool arena_free(uint64_t base, bool host) {
+    pthread_rwlock_wrlock(&arena.lock);
+    long i = search(base);
+    Allocation *allocation = i < 0 ? NULL : &arena.allocation[i];
+    bool found = allocation && allocation->base == base && allocation->live && allocation->host == host;
+    if (found) {
+        /* A fresh mapping gives the pages back and makes host accesses fault too. */
+        mmap((void *)base, pages(allocation->bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        allocation->live = false;
+        arena.used -= allocation->bytes;
+    }
+    pthread_rwlock_unlock(&arena.lock);
+    return found;
+}
+
+bool arena_find(uint64_t address, Allocation *found) {
+    pthread_rwlock_rdlock(&arena.lock);
+    long i = search(address);
+    if (i >= 0) *found = arena.allocation[i];
+    pthread_rwlock_unlock(&arena.lock);
+    return i >= 0;
+}
+
+uint64_t arena_used(void) {
+    pthread_rwlock_rdlock(&arena.lock);
+    uint64_t used = arena.used;
+    pthread_rwlock_unlock(&arena.lock);
+    return used;
+}

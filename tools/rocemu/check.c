@@ -1,0 +1,183 @@
+/* What a kernel may do wrong and hardware would not say: each check reports once per launch with kernel, instruction, address, workgroup and lane, and stops
+ * the launch. The shadow of LDS holds, for every byte, which wavefront last wrote and read it, and in which epoch: the stretch between two barriers. */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emulator.h"
+#include "hip.h"
+
+CheckLevel check_level(void) {
+    const char *level = getenv("ROCEMU_CHECK");
+    if (!level || !strcmp(level, "all")) return CHECK_ALL;
+    return strcmp(level, "off") ? CHECK_MEMORY : CHECK_OFF;
+}
+
+void check_report(Wave *wave, const Instruction *in, int lane, int error, const char *format, ...) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    Launch *launch = wave->group->launch;
+    wave->state = WAVE_FAILED;
+    pthread_mutex_lock(&lock);
+    if (!launch->failure) {
+        char what[512];
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(what, sizeof what, format, arguments);
+        va_end(arguments);
+        fprintf(stderr, "rocemu: kernel %s: %s\n    at 0x%x `%s`, workgroup (%u, %u, %u), wavefront %d", launch->kernel->name, what, in->address, in->text, wave->group->id[0],
+                wave->group->id[1], wave->group->id[2], wave->index);
+        if (lane >= 0) fprintf(stderr, ", lane %d", lane);
+        fputc('\n', stderr);
+        __atomic_store_n(&launch->failure, error, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- Device memory ------------------------------------------------------------------------------------------------- */
+
+static void report_global(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, const char *access, const Allocation *near) {
+    char where[160];
+    uint64_t end = near->base + near->bytes;
+    if (!near->base)
+        snprintf(where, sizeof where, "no allocation is below it");
+    else if (!near->live)
+        snprintf(where, sizeof where, "in memory of %llu bytes at 0x%llx that was freed", (unsigned long long)near->bytes, (unsigned long long)near->base);
+    else
+        snprintf(where, sizeof where, "%lld bytes after the end of the %llu bytes at 0x%llx", (long long)(address + bytes - end), (unsigned long long)near->bytes,
+                 (unsigned long long)near->base);
+    check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds %s of %u bytes at 0x%llx: %s", access, bytes, (unsigned long long)address, where);
+}
+
+bool check_global(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, bool write) {
+    unsigned alignment = bytes < 4 ? bytes : 4;
+    if (address % alignment) {
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned %s of %u bytes at 0x%llx", write ? "write" : "read", bytes, (unsigned long long)address);
+        return false;
+    }
+    if (address - wave->recent.base + bytes <= wave->recent.bytes && address >= wave->recent.base) return true;
+    const Launch *launch = wave->group->launch;
+    uint64_t kernarg = (uint64_t)launch->kernarg, packet = (uint64_t)launch->packet;
+    if (!write && ((address >= kernarg && address + bytes <= kernarg + launch->kernel->kernarg_bytes) || (address >= packet && address + bytes <= packet + sizeof launch->packet)))
+        return true;
+    Allocation found = {0};
+    if (arena_find(address, &found) && found.live && bytes <= found.bytes && address - found.base <= found.bytes - bytes) {
+        wave->recent = found;
+        return true;
+    }
+    report_global(wave, in, lane, address, bytes, write ? "write" : "read", &found);
+    return false;
+}
+
+bool check_defined(Wave *wave, const Instruction *in, int first, int count, uint64_t exec, const char *what) {
+    if (wave->group->launch->check != CHECK_ALL) return true;
+    for (int r = first; r < first + count; r++) {
+        uint64_t missing = exec & ~wave->defined[r];
+        if (!missing) continue;
+        bool accumulator = r >= FIRST_ACCUMULATOR;
+        char since[160] = "";
+        const Instruction *origin = wave->origin[r] ? &wave->program[wave->origin[r] - 1] : in;
+        if (origin != in) snprintf(since, sizeof since, ", since 0x%x `%.100s` read a register that nothing wrote", origin->address, origin->text);
+        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE, "%s from register %c%d, which holds nothing that was written (%d lanes)%s", what, accumulator ? 'a' : 'v',
+                     accumulator ? r - FIRST_ACCUMULATOR : r, __builtin_popcountll(missing), since);
+        return false;
+    }
+    return true;
+}
+
+/* -- LDS ----------------------------------------------------------------------------------------------------------- */
+
+/* A tag is an epoch and a wavefront; 0 is never. Reads by several wavefronts of one epoch, and atomics, have names of their own. */
+enum { WAVE_BITS = 5, SEVERAL = 31, ATOMIC = 30, LAST_EPOCH = (1 << (16 - WAVE_BITS)) - 1 };
+struct Shadow {
+    uint16_t epoch;
+    _Alignas(64) uint16_t writer[LDS_BYTES], reader[LDS_BYTES];
+};
+
+Shadow *shadow_create(void) { return aligned_alloc(64, (sizeof(Shadow) + 63) / 64 * 64); }
+void shadow_destroy(Shadow *shadow) { free(shadow); }
+void shadow_begin(Shadow *shadow, uint32_t lds_bytes) {
+    shadow->epoch = 2;
+    memset(shadow->writer, 0, lds_bytes * sizeof *shadow->writer);
+    memset(shadow->reader, 0, lds_bytes * sizeof *shadow->reader);
+}
+/* Before epochs run out, all that is past becomes epoch 1. */
+void shadow_barrier(Shadow *shadow, uint32_t lds_bytes) {
+    if (shadow->epoch++ < LAST_EPOCH - 1) return;
+    for (uint32_t i = 0; i < lds_bytes; i++) shadow->writer[i] = shadow->writer[i] ? 1 << WAVE_BITS : 0;
+    memset(shadow->reader, 0, lds_bytes * sizeof *shadow->reader);
+    shadow->epoch = 2;
+}
+
+static int tag_wave(uint16_t tag) { return tag & ((1 << WAVE_BITS) - 1); }
+static int tag_epoch(uint16_t tag) { return tag >> WAVE_BITS; }
+
+static bool report_race(Wave *wave, const Instruction *in, int lane, uint32_t address, const char *this_access, const char *other_access, int other) {
+    char who[32];
+    snprintf(who, sizeof who, "wavefront %d", other);
+    check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a race in LDS: %s byte %u that %s %s since the last barrier", this_access, address,
+                 other == SEVERAL ? "other wavefronts" : other == ATOMIC ? "an atomic operation" : who, other_access);
+    return false;
+}
+
+static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32_t address, LocalAccess access, bool defined) {
+    Shadow *shadow = wave->group->shadow;
+    uint16_t mine = (uint16_t)(shadow->epoch << WAVE_BITS | wave->index), *writer = &shadow->writer[address], *reader = &shadow->reader[address];
+    bool written_now = tag_epoch(*writer) == shadow->epoch, read_now = tag_epoch(*reader) == shadow->epoch;
+    int own = access == LOCAL_ATOMIC ? ATOMIC : wave->index;
+    if (written_now && tag_wave(*writer) != own && !(tag_wave(*writer) == wave->index && access == LOCAL_ATOMIC))
+        return report_race(wave, in, lane, address, access == LOCAL_READ ? "reads" : "writes", "wrote", tag_wave(*writer));
+    if (access != LOCAL_READ && read_now && tag_wave(*reader) != wave->index && !(access == LOCAL_ATOMIC && tag_wave(*reader) == ATOMIC))
+        return report_race(wave, in, lane, address, "writes", "read", tag_wave(*reader));
+    if (access != LOCAL_WRITE) {
+        if (!*writer) {
+            check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a read of LDS byte %u, which nothing wrote", address);
+            return false;
+        }
+        *reader = access == LOCAL_ATOMIC ? (uint16_t)(shadow->epoch << WAVE_BITS | ATOMIC) : read_now && *reader != mine ? (uint16_t)(shadow->epoch << WAVE_BITS | SEVERAL) : mine;
+    }
+    if (access != LOCAL_READ) *writer = defined ? (uint16_t)(shadow->epoch << WAVE_BITS | own) : 0;
+    return true;
+}
+
+/* The common case, four bytes at once: nobody else was here in this epoch. */
+static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access, bool defined) {
+    uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull, now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
+    const uint64_t epochs = (uint64_t)(0xffff & ~((1 << WAVE_BITS) - 1)) * 0x0001000100010001ull;
+    memcpy(&writer, &shadow->writer[address], 8);
+    memcpy(&reader, &shadow->reader[address], 8);
+    /* All four tags alike, which they are unless bytes were accessed one by one. */
+    if (writer != (writer & 0xffff) * 0x0001000100010001ull || reader != (reader & 0xffff) * 0x0001000100010001ull) return false;
+    bool written_now = (writer & epochs) == now, read_now = (reader & epochs) == now;
+    if ((written_now && writer != mine) || (access == LOCAL_READ ? !writer || (read_now && reader != mine && tag_wave((uint16_t)reader) != SEVERAL) : read_now && reader != mine)) return false;
+    if (access == LOCAL_WRITE) {
+        writer = defined ? mine : 0;
+        memcpy(&shadow->writer[address], &writer, 8);
+    } else if (!read_now) {
+        memcpy(&shadow->reader[address], &mine, 8);
+    }
+    return true;
+}
+
+bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, unsigned bytes, LocalAccess access, bool defined) {
+    const Launch *launch = wave->group->launch;
+    const char *name = access == LOCAL_READ ? "read" : access == LOCAL_WRITE ? "write" : "atomic operation";
+    if (address > launch->lds_bytes || bytes > launch->lds_bytes - address) {
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds LDS %s of %u bytes at %u; the workgroup has %u", name, bytes, address, launch->lds_bytes);
+        return false;
+    }
+    if (address % (bytes == 12 ? 16 : bytes)) {
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned LDS %s of %u bytes at %u", name, bytes, address);
+        return false;
+    }
+    if (launch->check == CHECK_OFF) return true;
+    for (unsigned i = 0; i < bytes;) {
+        if (bytes - i >= 4 && access != LOCAL_ATOMIC && check_local_word(wave->group->shadow, wave->index, address + i, access, defined)) {
+            i += 4;
+            continue;
+        }
+        if (!check_local_byte(wave, in, lane, address + i++, access, defined)) return false;
+    }
+    return true;
+}

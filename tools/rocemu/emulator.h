@@ -1,0 +1,279 @@
+/* The emulator's own structures: registers of a wavefront, decoded instructions, kernels, launches, and what its files offer one another.
+ *
+ * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with decode.c translating instructions once;
+ * launch.c runs a grid, each workgroup on one thread of the host, its wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and
+ * global.c execute; check.c reports what a kernel does wrong; stats.c counts. */
+#ifndef ROCEMU_EMULATOR_H
+#define ROCEMU_EMULATOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { LANES = 64, VECTOR_REGISTERS = 512, SCALAR_REGISTERS = 128, MAX_WAVES = 16, LDS_BYTES = 65536, KERNEL_NAME = 256 };
+/* Accumulation registers a0.. follow v0..v255. Scalar registers have the numbers that the instruction set gives them. */
+enum { FIRST_ACCUMULATOR = 256, FLAT_SCRATCH = 102, VCC = 106, M0 = 124, EXEC = 126 };
+/* Flat addresses whose upper half is one of these are in LDS or in the lane's scratch. */
+#define SHARED_APERTURE 0x01000000u
+#define PRIVATE_APERTURE 0x02000000u
+
+typedef struct Wave Wave;
+typedef struct Instruction Instruction;
+typedef struct Operation Operation;
+typedef struct VectorCall VectorCall;
+typedef struct ScalarCall ScalarCall;
+typedef struct Statistics Statistics;
+typedef struct Shadow Shadow;
+
+/* -- Instructions -------------------------------------------------------------------------------------------------- */
+
+typedef enum OperandKind { OPERAND_NONE, OPERAND_VECTOR, OPERAND_SCALAR, OPERAND_CONSTANT, OPERAND_SPECIAL } OperandKind;
+typedef enum SpecialOperand { SPECIAL_SCC, SPECIAL_VCCZ, SPECIAL_EXECZ, SPECIAL_SHARED_BASE, SPECIAL_SHARED_LIMIT, SPECIAL_PRIVATE_BASE, SPECIAL_PRIVATE_LIMIT } SpecialOperand;
+/* The part of a register that SDWA reads or writes. */
+typedef enum Selection { SELECT_DWORD, SELECT_BYTE_0, SELECT_BYTE_1, SELECT_BYTE_2, SELECT_BYTE_3, SELECT_WORD_0, SELECT_WORD_1 } Selection;
+
+/* What an operand holds: width, and whether negation flips a float's sign. */
+typedef enum OperandType { TYPE_NONE, TYPE_B32, TYPE_F32, TYPE_B64, TYPE_F64, TYPE_B16, TYPE_F16, TYPE_PACKED16, TYPE_PACKED32, TYPE_MASK } OperandType;
+
+typedef struct Operand {
+    uint8_t kind, type, registers, selection;
+    bool negate, absolute, extend_sign;
+    uint16_t index;
+    uint64_t value; /* OPERAND_CONSTANT */
+} Operand;
+
+typedef enum DppControl {
+    DPP_NONE, DPP_QUAD_PERM, DPP_ROW_SHL, DPP_ROW_SHR, DPP_ROW_ROR, DPP_WAVE_SHL, DPP_WAVE_ROL, DPP_WAVE_SHR, DPP_WAVE_ROR, DPP_ROW_MIRROR,
+    DPP_ROW_HALF_MIRROR, DPP_ROW_BCAST15, DPP_ROW_BCAST31, DPP_ROW_NEWBCAST
+} DppControl;
+
+enum { MAX_OPERANDS = 6 };
+struct Instruction {
+    void (*execute)(Wave *wave, const Instruction *instruction);
+    const Operation *operation;
+    const char *text;
+    uint32_t address; /* in the code object */
+    int32_t target;   /* of a branch: an index of the program */
+    uint8_t words;    /* dwords; the next instruction is that many slots on */
+    uint8_t operands, sources;
+    bool plain;       /* a vector instruction without modifiers on sources or result */
+    bool sdwa, clamp, global_data_share, returns, scalar_offset_enabled, indexed, bound_control, destination_preserve, destination_sign, to_lds;
+    uint8_t output_modifier; /* 0, 1: mul:2, 2: mul:4, 3: div:2 */
+    uint8_t op_sel, op_sel_hi, negate_low, negate_high; /* bit i: source i; bit 3 of op_sel: destination */
+    uint8_t dpp, dpp_argument, row_mask, bank_mask, destination_selection;
+    uint8_t broadcast_size, broadcast_block, block_pattern; /* cbsz, abid, blgp */
+    int32_t offset, offset0, offset1;
+    Operand operand[MAX_OPERANDS]; /* as the text gives them */
+    Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
+};
+
+/* A vector operation's inner loop over 64 lanes: sources and result as arrays of lanes; 64-bit values as 64 low halves, then 64 high halves. */
+struct VectorCall {
+    uint32_t *d;
+    const uint32_t *s[3];
+    uint64_t mask;    /* carry in, or the choice of v_cndmask */
+    uint64_t result;  /* carry out, or a comparison */
+    uint64_t exec;
+};
+typedef void VectorCore(VectorCall *call);
+struct ScalarCall { uint64_t s[3], d; bool scc; };
+typedef void ScalarCore(ScalarCall *call);
+
+typedef enum OperationFlag {
+    OPERATION_FLOAT32 = 1,      /* the mode register's fp32 denormal and rounding bits matter */
+    OPERATION_FLOAT64 = 2,      /* its fp64/fp16 bits */
+    OPERATION_ACCUMULATES = 4,  /* the old destination is the last source */
+    OPERATION_KEEPS_HIGH = 8,   /* a 16-bit result leaves the upper half as it was */
+    OPERATION_SELECTS = 16,     /* the mask source says which source is used */
+    OPERATION_WRITES_EXEC = 32, /* v_cmpx */
+    OPERATION_USES_VCC = 128,   /* implicitly */
+    OPERATION_MEMORY = 512,
+    OPERATION_MATRIX = 1024,
+    OPERATION_PATTERN = 2048,   /* the offset is a pattern that the text spells out: taken from the encoding */
+} OperationFlag;
+
+/* One row of an instruction table. `format` names the operands as the text has them, results before the colon:
+ *   d 32 bits   D 64 bits   m mask (also of a comparison)   s scalar dword   S scalar pair
+ *   i 32 bits   I 64 bits   f fp32   F fp64   w 16 bits   h fp16   p packed 16   P packed 32   M mask; an upper-case S or M is a pair. */
+struct Operation {
+    const char *name, *format;
+    void (*execute)(Wave *wave, const Instruction *instruction);
+    VectorCore *vector;
+    ScalarCore *scalar;
+    uint32_t flags;
+    int32_t argument, argument2; /* of the execute function: a size, a comparison ... */
+};
+typedef struct OperationTable { const Operation *rows; size_t count; } OperationTable;
+extern const OperationTable scalar_operations, memory_scalar_operations, vector_float_operations, vector_integer_operations, vector_compare_operations, vector_half_operations,
+    vector_convert_operations, vector_lane_operations, matrix_operations, local_operations, global_operations, buffer_operations;
+
+/* -- Programs ------------------------------------------------------------------------------------------------------ */
+
+/* A loaded code object. instruction[i] decodes the dword at text_address + 4 i, where execute is not NULL. */
+typedef struct Program {
+    uint8_t *image;      /* the segments, in device memory */
+    uint64_t image_bytes;
+    uint32_t text_address, text_bytes;
+    Instruction *instruction;
+    char *object;        /* a copy of the file */
+    size_t object_bytes;
+    const char *target;  /* gfx942 */
+} Program;
+
+typedef struct HiddenArgument { uint8_t kind; uint16_t offset, size; } HiddenArgument;
+enum { HIDDEN_NONE, HIDDEN_BLOCK_COUNT, HIDDEN_GROUP_SIZE = HIDDEN_BLOCK_COUNT + 3, HIDDEN_REMAINDER = HIDDEN_GROUP_SIZE + 3, HIDDEN_GRID_DIMS = HIDDEN_REMAINDER + 3,
+       HIDDEN_SHARED_BASE, HIDDEN_PRIVATE_BASE };
+
+enum { MAX_ARGUMENTS = 64, MAX_HIDDEN = 24 };
+typedef struct Kernel {
+    char name[KERNEL_NAME];
+    Program *program;
+    uint32_t entry, code_bytes; /* address in the code object */
+    uint32_t group_bytes, private_bytes, kernarg_bytes;
+    uint32_t vector_registers, accumulators, max_threads;
+    uint32_t rsrc1, rsrc2, rsrc3;
+    uint16_t properties, preload;
+    int arguments, hidden_arguments;
+    struct { uint32_t offset, size; } argument[MAX_ARGUMENTS];
+    HiddenArgument hidden[MAX_HIDDEN];
+} Kernel;
+
+/* Decodes [address, address + bytes) of the program's text. False with a message in `why`. */
+bool decode_program(Program *program, uint32_t address, uint32_t bytes, char why[256]);
+/* NULL with a message in `why`: not an ELF, another GPU's, damaged. */
+Program *program_load(const void *image, char why[256]);
+void program_free(Program *program);
+/* Fills `kernel`; false with a message. */
+bool program_kernel(Program *program, const char *name, Kernel *kernel, char why[256]);
+
+/* -- Device memory ------------------------------------------------------------------------------------------------- */
+
+typedef struct Allocation { uint64_t base, bytes; bool live, host; } Allocation;
+/* Zero on failure. Addresses are never used twice, so that a freed allocation stays known. */
+uint64_t arena_allocate(uint64_t bytes, bool host);
+bool arena_free(uint64_t base, bool host);
+/* The allocation with the greatest base at or below `address`, by value; false when there is none. */
+bool arena_find(uint64_t address, Allocation *found);
+uint64_t arena_used(void);
+#define ARENA_CAPACITY (192ull << 30)
+
+/* -- Running ------------------------------------------------------------------------------------------------------- */
+
+typedef enum WaveState { WAVE_RUNNING, WAVE_WAITING, WAVE_ENDED, WAVE_FAILED } WaveState;
+typedef enum CheckLevel { CHECK_OFF, CHECK_MEMORY, CHECK_ALL } CheckLevel;
+
+typedef struct Launch {
+    const Kernel *kernel;
+    uint32_t grid[3], block[3], lds_bytes;
+    uint8_t *kernarg;
+    uint8_t packet[64]; /* the dispatch packet */
+    CheckLevel check;
+    Statistics *statistics; /* NULL when nothing is counted */
+    uint64_t executed;
+    int failure;            /* a hipError_t, 0 while all is well */
+} Launch;
+
+typedef struct Workgroup {
+    Launch *launch;
+    Wave *wave;
+    int waves;
+    uint32_t id[3];
+    _Alignas(64) uint8_t lds[LDS_BYTES];
+    Shadow *shadow;
+    Statistics *statistics; /* of this thread */
+} Workgroup;
+
+struct Wave {
+    _Alignas(64) uint32_t vector[VECTOR_REGISTERS][LANES];
+    _Alignas(8) uint32_t scalar[SCALAR_REGISTERS + 4];
+    uint64_t defined[VECTOR_REGISTERS]; /* lanes that hold a value something wrote */
+    uint64_t scalar_defined[2];
+    uint32_t origin[VECTOR_REGISTERS];  /* of a register with undefined lanes: slot + 1 of the instruction that first read what nothing wrote; 0 for that register itself */
+    Workgroup *group;
+    const Instruction *program;
+    uint32_t pc, mode;
+    WaveState state;
+    bool scc;
+    int index;
+    uint64_t launch_exec; /* lanes that the launch gave this wave */
+    const Instruction *barrier;
+    uint64_t executed;
+    Allocation recent;    /* where the last global access went */
+    uint8_t *scratch;     /* private_bytes of each lane */
+    uint32_t scratch_bytes;
+};
+
+/* Describes a launch; fills the hidden arguments of `kernarg`, which the caller keeps until the launch has run. */
+void launch_prepare(Launch *launch, const Kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds, uint8_t *kernarg);
+/* Runs the grid; returns launch->failure. */
+int launch_run(Launch *launch);
+
+static inline uint64_t wave_pair(const Wave *wave, int index) { return wave->scalar[index] | (uint64_t)wave->scalar[index + 1] << 32; }
+static inline void wave_set_pair(Wave *wave, int index, uint64_t value) {
+    wave->scalar[index] = (uint32_t)value;
+    wave->scalar[index + 1] = (uint32_t)(value >> 32);
+}
+static inline uint64_t wave_exec(const Wave *wave) { return wave_pair(wave, EXEC); }
+static inline bool scalar_is_defined(const Wave *wave, int index, int count) {
+    for (int i = index; i < index + count; i++)
+        if (i < SCALAR_REGISTERS && !(wave->scalar_defined[i / 64] >> (i % 64) & 1)) return false;
+    return true;
+}
+static inline void scalar_set_defined(Wave *wave, int index, int count, bool defined) {
+    for (int i = index; i < index + count; i++) {
+        uint64_t bit = 1ull << (i % 64), *word = &wave->scalar_defined[i / 64 & 1];
+        *word = defined ? *word | bit : *word & ~bit;
+    }
+}
+
+/* Scalar value of any operand that is not a vector register. */
+uint64_t operand_scalar(const Wave *wave, const Operand *operand);
+bool operand_scalar_defined(const Wave *wave, const Operand *operand);
+/* Executes vector operations with operation->vector, scalar ones with operation->scalar. */
+void vector_execute(Wave *wave, const Instruction *instruction);
+void scalar_execute(Wave *wave, const Instruction *instruction);
+/* Sets the host's rounding and flushing from the mode register for a float instruction, and back. */
+unsigned float_mode_enter(uint32_t mode, uint32_t flags);
+void float_mode_leave(unsigned saved);
+
+/* -- Checks -------------------------------------------------------------------------------------------------------- */
+
+CheckLevel check_level(void);
+/* Reports what the kernel did wrong, once per launch, and stops it. `lane` may be -1. `error` is a hipError_t. */
+void check_report(Wave *wave, const Instruction *instruction, int lane, int error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* False after reporting. */
+bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t address, unsigned bytes, bool write);
+/* Lanes of exec hold values in these registers; else reports `what` (address, data). */
+bool check_defined(Wave *wave, const Instruction *instruction, int first, int count, uint64_t exec, const char *what);
+
+typedef enum LocalAccess { LOCAL_READ, LOCAL_WRITE, LOCAL_ATOMIC } LocalAccess;
+/* Checks one lane's access to LDS and remembers it. `defined`: whether what is written holds a value. */
+bool check_local(Wave *wave, const Instruction *instruction, int lane, uint32_t address, unsigned bytes, LocalAccess access, bool defined);
+Shadow *shadow_create(void);
+void shadow_destroy(Shadow *shadow);
+void shadow_begin(Shadow *shadow, uint32_t lds_bytes);
+void shadow_barrier(Shadow *shadow, uint32_t lds_bytes);
+
+/* -- Counting ------------------------------------------------------------------------------------------------------ */
+
+struct Statistics {
+    uint64_t *executions; /* by instruction slot of the program */
+    uint64_t slots;
+    uint64_t read_bytes, written_bytes, global_accesses, uncoalesced, lines, ideal_lines; /* lines of 128 bytes that accesses touched, and the fewest that could do */
+    uint64_t local_bytes, local_accesses, local_cycles, local_conflicts;                  /* of 128 bytes each; conflicts are cycles beyond the fewest */
+    uint64_t matrix_operations;
+    double matrix_seconds; /* at the published rates */
+    uint64_t waves, workgroups;
+};
+bool statistics_enabled(void);
+Statistics *statistics_create(const Program *program);
+void statistics_destroy(Statistics *statistics);
+void statistics_add(Statistics *to, const Statistics *from);
+/* Counts one wave-wide access. */
+void statistics_global(Statistics *statistics, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write);
+void statistics_matrix(Statistics *statistics, uint64_t operations, double tera_rate);
+void statistics_local(Statistics *statistics, const uint32_t address[LANES], uint64_t exec, unsigned bytes);
+/* Adds a finished launch to its kernel's totals, printed when the process ends. */
+void statistics_finish(const Launch *launch, double seconds);
+
+#endif

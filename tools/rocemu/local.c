@@ -1,0 +1,197 @@
+/* LDS: the memory that a workgroup's wavefronts share, and the permutations between lanes that go through its hardware. */
+#include "memory.h"
+
+/* Byte addresses of all lanes. */
+static void local_addresses(const Wave *wave, const Operand *address, int32_t offset, uint32_t to[LANES]) {
+    const uint32_t *from = wave->vector[address->index];
+    for (int lane = 0; lane < LANES; lane++) to[lane] = from[lane] + (uint32_t)offset;
+}
+
+static void local_load(Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
+    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    for (uint64_t left = exec; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_READ, true)) return;
+        load_lane(wave, to, lane, wave->group->lds + address[lane], bytes, extension);
+    }
+    mark_loaded(wave, to, bytes, exec);
+}
+
+static void local_store(Wave *wave, const Instruction *in, int from, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
+    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    uint64_t defined = ~0ull;
+    if (wave->group->launch->check == CHECK_ALL)
+        for (unsigned i = 0; i < (bytes + 3) / 4; i++) defined &= wave->defined[from + (int)i];
+    for (uint64_t left = exec; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_WRITE, defined >> lane & 1)) return;
+        store_lane(wave, from, lane, wave->group->lds + address[lane], bytes, extension);
+    }
+}
+
+static void execute_read(Wave *wave, const Instruction *in) {
+    uint32_t address[LANES];
+    uint64_t exec = wave_exec(wave);
+    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "an LDS address")) return;
+    local_addresses(wave, &in->operand[1], in->offset, address);
+    local_load(wave, in, in->operand[0].index, address, exec, (unsigned)in->operation->argument, (Extension)in->operation->argument2);
+}
+
+static void execute_write(Wave *wave, const Instruction *in) {
+    uint32_t address[LANES];
+    uint64_t exec = wave_exec(wave);
+    if (!check_defined(wave, in, in->operand[0].index, 1, exec, "an LDS address")) return;
+    local_addresses(wave, &in->operand[0], in->offset, address);
+    local_store(wave, in, in->operand[1].index, address, exec, (unsigned)in->operation->argument, (Extension)in->operation->argument2);
+}
+
+/* Two accesses of `argument` bytes at offsets in units of `argument2` bytes. */
+static void execute_read2(Wave *wave, const Instruction *in) {
+    uint32_t first[LANES], second[LANES];
+    uint64_t exec = wave_exec(wave);
+    unsigned bytes = (unsigned)in->operation->argument;
+    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "an LDS address")) return;
+    local_addresses(wave, &in->operand[1], in->offset0 * in->operation->argument2, first);
+    local_addresses(wave, &in->operand[1], in->offset1 * in->operation->argument2, second);
+    local_load(wave, in, in->operand[0].index, first, exec, bytes, EXTEND_ZERO);
+    if (wave->state == WAVE_RUNNING) local_load(wave, in, in->operand[0].index + (int)bytes / 4, second, exec, bytes, EXTEND_ZERO);
+}
+
+static void execute_write2(Wave *wave, const Instruction *in) {
+    uint32_t first[LANES], second[LANES];
+    uint64_t exec = wave_exec(wave);
+    unsigned bytes = (unsigned)in->operation->argument;
+    if (!check_defined(wave, in, in->operand[0].index, 1, exec, "an LDS address")) return;
+    local_addresses(wave, &in->operand[0], in->offset0 * in->operation->argument2, first);
+    local_addresses(wave, &in->operand[0], in->offset1 * in->operation->argument2, second);
+    local_store(wave, in, in->operand[1].index, first, exec, bytes, EXTEND_ZERO);
+    if (wave->state == WAVE_RUNNING) local_store(wave, in, in->operand[2].index, second, exec, bytes, EXTEND_ZERO);
+}
+
+static uint64_t lane_value(const Wave *wave, int index, int lane, unsigned bytes) {
+    return wave->vector[index][lane] | (bytes == 8 ? (uint64_t)wave->vector[index + 1][lane] << 32 : 0);
+}
+
+/* argument: the kind | bytes << 8; argument2: whether the old value is returned. */
+static void execute_atomic(Wave *wave, const Instruction *in) {
+    AtomicKind kind = (AtomicKind)(in->operation->argument & 0xff);
+    unsigned bytes = (unsigned)in->operation->argument >> 8;
+    bool returns = in->operation->argument2;
+    const Operand *operand = &in->operand[returns];
+    uint64_t exec = wave_exec(wave);
+    uint32_t address[LANES];
+    if (!check_defined(wave, in, operand[0].index, 1, exec, "an LDS address") || !check_defined(wave, in, operand[1].index, operand[1].registers, exec, "an atomic operand")) return;
+    local_addresses(wave, &operand[0], in->offset, address);
+    if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
+    for (uint64_t left = exec; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left);
+        if (!check_local(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC, true)) return;
+        uint64_t value = lane_value(wave, operand[1].index, lane, bytes), compare = 0;
+        if (kind == ATOMIC_CMPSWAP) compare = value, value = lane_value(wave, operand[2].index, lane, bytes);
+        uint64_t old = atomic_apply(kind, wave->group->lds + address[lane], bytes, value, compare);
+        if (!returns) continue;
+        wave->vector[in->operand[0].index][lane] = (uint32_t)old;
+        if (bytes == 8) wave->vector[in->operand[0].index + 1][lane] = (uint32_t)(old >> 32);
+    }
+    if (returns) mark_loaded(wave, in->operand[0].index, bytes, exec);
+}
+
+/* -- Permutations -------------------------------------------------------------------------------------------------- */
+
+/* Every active lane gets what lane source[] has: 0 from an inactive one. */
+static void gather(Wave *wave, const Instruction *in, int data, const int source[LANES]) {
+    uint64_t exec = wave_exec(wave), from_defined = wave->defined[data];
+    uint32_t old[LANES];
+    int to = in->operand[0].index;
+    memcpy(old, wave->vector[data], sizeof old);
+    for (uint64_t left = exec; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left), from = source[lane];
+        bool active = exec >> from & 1;
+        uint64_t bit = 1ull << lane;
+        wave->vector[to][lane] = active ? old[from] : 0;
+        wave->defined[to] = !active || (from_defined >> from & 1) ? wave->defined[to] | bit : wave->defined[to] & ~bit;
+    }
+}
+
+static void execute_bpermute(Wave *wave, const Instruction *in) {
+    int source[LANES];
+    if (!check_defined(wave, in, in->operand[1].index, 1, wave_exec(wave), "a lane number")) return;
+    for (int lane = 0; lane < LANES; lane++) source[lane] = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
+    gather(wave, in, in->operand[2].index, source);
+}
+
+static void execute_permute(Wave *wave, const Instruction *in) {
+    uint64_t exec = wave_exec(wave), defined = ~0ull;
+    uint32_t result[LANES] = {0};
+    if (!check_defined(wave, in, in->operand[1].index, 1, exec, "a lane number")) return;
+    for (uint64_t left = exec; left; left &= left - 1) {
+        int lane = __builtin_ctzll(left), target = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
+        result[target] = wave->vector[in->operand[2].index][lane];
+        if (!(wave->defined[in->operand[2].index] >> lane & 1)) defined &= ~(1ull << target);
+    }
+    int to = in->operand[0].index;
+    for (int lane = 0; lane < LANES; lane++)
+        if (exec >> lane & 1) wave->vector[to][lane] = result[lane];
+    wave->defined[to] = (wave->defined[to] & ~exec) | (defined & exec);
+}
+
+/* The pattern is the offset field: bit 15 set permutes quads, else five-bit masks within 32 lanes. */
+static void execute_swizzle(Wave *wave, const Instruction *in) {
+    int source[LANES], pattern = in->offset;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (pattern & 0x8000)
+            source[lane] = (lane & ~3) + (pattern >> (2 * (lane & 3)) & 3);
+        else
+            source[lane] = (lane & 32) + ((((lane & 31) & (pattern & 31)) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31));
+    }
+    gather(wave, in, in->operand[1].index, source);
+}
+
+static void execute_nothing(Wave *wave, const Instruction *in) { (void)wave, (void)in; }
+
+#define ATOMICS(X)                                                                                                                              \
+    X(add_u32, ATOMIC_ADD, 4) X(sub_u32, ATOMIC_SUB, 4) X(rsub_u32, ATOMIC_RSUB, 4) X(inc_u32, ATOMIC_INC, 4) X(dec_u32, ATOMIC_DEC, 4)         \
+    X(min_i32, ATOMIC_SMIN, 4) X(max_i32, ATOMIC_SMAX, 4) X(min_u32, ATOMIC_UMIN, 4) X(max_u32, ATOMIC_UMAX, 4) X(and_b32, ATOMIC_AND, 4)       \
+    X(or_b32, ATOMIC_OR, 4) X(xor_b32, ATOMIC_XOR, 4) X(add_f32, ATOMIC_ADD_FLOAT, 4) X(min_f32, ATOMIC_MIN_FLOAT, 4)                           \
+    X(max_f32, ATOMIC_MAX_FLOAT, 4) X(add_u64, ATOMIC_ADD, 8) X(sub_u64, ATOMIC_SUB, 8) X(min_i64, ATOMIC_SMIN, 8) X(max_i64, ATOMIC_SMAX, 8)   \
+    X(min_u64, ATOMIC_UMIN, 8) X(max_u64, ATOMIC_UMAX, 8) X(and_b64, ATOMIC_AND, 8) X(or_b64, ATOMIC_OR, 8) X(xor_b64, ATOMIC_XOR, 8)           \
+    X(add_f64, ATOMIC_ADD_FLOAT, 8) X(pk_add_f16, ATOMIC_ADD_HALVES, 4) X(pk_add_bf16, ATOMIC_ADD_BF16, 4)
+
+static const Operation rows[] = {
+#define X(name, bytes, extension) {"ds_read_" #name, "d:i", execute_read, NULL, NULL, OPERATION_MEMORY, bytes, extension},
+    X(u8, 1, EXTEND_ZERO) X(i8, 1, EXTEND_SIGN) X(u16, 2, EXTEND_ZERO) X(i16, 2, EXTEND_SIGN) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO) X(b96, 12, EXTEND_ZERO)
+    X(b128, 16, EXTEND_ZERO) X(u8_d16, 1, EXTEND_LOW_HALF) X(u8_d16_hi, 1, EXTEND_HIGH_HALF) X(i8_d16, 1, EXTEND_LOW_HALF_SIGN) X(i8_d16_hi, 1, EXTEND_HIGH_HALF_SIGN)
+    X(u16_d16, 2, EXTEND_LOW_HALF) X(u16_d16_hi, 2, EXTEND_HIGH_HALF)
+#undef X
+#define X(name, bytes, extension) {"ds_write_" #name, ":ii", execute_write, NULL, NULL, OPERATION_MEMORY, bytes, extension},
+    X(b8, 1, EXTEND_ZERO) X(b16, 2, EXTEND_ZERO) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO) X(b96, 12, EXTEND_ZERO) X(b128, 16, EXTEND_ZERO)
+    X(b8_d16_hi, 1, EXTEND_HIGH_HALF) X(b16_d16_hi, 2, EXTEND_HIGH_HALF)
+#undef X
+#define X(name, kind, bytes) \
+    {"ds_" #name, ":ii", execute_atomic, NULL, NULL, OPERATION_MEMORY, (kind) | (bytes) << 8, 0},
+    ATOMICS(X)
+#undef X
+/* The returning forms have "rtn" before the type. */
+#define X(operation, type, kind, bytes) {"ds_" #operation "_rtn_" #type, "d:ii", execute_atomic, NULL, NULL, OPERATION_MEMORY, (kind) | (bytes) << 8, 1},
+    X(add, u32, ATOMIC_ADD, 4) X(sub, u32, ATOMIC_SUB, 4) X(rsub, u32, ATOMIC_RSUB, 4) X(inc, u32, ATOMIC_INC, 4) X(dec, u32, ATOMIC_DEC, 4) X(min, i32, ATOMIC_SMIN, 4)
+    X(max, i32, ATOMIC_SMAX, 4) X(min, u32, ATOMIC_UMIN, 4) X(max, u32, ATOMIC_UMAX, 4) X(and, b32, ATOMIC_AND, 4) X(or, b32, ATOMIC_OR, 4) X(xor, b32, ATOMIC_XOR, 4)
+    X(wrxchg, b32, ATOMIC_SWAP, 4) X(cmpst, b32, ATOMIC_CMPSWAP, 4) X(add, f32, ATOMIC_ADD_FLOAT, 4) X(min, f32, ATOMIC_MIN_FLOAT, 4) X(max, f32, ATOMIC_MAX_FLOAT, 4)
+    X(add, u64, ATOMIC_ADD, 8) X(sub, u64, ATOMIC_SUB, 8) X(and, b64, ATOMIC_AND, 8) X(or, b64, ATOMIC_OR, 8) X(xor, b64, ATOMIC_XOR, 8) X(wrxchg, b64, ATOMIC_SWAP, 8)
+    X(cmpst, b64, ATOMIC_CMPSWAP, 8) X(add, f64, ATOMIC_ADD_FLOAT, 8)
+#undef X
+    {"ds_cmpst_b32", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 4 << 8, 0},
+    {"ds_cmpst_b64", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 8 << 8, 0},
+    {"ds_read2_b32", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 4, 4},
+    {"ds_read2_b64", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 8, 8},
+    {"ds_read2st64_b32", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 4, 256},
+    {"ds_read2st64_b64", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 8, 512},
+    {"ds_write2_b32", ":iii", execute_write2, NULL, NULL, OPERATION_MEMORY, 4, 4},
+    {"ds_write2_b64", ":iii", execute_write2, NULL, NULL, OPERATION_MEMORY, 8, 8},
+    {"ds_write2st64_b32", ":iii", execute_write2, NULL, NULL, OPERATION_MEMORY, 4, 256},
+    {"ds_write2st64_b64", ":iii", execute_write2, NULL, NULL, OPERATION_MEMORY, 8, 512},
+    {"ds_bpermute_b32", "d:ii", execute_bpermute, NULL, NULL, 0, 0, 0},
+    {"ds_permute_b32", "d:ii", execute_permute, NULL, NULL, 0, 0, 0},
+    {"ds_swizzle_b32", "d:i", execute_swizzle, NULL, NULL, OPERATION_PATTERN, 0, 0},
+    {"ds_nop", ":", execute_nothing, NULL, NULL, 0, 0, 0},
+};
+const OperationTable local_operations = {rows, sizeof rows / sizeof *rows};

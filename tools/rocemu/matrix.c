@@ -1,0 +1,174 @@
+/* Matrix instructions (MFMA): D = A B + C over all 64 lanes, whatever EXEC says. A lane holds, of the M x K matrix A, row lane % M and the columns
+ * (lane / M) * n ... of its n values; B is held likewise by columns; where K / n is fewer than 64 / M, the groups of lanes are separate blocks. The M x M result:
+ *     32 x 32: register r holds row 8 * (r / 4) + 4 * (lane / 32) + r % 4, column lane % 32
+ *     16 x 16: row 4 * (lane / 16) + r % 4, column lane % 16          4 x 4: row r, column lane % 4, block lane / 4
+ * with the registers of block after block. Products are exact and added in the order of k in fp32, one rounding each; hardware's order is its own. */
+#include "hip.h"
+#include "lanes.h"
+
+typedef enum ElementType { ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16, ELEMENT_I8, ELEMENT_FP8, ELEMENT_BF8, ELEMENT_XF32 } ElementType;
+enum { MAX_DEPTH = 32 };
+
+/* argument packs the shape: M, K, blocks; argument2 the types of A and B and values per lane. */
+#define SHAPE(m, k, blocks) ((m) | (k) << 8 | (blocks) << 16)
+#define ELEMENTS(a, b, per_lane) ((a) | (b) << 8 | (per_lane) << 16)
+
+typedef struct MatrixCall {
+    int size, depth, blocks;
+    /* Rows of A and of B's transpose by block: [block * size + row][k]; B as [block][k][column]. */
+    _Alignas(64) float a[LANES][MAX_DEPTH];
+    _Alignas(64) float b[MAX_DEPTH * LANES];
+    uint32_t (*d)[LANES];
+} MatrixCall;
+
+static float fp8_value(uint8_t x, int mantissa_bits, int bias) {
+    if (x == 0x80) return NAN;
+    int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
+    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits) : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
+    return x & 0x80 ? -magnitude : magnitude;
+}
+
+static float element(const Wave *wave, int index, ElementType type, int lane, int j) {
+    switch (type) {
+        case ELEMENT_F32: return bits_float(wave->vector[index + j][lane]);
+        case ELEMENT_XF32: return bits_float(wave->vector[index + j][lane] & 0xffffe000);
+        case ELEMENT_F16: return half_float((uint16_t)(wave->vector[index + j / 2][lane] >> (16 * (j % 2))));
+        case ELEMENT_BF16: return bits_float(wave->vector[index + j / 2][lane] >> (16 * (j % 2)) << 16);
+        case ELEMENT_I8: return (int8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4)));
+        case ELEMENT_FP8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 3, 8);
+        case ELEMENT_BF8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 2, 16);
+    }
+    return 0;
+}
+
+static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
+    int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
+    call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
+    int groups = call->depth / per_lane, size = call->size;
+    for (int lane = 0; lane < LANES; lane++) {
+        int row = lane % size, group = lane / size, block = group / groups, first = group % groups * per_lane;
+        for (int j = 0; j < per_lane; j++) {
+            call->a[block * size + row][first + j] = element(wave, in->operand[1].index, (ElementType)(elements & 255), lane, j);
+            call->b[(block * call->depth + first + j) * size + row] = element(wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), lane, j);
+        }
+    }
+}
+
+/* Row and block of what register r holds in the lanes `group` * size ... */
+LANE_INLINE int result_row(int size, int r, int group) { return size == 32 ? 8 * (r % 16 / 4) + 4 * group + r % 4 : size == 16 ? 4 * group + r % 4 : r; }
+LANE_INLINE int result_block(int size, int r, int group) { return size == 32 ? r / 16 : size == 16 ? r / 4 : group; }
+static int result_registers(int size, int blocks) { return size * size * blocks / LANES; }
+
+LANE_INLINE void multiply_floats(MatrixCall *call, int size) {
+    int registers = result_registers(size, call->blocks), depth = call->depth;
+    for (int r = 0; r < registers; r++)
+        for (int group = 0; group < LANES / size; group++) {
+            int block = result_block(size, r, group);
+            const float *a = call->a[block * size + result_row(size, r, group)], *b = call->b + block * depth * size;
+            float sum[32];
+            uint32_t *d = call->d[r] + group * size;
+            for (int column = 0; column < size; column++) sum[column] = bits_float(d[column]);
+            for (int k = 0; k < depth; k++)
+                for (int column = 0; column < size; column++) sum[column] = fmaf(a[k], b[k * size + column], sum[column]);
+            for (int column = 0; column < size; column++) d[column] = float_bits(sum[column]);
+        }
+}
+/* Products of bytes are whole numbers that fp32 holds. */
+LANE_INLINE void multiply_integers(MatrixCall *call, int size) {
+    int registers = result_registers(size, call->blocks), depth = call->depth;
+    for (int r = 0; r < registers; r++)
+        for (int group = 0; group < LANES / size; group++) {
+            int block = result_block(size, r, group);
+            const float *a = call->a[block * size + result_row(size, r, group)], *b = call->b + block * depth * size;
+            uint32_t *d = call->d[r] + group * size;
+            for (int k = 0; k < depth; k++)
+                for (int column = 0; column < size; column++) d[column] += (uint32_t)(int32_t)(a[k] * b[k * size + column]);
+        }
+}
+#define MULTIPLY(size) \
+    CORE multiply_floats_##size(MatrixCall *call) { multiply_floats(call, size); } \
+    CORE multiply_integers_##size(MatrixCall *call) { multiply_integers(call, size); }
+MULTIPLY(32)
+MULTIPLY(16)
+MULTIPLY(4)
+
+/* A result is defined where its row of A, its column of B and its C are. */
+static void define_results(Wave *wave, const Instruction *in, const MatrixCall *call) {
+    const Operand *a = &in->operand[1], *b = &in->operand[2], *c = &in->operand[3];
+    int size = call->size, registers = result_registers(size, call->blocks), d = in->operand[0].index;
+    uint64_t from_a = ~0ull, from_b = ~0ull, row_defined = ~0ull, column_defined = ~0ull;
+    for (int r = 0; r < a->registers; r++) from_a &= wave->defined[a->index + r];
+    for (int r = 0; r < b->registers; r++) from_b &= wave->defined[b->index + r];
+    int groups = call->depth / (in->operation->argument2 >> 16);
+    for (int lane = 0; lane < LANES && (~from_a || ~from_b); lane++) {
+        uint64_t bit = 1ull << (lane / size / groups * size + lane % size);
+        if (!(from_a >> lane & 1)) row_defined &= ~bit;
+        if (!(from_b >> lane & 1)) column_defined &= ~bit;
+    }
+    for (int r = 0; r < registers; r++) {
+        uint64_t defined = c->kind == OPERAND_VECTOR ? wave->defined[c->index + r] : ~0ull;
+        for (int lane = 0; lane < LANES && (~row_defined || ~column_defined); lane++) {
+            int group = lane / size, base = result_block(size, r, group) * size;
+            if (!(row_defined >> (base + result_row(size, r, group)) & 1) || !(column_defined >> (base + lane % size) & 1)) defined &= ~(1ull << lane);
+        }
+        wave->defined[d + r] = defined;
+    }
+}
+
+/* Dense teraoperations per second of an MI300X. */
+static double published_rate(ElementType type) {
+    switch (type) {
+        case ELEMENT_F32: return 163.4;
+        case ELEMENT_XF32: return 653.7;
+        case ELEMENT_F16: case ELEMENT_BF16: return 1307.4;
+        default: return 2614.9;
+    }
+}
+
+static void execute_matrix(Wave *wave, const Instruction *in) {
+    if (in->broadcast_size || in->broadcast_block || in->block_pattern) {
+        check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a matrix instruction with broadcast or permuted blocks, which the emulator does not have");
+        return;
+    }
+    MatrixCall call;
+    gather(wave, in, &call);
+    int registers = result_registers(call.size, call.blocks), to = in->operand[0].index;
+    const Operand *c = &in->operand[3];
+    define_results(wave, in, &call);
+    if (c->kind == OPERAND_VECTOR) {
+        if (c->index != to) memmove(wave->vector[to], wave->vector[c->index], (size_t)registers * sizeof wave->vector[0]);
+    } else {
+        uint32_t value = (uint32_t)operand_scalar(wave, c);
+        for (int r = 0; r < registers; r++)
+            for (int lane = 0; lane < LANES; lane++) wave->vector[to + r][lane] = value;
+    }
+    call.d = &wave->vector[to];
+    bool integers = (in->operation->argument2 & 255) == ELEMENT_I8;
+    (call.size == 32 ? (integers ? multiply_integers_32 : multiply_floats_32) : call.size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
+                                                                                               : (integers ? multiply_integers_4 : multiply_floats_4))(&call);
+    if (wave->group->statistics)
+        statistics_matrix(wave->group->statistics, 2ull * (unsigned)(call.size * call.size * call.depth * call.blocks), published_rate((ElementType)(in->operation->argument2 & 255)));
+}
+
+#define MATRIX(name, m, k, blocks, a, b, per_lane) {name, "d:iif", execute_matrix, NULL, NULL, OPERATION_MATRIX, SHAPE(m, k, blocks), ELEMENTS(a, b, per_lane)},
+/* Types of 16 bits: the names of gfx942 and of gfx90a. */
+#define HALF_SHAPES(new_type, old_type, element)                                                                                                              \
+    MATRIX("v_mfma_f32_32x32x8_" new_type, 32, 8, 1, element, element, 4) MATRIX("v_mfma_f32_32x32x8" old_type, 32, 8, 1, element, element, 4)                \
+    MATRIX("v_mfma_f32_16x16x16_" new_type, 16, 16, 1, element, element, 4) MATRIX("v_mfma_f32_16x16x16" old_type, 16, 16, 1, element, element, 4)            \
+    MATRIX("v_mfma_f32_32x32x4_2b_" new_type, 32, 4, 2, element, element, 4) MATRIX("v_mfma_f32_32x32x4" old_type, 32, 4, 2, element, element, 4)             \
+    MATRIX("v_mfma_f32_16x16x4_4b_" new_type, 16, 4, 4, element, element, 4) MATRIX("v_mfma_f32_16x16x4" old_type, 16, 4, 4, element, element, 4)             \
+    MATRIX("v_mfma_f32_4x4x4_16b_" new_type, 4, 4, 16, element, element, 4) MATRIX("v_mfma_f32_4x4x4" old_type, 4, 4, 16, element, element, 4)
+#define BYTE_SHAPES(type, a, b)                                                                                                                               \
+    MATRIX("v_mfma_f32_32x32x16_" type, 32, 16, 1, a, b, 8) MATRIX("v_mfma_f32_16x16x32_" type, 16, 32, 1, a, b, 8)
+static const Operation rows[] = {
+    HALF_SHAPES("bf16", "bf16_1k", ELEMENT_BF16) HALF_SHAPES("f16", "f16", ELEMENT_F16)
+    BYTE_SHAPES("fp8_fp8", ELEMENT_FP8, ELEMENT_FP8) BYTE_SHAPES("fp8_bf8", ELEMENT_FP8, ELEMENT_BF8)
+    BYTE_SHAPES("bf8_fp8", ELEMENT_BF8, ELEMENT_FP8) BYTE_SHAPES("bf8_bf8", ELEMENT_BF8, ELEMENT_BF8)
+    MATRIX("v_mfma_i32_32x32x16_i8", 32, 16, 1, ELEMENT_I8, ELEMENT_I8, 8) MATRIX("v_mfma_i32_16x16x32_i8", 16, 32, 1, ELEMENT_I8, ELEMENT_I8, 8)
+    MATRIX("v_mfma_f32_32x32x2_f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_32x32x2f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1)
+    MATRIX("v_mfma_f32_16x16x4_f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1)
+    MATRIX("v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x1_4b_f32", 16, 1, 4, ELEMENT_F32, ELEMENT_F32, 1)
+    MATRIX("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, ELEMENT_F32, ELEMENT_F32, 1)
+    MATRIX("v_mfma_f32_32x32x4_xf32", 32, 4, 1, ELEMENT_XF32, ELEMENT_XF32, 2) MATRIX("v_mfma_f32_16x16x8_xf32", 16, 8, 1, ELEMENT_XF32, ELEMENT_XF32, 2)
+};
+const OperationTable matrix_operations = {rows, sizeof rows / sizeof *rows};

@@ -1,0 +1,55 @@
+/* Pieces that LDS and device memory instructions share: how a loaded value lies in registers, and the arithmetic of atomic operations. */
+#ifndef ROCEMU_MEMORY_H
+#define ROCEMU_MEMORY_H
+
+#include <string.h>
+
+#include "lanes.h"
+
+/* How fewer than 4 bytes become a register: whole; sign-extended; or into one half, which keeps the other. Also used for what part of a register is stored. */
+typedef enum Extension { EXTEND_ZERO, EXTEND_SIGN, EXTEND_LOW_HALF, EXTEND_HIGH_HALF, EXTEND_LOW_HALF_SIGN, EXTEND_HIGH_HALF_SIGN } Extension;
+
+static inline bool extension_keeps_half(Extension extension) { return extension >= EXTEND_LOW_HALF; }
+
+static inline uint32_t extend(uint32_t old, uint32_t loaded, unsigned bytes, Extension extension) {
+    bool sign = extension == EXTEND_SIGN || extension == EXTEND_LOW_HALF_SIGN || extension == EXTEND_HIGH_HALF_SIGN;
+    if (sign) loaded = bytes == 1 ? (uint32_t)(int8_t)loaded : (uint32_t)(int16_t)loaded;
+    if (extension == EXTEND_LOW_HALF || extension == EXTEND_LOW_HALF_SIGN) return (old & 0xffff0000) | (loaded & 0xffff);
+    if (extension == EXTEND_HIGH_HALF || extension == EXTEND_HIGH_HALF_SIGN) return (old & 0xffff) | loaded << 16;
+    return loaded;
+}
+
+static inline void load_lane(Wave *wave, int to, int lane, const void *from, unsigned bytes, Extension extension) {
+    if (bytes < 4) {
+        uint32_t value = 0;
+        memcpy(&value, from, bytes);
+        wave->vector[to][lane] = extend(wave->vector[to][lane], value, bytes, extension);
+        return;
+    }
+    const uint8_t *source = from;
+    for (unsigned i = 0; i < bytes / 4; i++) memcpy(&wave->vector[to + (int)i][lane], source + 4 * i, 4);
+}
+
+static inline void store_lane(const Wave *wave, int from, int lane, void *to, unsigned bytes, Extension extension) {
+    if (bytes < 4) {
+        uint32_t value = wave->vector[from][lane] >> (extension == EXTEND_HIGH_HALF ? 16 : 0);
+        memcpy(to, &value, bytes);
+        return;
+    }
+    uint8_t *target = to;
+    for (unsigned i = 0; i < bytes / 4; i++) memcpy(target + 4 * i, &wave->vector[from + (int)i][lane], 4);
+}
+
+static inline void mark_loaded(Wave *wave, int to, unsigned bytes, uint64_t exec) {
+    for (unsigned i = 0; i < (bytes + 3) / 4; i++) wave->defined[to + (int)i] |= exec;
+}
+
+typedef enum AtomicKind {
+    ATOMIC_ADD, ATOMIC_SUB, ATOMIC_RSUB, ATOMIC_INC, ATOMIC_DEC, ATOMIC_SMIN, ATOMIC_UMIN, ATOMIC_SMAX, ATOMIC_UMAX, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR, ATOMIC_SWAP, ATOMIC_CMPSWAP,
+    ATOMIC_ADD_FLOAT, ATOMIC_MIN_FLOAT, ATOMIC_MAX_FLOAT, ATOMIC_ADD_HALVES, ATOMIC_ADD_BF16
+} AtomicKind;
+
+/* Applies the operation to memory of 4 or 8 bytes as one step and returns what was there. */
+uint64_t atomic_apply(AtomicKind kind, void *memory, unsigned bytes, uint64_t operand, uint64_t compare);
+
+#endif

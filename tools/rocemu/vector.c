@@ -1,0 +1,300 @@
+/* Execution of vector instructions: brings sources into arrays of lanes (broadcast, negated, selected, permuted as the modifiers say), calls the
+ * operation's loop, and writes what EXEC allows. An instruction without modifiers under a full EXEC works on the registers in place. */
+#ifdef __SSE__
+#include <xmmintrin.h>
+#else
+#include <fenv.h>
+#endif
+
+#include "lanes.h"
+
+/* -- Float mode ---------------------------------------------------------------------------------------------------- */
+
+/* The mode register: bits 0-1 round fp32, 2-3 fp64 and fp16; bits 4-5 and 6-7: 1 keeps denormal inputs, 2 denormal results. */
+unsigned float_mode_enter(uint32_t mode, uint32_t flags) {
+    bool wide = flags & OPERATION_FLOAT64;
+    uint32_t round = mode >> (wide ? 2 : 0) & 3, denormal = mode >> (wide ? 6 : 4) & 3;
+#ifdef __SSE__
+    static const unsigned host_round[4] = {0, 0x4000, 0x2000, 0x6000};
+    unsigned saved = _mm_getcsr(), wanted = 0x1f80 | host_round[round] | (denormal & 1 ? 0 : 0x40) | (denormal & 2 ? 0 : 0x8000);
+    if ((saved & ~0x3fu) != wanted) _mm_setcsr(wanted);
+    return saved;
+#else
+    static const int host_round[4] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    (void)denormal;
+    unsigned saved = (unsigned)fegetround();
+    fesetround(host_round[round]);
+    return saved;
+#endif
+}
+
+void float_mode_leave(unsigned saved) {
+#ifdef __SSE__
+    _mm_setcsr(saved);
+#else
+    fesetround((int)saved);
+#endif
+}
+
+/* -- Sources ------------------------------------------------------------------------------------------------------- */
+
+CORE broadcast(VectorCall *call) {
+    uint32_t *d = call->d, value = (uint32_t)call->mask;
+    FOR_LANES d[lane] = value;
+}
+
+static void fill(uint32_t *to, uint32_t value) { broadcast(&(VectorCall){.d = to, .mask = value}); }
+
+/* The lane that `lane` reads under a DPP control, or -1. */
+static int dpp_source(const Instruction *in, int lane) {
+    int n = in->dpp_argument, row = lane & ~15, at = lane & 15;
+    switch ((DppControl)in->dpp) {
+        case DPP_QUAD_PERM: return (lane & ~3) + (n >> (2 * (lane & 3)) & 3);
+        case DPP_ROW_SHL: return at + n < 16 ? lane + n : -1;
+        case DPP_ROW_SHR: return at >= n ? lane - n : -1;
+        case DPP_ROW_ROR: return row + ((at - n) & 15);
+        case DPP_WAVE_SHL: return lane < LANES - 1 ? lane + 1 : -1;
+        case DPP_WAVE_ROL: return (lane + 1) & (LANES - 1);
+        case DPP_WAVE_SHR: return lane - 1;
+        case DPP_WAVE_ROR: return (lane - 1) & (LANES - 1);
+        case DPP_ROW_MIRROR: return row + 15 - at;
+        case DPP_ROW_HALF_MIRROR: return (lane & ~7) + 7 - (lane & 7);
+        case DPP_ROW_BCAST15: return lane >= 16 ? row - 1 : -1;
+        case DPP_ROW_BCAST31: return lane >= 32 ? 31 : -1;
+        case DPP_ROW_NEWBCAST: return row + n;
+        case DPP_NONE: break;
+    }
+    return lane;
+}
+
+/* Permutes source 0; returns the lanes that take part, and which of them got a defined value. */
+static uint64_t dpp_permute(const Wave *wave, const Instruction *in, uint32_t *to, uint64_t *defined) {
+    uint64_t exec = wave_exec(wave), active = 0, sources = 0;
+    int index = in->source[0].index, registers = in->source[0].registers;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (!(in->row_mask >> (lane / 16) & 1) || !(in->bank_mask >> (lane / 4 % 4) & 1)) continue;
+        int from = dpp_source(in, lane);
+        bool valid = from >= 0 && (exec >> from & 1);
+        if (!valid && !in->bound_control) continue;
+        active |= 1ull << lane;
+        if (!valid || (*defined >> from & 1)) sources |= 1ull << lane;
+        for (int r = 0; r < registers; r++) to[r * LANES + lane] = valid ? wave->vector[index + r][from] : 0;
+    }
+    *defined = sources;
+    return active & exec;
+}
+
+static uint32_t select_part(uint32_t x, Selection selection, bool sign) {
+    if (selection == SELECT_DWORD) return x;
+    bool byte = selection <= SELECT_BYTE_3;
+    uint32_t part = byte ? x >> (8 * (selection - SELECT_BYTE_0)) & 0xff : x >> (16 * (selection - SELECT_WORD_0)) & 0xffff;
+    if (!sign) return part;
+    return byte ? (uint32_t)(int8_t)part : (uint32_t)(int16_t)part;
+}
+
+/* Packed operands: both halves are chosen and negated independently. */
+static void pack_halves(const Instruction *in, int i, const uint32_t *from, uint32_t *to) {
+    bool low_from_high = in->op_sel >> i & 1, high_from_high = in->op_sel_hi >> i & 1;
+    uint32_t flip_low = in->negate_low >> i & 1, flip_high = in->negate_high >> i & 1;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (in->source[i].type == TYPE_PACKED32) {
+            uint32_t low = from[lane], high = from[LANES + lane];
+            to[lane] = (low_from_high ? high : low) ^ flip_low << 31;
+            to[LANES + lane] = (high_from_high ? high : low) ^ flip_high << 31;
+        } else {
+            uint32_t x = from[lane], low = low_from_high ? x >> 16 : x & 0xffff, high = high_from_high ? x >> 16 : x & 0xffff;
+            to[lane] = (low ^ flip_low << 15) | (high ^ flip_high << 15) << 16;
+        }
+    }
+}
+
+static void apply_sign(const Operand *operand, const uint32_t *from, uint32_t *to) {
+    bool wide = operand->type == TYPE_F64 || operand->type == TYPE_B64;
+    uint32_t sign = operand->type == TYPE_F16 || operand->type == TYPE_B16 ? 0x8000u : 0x80000000u, clear = operand->absolute ? ~sign : ~0u, flip = operand->negate ? sign : 0;
+    if (wide) memcpy(to, from, LANES * sizeof *to);
+    const uint32_t *source = wide ? from + LANES : from;
+    uint32_t *target = wide ? to + LANES : to;
+    for (int lane = 0; lane < LANES; lane++) target[lane] = (source[lane] & clear) ^ flip;
+}
+
+/* Source i as lanes, in the register itself or in `temporary`. */
+static const uint32_t *fetch(const Wave *wave, const Instruction *in, int i, uint32_t *temporary) {
+    const Operand *operand = &in->source[i];
+    const uint32_t *from = temporary;
+    if (operand->kind == OPERAND_VECTOR) {
+        from = wave->vector[operand->index];
+    } else {
+        uint64_t value = operand_scalar(wave, operand);
+        fill(temporary, (uint32_t)value);
+        if (operand->registers == 2) fill(temporary + LANES, (uint32_t)(value >> 32));
+    }
+    if (in->plain) return from;
+    if (operand->type == TYPE_PACKED16 || operand->type == TYPE_PACKED32) {
+        uint32_t copy[2 * LANES];
+        memcpy(copy, from, (operand->type == TYPE_PACKED32 ? 2 : 1) * LANES * sizeof *copy);
+        pack_halves(in, i, copy, temporary);
+        return temporary;
+    }
+    if (in->sdwa && operand->selection != SELECT_DWORD) {
+        for (int lane = 0; lane < LANES; lane++) temporary[lane] = select_part(from[lane], operand->selection, operand->extend_sign);
+        from = temporary;
+    }
+    if ((operand->type == TYPE_F16 || operand->type == TYPE_B16) && (in->op_sel >> i & 1)) {
+        for (int lane = 0; lane < LANES; lane++) temporary[lane] = from[lane] >> 16;
+        from = temporary;
+    }
+    if (operand->negate || operand->absolute) {
+        apply_sign(operand, from, temporary);
+        from = temporary;
+    }
+    return from;
+}
+
+/* -- Results ------------------------------------------------------------------------------------------------------- */
+
+static float modify_float(const Instruction *in, float x) {
+    static const float scale[4] = {1, 2, 4, 0.5f};
+    if (in->output_modifier) x *= scale[in->output_modifier];
+    return in->clamp ? (x > 0 ? (x < 1 ? x : 1) : 0) : x;
+}
+
+static void modify_result(const Instruction *in, uint32_t *d) {
+    if (!in->clamp && !in->output_modifier) return;
+    for (int lane = 0; lane < LANES; lane++) switch ((OperandType)in->destination.type) {
+            case TYPE_F32: d[lane] = float_bits(modify_float(in, bits_float(d[lane]))); break;
+            case TYPE_F16: d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))); break;
+            case TYPE_PACKED16:
+                d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))) | (uint32_t)half_bits((_Float16)modify_float(in, half_float(d[lane] >> 16))) << 16;
+                break;
+            case TYPE_PACKED32:
+                d[lane] = float_bits(modify_float(in, bits_float(d[lane])));
+                d[LANES + lane] = float_bits(modify_float(in, bits_float(d[LANES + lane])));
+                break;
+            case TYPE_F64: {
+                static const double scale[4] = {1, 2, 4, 0.5};
+                double x = bits_double(pair_load(d, lane)) * scale[in->output_modifier];
+                pair_store(d, lane, double_bits(in->clamp ? (x > 0 ? (x < 1 ? x : 1) : 0) : x));
+                break;
+            }
+            default: break; /* integer operations with clamp are operations of their own */
+        }
+}
+
+/* Puts a 16-bit or SDWA result into its part of the old register. */
+static void place_result(const Instruction *in, const uint32_t *old, uint32_t *d) {
+    if (in->sdwa && in->destination_selection != SELECT_DWORD) {
+        bool byte = in->destination_selection <= SELECT_BYTE_3;
+        int shift = byte ? 8 * (in->destination_selection - SELECT_BYTE_0) : 16 * (in->destination_selection - SELECT_WORD_0);
+        uint32_t ones = byte ? 0xff : 0xffff;
+        for (int lane = 0; lane < LANES; lane++) {
+            uint32_t part = d[lane] & ones, extended = byte ? (uint32_t)(int8_t)part : (uint32_t)(int16_t)part;
+            if (in->destination_preserve)
+                d[lane] = (old[lane] & ~(ones << shift)) | part << shift;
+            else
+                d[lane] = (in->destination_sign ? extended : part) << shift;
+        }
+    } else if (in->op_sel & 8) {
+        for (int lane = 0; lane < LANES; lane++) d[lane] = (old[lane] & 0xffff) | d[lane] << 16;
+    } else if (in->operation->flags & OPERATION_KEEPS_HIGH) {
+        for (int lane = 0; lane < LANES; lane++) d[lane] = (old[lane] & 0xffff0000) | (d[lane] & 0xffff);
+    }
+}
+
+CORE merge(VectorCall *call) {
+    uint32_t *d = call->d, expanded[LANES];
+    const uint32_t *from = call->s[0];
+    mask_expand(call->mask, expanded);
+    FOR_LANES d[lane] = (from[lane] & expanded[lane]) | (d[lane] & ~expanded[lane]);
+}
+
+static uint64_t source_defined(const Wave *wave, const Operand *operand) {
+    if (operand->kind != OPERAND_VECTOR) return operand_scalar_defined(wave, operand) ? ~0ull : 0;
+    uint64_t defined = wave->defined[operand->index];
+    for (int r = 1; r < operand->registers; r++) defined &= wave->defined[operand->index + r];
+    return defined;
+}
+
+static uint64_t sources_defined(const Wave *wave, const Instruction *in, uint64_t first, uint64_t mask) {
+    uint64_t defined[3] = {first, ~0ull, ~0ull};
+    for (int i = 1; i < in->sources; i++) defined[i] = source_defined(wave, &in->source[i]);
+    if (in->operation->flags & OPERATION_SELECTS) return (defined[0] & ~mask) | (defined[1] & mask);
+    return defined[0] & defined[1] & defined[2];
+}
+
+/* The result of `in` is undefined in `lanes`: finds where that began. */
+static uint32_t undefined_origin(const Wave *wave, const Instruction *in, uint64_t lanes) {
+    for (int i = 0; i < in->sources; i++) {
+        const Operand *operand = &in->source[i];
+        for (int r = 0; operand->kind == OPERAND_VECTOR && r < operand->registers; r++)
+            if (lanes & ~wave->defined[operand->index + r] && wave->origin[operand->index + r]) return wave->origin[operand->index + r];
+    }
+    return (uint32_t)(in - wave->program) + 1;
+}
+
+static void write_masks(Wave *wave, const Instruction *in, const VectorCall *call) {
+    if (in->mask_destination.kind == OPERAND_SCALAR) {
+        wave_set_pair(wave, in->mask_destination.index, call->result & call->exec);
+        scalar_set_defined(wave, in->mask_destination.index, 2, true);
+    }
+    if (in->operation->flags & OPERATION_WRITES_EXEC) wave_set_pair(wave, EXEC, call->result & call->exec);
+}
+
+static void run_core(const Wave *wave, const Instruction *in, VectorCall *call, uint32_t *result) {
+    enum { DEFAULT_MODE = 0xf0 };
+    uint32_t flags = in->operation->flags;
+    if (flags & (OPERATION_FLOAT32 | OPERATION_FLOAT64) && (wave->mode & 0xff) != DEFAULT_MODE) {
+        unsigned saved = float_mode_enter(wave->mode, flags);
+        in->operation->vector(call);
+        if (result) modify_result(in, result);
+        float_mode_leave(saved);
+    } else {
+        in->operation->vector(call);
+        if (result) modify_result(in, result);
+    }
+}
+
+void vector_execute(Wave *wave, const Instruction *in) {
+    _Alignas(64) uint32_t temporary[3][2 * LANES], result[2 * LANES];
+    uint64_t exec = wave_exec(wave), active = exec;
+    VectorCall call = {.exec = exec};
+    uint64_t first = in->sources ? source_defined(wave, &in->source[0]) : ~0ull;
+    if (in->mask_source.kind != OPERAND_NONE)
+        call.mask = operand_scalar(wave, &in->mask_source);
+    else if (in->operation->flags & OPERATION_USES_VCC)
+        call.mask = wave_pair(wave, VCC);
+    for (int i = 0; i < in->sources; i++) {
+        if (i == 0 && in->dpp) {
+            active = dpp_permute(wave, in, temporary[0], &first);
+            call.s[0] = temporary[0];
+            if (in->source[0].negate || in->source[0].absolute) apply_sign(&in->source[0], temporary[0], temporary[0]);
+        } else {
+            call.s[i] = fetch(wave, in, i, temporary[i]);
+        }
+    }
+    if (in->destination.kind != OPERAND_VECTOR) {
+        run_core(wave, in, &call, NULL);
+        write_masks(wave, in, &call);
+        return;
+    }
+    int index = in->destination.index, registers = in->destination.registers;
+    if (in->operation->flags & OPERATION_ACCUMULATES) {
+        call.s[in->sources] = wave->vector[index];
+        for (int r = 0; r < registers; r++) first &= wave->defined[index + r];
+    }
+    uint64_t defined = sources_defined(wave, in, first, call.mask);
+    if (in->plain && active == ~0ull && !(in->operation->flags & OPERATION_KEEPS_HIGH)) {
+        call.d = wave->vector[index];
+        run_core(wave, in, &call, NULL);
+    } else {
+        call.d = result;
+        run_core(wave, in, &call, result);
+        place_result(in, wave->vector[index], result);
+        for (int r = 0; r < registers; r++) merge(&(VectorCall){.d = wave->vector[index + r], .s = {result + r * LANES}, .mask = active});
+    }
+    if (active & ~defined) {
+        uint32_t origin = undefined_origin(wave, in, active & ~defined);
+        for (int r = 0; r < registers; r++) wave->origin[index + r] = origin;
+    }
+    for (int r = 0; r < registers; r++) wave->defined[index + r] = (wave->defined[index + r] & ~active) | (defined & active);
+    write_masks(wave, in, &call);
+}
