@@ -12,7 +12,7 @@ typedef struct Command { const char *name; int (*run)(int argc, char **argv); co
 static const Command commands[] = {
     {"train", cmd_train, "train a model, or continue a run: CONFIG.yaml [key=value ...]"},
     {"generate", cmd_generate, "continue a prompt: RUN \"prompt\" [key=value ...]"},
-    {"eval", cmd_eval, "the loss of a model on text or a token shard: MODEL DATA"},
+    {"eval", cmd_eval, "the loss of a model on text or a token shard, or multiple choice: MODEL DATA"},
     {"convert", cmd_convert, "write the model of a run or folder as a Hugging Face folder: IN OUT"},
     {"data", cmd_data, "pack text into token shards, or show them: pack|show ..."},
     {"report", cmd_report, "write a run's report page: RUN"},

@@ -244,6 +244,22 @@ static void attention_gradients_match_central_differences(void **state) {
     }
 }
 
+/* What GPU kernels cut differently: every width of their tiles, several tiles, masks across them, heads that share keys. */
+static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
+    (void)state;
+    static const Shape wide[] = {
+        {2, {{3, 1, 32}, 140, 0}, 50},  {1, {{2, 1, 64}, 200, 70}, 0},  {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 96}, 140, 0}, 0},   {1, {{2, 1, 128}, 200, 0}, 90}, {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
+        {1, {{1, 1, 256}, 140, 0}, 0},
+    };
+    for (size_t i = 0; i < COUNT(wide); i++) {
+        int32_t *positions = make_positions(&wide[i]);
+        const void *argument[] = {&wide[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
 /* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
 static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
                           double *d_qkv) {
@@ -397,18 +413,22 @@ static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
     }
 }
 
+/* `document` is the number of rows of the cache beyond the new ones, which stay unwritten. */
 static void build_cached(Check *check, const void *argument) {
     const Shape *s = argument;
     static const int32_t positions[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
-    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows, cached}, "cache");
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows + s->document, cached}, "cache");
     check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
 }
 
 static void cached_attention_agrees_in_all_precisions(void **state) {
     (void)state;
-    static const Shape cached[] = {{1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}, {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0}};
+    static const Shape cached[] = {
+        {1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}, {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
+        {1, {{4, 1, 128}, 1, 0}, 700}, {1, {{4, 2, 256}, 21, 0}, 300},
+    };
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
 
@@ -424,6 +444,7 @@ int main(void) {
         cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
         cmocka_unit_test(documents_of_all_lengths_stay_apart),
         cmocka_unit_test(attention_gradients_match_central_differences),
+        cmocka_unit_test(attention_agrees_in_all_precisions_over_tiles_of_every_width),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
     };

@@ -52,7 +52,7 @@ static void print_help(void) {
            "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it reads in order, in\n"
            "sequences of one length. MODEL is a run folder, a Hugging Face folder or a model file of llm.c; DATA is a token shard's prefix, a text file or a\n"
            "folder of text. Two files of llm.c are something else:\n"
-           "  hellaswag_val.bin        multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest per token (acc_norm)\n"
+           "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest per token (acc_norm)\n"
            "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of AdamW on the batch\n\n");
     options_print_help(&table, stdout);
 }

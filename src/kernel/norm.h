@@ -99,14 +99,15 @@ INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)
 
 /* Writes the sums over the block's teams of a row that each of them holds. All threads call it. */
 INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
-    static SHARED float parts[NORM_THREADS / WAVE * NORM_WAVE_COLUMNS];
+    static SHARED f32x4 groups[NORM_THREADS / WAVE * NORM_WAVE_COLUMNS / 4];
+    LOCAL float *parts = (LOCAL float *)groups;
     if (t.threads == NORM_THREADS) {
         FOR_UNITS(t) store_wide_unit(t, i, to, row[i]);
         return;
     }
     int width = t.threads * t.units * 4;
     barrier();
-    FOR_UNITS(t) *(f32x4 LOCAL *)&parts[thread_id() / t.threads * width + group_begin(t, i)] = row[i];
+    FOR_UNITS(t) groups[(thread_id() / t.threads * width + group_begin(t, i)) / 4] = row[i];
     barrier();
     for (int j = thread_id(); j < t.columns; j += NORM_THREADS) {
         float sum = parts[j];
