@@ -89,6 +89,9 @@ typedef enum OperationFlag {
     OPERATION_USES_VCC = 128,   /* implicitly */
     OPERATION_MEMORY = 512,
     OPERATION_MATRIX = 1024,
+    OPERATION_MOVES = 64,       /* a copy of two registers, each defined by itself */
+    OPERATION_CARRIES_UP = 256, /* of a 64-bit result, the lower half depends on lower halves alone */
+    OPERATION_SHIFTS = 4096,    /* source 1 by source 0 */
     OPERATION_PATTERN = 2048,   /* the offset is a pattern that the text spells out: taken from the encoding */
 } OperationFlag;
 

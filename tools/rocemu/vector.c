@@ -214,6 +214,42 @@ static uint64_t source_defined(const Wave *wave, const Operand *operand) {
     return defined;
 }
 
+static uint64_t part_defined(const Wave *wave, const Operand *operand, int which) {
+    if (operand->kind == OPERAND_VECTOR) return wave->defined[operand->index + which];
+    return operand->kind == OPERAND_SCALAR && !scalar_is_defined(wave, operand->index + which, 1) ? 0 : ~0ull;
+}
+
+/* Packed 32-bit halves are defined one by one: which register of each source makes which half of the result. v_mov_b64 copies both. */
+static uint64_t half_defined(const Wave *wave, const Instruction *in, int half) {
+    bool moves = in->operation->flags & OPERATION_MOVES;
+    uint64_t defined = ~0ull;
+    for (int i = 0; i < in->sources; i++) {
+        if (moves && in->sources == 2 && i != half) continue;
+        int which = moves ? (in->sources == 2 ? in->op_sel >> i & 1 : half) : (half ? in->op_sel_hi : in->op_sel) >> i & 1;
+        defined &= part_defined(wave, &in->source[i], which);
+    }
+    return defined;
+}
+
+/* Of a pair that is not wholly defined, the half that is: programs compute with pairs whose upper half nobody needs. */
+static void refine_halves(const Wave *wave, const Instruction *in, uint64_t halves[2]) {
+    uint32_t flags = in->operation->flags;
+    if (in->destination.type == TYPE_PACKED32 || flags & OPERATION_MOVES) {
+        for (int half = 0; half < 2; half++) halves[half] = half_defined(wave, in, half);
+    } else if (flags & OPERATION_CARRIES_UP) {
+        /* The lower half comes of lower halves alone; after a shift by 32 or more, the upper one too. */
+        const Operand *shift = &in->source[0];
+        bool moves_up = flags & OPERATION_SHIFTS && shift->kind == OPERAND_CONSTANT && shift->value >= 32;
+        halves[0] = ~0ull;
+        for (int i = 0; i < in->sources; i++) halves[0] &= part_defined(wave, &in->source[i], 0);
+        if (moves_up) halves[1] = halves[0];
+    } else if (flags & OPERATION_SHIFTS && in->source[0].kind == OPERAND_CONSTANT) {
+        uint64_t upper = part_defined(wave, &in->source[1], 1);
+        if (in->source[0].value >= 32) halves[0] = upper;
+        halves[1] = upper;
+    }
+}
+
 static uint64_t sources_defined(const Wave *wave, const Instruction *in, uint64_t first, uint64_t mask) {
     uint64_t defined[3] = {first, ~0ull, ~0ull};
     for (int i = 1; i < in->sources; i++) defined[i] = source_defined(wave, &in->source[i]);
@@ -229,6 +265,17 @@ static uint32_t undefined_origin(const Wave *wave, const Instruction *in, uint64
             if (lanes & ~wave->defined[operand->index + r] && wave->origin[operand->index + r]) return wave->origin[operand->index + r];
     }
     return (uint32_t)(in - wave->program) + 1;
+}
+
+/* Remembers which active lanes of the results hold values, and where an undefined one began. */
+static void mark_results(Wave *wave, const Instruction *in, uint64_t active, const uint64_t defined[2]) {
+    int index = in->destination.index, registers = in->destination.registers;
+    uint64_t undefined = active & ~(defined[0] & defined[1]);
+    if (undefined) {
+        uint32_t origin = undefined_origin(wave, in, undefined);
+        for (int r = 0; r < registers; r++) wave->origin[index + r] = origin;
+    }
+    for (int r = 0; r < registers; r++) wave->defined[index + r] = (wave->defined[index + r] & ~active) | (defined[r & 1] & active);
 }
 
 static void write_masks(Wave *wave, const Instruction *in, const VectorCall *call) {
@@ -281,7 +328,8 @@ void vector_execute(Wave *wave, const Instruction *in) {
         call.s[in->sources] = wave->vector[index];
         for (int r = 0; r < registers; r++) first &= wave->defined[index + r];
     }
-    uint64_t defined = sources_defined(wave, in, first, call.mask);
+    uint64_t defined = sources_defined(wave, in, first, call.mask), halves[2] = {defined, defined};
+    if (registers == 2 && ~defined) refine_halves(wave, in, halves);
     if (in->plain && active == ~0ull && !(in->operation->flags & OPERATION_KEEPS_HIGH)) {
         call.d = wave->vector[index];
         run_core(wave, in, &call, NULL);
@@ -291,10 +339,6 @@ void vector_execute(Wave *wave, const Instruction *in) {
         place_result(in, wave->vector[index], result);
         for (int r = 0; r < registers; r++) merge(&(VectorCall){.d = wave->vector[index + r], .s = {result + r * LANES}, .mask = active});
     }
-    if (active & ~defined) {
-        uint32_t origin = undefined_origin(wave, in, active & ~defined);
-        for (int r = 0; r < registers; r++) wave->origin[index + r] = origin;
-    }
-    for (int r = 0; r < registers; r++) wave->defined[index + r] = (wave->defined[index + r] & ~active) | (defined & active);
+    mark_results(wave, in, active, halves);
     write_masks(wave, in, &call);
 }

@@ -82,7 +82,7 @@ LANE_INLINE uint32_t saturate_unsigned(uint64_t x) { return x > UINT32_MAX ? UIN
     X(v_add_u32, saturate_unsigned((uint64_t)a + b)) X(v_sub_u32, a > b ? a - b : 0) X(v_subrev_u32, b > a ? b - a : 0)          \
     X(v_add_i32, saturate_signed((int64_t)(int32_t)a + (int32_t)b)) X(v_sub_i32, saturate_signed((int64_t)(int32_t)a - (int32_t)b))
 #define WIDE_SHIFTS(X)                                                                                                           \
-    X(v_lshlrev_b64, b << (a & 63)) X(v_lshrrev_b64, b >> (a & 63)) X(v_ashrrev_i64, (uint64_t)((int64_t)b >> (a & 63)))
+    X(v_lshlrev_b64, OPERATION_CARRIES_UP, b << (a & 63)) X(v_lshrrev_b64, 0, b >> (a & 63)) X(v_ashrrev_i64, 0, (uint64_t)((int64_t)b >> (a & 63)))
 /* Results with carry: `wide` is the value of 33 bits, or its borrow. */
 #define CARRY(X)                                                                                                                 \
     X(v_add_co_u32, "dm:ii", (uint64_t)a + b) X(v_sub_co_u32, "dm:ii", (uint64_t)a - b) X(v_subrev_co_u32, "dm:ii", (uint64_t)b - a) \
@@ -112,7 +112,7 @@ UNSIGNED_3(X)
 #define X(name, expression) CORE2(name##_clamp, uint32_t, 32, uint32_t, 32, uint32_t, 32, expression)
 SATURATING(X)
 #undef X
-#define X(name, expression) CORE2(name, uint64_t, 64, uint32_t, 32, uint64_t, 64, expression)
+#define X(name, flags, expression) CORE2(name, uint64_t, 64, uint32_t, 32, uint64_t, 64, expression)
 WIDE_SHIFTS(X)
 #undef X
 #define X(name, expression) CORE2(name, uint32_t, 32, uint32_t, 32, uint32_t, 32, (expression) & 0xffff)
@@ -197,7 +197,7 @@ static const Operation rows[] = {
 #define X(name, expression) {#name " clamp", "d:ii", vector_execute, core_##name##_clamp, NULL, 0, 0, 0},
     SATURATING(X)
 #undef X
-#define X(name, expression) {#name, "D:iI", vector_execute, core_##name, NULL, 0, 0, 0},
+#define X(name, flags, expression) {#name, "D:iI", vector_execute, core_##name, NULL, OPERATION_SHIFTS | (flags), 0, 0},
     WIDE_SHIFTS(X)
 #undef X
 #define X(name, format, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0},
@@ -215,13 +215,13 @@ static const Operation rows[] = {
     {"v_mad_i16", "w:www", vector_execute, core_v_mad_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_mad_u32_u16", "d:wwi", vector_execute, core_v_mad_u32_u16, NULL, 0, 0, 0},
     {"v_mad_i32_i16", "d:wwi", vector_execute, core_v_mad_i32_i16, NULL, 0, 0, 0},
-    {"v_mov_b64", "D:I", vector_execute, core_v_mov_b64, NULL, 0, 0, 0},
-    {"v_lshl_add_u64", "D:IiI", vector_execute, core_v_lshl_add_u64, NULL, 0, 0, 0},
+    {"v_mov_b64", "D:I", vector_execute, core_v_mov_b64, NULL, OPERATION_MOVES, 0, 0},
+    {"v_lshl_add_u64", "D:IiI", vector_execute, core_v_lshl_add_u64, NULL, OPERATION_CARRIES_UP, 0, 0},
     {"v_pack_b32_f16", "d:hh", vector_execute, core_v_pack_b32_f16, NULL, 0, 0, 0},
     {"v_cndmask_b32", "d:iiM", vector_execute, core_v_cndmask_b32, NULL, OPERATION_SELECTS, 0, 0},
     {"v_mbcnt_lo_u32_b32", "d:ii", vector_execute, core_v_mbcnt_lo_u32_b32, NULL, 0, 0, 0},
     {"v_mbcnt_hi_u32_b32", "d:ii", vector_execute, core_v_mbcnt_hi_u32_b32, NULL, 0, 0, 0},
-    {"v_mad_u64_u32", "Dm:iiI", vector_execute, core_v_mad_u64_u32, NULL, 0, 0, 0},
-    {"v_mad_i64_i32", "Dm:iiI", vector_execute, core_v_mad_i64_i32, NULL, 0, 0, 0},
+    {"v_mad_u64_u32", "Dm:iiI", vector_execute, core_v_mad_u64_u32, NULL, OPERATION_CARRIES_UP, 0, 0},
+    {"v_mad_i64_i32", "Dm:iiI", vector_execute, core_v_mad_i64_i32, NULL, OPERATION_CARRIES_UP, 0, 0},
 };
 const OperationTable vector_integer_operations = {rows, sizeof rows / sizeof *rows};
