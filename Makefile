@@ -51,7 +51,10 @@ $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
 $(BUILD)/%.o: src/%.c
 	@mkdir -p $(@D)
 	@echo "  CC $@"
-	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
+	@$(CC) $(BASE_FLAGS) $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
+
+# The same random numbers by any instruction set.
+$(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
 
 define KERNEL_RULE
 $(BUILD)/op/%.$(1).o: src/op/%.c

@@ -156,6 +156,26 @@ static void normal_numbers_have_the_moments_of_a_normal(void **state) {
     }
 }
 
+static void normal_numbers_are_the_formula_of_box_and_muller(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 4096; i++) {
+        RngBits bits = rng_bits(5, RNG_STREAM_BENCH, i / 4);
+        double u = ((bits.word[i & 2] >> 1) + 0.5) * 0x1p-31, angle = M_PI / 2 * (int32_t)(bits.word[(i & 2) + 1] << 2) * 0x1p-32;
+        angle += M_PI / 2 * (bits.word[(i & 2) + 1] >> 30);
+        double expected = sqrt(-2 * log(u)) * (i & 1 ? sin(angle) : cos(angle));
+        /* u is rounded to fp32 first: near 1 that moves the radius by up to sqrt(2^-24). */
+        assert_true(fabs(rng_normal(5, RNG_STREAM_BENCH, i) - expected) < (u > 0.999 ? 1e-3 : 4e-6));
+    }
+}
+
+static void normal_numbers_are_the_same_one_by_one_and_together(void **state) {
+    (void)state;
+    enum { FIRST = 1001, COUNT = 3000 };
+    float values[COUNT];
+    rng_normals(9, RNG_STREAM_BENCH, FIRST, COUNT, values);
+    for (int i = 0; i < COUNT; i++) assert_true(values[i] == rng_normal(9, RNG_STREAM_BENCH, FIRST + i));
+}
+
 static void normal_numbers_fall_in_each_tail_as_often_as_they_should(void **state) {
     (void)state;
     int beyond[2] = {0, 0};
@@ -593,6 +613,8 @@ int main(void) {
         cmocka_unit_test(philox_matches_the_published_vectors),
         cmocka_unit_test(uniform_numbers_have_the_moments_of_a_uniform),
         cmocka_unit_test(normal_numbers_have_the_moments_of_a_normal),
+        cmocka_unit_test(normal_numbers_are_the_formula_of_box_and_muller),
+        cmocka_unit_test(normal_numbers_are_the_same_one_by_one_and_together),
         cmocka_unit_test(normal_numbers_fall_in_each_tail_as_often_as_they_should),
         cmocka_unit_test(permute_is_a_bijection_for_small_and_prime_and_near_power_of_two_counts),
         cmocka_unit_test(permute_stays_in_range_and_injective_for_huge_counts),

@@ -70,7 +70,7 @@ static void feed(Generator *generator, int count)
     int32_t tokens[CONTEXT];
     Error error = {0};
     for (int i = 0; i < count; i++)
-        tokens[i] = (int32_t)(rng_uniform(5, 0, i) * BYTE_VOCABULARY);
+        tokens[i] = (int32_t)(rng_uniform(8, 0, i) * BYTE_VOCABULARY);
     assert_true(generator_feed(generator, tokens, count, &error));
 }
 

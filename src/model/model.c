@@ -181,23 +181,34 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     return count;
 }
 
-static void set_wide(Precision precision, void *master, int64_t index, double value) {
-    if (precision == PRECISION_FP64) ((double *)master)[index] = value;
-    else ((float *)master)[index] = (float)value;
+/* Elements `first` to `first + count - 1` of a parameter's own sequence of normals, as many as a core's cache holds. */
+static void initialize_block(const Parameter *p, Precision precision, uint64_t seed, int64_t first, int64_t count, void *master) {
+    enum { BLOCK = 4096 };
+    float noise[BLOCK] = {0};
+    for (int64_t end = first + count; first < end; first += BLOCK) {
+        int64_t block = end - first < BLOCK ? end - first : BLOCK;
+        if (p->init_std > 0) rng_normals(seed, hash_bytes(p->name, strlen(p->name)), (uint64_t)first, block, noise);
+        for (int64_t j = 0; j < block; j++) {
+            double value = p->init_mean + p->init_std * noise[j];
+            if (precision == PRECISION_FP64) ((double *)master)[p->offset + first + j] = value;
+            else ((float *)master)[p->offset + first + j] = (float)value;
+        }
+    }
 }
 
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
+    enum { TASK = 1 << 18 };
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        uint64_t stream = hash_bytes(p->name, strlen(p->name));
 #pragma omp parallel for schedule(static)
-        for (int64_t j = 0; j < p->count; j++) {
-            double noise = p->init_std > 0 ? p->init_std * rng_normal(seed, stream, j) : 0;
-            set_wide(graph->precision, master, p->offset + j, p->init_mean + noise);
-        }
+        for (int64_t first = 0; first < p->count; first += TASK)
+            initialize_block(p, graph->precision, seed, first, p->count - first < TASK ? p->count - first : TASK, master);
         /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
-        if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA)
-            set_wide(graph->precision, master, p->offset + p->count - 1, -1);
+        if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA) {
+            int64_t last = p->offset + p->count - 1;
+            if (graph->precision == PRECISION_FP64) ((double *)master)[last] = -1;
+            else ((float *)master)[last] = -1;
+        }
     }
 }
 
