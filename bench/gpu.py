@@ -3,7 +3,8 @@
 
 For every row of gpu.json: PyTorch's best known form (compiled, SDPA, fused AdamW; transformers' ZayaForCausalLM with grouped_mm for ZAYA1; `peer` in
 gpu.json names mode and precision), then smelt (bf16 with fp32 master weights and optimizer state). Medians of the measured steps; memory is what
-nvidia-smi or rocm-smi shows while the program runs, polled; seconds to the first step count from the start of the process.
+nvidia-smi or rocm-smi shows while the program runs, polled; seconds to the first step count from the start of the process. smelt is killed after the last
+measured step, since its checkpoint is not what is measured here.
 
     bench/gpu.py --smelt build/smelt                     all rows
     bench/gpu.py --rows llama-1b --no-peer               smelt alone
@@ -48,23 +49,28 @@ def memory_used():
     return float("nan")
 
 
-def run(command, on_poll=lambda: None):
-    """Runs a program; returns (output, peak memory in GiB)."""
+def run(command, enough=lambda: False):
+    """Runs a program until it ends or `enough` says so; returns (exit code, output, peak memory in GiB)."""
     peak, done = [0.0], threading.Event()
 
     def poll():
         while not done.wait(0.3):
             peak[0] = max(peak[0], memory_used())
 
-    thread = threading.Thread(target=poll)
-    thread.start()
+    def watch():
+        while process.poll() is None:
+            if enough():
+                process.kill()
+            time.sleep(0.02)
+
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    watcher = threading.Thread(target=lambda: [on_poll() or time.sleep(0.02) for _ in iter(lambda: process.poll() is None, False)])
-    watcher.start()
+    threads = [threading.Thread(target=poll), threading.Thread(target=watch)]
+    for thread in threads:
+        thread.start()
     output = process.communicate()[0]
     done.set()
-    thread.join()
-    watcher.join()
+    for thread in threads:
+        thread.join()
     return process.returncode, output, peak[0]
 
 
@@ -83,18 +89,24 @@ def run_smelt(arguments, row, shape, folder):
     tokens, started, first = shape["microbatch"] * shape["sequence"], time.time(), []
     log = os.path.join(runs, "metrics.jsonl")
 
-    def watch():
-        if not first and os.path.exists(log) and '"step"' in open(log).read():
+    def read_steps():
+        lines = open(log).read().splitlines(keepends=True) if os.path.exists(log) else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in records if record["kind"] == "step"]
+
+    def enough():
+        count = len(read_steps())
+        if count and not first:
             first.append(time.time() - started)
+        return count >= arguments.steps + 3
 
     command = [arguments.smelt, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
-               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens}", f"steps={arguments.steps + 3}",
+               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens}", "steps=1000000",
                f"device={arguments.device}", "optimizer.lr=3e-4", "schedule.kind=constant", "tensorboard=false"] + arguments.set
-    code, output, memory = run(command, watch)
-    if code:
-        return {"error": output[-600:]}
-    steps = [json.loads(line) for line in open(log)]
-    steps = [s for s in steps if "loss" in s and "tokens_per_second" in s]
+    code, output, memory = run(command, enough)
+    steps = read_steps()
+    if len(steps) < arguments.steps + 3:
+        return {"error": f"exit code {code}: {output[-600:]}"}
     return {"mode": "bf16, fp32 masters", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
             "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"]}
 
