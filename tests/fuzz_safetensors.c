@@ -51,7 +51,7 @@ FUZZ(safetensors) {
         require_same_tensors(&file, out);
         safetensors_close(&file);
     } else {
-        require(error.code == ERROR_CHECKPOINT && *error.message);
+        require(error.code == ERROR_CHECKPOINT && *error.message && !strchr(error.message, '\n'));
     }
     unlink(in);
     unlink(out);

@@ -1,13 +1,15 @@
 /* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
  *
- * A checkpoint is a folder RUN/checkpoints/step-00000040 with safetensors shards and manifest.json. A shard holds
- * intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks can write
- * its part and any other number load it by intersecting intervals. The manifest lists every interval with its file,
- * byte range and xxh3, and the caller's metadata (step, data cursor, configuration). Everything is written to a folder
- * with a temporary name, synced, the manifest last, and then renamed: what has the final name is complete.
+ * A checkpoint is a folder checkpoints/step-00000040 of a store (store.h) with safetensors shards and manifest.json. A
+ * shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks
+ * can write its part and any other number load it by intersecting intervals. Every rank writes a shard of its own and,
+ * once that is durable, a description of it; rank 0 waits for all of them and joins them to the manifest, so ranks
+ * exchange nothing but files. The manifest lists every interval with its file, byte range and xxh3, and the caller's
+ * metadata. On a file system everything is written to a folder with a temporary name, synced, the manifest last, and
+ * then renamed: what has the final name is complete. In a bucket what has a manifest is complete.
  *
- * Paths are the caller's strings and are not kept. Every failure is ERROR_CHECKPOINT with the path and the system's
- * reason. One process at a time saves into a run. */
+ * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store.h). Strings of the caller are not kept. Every
+ * failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
 #ifndef SMELT_CKPT_CKPT_H
 #define SMELT_CKPT_CKPT_H
 
@@ -32,6 +34,8 @@ typedef enum StoredType {
 } StoredType;
 size_t stored_type_bytes(StoredType type);
 const char *stored_type_name(StoredType type); /* "F32", as in the file format */
+/* Whether a name from a file has no control characters, so that it can be shown in a message of one line. */
+bool stored_name_is_plain(const char *name);
 
 typedef struct StoredTensor {
     const char *name;
@@ -41,9 +45,8 @@ typedef struct StoredTensor {
     const void *data; /* to write; or inside the mapped file after reading, where it may be unaligned */
 } StoredTensor;
 
-/* Writes header and data in the given order to `path`, synced to disk. There is no temporary name: callers own
- * atomicity, but a file that was interrupted does not open, and after a failure it is removed. `metadata` (may be
- * NULL) becomes __metadata__ and may hold only strings. */
+/* Writes header and data in the given order to `path`, which appears whole and synced or stays what it was. `metadata`
+ * (may be NULL) becomes __metadata__ and may hold only strings. */
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error);
 
 typedef struct Safetensors {
@@ -60,7 +63,7 @@ bool safetensors_open(Safetensors *file, const char *path, Error *error);
 void safetensors_close(Safetensors *file);
 const StoredTensor *safetensors_find(const Safetensors *file, const char *name); /* NULL when absent */
 
-/* -- Checkpoint folders (checkpoint.c) ---------------------------------------------------------------------------- */
+/* -- Checkpoints (save.c, load.c) --------------------------------------------------------------------------------- */
 
 /* One interval of one tensor in memory. */
 typedef struct Interval {
@@ -74,29 +77,61 @@ typedef struct Interval {
 
 typedef struct CheckpointStats {
     double seconds;
-    int64_t bytes; /* of all files of the checkpoint */
+    int64_t bytes;  /* of all files of the checkpoint that this rank knows: all of them on rank 0, its own on others */
+    int64_t shared; /* of these, bytes that were not written again */
 } CheckpointStats;
 
-/* Saves step `step` of RUN. Half-written checkpoints of earlier attempts are removed first, to make room; complete
- * ones are not touched unless the new one is complete and synced. Then all but the newest `keep` (at least 1) good
- * ones up to `step` are removed, where good means an intact manifest and the right file sizes; later steps stay. The
- * disk must hold keep + 1 checkpoints. An existing checkpoint of the same step is replaced atomically. No interval may
- * be given twice. `metadata` and `stats` may be NULL. */
-bool checkpoint_save(const char *run, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
-                     CheckpointStats *stats, Error *error);
+/* What one rank saves. The intervals of all ranks together must be those of the whole state, without overlap. */
+typedef struct CheckpointPlan {
+    const char *where;
+    int64_t step;
+    const Interval *intervals;
+    size_t count;
+    json_t *metadata;  /* rank 0's is kept; may be NULL */
+    int keep;          /* newest good checkpoints that stay, at least 1 */
+    int rank, ranks;
+    uint64_t attempt;  /* the same on all ranks, another one for every save: names what is temporary */
+    bool share;        /* pieces that did not change since the newest older checkpoint are not written again */
+    double patience;   /* seconds that rank 0 waits for the other ranks' parts after its own */
+} CheckpointPlan;
 
-/* The newest complete and undamaged checkpoint (checksums verified), or -1 when RUN has none. Each half-written or
+/* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
+ * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step` are removed,
+ * where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
+ * checkpoints. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
+ * checkpoint is complete; on others, that their part of it is. `stats` may be NULL.
+ *
+ * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of them
+ * in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
+ * whichever others are removed; but damage to a shared file damages all that share it. */
+bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
+/* The same by one rank with nothing shared. */
+bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata,
+                     int keep, CheckpointStats *stats, Error *error);
+
+/* The same in a thread of its own. What `plan` points to must stay as it is until checkpoint_finish. */
+typedef struct CheckpointJob CheckpointJob;
+CheckpointJob *checkpoint_start(const CheckpointPlan *plan);
+bool checkpoint_is_done(const CheckpointJob *job);
+/* Waits for its end and frees it. */
+bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error);
+
+/* The newest complete and undamaged checkpoint (checksums verified), or -1 when there is none. Each half-written or
  * damaged one on the way is reported with log_warn and skipped. When checkpoints exist but none is good, or the folder
  * cannot be read, that is ERROR_CHECKPOINT: *failed is set and -1 returned. */
-int64_t checkpoint_latest(const char *run, bool *failed, Error *error);
+int64_t checkpoint_latest(const char *where, bool *failed, Error *error);
 
-/* The steps of all complete checkpoints of RUN, newest first, without verifying them. The caller frees *steps. */
-bool checkpoint_list(const char *run, int64_t **steps, size_t *count, Error *error);
+/* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
+bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
+
+/* Tells with log_warn what half-written checkpoints there are. */
+void checkpoint_report_leftovers(const char *where);
 
 /* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else
- * ERROR_CHECKPOINT naming the tensor. What is read is verified against its checksum; after a failure the intervals
- * hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL when none was. */
-bool checkpoint_load(const char *run, int64_t step, const Interval *intervals, size_t count, json_t **metadata,
+ * ERROR_CHECKPOINT naming the tensor. Nothing else is read, and what is read is verified against its checksum; after a
+ * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
+ * when none was. */
+bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata,
                      Error *error);
 
 /* -- Small files (files.c) ---------------------------------------------------------------------------------------- */

@@ -129,7 +129,7 @@ bool files_sync_folder(const char *path, Error *error)
     return files_sync_close(folder, path, true, error);
 }
 
-static bool parent_sync(const char *path, Error *error)
+bool files_sync_parent(const char *path, Error *error)
 {
     char *parent = memory_copy_string(path);
     char *slash = strrchr(parent, '/');
@@ -174,7 +174,7 @@ bool files_write_atomic(const char *path, const void *data, size_t length, Error
             unlink(temporary);
     }
     free(temporary);
-    return good && parent_sync(path, error);
+    return good && files_sync_parent(path, error);
 }
 
 static bool is_folder(const char *path)
@@ -186,7 +186,7 @@ static bool is_folder(const char *path)
 static bool folder_make_one(const char *path, Error *error)
 {
     if (mkdir(path, 0777) == 0)
-        return parent_sync(path, error);
+        return files_sync_parent(path, error);
     int code = errno;
     return is_folder(path) || files_fail(error, "create folder", path, code);
 }

@@ -1,8 +1,9 @@
 /* manifest.json: which files make up a checkpoint and which interval of which tensor lies where. It is ordinary JSON
  * whose last member, "manifest_xxh3", is the XXH3 of every byte before its own sixteen digits; together with the
- * checksums of the shards' headers and intervals inside, no bit of a checkpoint can change unnoticed. That guards
+ * checksums of the shards' headers and intervals inside, no bit of a checkpoint can change unnoticed. Each of several
+ * ranks describes its own part in a file of the same form, and rank 0 joins them. The checksums guard
  * against accidents, not against malice, so every number is checked as well. A Manifest that was read owns its arrays
- * and the parsed JSON that its strings point into. Called by checkpoint.c. */
+ * and the parsed JSON that its strings point into. Called by those that save and load. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,19 +62,22 @@ static json_t *manifest_to_json(const Manifest *manifest)
                      manifest->metadata, "files", files, "intervals", intervals);
 }
 
-bool manifest_write(const Manifest *manifest, const char *folder, int64_t *bytes, Error *error)
+bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error)
 {
+    char *path = store_path(store, name);
     json_t *json = manifest_to_json(manifest);
     char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
     json_decref(json);
-    if (!body)
-        return error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", folder);
+    if (!body) {
+        error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", path);
+        free(path);
+        return false;
+    }
     body[strlen(body) - 1] = '\0'; /* the closing brace, which comes back with TAIL */
 
     HashText hash;
     char *hashed = memory_format("%s%s", body, HASH_LABEL);
     char *text = memory_format("%s%s%s", hashed, hash_format(XXH3_64bits(hashed, strlen(hashed)), hash), TAIL);
-    char *path = memory_format("%s/manifest.json", folder);
     *bytes = (int64_t)strlen(text);
     bool good;
     if (*bytes > MANIFEST_MAX_BYTES)
@@ -81,11 +85,11 @@ bool manifest_write(const Manifest *manifest, const char *folder, int64_t *bytes
                          "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path,
                          (long long)*bytes, MANIFEST_MAX_BYTES);
     else
-        good = files_write_atomic(path, text, (size_t)*bytes, error);
-    free(path);
+        good = store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
     free(text);
     free(hashed);
     free(body);
+    free(path);
     return good;
 }
 
@@ -166,12 +170,12 @@ static const char *manifest_parse(Manifest *manifest)
     return NULL;
 }
 
-bool manifest_read(Manifest *manifest, const char *folder, Error *error)
+bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error)
 {
     *manifest = (Manifest){0};
-    char *path = memory_format("%s/manifest.json", folder);
+    char *path = store_path(store, name);
     int64_t length;
-    char *text = files_read_whole(path, MANIFEST_MAX_BYTES, &length, error);
+    char *text = store_get(store, name, MANIFEST_MAX_BYTES, &length, error);
     bool good = text != NULL;
     if (good && !checksum_check(text, length))
         good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path);

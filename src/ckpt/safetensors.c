@@ -1,8 +1,7 @@
 /* safetensors files: eight bytes of little-endian header length, a JSON header padded with spaces, then the tensors
  * without holes. Reading maps the file and checks the header at least as strictly as the official library, so that
- * what was opened can be used without further thought. Writing sends the caller's memory straight to the file, several
- * tensors at a time, hashing each block while it is in cache; the header goes last, so that an interrupted file does
- * not open. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
+ * what was opened can be used without further thought. Writing lays the file out and sends the caller's memory straight
+ * to it. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
  * by the checkpoints beside it and by the readers and writers of model folders. */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,6 +37,14 @@ size_t stored_type_bytes(StoredType type)
 const char *stored_type_name(StoredType type)
 {
     return stored_types[type].name;
+}
+
+bool stored_name_is_plain(const char *name)
+{
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
+        if (*c < 0x20 || *c == 0x7f)
+            return false;
+    return true;
 }
 
 bool stored_type_parse(const char *name, StoredType *type)
@@ -90,7 +97,9 @@ static bool metadata_check(const char *path, json_t *metadata, Error *error)
     const char *key;
     json_t *value;
     json_object_foreach(metadata, key, value)
-        if (!json_is_string(value))
+        if (!stored_name_is_plain(key))
+            return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
+        else if (!json_is_string(value))
             return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path,
                              METADATA_KEY, key);
     return true;
@@ -117,9 +126,8 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
     return true;
 }
 
-/* Length, JSON and padding as they go to the file; the caller frees. NULL with error. Ranges become absolute. */
-static char *header_build(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
-                          StoredRange *header_range, StoredRange *ranges, Error *error)
+char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
+                         StoredRange *header_range, StoredRange *ranges, Error *error)
 {
     json_t *header = json_object();
     bool good = true;
@@ -159,84 +167,17 @@ static char *header_build(const char *path, const StoredTensor *tensors, size_t 
     return bytes;
 }
 
-/* Asks for all the space at once: a full disk is noticed before anything is written. */
-static bool space_reserve(int file, const char *path, int64_t bytes, Error *error)
-{
-    int result;
-    do
-        result = fallocate(file, 0, 0, bytes);
-    while (result != 0 && errno == EINTR);
-    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
-        return files_fail(error, "write", path, errno);
-    return true;
-}
-
-/* Writes one tensor and hashes it on the way. */
-static bool range_write(int file, const char *path, const void *data, StoredRange *range, Error *error)
-{
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash)
-        return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", path);
-    XXH3_64bits_reset(hash);
-    const char *from = data;
-    bool good = true;
-    for (int64_t at = range->begin; at < range->end && good; at += BLOCK_BYTES, from += BLOCK_BYTES) {
-        int64_t bytes = range->end - at < BLOCK_BYTES ? range->end - at : BLOCK_BYTES;
-        XXH3_64bits_update(hash, from, (size_t)bytes);
-        good = files_write_at(file, path, from, bytes, at, error);
-    }
-    range->hash = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
-    return good;
-}
-
-static bool ranges_write(int file, const char *path, const StoredTensor *tensors, size_t count, StoredRange *ranges,
-                         Error *error)
-{
-    bool good = true;
-    int64_t bytes = count > 0 ? ranges[count - 1].end - ranges[0].begin : 0;
-#pragma omp parallel for schedule(dynamic) if (bytes >= PARALLEL_BYTES)
-    for (size_t i = 0; i < count; i++) {
-        bool going;
-#pragma omp atomic read
-        going = good;
-        Error own = {0};
-        if (going && !range_write(file, path, tensors[i].data, &ranges[i], &own)) {
-#pragma omp critical(safetensors_write_error)
-            {
-                *error = own;
-#pragma omp atomic write
-                good = false;
-            }
-        }
-    }
-    return good;
-}
-
-bool safetensors_write_ranges(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
-                              StoredRange *header, StoredRange *ranges, Error *error)
-{
-    char *bytes = header_build(path, tensors, count, metadata, header, ranges, error);
-    if (!bytes)
-        return false;
-    int file = files_open_write(path, error);
-    bool good = file >= 0;
-    if (good) {
-        good = space_reserve(file, path, count > 0 ? ranges[count - 1].end : header->end, error) &&
-               ranges_write(file, path, tensors, count, ranges, error) &&
-               files_write_at(file, path, bytes, header->end, 0, error);
-        good = files_sync_close(file, path, good, error);
-        if (!good)
-            unlink(path);
-    }
-    free(bytes);
-    return good;
-}
-
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error)
 {
     StoredRange header, *ranges = memory_allocate((count + 1) * sizeof *ranges);
-    bool good = safetensors_write_ranges(path, tensors, count, metadata, &header, ranges, error);
+    StoreSpan *spans = memory_allocate((count + 1) * sizeof *spans);
+    char *bytes = safetensors_layout(path, tensors, count, metadata, &header, ranges, error);
+    spans[0] = (StoreSpan){.data = bytes, .bytes = header.end};
+    for (size_t i = 0; i < count && bytes; i++)
+        spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = ranges[i].end - ranges[i].begin};
+    bool good = bytes && files_put(path, spans, count + 1, error);
+    free(bytes);
+    free(spans);
     free(ranges);
     return good;
 }
@@ -289,9 +230,15 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     return !file->metadata || metadata_check(path, file->metadata, error);
 }
 
+/* The bytes of the data that a tensor says are its own. */
+typedef struct Claim {
+    int64_t begin, end;
+    const char *name;
+} Claim;
+
 /* Checks one entry of the header against the `available` bytes of data. */
 static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *entry, int64_t available,
-                         StoredRange *range, Error *error)
+                         Claim *claim, Error *error)
 {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
     const json_t *offsets = json_object_get(entry, "data_offsets");
@@ -315,28 +262,29 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *e
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs",
                          path, tensor->name, (long long)(end - begin));
-    *range = (StoredRange){.begin = begin, .end = end};
+    *claim = (Claim){.begin = begin, .end = end, .name = tensor->name};
     return true;
 }
 
-static int range_compare(const void *left, const void *right)
+static int claim_compare(const void *left, const void *right)
 {
-    const StoredRange *a = left, *b = right;
+    const Claim *a = left, *b = right;
     if (a->begin != b->begin)
         return a->begin < b->begin ? -1 : 1;
     return (a->end > b->end) - (a->end < b->end);
 }
 
-/* Ranges must tile the data: overlaps and holes are where files hide things. */
-static bool ranges_check(const char *path, StoredRange *ranges, size_t count, int64_t available, Error *error)
+/* Claims must tile the data: overlaps and holes are where files hide things. */
+static bool claims_check(const char *path, Claim *claims, size_t count, int64_t available, Error *error)
 {
-    qsort(ranges, count, sizeof *ranges, range_compare);
+    qsort(claims, count, sizeof *claims, claim_compare);
     int64_t end = 0;
-    for (size_t i = 0; i < count; end = ranges[i++].end)
-        if (ranges[i].begin != end)
+    for (size_t i = 0; i < count; end = claims[i++].end)
+        if (claims[i].begin != end)
             return error_set(error, ERROR_CHECKPOINT,
-                             "%s: the tensors %s at byte %lld of the data; the file is damaged", path,
-                             ranges[i].begin < end ? "overlap" : "leave a hole", (long long)end);
+                             "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the "
+                             "tensors %s; the file is damaged", path, claims[i].name, (long long)claims[i].begin,
+                             (long long)end, claims[i].begin < end ? "overlap" : "leave a hole");
     if (end != available)
         return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged",
                          path, (long long)(available - end));
@@ -354,7 +302,7 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
     int64_t available = (int64_t)(file->mapped_bytes - data_begin);
     size_t entries = json_object_size(file->header);
     file->tensors = memory_allocate((entries + 1) * sizeof *file->tensors);
-    StoredRange *ranges = memory_allocate((entries + 1) * sizeof *ranges);
+    Claim *claims = memory_allocate((entries + 1) * sizeof *claims);
     bool good = true;
     const char *name;
     json_t *entry;
@@ -363,13 +311,16 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
             continue;
         StoredTensor *tensor = &file->tensors[file->count];
         tensor->name = name;
-        good = tensor_parse(tensor, path, entry, available, &ranges[file->count], error);
+        good = stored_name_is_plain(name) ||
+               error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path,
+                         file->count + 1);
+        good = good && tensor_parse(tensor, path, entry, available, &claims[file->count], error);
         if (!good)
             break;
-        tensor->data = data + ranges[file->count++].begin;
+        tensor->data = data + claims[file->count++].begin;
     }
-    good = good && ranges_check(path, ranges, file->count, available, error);
-    free(ranges);
+    good = good && claims_check(path, claims, file->count, available, error);
+    free(claims);
     qsort(file->tensors, file->count, sizeof *file->tensors, tensor_compare);
     return good;
 }

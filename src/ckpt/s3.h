@@ -1,0 +1,71 @@
+/* Requests to an S3 server (s3_request.c) and who makes them (s3_settings.c). Not for other modules. */
+#ifndef SMELT_CKPT_S3_H
+#define SMELT_CKPT_S3_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "ckpt/store.h"
+
+/* -- s3_settings.c ------------------------------------------------------------------------------------------------- */
+
+/* What the usual variables and files say; strings are owned, and NULL where nothing is said. Never printed. */
+typedef struct S3Settings {
+    char *key, *secret, *token;
+    char *region;    /* us-east-1 when nothing is said */
+    char *endpoint;  /* "https://host" without a slash at the end; NULL: Amazon's */
+    char *authorities; /* file of certificates */
+    int attempts;    /* of a request, at least 1 */
+} S3Settings;
+
+/* ERROR_USAGE when no credentials are found, naming where they were looked for. */
+bool s3_settings_read(S3Settings *settings, Error *error);
+void s3_settings_free(S3Settings *settings);
+
+/* -- s3_request.c -------------------------------------------------------------------------------------------------- */
+
+typedef struct S3 S3;
+
+/* A bucket on a server. ERROR_USAGE without libcurl, credentials, or with an impossible name. */
+S3 *s3_open(const char *bucket, Error *error);
+void s3_close(S3 *s3);
+
+/* What a request sends: `bytes` from `offset` on of the pieces joined, or nothing. */
+typedef struct S3Body {
+    const StoreSpan *spans;
+    size_t count;
+    int64_t offset, bytes;
+} S3Body;
+
+typedef struct S3Request {
+    const char *method; /* "GET", "PUT", "POST", "HEAD", "DELETE" */
+    const char *key;    /* of the object, unencoded; "" for the bucket */
+    const char *query;  /* "a=b&c=d", values encoded, in order of name; or NULL */
+    const char *headers[2]; /* "Name: value", or NULL */
+    S3Body body;
+    void *target;        /* where exactly `target_bytes` of the answer go; NULL: it is text */
+    int64_t target_bytes;
+    const char *path;    /* for messages */
+} S3Request;
+
+typedef struct S3Reply {
+    long status;
+    int64_t length;  /* of a HEAD's object */
+    char etag[128];
+    char *text;      /* at most 8 MiB, with a NUL; the caller frees */
+} S3Reply;
+
+/* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again after
+ * growing, random pauses. True for status 2xx, and for 404 where `absent` is given, which tells. May be called from
+ * several threads at once. */
+bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error);
+
+/* Percent-encodes all but letters, digits, "-._~" and, with `slashes`, "/". The caller frees. */
+char *s3_encode(const char *text, bool slashes);
+/* The text between <tag> and </tag> from *at on, entities decoded; *at moves behind it. NULL when there is none. The
+ * caller frees. */
+char *s3_next_tag(const char **at, const char *tag);
+
+#endif
