@@ -76,6 +76,19 @@ void device_free(Device *device, void *memory, int64_t bytes) {
     }
 }
 
+void *device_allocate_host(Device *device, int64_t bytes, Error *error) {
+    void *memory = NULL;
+    if (!device->gpu) return memory_map((size_t)bytes, error);
+    if (device->gpu->call.allocate_host(&memory, bytes ? (size_t)bytes : 1, 0) == 0) return memory;
+    error_set(error, ERROR_MEMORY, "the driver of %s refused %lld bytes of the host's memory", device->info.name, (long long)bytes);
+    return NULL;
+}
+
+void device_free_host(Device *device, void *memory, int64_t bytes) {
+    if (!device->gpu) memory_unmap(memory, (size_t)bytes);
+    else if (memory) gpu_check(device->gpu, device->gpu->call.release_host(memory), "release_host");
+}
+
 static void fill_host(char *memory, int byte, int64_t bytes) {
     const int64_t piece = 1 << 20;
 #pragma omp parallel for schedule(static)
@@ -92,6 +105,12 @@ void device_upload(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) memcpy(to, from, (size_t)bytes);
     else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
+}
+
+void device_copy(Device *device, void *to, const void *from, int64_t bytes) {
+    Gpu *gpu = device->gpu;
+    if (!gpu) memcpy(to, from, (size_t)bytes);
+    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.copy(to, (void *)from, (size_t)bytes, gpu->stream), "copy");
 }
 
 void device_download(Device *device, void *to, const void *from, int64_t bytes) {

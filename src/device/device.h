@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "device/gemm.h"
+#include "device/tensor_map.h"
 
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to ask for one */
 
@@ -50,6 +51,11 @@ void device_free(Device *device, void *memory, int64_t bytes);
 void device_fill(Device *device, void *memory, int byte, int64_t bytes);
 /* From host memory, which may change again when this returns. */
 void device_upload(Device *device, void *to, const void *from, int64_t bytes);
+/* Within the device; the two must not overlap. */
+void device_copy(Device *device, void *to, const void *from, int64_t bytes);
+/* Host memory that the device reaches at full speed (pinned; on the CPU just memory), zeroed or not. ERROR_MEMORY. */
+void *device_allocate_host(Device *device, int64_t bytes, Error *error);
+void device_free_host(Device *device, void *memory, int64_t bytes);
 /* To host memory; waits. */
 void device_download(Device *device, void *to, const void *from, int64_t bytes);
 void device_synchronize(Device *device);
@@ -72,6 +78,10 @@ typedef struct LaunchShape { int64_t x, y, z; int threads, shared; } LaunchShape
 /* `arguments` is the kernel's struct. Identity of `kernel` is its address: use static constants. GPU only. */
 void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
 
+/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of boxes of 64 x 64 to shared memory in
+ * 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False where the device has no such engine or its driver does not know it. */
+bool device_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
+
 /* Between begin and end nothing is done: launches only note which kernels they need, which the end loads on all threads. GPU only. */
 void device_prepare_begin(Device *device);
 void device_prepare_end(Device *device);
@@ -84,6 +94,23 @@ bool device_record_begin(Device *device);
 DeviceRecording *device_record_end(Device *device);
 void device_replay(Device *device, DeviceRecording *recording);
 void device_recording_free(Device *device, DeviceRecording *recording);
+
+/* Streams beside the device's own, for communication, and events that order them. GPU only. A stream is the vendor's own handle, for its libraries. */
+typedef struct DeviceStream DeviceStream;
+typedef struct DeviceEvent DeviceEvent;
+/* NULL after a failure. */
+DeviceStream *device_stream_open(Device *device);
+void device_stream_close(Device *device, DeviceStream *stream);
+DeviceEvent *device_event_open(Device *device);
+void device_event_close(Device *device, DeviceEvent *event);
+/* The event happens when what the stream holds now is done. NULL: the device's own stream. */
+void device_event_record(Device *device, DeviceEvent *event, DeviceStream *stream);
+/* What the stream gets from now on runs after the event's last record. */
+void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream);
+/* Whether it happened. Any thread may ask that called device_use_thread. */
+bool device_event_done(const Device *device, DeviceEvent *event);
+/* Lets the calling thread ask for events. */
+void device_use_thread(const Device *device);
 
 /* Seconds of the device between two marks; the second call waits. */
 void device_timer_start(Device *device);

@@ -10,7 +10,7 @@
 #include "device/internal.h"
 #include "device/ptx.h"
 
-enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
+enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2, ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
 
 typedef struct Attributes { int processors, major, minor, shared_bytes; } Attributes; /* numbers in the vendor's enumeration */
 typedef struct Symbol { const char *hip, *cuda; size_t offset; } Symbol;
@@ -159,10 +159,14 @@ void gpu_close(Gpu *gpu) {
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
+static void use_in_thread(const Gpu *gpu) {
+    if (gpu->context) gpu->call.context_use(gpu->context);
+    else gpu->call.device_use(gpu->device);
+}
+
 static int load_module(Gpu *gpu, Module *module) {
     void *code = gpu->ptx && module->object->kernel[0] ? ptx_compile(gpu->ptx, module->object->image, gpu->target) : NULL;
-    if (gpu->context) gpu->call.context_use(gpu->context); /* of this thread */
-    else gpu->call.device_use(gpu->device);
+    use_in_thread(gpu);
     int result = gpu->call.module_load(&module->handle, code ? code : module->object->image);
     free(code);
     return result;
@@ -235,6 +239,21 @@ void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, c
                   (long long)shape.x, (long long)shape.y, (long long)shape.z, shape.threads, error_text(gpu, result), result);
 }
 
+/* Looked up only here: drivers that are too old to know it run the other kernels. Numbers are the header's: bf16, 128-byte swizzle, 256 bytes at once into
+ * the second-level cache. */
+bool device_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]) {
+    enum { BF16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128 = 3, PROMOTE_256 = 3, FILL_ZERO = 0 };
+    const Gpu *gpu = device->gpu;
+    if (!gpu || gpu->kind != DEVICE_CUDA || strcmp(device->info.target, "sm_90a")) return false;
+    int (*encode)(TensorMap *, int, uint32_t, const void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, int, int, int) = NULL;
+    *(void **)&encode = dlsym(gpu->library, "cuTensorMapEncodeTiled");
+    uint64_t dimensions[3], bytes[2];
+    for (int i = 0; i < 3; i++) dimensions[i] = (uint64_t)sizes[i];
+    for (int i = 0; i < 2; i++) bytes[i] = (uint64_t)strides[i] * 2;
+    return encode && encode(map, BF16, 3, data, dimensions, bytes, (uint32_t[]){64, 64, 1}, (uint32_t[]){1, 1, 1}, INTERLEAVE_NONE, SWIZZLE_128, PROMOTE_256,
+                            FILL_ZERO) == 0;
+}
+
 /* -- Recordings ---------------------------------------------------------------------------------------------------- */
 
 struct DeviceRecording { void *graph, *executable; };
@@ -267,6 +286,42 @@ void device_recording_free(Device *device, DeviceRecording *recording) {
     if (recording->graph) device->gpu->call.graph_free(recording->graph);
     free(recording);
 }
+
+/* -- Streams and events ---------------------------------------------------------------------------------------------- */
+
+static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
+
+DeviceStream *device_stream_open(Device *device) {
+    void *stream = NULL;
+    return gpu_check(device->gpu, device->gpu->call.stream_create(&stream, STREAM_NON_BLOCKING), "stream_create") ? stream : NULL;
+}
+
+void device_stream_close(Device *device, DeviceStream *stream) {
+    if (stream) device->gpu->call.stream_destroy(stream);
+}
+
+DeviceEvent *device_event_open(Device *device) {
+    void *event = NULL;
+    return gpu_check(device->gpu, device->gpu->call.event_create(&event, EVENT_WITHOUT_TIME), "event_create") ? event : NULL;
+}
+
+void device_event_close(Device *device, DeviceEvent *event) {
+    if (event) device->gpu->call.event_destroy(event);
+}
+
+void device_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    Gpu *gpu = device->gpu;
+    if (gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.event_record(event, stream_of(gpu, stream)), "event_record");
+}
+
+void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    Gpu *gpu = device->gpu;
+    if (gpu->failure.code == ERROR_NONE) gpu_check(gpu, gpu->call.stream_wait(stream_of(gpu, stream), event, 0), "stream_wait");
+}
+
+bool device_event_done(const Device *device, DeviceEvent *event) { return device->gpu->call.event_query(event) == 0; }
+
+void device_use_thread(const Device *device) { use_in_thread(device->gpu); }
 
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 

@@ -23,12 +23,15 @@
     CALL(release_host, hipHostFree, cuMemFreeHost, (void *memory))                                                                         \
     CALL(upload, hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (void *to, const void *from, size_t bytes, void *stream))                       \
     CALL(download, hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void *to, void *from, size_t bytes, void *stream))                           \
+    CALL(copy, hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (void *to, void *from, size_t bytes, void *stream))                               \
     CALL(fill, hipMemsetD8Async, cuMemsetD8Async, (void *to, unsigned char byte, size_t bytes, void *stream))                              \
     CALL(stream_create, hipStreamCreateWithFlags, cuStreamCreate, (void **stream, unsigned flags))                                         \
+    CALL(stream_wait, hipStreamWaitEvent, cuStreamWaitEvent, (void *stream, void *event, unsigned flags))                                  \
     CALL(stream_synchronize, hipStreamSynchronize, cuStreamSynchronize, (void *stream))                                                    \
     CALL(stream_destroy, hipStreamDestroy, cuStreamDestroy_v2, (void *stream))                                                             \
     CALL(event_create, hipEventCreateWithFlags, cuEventCreate, (void **event, unsigned flags))                                             \
     CALL(event_record, hipEventRecord, cuEventRecord, (void *event, void *stream))                                                         \
+    CALL(event_query, hipEventQuery, cuEventQuery, (void *event))                                                                          \
     CALL(event_synchronize, hipEventSynchronize, cuEventSynchronize, (void *event))                                                        \
     CALL(event_elapsed, hipEventElapsedTime, cuEventElapsedTime, (float *milliseconds, void *start, void *end))                            \
     CALL(event_destroy, hipEventDestroy, cuEventDestroy_v2, (void *event))                                                                 \

@@ -1,0 +1,326 @@
+/* Groups of ranks and the public functions: each collective is checked, described as a task, and queued; the group of one process is done at once.
+ * Owns the engine of the run's first group. Called by training and checkpoints. */
+#include "comm/comm.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/internal.h"
+
+/* -- Opening and closing -------------------------------------------------------------------------------------------- */
+
+Comm *comm_alone(void) {
+    static Comm alone = {.name = "alone", .size = 1};
+    return &alone;
+}
+
+static Comm *new_group(Engine *engine, uint32_t id, const char *name, int rank, int size) {
+    Comm *comm = memory_allocate(sizeof *comm);
+    *comm = (Comm){.engine = engine, .id = id, .rank = rank, .size = size};
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    comm->ranks = memory_allocate((size_t)size * sizeof *comm->ranks);
+    comm->sent = memory_allocate((size_t)size * sizeof *comm->sent);
+    comm->received = memory_allocate((size_t)size * sizeof *comm->received);
+    return comm;
+}
+
+static void free_group(Comm *comm) {
+    free(comm->ranks);
+    free(comm->sent);
+    free(comm->received);
+    free(comm);
+}
+
+static CommOptions complete_options(const CommOptions *given) {
+    CommOptions options = given ? *given : (CommOptions){0};
+    if (options.appear <= 0) options.appear = 300;
+    if (options.lost <= 0) options.lost = 60;
+    if (options.timeout <= 0) options.timeout = 1800;
+    return options;
+}
+
+static bool open_transport(Engine *engine, Error *error) {
+    if (engine->place.transport == COMM_MPI) engine->transport = mpi_open(engine, error);
+    else if (engine->place.transport == COMM_TCP) engine->transport = tcp_open(engine, error);
+    else return true;
+    return engine->transport != NULL;
+}
+
+/* Counts nodes by the ranks' node texts: a node has the number that its first rank brings. */
+static bool count_nodes(Comm *comm, Error *error) {
+    Engine *engine = comm->engine;
+    char *nodes = memory_allocate((size_t)comm->size * PLACE_TEXT);
+    memcpy(nodes + (int64_t)comm->rank * PLACE_TEXT, engine->place.node, PLACE_TEXT);
+    bool done = comm_host_all_gather(comm, "nodes", nodes, PLACE_TEXT, COMM_U8, error);
+    for (int rank = 0; rank < comm->size; rank++) {
+        int first = 0;
+        while (memcmp(nodes + (int64_t)first * PLACE_TEXT, nodes + (int64_t)rank * PLACE_TEXT, PLACE_TEXT)) first++;
+        bool same = !memcmp(nodes + (int64_t)rank * PLACE_TEXT, engine->place.node, PLACE_TEXT);
+        if (first == rank && same) engine->node = engine->nodes;
+        engine->nodes += first == rank;
+        engine->local_size += same;
+        engine->local_rank += same && rank < comm->rank;
+    }
+    if (engine->place.local_rank >= 0) engine->local_rank = engine->place.local_rank;
+    free(nodes);
+    return done;
+}
+
+static void close_engine(Engine *engine) {
+    engine_stop(engine);
+    nccl_close(engine);
+    if (engine->transport) engine->transport->close(engine->transport, !engine->failed);
+    free(engine);
+}
+
+Comm *comm_open(const CommOptions *given, Error *error) {
+    Engine *engine = memory_allocate(sizeof *engine);
+    engine->options = complete_options(given);
+    bool placed = place_find(engine->options.transport, &engine->place, error);
+    if (placed && engine->place.size > 1) settings_apply("");
+    if (!placed || !open_transport(engine, error)) {
+        free(engine);
+        return NULL;
+    }
+    Comm *comm = new_group(engine, 0, "all", engine->place.rank, engine->place.size);
+    for (int i = 0; i < comm->size; i++) comm->ranks[i] = i;
+    engine_start(engine);
+    if (count_nodes(comm, error)) return comm;
+    comm_close(comm);
+    return NULL;
+}
+
+void comm_close(Comm *comm) {
+    if (!comm || comm == comm_alone()) return;
+    if (comm->nccl) nccl_leave(comm);
+    if (comm->id == 0) close_engine(comm->engine);
+    free_group(comm);
+}
+
+Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
+    int64_t *colours = memory_allocate((size_t)comm->size * sizeof *colours);
+    colours[comm->rank] = colour;
+    bool done = comm_host_all_gather(comm, name, colours, 1, COMM_I64, error);
+    int size = 0, rank = 0;
+    for (int i = 0; i < comm->size; i++) {
+        bool member = colour < 0 ? i == comm->rank : colours[i] == colour;
+        size += member;
+        rank += member && i < comm->rank;
+    }
+    uint64_t origin[] = {comm->id, ++comm->splits, (uint64_t)(int64_t)colour};
+    Comm *group = done ? new_group(comm->engine, (uint32_t)hash_bytes(origin, sizeof origin) | 1, name, rank, size) : NULL;
+    for (int i = 0, next = 0; done && i < comm->size; i++)
+        if (colour < 0 ? i == comm->rank : colours[i] == colour) group->ranks[next++] = comm->ranks ? comm->ranks[i] : 0;
+    free(colours);
+    if (!group || !group->engine || !group->engine->nccl || nccl_join(group, error)) return group;
+    comm_close(group);
+    return NULL;
+}
+
+bool comm_use_device(Comm *comm, Device *device, Error *error) {
+    Engine *engine = comm->engine;
+    char version[64], settings[1024];
+    assert(engine && comm->id == 0);
+    engine->device = device;
+    if (comm->size == 1 || !device_is_gpu(device)) return true;
+    settings_apply_ranks(device, engine->local_size);
+    if (!nccl_open(engine, error) || !nccl_join(comm, error)) return false;
+    nccl_describe(engine, version, sizeof version);
+    settings_describe(settings, sizeof settings);
+    if (comm->rank == 0 && device_info(device)->kind == DEVICE_HIP && settings[0]) log_info("%s with %s", version, settings);
+    return true;
+}
+
+/* -- Queries -------------------------------------------------------------------------------------------------------- */
+
+int comm_rank(const Comm *comm) { return comm->rank; }
+int comm_size(const Comm *comm) { return comm->size; }
+int comm_local_rank(const Comm *comm) { return comm->engine ? comm->engine->local_rank : 0; }
+int comm_local_size(const Comm *comm) { return comm->engine ? comm->engine->local_size : 1; }
+int comm_node(const Comm *comm) { return comm->engine ? comm->engine->node : 0; }
+int comm_nodes(const Comm *comm) { return comm->engine ? comm->engine->nodes : 1; }
+
+void comm_describe(const Comm *comm, char *text, size_t size) {
+    const Engine *engine = comm->engine;
+    char version[64] = "";
+    if (engine && engine->nccl) nccl_describe(engine, version, sizeof version);
+    if (!engine || !engine->transport) snprintf(text, size, "1 rank");
+    else snprintf(text, size, "%d ranks on %d node%s over %s%s%s", comm->size, engine->nodes, engine->nodes == 1 ? "" : "s", engine->transport->name,
+                  version[0] ? ", " : "", version);
+}
+
+/* -- Collectives ---------------------------------------------------------------------------------------------------- */
+
+static int64_t *copy_pieces(const Comm *comm, const int64_t *pieces) {
+    int64_t *copy = memory_allocate((size_t)(comm->size + 1) * sizeof *copy);
+    memcpy(copy, pieces, (size_t)(comm->size + 1) * sizeof *copy);
+    for (int i = 0; i < comm->size; i++) assert(copy[i] <= copy[i + 1]);
+    return copy;
+}
+
+static Task *new_task(Comm *comm, Operation operation, const char *name, void *buffer, int64_t count, CommType type) {
+    Task *task = memory_allocate(sizeof *task);
+    *task = (Task){.comm = comm, .operation = operation, .type = type, .buffer = buffer, .count = count, .to = -1, .from = -1};
+    snprintf(task->name, sizeof task->name, "%s", name);
+    return task;
+}
+
+static CommTicket queue(Task *task, bool host) {
+    Comm *comm = task->comm;
+    if (task->operation == EXCHANGE) {
+        if (task->to >= 0) task->sequence = ++comm->sent[task->to];
+        if (task->from >= 0) task->receive_sequence = ++comm->received[task->from];
+    } else {
+        task->sequence = task->receive_sequence = ++comm->sequence;
+    }
+    return comm->nccl && !host ? nccl_queue(task) : engine_queue(comm->engine, task);
+}
+
+static CommTicket all_reduce(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, CommReduce reduce, bool host) {
+    if (comm->size == 1) return 0;
+    Task *task = new_task(comm, ALL_REDUCE, name, buffer, count, type);
+    task->reduce = reduce;
+    return queue(task, host);
+}
+
+static CommTicket all_gather(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type, bool host) {
+    if (comm->size == 1) return 0;
+    Task *task = new_task(comm, ALL_GATHER, name, buffer, pieces[comm->size] - pieces[0], type);
+    task->pieces = copy_pieces(comm, pieces);
+    return queue(task, host);
+}
+
+static CommTicket broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root, bool host) {
+    assert(root >= 0 && root < comm->size);
+    if (comm->size == 1) return 0;
+    Task *task = new_task(comm, BROADCAST, name, buffer, count, type);
+    task->root = root;
+    return queue(task, host);
+}
+
+CommTicket comm_all_reduce(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, CommReduce reduce) {
+    return all_reduce(comm, name, buffer, count, type, reduce, false);
+}
+
+CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type, CommReduce reduce) {
+    if (comm->size == 1) return 0;
+    Task *task = new_task(comm, REDUCE_SCATTER, name, buffer, pieces[comm->size] - pieces[0], type);
+    task->reduce = reduce;
+    task->pieces = copy_pieces(comm, pieces);
+    return queue(task, false);
+}
+
+CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type) {
+    return all_gather(comm, name, buffer, pieces, type, false);
+}
+
+CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root) {
+    return broadcast(comm, name, buffer, count, type, root, false);
+}
+
+/* What a rank sends to itself where it is alone. */
+static CommTicket copy_alone(Comm *comm, void *to, const void *from, int64_t bytes) {
+    Device *device = comm->engine && comm->engine->device ? comm->engine->device : device_cpu();
+    device_copy(device, to, from, bytes);
+    return 0;
+}
+
+CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive, const int64_t *receive_pieces,
+                           CommType type) {
+    int64_t width = type_bytes(type);
+    if (comm->size == 1)
+        return copy_alone(comm, (char *)receive + receive_pieces[0] * width, (const char *)send + send_pieces[0] * width,
+                          (receive_pieces[1] - receive_pieces[0]) * width);
+    Task *task = new_task(comm, ALL_TO_ALL, name, receive, receive_pieces[comm->size] - receive_pieces[0], type);
+    task->send = send;
+    task->send_count = send_pieces[comm->size] - send_pieces[0];
+    task->pieces = copy_pieces(comm, receive_pieces);
+    task->send_pieces = copy_pieces(comm, send_pieces);
+    return queue(task, false);
+}
+
+CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count, int from,
+                         CommType type) {
+    assert(to >= -1 && to < comm->size && from >= -1 && from < comm->size && (to == comm->rank) == (from == comm->rank));
+    if (to < 0 && from < 0) return 0;
+    if (comm->size == 1) return copy_alone(comm, receive, send, send_count * type_bytes(type));
+    Task *task = new_task(comm, EXCHANGE, name, receive, from >= 0 ? receive_count : 0, type);
+    task->send = send;
+    task->send_count = to >= 0 ? send_count : 0;
+    task->to = to;
+    task->from = from;
+    return queue(task, false);
+}
+
+void comm_wait(Comm *comm, CommTicket ticket) {
+    if (ticket > 0) engine_wait(comm->engine, ticket);
+    else if (ticket < 0) nccl_wait(comm->engine, ticket);
+}
+
+bool comm_ok(Comm *comm, Error *error) {
+    Engine *engine = comm->engine;
+    if (!engine || !engine->failed) return true;
+    pthread_mutex_lock(&engine->lock);
+    *error = engine->failure;
+    pthread_mutex_unlock(&engine->lock);
+    return false;
+}
+
+/* -- Collectives in host memory --------------------------------------------------------------------------------------- */
+
+static bool finish(Comm *comm, CommTicket ticket, Error *error) {
+    comm_wait(comm, ticket);
+    return comm_ok(comm, error);
+}
+
+bool comm_host_all_reduce(Comm *comm, const char *name, void *values, int64_t count, CommType type, CommReduce reduce, Error *error) {
+    return finish(comm, all_reduce(comm, name, values, count, type, reduce, true), error);
+}
+
+bool comm_host_all_gather(Comm *comm, const char *name, void *values, int64_t count, CommType type, Error *error) {
+    int64_t pieces[comm->size + 1];
+    for (int i = 0; i <= comm->size; i++) pieces[i] = i * count;
+    return finish(comm, all_gather(comm, name, values, pieces, type, true), error);
+}
+
+bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error) {
+    return finish(comm, broadcast(comm, name, values, count, type, root, true), error);
+}
+
+bool comm_barrier(Comm *comm, const char *name, Error *error) {
+    return comm->size == 1 || finish(comm, queue(new_task(comm, BARRIER, name, NULL, 0, COMM_U8), true), error);
+}
+
+/* -- For the watchdog and for reports --------------------------------------------------------------------------------- */
+
+void comm_abort(Comm *comm, const char *reason) {
+    Error error = {0};
+    if (!comm->engine) return;
+    error_set(&error, ERROR_COMMUNICATION, "%s", reason);
+    engine_fail(comm->engine, &error);
+}
+
+int comm_recent(Comm *comm, CommRecord *records, int most) {
+    Engine *engine = comm->engine;
+    int count = 0;
+    if (!engine) return 0;
+    pthread_mutex_lock(&engine->lock);
+    int64_t oldest = engine->recorded > COMM_RECORDS ? engine->recorded - COMM_RECORDS : 0;
+    for (int64_t i = engine->recorded - 1; i >= oldest && count < most; i--) records[count++] = engine->records[i % COMM_RECORDS];
+    pthread_mutex_unlock(&engine->lock);
+    return count;
+}
+
+CommTotals comm_totals(Comm *comm) {
+    Engine *engine = comm->engine;
+    if (!engine) return (CommTotals){0};
+    pthread_mutex_lock(&engine->lock);
+    CommTotals totals = engine->totals;
+    pthread_mutex_unlock(&engine->lock);
+    return totals;
+}

@@ -1,0 +1,148 @@
+/* Messages over MPI, whose library is opened at run time, so that smelt starts where there is none. Handles are pointers in Open MPI and numbers in
+ * others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken here; under another one smelt runs over TCP. MPI notices a killed rank
+ * itself: mpirun ends the others. Owns the library's session. Made by comm_open, used by the worker. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/internal.h"
+
+enum { THREAD_SERIALIZED = 2, TAG = 1, ERROR_TEXT = 512, SPINS = 100, PAUSE_MICROSECONDS = 20 };
+static const int64_t most_at_once = 1 << 30; /* counts are int */
+
+/* (our name, symbol, arguments) */
+#define MPI_CALLS(CALL)                                                                                                                 \
+    CALL(initialize, MPI_Init_thread, (int *argc, char ***argv, int wanted, int *given))                                                \
+    CALL(finalize, MPI_Finalize, (void))                                                                                                \
+    CALL(rank, MPI_Comm_rank, (void *comm, int *rank))                                                                                  \
+    CALL(size, MPI_Comm_size, (void *comm, int *size))                                                                                  \
+    CALL(set_handler, MPI_Comm_set_errhandler, (void *comm, void *handler))                                                             \
+    CALL(send, MPI_Isend, (const void *data, int count, void *type, int peer, int tag, void *comm, void **request))                     \
+    CALL(receive, MPI_Irecv, (void *data, int count, void *type, int peer, int tag, void *comm, void **request))                        \
+    CALL(test, MPI_Test, (void **request, int *done, void *status))                                                                     \
+    CALL(error_text, MPI_Error_string, (int number, char *text, int *length))
+
+typedef struct Mpi {
+    Transport transport;
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+    MPI_CALLS(FIELD)
+#undef FIELD
+    void *world, *byte, *errors_return;
+} Mpi;
+
+/* -- The library ---------------------------------------------------------------------------------------------------- */
+
+static bool load(Mpi *mpi, Error *error) {
+    static const struct { const char *symbol; size_t offset; } symbols[] = {
+#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Mpi, name)},
+        MPI_CALLS(SYMBOL)
+#undef SYMBOL
+        {"ompi_mpi_comm_world", offsetof(Mpi, world)}, {"ompi_mpi_byte", offsetof(Mpi, byte)}, {"ompi_mpi_errors_return", offsetof(Mpi, errors_return)}};
+    void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* its own plug-ins look for its symbols */
+    if (!library)
+        return error_set(error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(library, symbols[i].symbol);
+        if (!symbol) return error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", symbols[i].symbol);
+        memcpy((char *)mpi + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    return true;
+}
+
+static bool check(Mpi *mpi, int result, Error *error) {
+    char text[ERROR_TEXT] = "";
+    int length = 0;
+    if (result == 0) return true;
+    mpi->error_text(result, text, &length);
+    return error_set(error, ERROR_COMMUNICATION, "MPI: %s", text);
+}
+
+/* -- Messages ------------------------------------------------------------------------------------------------------- */
+
+typedef struct Request { void *handle; Transfer *labels; /* the transfer whose label this receives, or NULL */ } Request;
+typedef struct Requests { Request *items; int count; } Requests;
+
+static bool post_part(Mpi *mpi, Requests *requests, Transfer *transfer, bool label, void *data, int64_t bytes, Error *error) {
+    Request *request = &requests->items[requests->count++];
+    request->labels = label && transfer->receive ? transfer : NULL;
+    return check(mpi, transfer->receive ? mpi->receive(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle)
+                                        : mpi->send(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle), error);
+}
+
+static bool post(Mpi *mpi, Requests *requests, Transfer *transfer, Error *error) {
+    bool done = post_part(mpi, requests, transfer, true, transfer->receive ? &transfer->seen : &transfer->label, sizeof(Label), error);
+    for (int64_t at = 0; done && at < transfer->bytes; at += most_at_once)
+        done = post_part(mpi, requests, transfer, false, transfer->data + at,
+                         transfer->bytes - at < most_at_once ? transfer->bytes - at : most_at_once, error);
+    return done;
+}
+
+/* Drops what is complete; how many were. -1 after a failure. */
+static int progress(Mpi *mpi, Requests *requests, Error *error) {
+    int kept = 0, before = requests->count;
+    for (int i = 0; i < before; i++) {
+        Request request = requests->items[i];
+        int done = 0;
+        if (!check(mpi, mpi->test(&request.handle, &done, NULL), error)) return -1;
+        if (done && request.labels && !label_check(request.labels, error)) return -1;
+        if (!done) requests->items[kept++] = request;
+    }
+    requests->count = kept;
+    return before - kept;
+}
+
+/* Looks a while, then sleeps between looks: the cores may all be computing, and a yield would cost a whole time slice of theirs. */
+static bool complete(Mpi *mpi, Requests *requests, const Transfer *transfers, Error *error) {
+    double start = log_seconds();
+    for (int idle = 0; requests->count; idle++) {
+        int done = progress(mpi, requests, error);
+        if (done < 0 || (requests->count && engine_stopped(mpi->transport.engine, start, transfers, error))) return false;
+        if (done) idle = 0;
+        if (idle >= SPINS) usleep(PAUSE_MICROSECONDS);
+    }
+    return true;
+}
+
+static bool exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
+    Mpi *mpi = (Mpi *)transport;
+    Requests requests = {0};
+    int64_t most = 0;
+    for (int i = 0; i < count; i++) most += 2 + transfers[i].bytes / most_at_once;
+    requests.items = memory_allocate((size_t)(most + 1) * sizeof *requests.items);
+    bool done = true;
+    for (int i = 0; i < count && done; i++) done = post(mpi, &requests, &transfers[i], error);
+    done = done && complete(mpi, &requests, transfers, error);
+    free(requests.items);
+    return done;
+}
+
+static bool watch(Transport *transport, Error *error) {
+    (void)transport, (void)error;
+    return true;
+}
+
+/* After a failure others may never answer, and MPI_Finalize waits for them: mpirun then sees a rank that left without it, and ends the rest. */
+static void mpi_close(Transport *transport, bool orderly) {
+    Mpi *mpi = (Mpi *)transport;
+    if (orderly) mpi->finalize();
+    free(mpi);
+}
+
+Transport *mpi_open(Engine *engine, Error *error) {
+    Mpi *mpi = memory_allocate(sizeof *mpi);
+    int given = 0;
+    mpi->transport = (Transport){.name = "MPI", .exchange = exchange, .watch = watch, .close = mpi_close, .engine = engine};
+    bool opened = load(mpi, error) && check(mpi, mpi->initialize(NULL, NULL, THREAD_SERIALIZED, &given), error) &&
+                  check(mpi, mpi->set_handler(mpi->world, mpi->errors_return), error) &&
+                  check(mpi, mpi->rank(mpi->world, &engine->place.rank), error) &&
+                  check(mpi, mpi->size(mpi->world, &engine->place.size), error);
+    if (opened && given < THREAD_SERIALIZED)
+        opened = error_set(error, ERROR_USAGE,
+                           "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");
+    if (opened) return &mpi->transport;
+    free(mpi);
+    return NULL;
+}

@@ -1,0 +1,317 @@
+/* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of their own; an event orders each
+ * after what the device's stream held when it was issued, another tells when it is done. Owns the library, the stream, the events. Called by comm.c;
+ * nccl_watch runs on the worker. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/internal.h"
+
+enum { EVENTS = 256, MOST_GROUPS = 64, ID_BYTES = 128, LOCK_SECONDS = 2 };
+typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
+
+/* (our name, symbol, arguments) */
+#define NCCL_CALLS(CALL)                                                                                                                                \
+    CALL(version, ncclGetVersion, (int *version))                                                                                                       \
+    CALL(make_id, ncclGetUniqueId, (NcclId *id))                                                                                                        \
+    CALL(join, ncclCommInitRank, (void **group, int size, NcclId id, int rank))                                                                         \
+    CALL(leave, ncclCommDestroy, (void *group))                                                                                                         \
+    CALL(abort, ncclCommAbort, (void *group))                                                                                                           \
+    CALL(error_of, ncclCommGetAsyncError, (void *group, int *result))                                                                                   \
+    CALL(all_reduce, ncclAllReduce, (const void *send, void *receive, size_t count, int type, int reduce, void *group, void *stream))                   \
+    CALL(reduce_scatter, ncclReduceScatter, (const void *send, void *receive, size_t count, int type, int reduce, void *group, void *stream))           \
+    CALL(reduce, ncclReduce, (const void *send, void *receive, size_t count, int type, int reduce, int root, void *group, void *stream))                \
+    CALL(all_gather, ncclAllGather, (const void *send, void *receive, size_t count, int type, void *group, void *stream))                               \
+    CALL(broadcast, ncclBroadcast, (const void *send, void *receive, size_t count, int type, int root, void *group, void *stream))                      \
+    CALL(send, ncclSend, (const void *send, size_t count, int type, int peer, void *group, void *stream))                                               \
+    CALL(receive, ncclRecv, (void *receive, size_t count, int type, int peer, void *group, void *stream))                                               \
+    CALL(begin, ncclGroupStart, (void))                                                                                                                 \
+    CALL(end, ncclGroupEnd, (void))
+
+typedef struct Issued { DeviceEvent *event; int64_t record; double since; } Issued;
+
+typedef struct Nccl {
+    const char *name;
+    void *library;
+    struct {
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+        NCCL_CALLS(FIELD)
+#undef FIELD
+        const char *(*error_text)(int result);
+    } call;
+    DeviceStream *stream;
+    DeviceEvent *ready;
+    pthread_mutex_t lock; /* of what follows, and of calls of the library */
+    Issued issued[EVENTS]; /* by ticket */
+    CommTicket last, done;
+    void *groups[MOST_GROUPS];
+    bool in_thread, aborted;
+} Nccl;
+
+static const int types[] = {[COMM_F32] = 7, [COMM_F64] = 8, [COMM_BF16] = 9, [COMM_I64] = 4, [COMM_U8] = 1};
+static const int reductions[] = {[COMM_SUM] = 0, [COMM_MAX] = 2, [COMM_MIN] = 3};
+
+/* -- The library ---------------------------------------------------------------------------------------------------- */
+
+static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
+    static const struct { const char *symbol; size_t offset; } symbols[] = {
+#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Nccl, call.name)},
+        NCCL_CALLS(SYMBOL)
+#undef SYMBOL
+        {"ncclGetErrorString", offsetof(Nccl, call.error_text)}};
+    const char *file = kind == DEVICE_HIP ? "librccl.so.1" : "libnccl.so.2";
+    nccl->name = kind == DEVICE_HIP ? "RCCL" : "NCCL";
+    nccl->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (!nccl->library) return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(nccl->library, symbols[i].symbol);
+        if (!symbol) return error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, symbols[i].symbol);
+        memcpy((char *)nccl + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    return true;
+}
+
+static bool check(const Nccl *nccl, int result, Error *error) {
+    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); NCCL_DEBUG=INFO tells more", nccl->name, nccl->call.error_text(result),
+                                    result);
+}
+
+void nccl_describe(const Engine *engine, char *text, size_t size) {
+    int version = 0;
+    engine->nccl->call.version(&version);
+    snprintf(text, size, "%s %d.%d.%d", engine->nccl->name, version / 10000, version / 100 % 100, version % 100);
+}
+
+bool nccl_open(Engine *engine, Error *error) {
+    Device *device = engine->device;
+    Nccl *nccl = memory_allocate(sizeof *nccl);
+    pthread_mutex_init(&nccl->lock, NULL);
+    bool opened = load(nccl, device_info(device)->kind, error);
+    if (opened) {
+        nccl->stream = device_stream_open(device);
+        nccl->ready = device_event_open(device);
+        for (int i = 0; i < EVENTS; i++) nccl->issued[i].event = device_event_open(device);
+        opened = device_ok(device, error);
+    }
+    pthread_mutex_lock(&engine->lock);
+    engine->nccl = nccl;
+    pthread_mutex_unlock(&engine->lock);
+    return opened;
+}
+
+/* After the worker has ended. */
+void nccl_close(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    if (!nccl) return;
+    for (int i = 0; i < EVENTS; i++) device_event_close(engine->device, nccl->issued[i].event);
+    device_event_close(engine->device, nccl->ready);
+    device_stream_close(engine->device, nccl->stream);
+    pthread_mutex_destroy(&nccl->lock);
+    if (nccl->library) dlclose(nccl->library);
+    free(nccl);
+    engine->nccl = NULL;
+}
+
+/* -- Groups --------------------------------------------------------------------------------------------------------- */
+
+static bool note_group(Nccl *nccl, void *group) {
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        if (nccl->groups[i]) continue;
+        nccl->groups[i] = group;
+        return true;
+    }
+    return false;
+}
+
+bool nccl_join(Comm *comm, Error *error) {
+    Nccl *nccl = comm->engine->nccl;
+    NcclId id = {{0}};
+    void *group = NULL;
+    if (comm->size == 1) return true;
+    if (comm->rank == 0 && !check(nccl, nccl->call.make_id(&id), error)) return false;
+    if (!comm_host_broadcast(comm, "id", id.bytes, ID_BYTES, COMM_U8, 0, error)) return false;
+    if (!check(nccl, nccl->call.join(&group, comm->size, id, comm->rank), error)) return false;
+    pthread_mutex_lock(&nccl->lock);
+    bool noted = note_group(nccl, group);
+    pthread_mutex_unlock(&nccl->lock);
+    comm->nccl = group;
+    return noted || error_set(error, ERROR_INTERNAL, "there are more than %d groups of GPUs", MOST_GROUPS);
+}
+
+void nccl_leave(Comm *comm) {
+    Nccl *nccl = comm->engine->nccl;
+    if (!comm->nccl) return;
+    pthread_mutex_lock(&nccl->lock);
+    for (int i = 0; i < MOST_GROUPS; i++)
+        if (nccl->groups[i] == comm->nccl) nccl->groups[i] = NULL;
+    if (!nccl->aborted) (comm->engine->failed ? nccl->call.abort : nccl->call.leave)(comm->nccl);
+    pthread_mutex_unlock(&nccl->lock);
+    comm->nccl = NULL;
+}
+
+/* -- Collectives ---------------------------------------------------------------------------------------------------- */
+
+static bool are_even(const int64_t *pieces, int size) {
+    for (int i = 1; i < size; i++)
+        if (pieces[i + 1] - pieces[i] != pieces[1] - pieces[0]) return false;
+    return true;
+}
+
+static int sum_pieces(const Nccl *nccl, const Task *task) {
+    const Comm *comm = task->comm;
+    const int64_t *pieces = task->pieces;
+    int type = types[task->type], reduce = reductions[task->reduce], result = 0;
+    int64_t width = type_bytes(task->type);
+    if (are_even(pieces, comm->size))
+        return nccl->call.reduce_scatter(task->buffer + pieces[0] * width, task->buffer + pieces[comm->rank] * width,
+                                         (size_t)(pieces[1] - pieces[0]), type, reduce, comm->nccl,
+                                         nccl->stream);
+    nccl->call.begin();
+    for (int i = 0; i < comm->size && !result; i++) {
+        char *piece = task->buffer + pieces[i] * width;
+        if (pieces[i + 1] > pieces[i]) result = nccl->call.reduce(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, reduce, i, comm->nccl,
+                                                                  nccl->stream);
+    }
+    int ended = nccl->call.end();
+    return result ? result : ended;
+}
+
+static int gather_pieces(const Nccl *nccl, const Task *task) {
+    const Comm *comm = task->comm;
+    const int64_t *pieces = task->pieces;
+    int type = types[task->type], result = 0;
+    int64_t width = type_bytes(task->type);
+    if (are_even(pieces, comm->size))
+        return nccl->call.all_gather(task->buffer + pieces[comm->rank] * width, task->buffer + pieces[0] * width, (size_t)(pieces[1] - pieces[0]),
+                                     type, comm->nccl, nccl->stream);
+    nccl->call.begin();
+    for (int i = 0; i < comm->size && !result; i++) {
+        char *piece = task->buffer + pieces[i] * width;
+        if (pieces[i + 1] > pieces[i]) result = nccl->call.broadcast(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, i, comm->nccl,
+                                                                     nccl->stream);
+    }
+    int ended = nccl->call.end();
+    return result ? result : ended;
+}
+
+static int send_and_receive(const Nccl *nccl, const Task *task, int rank, Interval out, Interval in) {
+    int type = types[task->type], result = 0;
+    int64_t width = type_bytes(task->type);
+    if (out.count) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, rank, task->comm->nccl, nccl->stream);
+    if (in.count && !result) result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, rank, task->comm->nccl,
+                                                         nccl->stream);
+    return result;
+}
+
+static int cross(const Nccl *nccl, const Task *task) {
+    int result = 0;
+    nccl->call.begin();
+    if (task->operation == EXCHANGE) {
+        if (task->to >= 0) result = send_and_receive(nccl, task, task->to, (Interval){0, task->send_count}, (Interval){0, 0});
+        if (task->from >= 0 && !result) result = send_and_receive(nccl, task, task->from, (Interval){0, 0}, (Interval){0, task->count});
+    }
+    for (int i = 0; task->operation == ALL_TO_ALL && i < task->comm->size && !result; i++)
+        result = send_and_receive(nccl, task, i, (Interval){task->send_pieces[i], task->send_pieces[i + 1] - task->send_pieces[i]},
+                                  (Interval){task->pieces[i], task->pieces[i + 1] - task->pieces[i]});
+    int ended = nccl->call.end();
+    return result ? result : ended;
+}
+
+static int issue(const Nccl *nccl, const Task *task) {
+    void *group = task->comm->nccl;
+    switch (task->operation) {
+        case ALL_REDUCE:
+            return nccl->call.all_reduce(task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group,
+                                         nccl->stream);
+        case BROADCAST: return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group,
+                                                    nccl->stream);
+        case REDUCE_SCATTER: return sum_pieces(nccl, task);
+        case ALL_GATHER: return gather_pieces(nccl, task);
+        case ALL_TO_ALL:
+        case EXCHANGE: return cross(nccl, task);
+        case BARRIER: break; /* always in host memory */
+    }
+    return 0;
+}
+
+CommTicket nccl_queue(Task *task) {
+    Engine *engine = task->comm->engine;
+    Nccl *nccl = engine->nccl;
+    Error error = {0};
+    CommTicket ticket = 0;
+    bool done = true;
+    pthread_mutex_lock(&nccl->lock);
+    if (!engine->failed && !nccl->aborted) {
+        ticket = nccl->last + 1;
+        Issued *issued = &nccl->issued[ticket % EVENTS];
+        device_event_record(engine->device, nccl->ready, NULL);
+        device_event_wait(engine->device, nccl->ready, nccl->stream);
+        done = check(nccl, issue(nccl, task), &error) || error_context(&error, "%s '%s'", operation_name(task->operation), task->name);
+        device_event_record(engine->device, issued->event, nccl->stream);
+        issued->since = log_seconds();
+        issued->record = engine_record(engine, task, COMM_RUNNING);
+        nccl->last = ticket;
+    }
+    pthread_mutex_unlock(&nccl->lock);
+    if (!done) engine_fail(engine, &error);
+    task_free(task);
+    return -ticket;
+}
+
+/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. */
+void nccl_wait(Engine *engine, CommTicket ticket) {
+    if (!engine->failed) device_event_wait(engine->device, engine->nccl->issued[-ticket % EVENTS].event, NULL);
+}
+
+/* -- Watching ------------------------------------------------------------------------------------------------------- */
+
+/* The lock is held. */
+static void note_done(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    if (nccl->done < nccl->last - EVENTS) nccl->done = nccl->last - EVENTS;
+    while (nccl->done < nccl->last && device_event_done(engine->device, nccl->issued[(nccl->done + 1) % EVENTS].event))
+        engine_record_state(engine, nccl->issued[++nccl->done % EVENTS].record, COMM_DONE);
+}
+
+/* The lock is held. */
+static bool all_well(Engine *engine, Error *error) {
+    Nccl *nccl = engine->nccl;
+    const Issued *oldest = &nccl->issued[(nccl->done + 1) % EVENTS];
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        int result = 0;
+        if (nccl->groups[i] && (nccl->call.error_of(nccl->groups[i], &result) != 0 || result != 0)) return check(nccl, result ? result : -1, error);
+    }
+    if (nccl->done == nccl->last || log_seconds() - oldest->since < engine->options.timeout) return true;
+    return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);
+}
+
+/* Kernels that wait for a lost rank end only so. The thread that computes may hold the lock within a call that waits for that rank too: then it goes
+ * without. */
+static void end_all(Nccl *nccl) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LOCK_SECONDS;
+    bool locked = pthread_mutex_timedlock(&nccl->lock, &until) == 0;
+    nccl->aborted = true;
+    for (int i = 0; i < MOST_GROUPS; i++)
+        if (nccl->groups[i]) nccl->call.abort(nccl->groups[i]);
+    if (locked) pthread_mutex_unlock(&nccl->lock);
+}
+
+void nccl_watch(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    Error error = {0};
+    if (!nccl->in_thread) device_use_thread(engine->device);
+    nccl->in_thread = true;
+    if (!engine->failed && pthread_mutex_trylock(&nccl->lock) == 0) {
+        note_done(engine);
+        bool well = all_well(engine, &error);
+        pthread_mutex_unlock(&nccl->lock);
+        if (!well) engine_fail(engine, &error);
+    }
+    if (engine->failed && !nccl->aborted) end_all(nccl);
+}

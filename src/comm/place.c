@@ -1,0 +1,130 @@
+/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called once, by comm_open. */
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "comm/internal.h"
+
+enum { PORT_BASE = 20000, PORT_SPAN = 20000, MOST_RANKS = 1 << 20 };
+
+static bool present(const char *name) {
+    const char *value = getenv(name);
+    return value && *value;
+}
+
+static bool read_number(const char *name, long least, long most, int *number, Error *error) {
+    char *end;
+    errno = 0;
+    long value = strtol(getenv(name), &end, 10);
+    if (errno || *end || value < least || value > most)
+        return error_set(error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", name, getenv(name), least, most);
+    *number = (int)value;
+    return true;
+}
+
+static bool read_optional(const char *name, long least, long most, int *number, Error *error) {
+    return !present(name) || read_number(name, least, most, number, error);
+}
+
+static bool copy_text(const char *name, char text[PLACE_TEXT], Error *error) {
+    if (strlen(getenv(name)) >= PLACE_TEXT)
+        return error_set(error, ERROR_USAGE, "%s in the environment is longer than %d bytes", name, PLACE_TEXT - 1);
+    snprintf(text, PLACE_TEXT, "%s", getenv(name));
+    return true;
+}
+
+static bool read_rank(const char *rank, const char *size, Place *place, Error *error) {
+    if (!read_number(size, 1, MOST_RANKS, &place->size, error)) return false;
+    if (!present(rank)) return error_set(error, ERROR_USAGE, "the environment has %s and no %s", size, rank);
+    return read_number(rank, 0, place->size - 1, &place->rank, error);
+}
+
+/* -- Slurm ---------------------------------------------------------------------------------------------------------- */
+
+bool comm_first_host(const char *list, char *host, size_t size) {
+    size_t length = strcspn(list, ",["), digits = 0;
+    const char *number = list + length;
+    if (*number == '[') {
+        number++;
+        digits = strspn(number, "0123456789");
+        if (!digits || !strchr(",-]", number[digits]) || !number[digits]) return false;
+    }
+    return length + digits > 0 && snprintf(host, size, "%.*s%.*s", (int)length, list, (int)digits, digits ? number : "") < (int)size;
+}
+
+/* All ranks of a job step derive the same port; steps of one job get different ones. */
+static int slurm_port(void) {
+    const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    unsigned long number = (job ? strtoul(job, NULL, 10) : 0) * 7 + (step ? strtoul(step, NULL, 10) : 0);
+    return PORT_BASE + (int)(number % PORT_SPAN);
+}
+
+/* The variables of a step: a batch script itself has SLURM_PROCID too, and is one process. */
+static bool read_slurm(Place *place, Error *error) {
+    const char *list = present("SLURM_STEP_NODELIST") ? getenv("SLURM_STEP_NODELIST") : present("SLURM_JOB_NODELIST") ? getenv("SLURM_JOB_NODELIST") : "";
+    place->transport = COMM_TCP;
+    place->port = slurm_port();
+    if (!read_rank("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", place, error)) return false;
+    if (!read_optional("SLURM_LOCALID", 0, place->size - 1, &place->local_rank, error)) return false;
+    if (present("SLURM_NODEID")) snprintf(place->node, sizeof place->node, "%.200s", getenv("SLURM_NODEID"));
+    if (present("MASTER_ADDR")) {
+        if (!copy_text("MASTER_ADDR", place->address, error)) return false;
+    } else if (!comm_first_host(list, place->address, PLACE_TEXT)) {
+        return error_set(error, ERROR_USAGE, "SLURM_STEP_NODELIST=%.100s names no host: give MASTER_ADDR, the host of rank 0", list);
+    }
+    return read_optional("MASTER_PORT", 1, 65535, &place->port, error);
+}
+
+/* -- torchrun and smelt launch -------------------------------------------------------------------------------------- */
+
+static bool read_torchrun(Place *place, Error *error) {
+    place->transport = COMM_TCP;
+    place->port = 29500;
+    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !read_optional("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error)) return false;
+    if (place->size > 1 && !present("MASTER_ADDR"))
+        return error_set(error, ERROR_USAGE, "the environment has RANK and WORLD_SIZE but no MASTER_ADDR, the host of rank 0");
+    if (present("MASTER_ADDR") && !copy_text("MASTER_ADDR", place->address, error)) return false;
+    if (!read_optional("MASTER_PORT", 1, 65534, &place->port, error)) return false;
+    /* torchrun's agent listens on the port itself. */
+    if (present("TORCHELASTIC_USE_AGENT_STORE") && !strcmp(getenv("TORCHELASTIC_USE_AGENT_STORE"), "True")) place->port++;
+    if (present("GROUP_RANK")) snprintf(place->node, sizeof place->node, "%.200s", getenv("GROUP_RANK"));
+    return true;
+}
+
+/* -- mpirun --------------------------------------------------------------------------------------------------------- */
+
+static bool read_mpi(Place *place, Error *error) {
+    place->transport = COMM_MPI; /* rank and size are asked of MPI itself */
+    place->size = 2;
+    return read_optional("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT_MAX, &place->local_rank, error);
+}
+
+/* -- The choice ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t job_of_environment(void) {
+    static const char *const names[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"};
+    char text[sizeof names / sizeof *names * PLACE_TEXT];
+    size_t length = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        length += (size_t)snprintf(text + length, PLACE_TEXT, "%.200s/", present(names[i]) ? getenv(names[i]) : "");
+    return hash_bytes(text, length);
+}
+
+bool place_find(CommTransport wanted, Place *place, Error *error) {
+    *place = (Place){.size = 1, .local_rank = -1, .job = job_of_environment()};
+    bool torchrun = present("WORLD_SIZE") && present("RANK"), mpi = present("OMPI_COMM_WORLD_SIZE"), slurm = present("SLURM_STEP_NUM_TASKS");
+    bool found = true;
+    if (gethostname(place->node, sizeof place->node - 1) != 0) place->node[0] = 0;
+    if (wanted == COMM_MPI || (wanted == COMM_AUTO && mpi && !torchrun)) found = read_mpi(place, error);
+    else if (torchrun) found = read_torchrun(place, error);
+    else if (slurm) found = read_slurm(place, error);
+    else if (wanted == COMM_TCP)
+        return error_set(error, ERROR_USAGE, "TCP needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: start with smelt launch, torchrun or srun");
+    if (found && place->size == 1) place->transport = COMM_AUTO;
+    return found;
+}

@@ -1,0 +1,216 @@
+/* The queue of a process: one worker thread runs the collectives of all groups in the order of issue, keeps the records of the last ones, and between
+ * them looks whether all peers live. Owns the queued tasks. Called by comm.c; the transports ask it whether waiting must end. */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "comm/internal.h"
+
+enum { WATCH_MILLISECONDS = 500 };
+
+/* -- Tasks ---------------------------------------------------------------------------------------------------------- */
+
+const char *operation_name(Operation operation) {
+    static const char *const names[] = {"?", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange", "barrier"};
+    return operation < sizeof names / sizeof *names ? names[operation] : names[0];
+}
+
+int64_t task_bytes(const Task *task) {
+    int64_t most = task->count > task->send_count ? task->count : task->send_count;
+    return most * type_bytes(task->type);
+}
+
+/* What this rank sends: of all-reduce each piece once to be added and once as the sum, as rings do too. */
+static int64_t task_traffic(const Task *task) {
+    int64_t bytes = task->count * type_bytes(task->type), size = task->comm->size;
+    switch (task->operation) {
+        case ALL_REDUCE: return 2 * bytes / size * (size - 1);
+        case REDUCE_SCATTER: return bytes / size * (size - 1);
+        case ALL_GATHER: return (task->pieces[task->comm->rank + 1] - task->pieces[task->comm->rank]) * type_bytes(task->type) * (size - 1);
+        case BROADCAST: return task->root == task->comm->rank ? bytes : 0;
+        case ALL_TO_ALL:
+        case EXCHANGE: return task->send_count * type_bytes(task->type);
+        case BARRIER: return 0;
+    }
+    return 0;
+}
+
+void task_free(Task *task) {
+    free(task->pieces);
+    free(task->send_pieces);
+    free(task);
+}
+
+/* -- Records -------------------------------------------------------------------------------------------------------- */
+
+/* The lock is held. */
+static int64_t add_record(Engine *engine, const Task *task) {
+    CommRecord *record = &engine->records[engine->recorded % COMM_RECORDS];
+    *record = (CommRecord){.sequence = task->sequence ? task->sequence : task->receive_sequence, .bytes = task_bytes(task), .queued = log_seconds()};
+    snprintf(record->group, sizeof record->group, "%s", task->comm->name);
+    snprintf(record->operation, sizeof record->operation, "%s", operation_name(task->operation));
+    memcpy(record->name, task->name, sizeof record->name);
+    engine->totals.collectives++;
+    engine->totals.bytes += task_traffic(task);
+    return engine->recorded++;
+}
+
+/* The lock is held. Records that newer ones replaced stay as they are. */
+static void set_record(Engine *engine, int64_t number, CommState state) {
+    CommRecord *record = &engine->records[number % COMM_RECORDS];
+    if (number < engine->recorded - COMM_RECORDS) return;
+    record->state = state;
+    if (state == COMM_RUNNING) record->started = log_seconds();
+    else record->finished = log_seconds();
+}
+
+int64_t engine_record(Engine *engine, const Task *task, CommState state) {
+    pthread_mutex_lock(&engine->lock);
+    int64_t number = add_record(engine, task);
+    set_record(engine, number, state);
+    pthread_mutex_unlock(&engine->lock);
+    return number;
+}
+
+void engine_record_state(Engine *engine, int64_t number, CommState state) {
+    pthread_mutex_lock(&engine->lock);
+    set_record(engine, number, state);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* -- Failures ------------------------------------------------------------------------------------------------------- */
+
+void engine_fail(Engine *engine, const Error *error) {
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->failed) engine->failure = *error;
+    engine->failed = true;
+    pthread_cond_broadcast(&engine->finished);
+    pthread_cond_broadcast(&engine->queued);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error) {
+    if (engine->failed) {
+        pthread_mutex_lock(&engine->lock);
+        *error = engine->failure;
+        pthread_mutex_unlock(&engine->lock);
+        return true;
+    }
+    if (log_seconds() - since < engine->options.timeout) return false;
+    error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is alive but does not answer", engine->place.rank,
+              engine->options.timeout,
+              transfer->peer);
+    return true;
+}
+
+/* -- The worker ----------------------------------------------------------------------------------------------------- */
+
+static void run_task(Engine *engine, Task *task) {
+    Error error = {0};
+    double start = log_seconds();
+    pthread_mutex_lock(&engine->lock);
+    set_record(engine, task->record, COMM_RUNNING);
+    pthread_mutex_unlock(&engine->lock);
+    bool done = !engine->failed && host_run(task, &error);
+    if (!done && !engine->failed) {
+        error_context(&error, "%s '%s' number %llu of group %s", operation_name(task->operation), task->name, (unsigned long long)task->sequence,
+                      task->comm->name);
+        engine_fail(engine, &error);
+    }
+    pthread_mutex_lock(&engine->lock);
+    set_record(engine, task->record, done ? COMM_DONE : COMM_FAILED);
+    engine->totals.busy += log_seconds() - start;
+    engine->completed = task->ticket;
+    pthread_cond_broadcast(&engine->finished);
+    pthread_mutex_unlock(&engine->lock);
+    task_free(task);
+}
+
+static void watch(Engine *engine) {
+    Error error = {0};
+    if (!engine->failed && !engine->transport->watch(engine->transport, &error)) engine_fail(engine, &error);
+    pthread_mutex_lock(&engine->lock);
+    bool gpus = engine->nccl != NULL;
+    pthread_mutex_unlock(&engine->lock);
+    if (gpus) nccl_watch(engine);
+}
+
+/* The next task, or NULL after a while without one. The lock is held. */
+static Task *next_task(Engine *engine) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WATCH_MILLISECONDS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    while (!engine->first && !engine->closing)
+        if (pthread_cond_timedwait(&engine->queued, &engine->lock, &until) == ETIMEDOUT) break;
+    Task *task = engine->first;
+    if (task) engine->first = task->next;
+    return task;
+}
+
+static void *work(void *argument) {
+    Engine *engine = argument;
+    pthread_mutex_lock(&engine->lock);
+    for (Task *task; (task = next_task(engine)) || !engine->closing;) {
+        pthread_mutex_unlock(&engine->lock);
+        if (task) run_task(engine, task);
+        if (!task || engine->failed) watch(engine);
+        pthread_mutex_lock(&engine->lock);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+void engine_start(Engine *engine) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->queued, &monotonic);
+    pthread_cond_init(&engine->finished, NULL);
+    pthread_condattr_destroy(&monotonic);
+    engine->working = engine->transport && pthread_create(&engine->worker, NULL, work, engine) == 0;
+    if (!engine->transport || engine->working) return;
+    Error error = {0};
+    error_set(&error, ERROR_INTERNAL, "the system refused a thread for communication: look at the limits of this user's processes (ulimit -u)");
+    engine_fail(engine, &error);
+}
+
+void engine_stop(Engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    engine->closing = true;
+    pthread_cond_broadcast(&engine->queued);
+    pthread_mutex_unlock(&engine->lock);
+    if (engine->working) pthread_join(engine->worker, NULL);
+    pthread_cond_destroy(&engine->finished);
+    pthread_cond_destroy(&engine->queued);
+    pthread_mutex_destroy(&engine->lock);
+}
+
+CommTicket engine_queue(Engine *engine, Task *task) {
+    pthread_mutex_lock(&engine->lock);
+    CommTicket ticket = task->ticket = ++engine->issued;
+    task->record = add_record(engine, task);
+    if (engine->working) {
+        *(engine->first ? &engine->last->next : &engine->first) = task;
+        engine->last = task;
+        pthread_cond_signal(&engine->queued);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (!engine->working) task_free(task);
+    return ticket;
+}
+
+void engine_wait(Engine *engine, CommTicket ticket) {
+    pthread_mutex_lock(&engine->lock);
+    assert(ticket <= engine->issued);
+    double start = log_seconds();
+    while (engine->working && engine->completed < ticket) pthread_cond_wait(&engine->finished, &engine->lock);
+    engine->totals.waited += log_seconds() - start;
+    pthread_mutex_unlock(&engine->lock);
+}

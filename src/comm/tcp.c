@@ -1,0 +1,131 @@
+/* Messages over TCP connections of our own: one for each pair of ranks, moved by whichever is ready. The kernel resends through breaks of the network
+ * that are shorter than CommOptions.lost, and reports a peer that shows no sign of life for longer; a process that dies resets its connections, which
+ * shows at once. Owns the sockets. Made by comm_open from what tcp_meet.c connected, used by the worker. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/internal.h"
+#include "comm/tcp.h"
+
+enum { POLL_MILLISECONDS = 100, MOST_AT_ONCE = 1 << 20 };
+
+typedef struct Tcp {
+    Transport transport;
+    int size;
+    int *sockets; /* by rank; this rank's own is -1 */
+} Tcp;
+
+bool label_check(const Transfer *transfer, Error *error) {
+    const Label *wanted = &transfer->label, *seen = &transfer->seen;
+    if (!memcmp(wanted, seen, sizeof *wanted)) return true;
+    if (seen->magic != LABEL_MAGIC)
+        return error_set(error, ERROR_COMMUNICATION, "rank %d sent something that is no message of smelt", transfer->peer);
+    return error_set(error, ERROR_COMMUNICATION,
+                     "rank %d is at another collective: %s '%.*s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
+                     "elements, %lld bytes (group %08x, type %d, reduction %d, part %d there; %08x, %d, %d, %d here): the ranks do not run the same program",
+                     transfer->peer, operation_name(seen->operation), NAME_BYTES, seen->name, (unsigned long long)seen->sequence, (long long)seen->total,
+                     (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->part, wanted->group,
+                     wanted->type, wanted->reduce, wanted->part);
+}
+
+static bool lost(int peer, int number, Error *error) {
+    if (number == 0) return error_set(error, ERROR_COMMUNICATION, "rank %d has ended already: the ranks do not run the same program", peer);
+    if (number == ECONNRESET || number == EPIPE)
+        return error_set(error, ERROR_COMMUNICATION, "rank %d closed its connection: it failed or was killed, its own messages say more", peer);
+    return error_set(error, ERROR_COMMUNICATION, "rank %d is lost: %s; look at its host and the network between", peer, strerror(number));
+}
+
+/* -- Messages ------------------------------------------------------------------------------------------------------- */
+
+enum { LABEL_BYTES = sizeof(Label) };
+
+static bool finished(const Transfer *transfer) { return transfer->moved == LABEL_BYTES + transfer->bytes; }
+
+/* What is left of the label, then of the data. */
+static int remaining(Transfer *transfer, Label *label, struct iovec *parts) {
+    int count = 0;
+    int64_t at = transfer->moved - LABEL_BYTES, left = transfer->bytes - (at > 0 ? at : 0);
+    if (at < 0) parts[count++] = (struct iovec){(char *)label + transfer->moved, (size_t)-at};
+    if (left > 0 && (at >= 0 || !transfer->receive))
+        parts[count++] = (struct iovec){transfer->data + (at > 0 ? at : 0), (size_t)(left < MOST_AT_ONCE ? left : MOST_AT_ONCE)};
+    return count;
+}
+
+/* One system call's worth. Data is received only after its label was found right. */
+static bool move(Transfer *transfer, int socket, Error *error) {
+    struct iovec parts[2];
+    struct msghdr message = {.msg_iov = parts};
+    bool labelled = transfer->moved >= LABEL_BYTES;
+    message.msg_iovlen = (size_t)remaining(transfer, transfer->receive ? &transfer->seen : &transfer->label, parts);
+    ssize_t bytes = transfer->receive ? recvmsg(socket, &message, MSG_DONTWAIT) : sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    if (bytes <= 0) return lost(transfer->peer, bytes < 0 ? errno : 0, error);
+    transfer->moved += bytes;
+    return !transfer->receive || labelled || transfer->moved < LABEL_BYTES || label_check(transfer, error);
+}
+
+static bool exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
+    Tcp *tcp = (Tcp *)transport;
+    double start = log_seconds();
+    struct pollfd *ready = memory_allocate((size_t)(count + 1) * sizeof *ready);
+    bool done = true;
+    for (int i = 0; i < count; i++) ready[i] = (struct pollfd){tcp->sockets[transfers[i].peer], transfers[i].receive ? POLLIN : POLLOUT, 0};
+    while (done) {
+        int waiting = -1;
+        for (int i = 0; i < count && done; i++) {
+            if (ready[i].revents) done = move(&transfers[i], ready[i].fd, error);
+            if (finished(&transfers[i])) ready[i].fd = -1;
+            else waiting = i;
+        }
+        if (!done || waiting < 0 || engine_stopped(transport->engine, start, &transfers[waiting], error)) {
+            done = done && waiting < 0;
+            break;
+        }
+        if (poll(ready, (nfds_t)count, POLL_MILLISECONDS) < 0)
+            for (int i = 0; i < count; i++) ready[i].revents = 0;
+    }
+    free(ready);
+    return done;
+}
+
+/* tcp_meet.c sees to it that a process which dies resets its connections, in contrast to one that calls tcp_close. */
+static bool watch(Transport *transport, Error *error) {
+    Tcp *tcp = (Tcp *)transport;
+    for (int peer = 0; peer < tcp->size; peer++) {
+        struct pollfd ready = {tcp->sockets[peer], 0, 0};
+        int number = 0;
+        socklen_t size = sizeof number;
+        if (ready.fd < 0 || poll(&ready, 1, 0) <= 0 || !(ready.revents & POLLERR)) continue;
+        getsockopt(ready.fd, SOL_SOCKET, SO_ERROR, &number, &size);
+        return lost(peer, number ? number : ECONNRESET, error);
+    }
+    return true;
+}
+
+static void tcp_close(Transport *transport, bool orderly) {
+    Tcp *tcp = (Tcp *)transport;
+    struct linger in_order = {0};
+    for (int peer = 0; peer < tcp->size; peer++) {
+        if (tcp->sockets[peer] < 0) continue;
+        if (orderly) (void)!setsockopt(tcp->sockets[peer], SOL_SOCKET, SO_LINGER, &in_order, sizeof in_order);
+        close(tcp->sockets[peer]);
+    }
+    free(tcp->sockets);
+    free(tcp);
+}
+
+Transport *tcp_open(Engine *engine, Error *error) {
+    Tcp *tcp = memory_allocate(sizeof *tcp);
+    *tcp = (Tcp){.transport = {.name = "TCP", .exchange = exchange, .watch = watch, .close = tcp_close, .engine = engine}, .size = engine->place.size};
+    tcp->sockets = tcp_meet(&engine->place, &engine->options, error);
+    if (tcp->sockets) return &tcp->transport;
+    free(tcp);
+    return NULL;
+}

@@ -1,0 +1,150 @@
+/* Counters are files of sysfs, found once by pattern, and numbers of NVIDIA's management library, opened at run time. Owns the list. */
+#include "launch/health.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+typedef struct Source { const char *pattern, *meaning; } Source;
+static const Source sources[] = {
+    {"/sys/class/net/*/carrier_down_count", "the link went down"},
+    {"/sys/class/net/*/statistics/rx_errors", "packets were received with errors"},
+    {"/sys/class/net/*/statistics/tx_errors", "packets could not be sent"},
+    {"/sys/class/infiniband/*/ports/*/counters/link_downed", "the link went down"},
+    {"/sys/class/infiniband/*/ports/*/counters/symbol_error", "symbols were received with errors"},
+    {"/sys/class/infiniband/*/ports/*/counters/port_rcv_errors", "packets were received with errors"},
+    {"/sys/class/infiniband/*/ports/*/hw_counters/local_ack_timeout_err", "packets were not acknowledged in time"},
+    {"/sys/class/drm/card*/device/ras/*_err_count", "the GPU's memory had errors that cannot be corrected"},
+    {"/sys/devices/system/edac/mc/mc*/ue_count", "the host's memory had errors that cannot be corrected"},
+};
+
+typedef struct Counter { char *path; const Source *source; int64_t value; } Counter;
+
+/* The few functions of libnvidia-ml. Counter type 0: since the driver was loaded; error type 1: not corrected. */
+typedef struct Nvml {
+    void *library;
+    int (*initialize)(void);
+    int (*count)(unsigned *count);
+    int (*device)(unsigned index, void **device);
+    int (*errors)(void *device, int error_type, int counter_type, unsigned long long *errors);
+    int (*throttled)(void *device, unsigned long long *reasons);
+} Nvml;
+enum { NVML_UNCORRECTED = 1, NVML_VOLATILE = 0, NVML_THERMAL = 0x20 | 0x40, MOST_GPUS = 16 };
+
+struct Health {
+    size_t root_length;
+    Counter *counters;
+    size_t count;
+    Nvml nvml;
+    unsigned gpus;
+    unsigned long long gpu_errors[MOST_GPUS];
+};
+
+/* A whole file is a number, or like AMD's RAS counters lines of which "ue: " has the uncorrected errors. -1: unreadable. */
+static int64_t read_counter(const char *path) {
+    char text[256];
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = 0;
+    const char *start = strstr(text, "ue: ");
+    char *end;
+    start = start ? start + 4 : text;
+    long long value = strtoll(start, &end, 10);
+    return end == start ? -1 : value;
+}
+
+static void find_counters(Health *health, const char *root) {
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        glob_t found = {0};
+        char *pattern = memory_format("%s%s", root, sources[i].pattern);
+        if (glob(pattern, 0, NULL, &found) == 0) {
+            health->counters = memory_resize(health->counters, (health->count + found.gl_pathc) * sizeof *health->counters);
+            for (size_t j = 0; j < found.gl_pathc; j++)
+                health->counters[health->count++] = (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])};
+        }
+        globfree(&found);
+        free(pattern);
+    }
+}
+
+static bool load_nvml(Nvml *nvml) {
+    static const struct { const char *name; size_t offset; } symbols[] = {
+        {"nvmlInit_v2", offsetof(Nvml, initialize)}, {"nvmlDeviceGetCount_v2", offsetof(Nvml, count)}, {"nvmlDeviceGetHandleByIndex_v2", offsetof(Nvml, device)},
+        {"nvmlDeviceGetTotalEccErrors", offsetof(Nvml, errors)}, {"nvmlDeviceGetCurrentClocksThrottleReasons", offsetof(Nvml, throttled)}};
+    nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    for (size_t i = 0; nvml->library && i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(nvml->library, symbols[i].name);
+        if (!symbol) return false;
+        memcpy((char *)nvml + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    return nvml->library && nvml->initialize() == 0;
+}
+
+static unsigned long long gpu_errors(const Nvml *nvml, unsigned index) {
+    void *device;
+    unsigned long long errors = 0;
+    return nvml->device(index, &device) == 0 && nvml->errors(device, NVML_UNCORRECTED, NVML_VOLATILE, &errors) == 0 ? errors : 0;
+}
+
+Health *health_open(const char *root) {
+    Health *health = memory_allocate(sizeof *health);
+    health->root_length = strlen(root);
+    find_counters(health, root);
+    if (!*root && load_nvml(&health->nvml) && health->nvml.count(&health->gpus) != 0) health->gpus = 0;
+    if (health->gpus > MOST_GPUS) health->gpus = MOST_GPUS;
+    for (unsigned i = 0; i < health->gpus; i++) health->gpu_errors[i] = gpu_errors(&health->nvml, i);
+    return health;
+}
+
+static int look_at_gpu(Health *health, unsigned index, void (*report)(void *context, const char *line), void *context) {
+    char line[160];
+    void *device;
+    int lines = 0;
+    unsigned long long errors = gpu_errors(&health->nvml, index), reasons = 0;
+    if (errors > health->gpu_errors[index]) {
+        snprintf(line, sizeof line, "GPU %u: its memory had errors that cannot be corrected, %llu more, %llu in all", index,
+                 errors - health->gpu_errors[index], errors);
+        report(context, line);
+        lines++;
+    }
+    health->gpu_errors[index] = errors;
+    if (health->nvml.device(index, &device) != 0 || health->nvml.throttled(device, &reasons) != 0 || !(reasons & NVML_THERMAL)) return lines;
+    snprintf(line, sizeof line, "GPU %u runs slower because it is too hot", index);
+    report(context, line);
+    return lines + 1;
+}
+
+int health_look(Health *health, void (*report)(void *context, const char *line), void *context) {
+    int lines = 0;
+    for (size_t i = 0; i < health->count; i++) {
+        Counter *counter = &health->counters[i];
+        int64_t value = read_counter(counter->path);
+        if (value > counter->value && counter->value >= 0) {
+            char line[512];
+            snprintf(line, sizeof line, "%.300s: %s, %lld more, %lld in all", counter->path + health->root_length, counter->source->meaning,
+                     (long long)(value - counter->value),
+                     (long long)value);
+            report(context, line);
+            lines++;
+        }
+        counter->value = value;
+    }
+    for (unsigned i = 0; i < health->gpus; i++) lines += look_at_gpu(health, i, report, context);
+    return lines;
+}
+
+void health_close(Health *health) {
+    if (!health) return;
+    for (size_t i = 0; i < health->count; i++) free(health->counters[i].path);
+    free(health->counters);
+    if (health->nvml.library) dlclose(health->nvml.library);
+    free(health);
+}

@@ -1,0 +1,16 @@
+/* Counters that tell of failing hardware: memory errors (EDAC, AMD RAS, NVML), links that went down and packets with errors (Ethernet, InfiniBand and
+ * RoCE), heat. Read now and then by the supervisor, which reports what grew. */
+#ifndef SMELT_LAUNCH_HEALTH_H
+#define SMELT_LAUNCH_HEALTH_H
+
+#include <stddef.h>
+
+typedef struct Health Health;
+
+/* Notes all counters below `root` ("" in life, a folder in tests). Never NULL; a counter that is not there is not watched. */
+Health *health_open(const char *root);
+/* Calls `report` with a line for everything that grew since the last look or is too hot now; returns how many lines. */
+int health_look(Health *health, void (*report)(void *context, const char *line), void *context);
+void health_close(Health *health); /* NULL is fine */
+
+#endif

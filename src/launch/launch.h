@@ -1,0 +1,27 @@
+/* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with the torchrun variables in its
+ * environment; the supervisor shows output, forwards signals, watches progress and counters, and starts all ranks again from the newest good
+ * checkpoint (which the command itself finds) as its rules say. */
+#ifndef SMELT_LAUNCH_LAUNCH_H
+#define SMELT_LAUNCH_LAUNCH_H
+
+#include "base/options.h"
+
+typedef enum LaunchOutput { LAUNCH_OUTPUT_FIRST, LAUNCH_OUTPUT_ALL } LaunchOutput;
+typedef enum LaunchNan { LAUNCH_NAN_STOP, LAUNCH_NAN_SKIP } LaunchNan;
+
+typedef struct LaunchOptions {
+    int64_t ranks;
+    int output, on_nan; /* LaunchOutput, LaunchNan */
+    int64_t restarts;
+    bool shrink;
+    double grace, hang;
+    const char *restart_on, *stop_on;
+} LaunchOptions;
+
+extern const OptionTable launch_table;
+
+/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. Returns the exit code of the whole; *error is set
+ * unless that is 0. */
+int launch(const LaunchOptions *options, char *const *command, Error *error);
+
+#endif

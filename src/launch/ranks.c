@@ -1,0 +1,199 @@
+/* Starting processes and reading what they print. Rank 0 is shown as it is, all ranks with a number before each line when asked for; what is not
+ * shown is kept, the end of it. */
+#include "launch/ranks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+
+int ranks_number(const RankPlan *plan, int rank) { return plan->node * plan->count + rank; }
+
+/* -- Starting ------------------------------------------------------------------------------------------------------- */
+
+static void set_number(const char *name, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+static void set_environment(const Ranks *ranks, int rank) {
+    const RankPlan *plan = ranks->plan;
+    set_number("RANK", ranks_number(ranks->plan, rank));
+    set_number("WORLD_SIZE", plan->count * plan->nodes);
+    set_number("LOCAL_RANK", rank);
+    set_number("LOCAL_WORLD_SIZE", plan->count);
+    set_number("GROUP_RANK", plan->node);
+    setenv("MASTER_ADDR", plan->address, 1);
+    set_number("MASTER_PORT", plan->port);
+    if (plan->devices) {
+        setenv("HIP_VISIBLE_DEVICES", plan->devices, 1);
+        setenv("CUDA_VISIBLE_DEVICES", plan->devices, 1);
+    }
+    int threads = (int)sysconf(_SC_NPROCESSORS_ONLN) / plan->count;
+    if (!getenv("OMP_NUM_THREADS")) set_number("OMP_NUM_THREADS", threads > 1 ? threads : 1);
+    beacon_inherit(ranks->beacon_file);
+}
+
+/* In the child. It dies with the supervisor, and is out of reach of the terminal's own signals. */
+static void become_rank(const Ranks *ranks, int rank, int pipes[STREAMS][2], pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    setpgid(0, 0);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    set_environment(ranks, rank);
+    for (int i = 0; i < STREAMS; i++) dup2(pipes[i][1], i + 1);
+    size_t count = 0;
+    while (ranks->plan->command[count]) count++;
+    char **arguments = memory_allocate((count + 2) * sizeof *arguments);
+    arguments[0] = "smelt";
+    memcpy(arguments + 1, ranks->plan->command, count * sizeof *arguments);
+    execv("/proc/self/exe", arguments);
+    _exit(127);
+}
+
+static bool start_rank(Ranks *ranks, int rank, Error *error) {
+    int pipes[STREAMS][2];
+    Rank *r = &ranks->ranks[rank];
+    pid_t parent = getpid();
+    for (int i = 0; i < STREAMS; i++) {
+        if (pipe2(pipes[i], O_CLOEXEC) != 0)
+            return error_set(error, ERROR_INTERNAL, "the system refused a pipe for rank %d: %s", rank, strerror(errno));
+        fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
+        r->streams[i].file = pipes[i][0];
+    }
+    fflush(NULL);
+    r->id = fork();
+    if (r->id == 0) become_rank(ranks, rank, pipes, parent);
+    for (int i = 0; i < STREAMS; i++) close(pipes[i][1]);
+    if (r->id > 0) return true;
+    r->id = 0;
+    return error_set(error, ERROR_INTERNAL, "the system refused a process for rank %d: %s", rank, strerror(errno));
+}
+
+bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error) {
+    ranks->plan = plan;
+    ranks->ranks = memory_allocate((size_t)plan->count * sizeof *ranks->ranks);
+    for (int rank = 0; rank < plan->count; rank++) ranks->ranks[rank].streams[0].file = ranks->ranks[rank].streams[1].file = -1;
+    ranks->beacons = beacon_create(plan->count, &ranks->beacon_file, error);
+    bool started = ranks->beacons != NULL;
+    for (int rank = 0; started && rank < plan->count; rank++) started = start_rank(ranks, rank, error);
+    if (started) return true;
+    ranks_signal(ranks, SIGKILL);
+    while (ranks_poll(ranks, 100) > 0) {}
+    ranks_free(ranks);
+    return false;
+}
+
+void ranks_free(Ranks *ranks) {
+    for (int rank = 0; rank < ranks->plan->count; rank++)
+        for (int i = 0; i < STREAMS; i++)
+            if (ranks->ranks[rank].streams[i].file >= 0) close(ranks->ranks[rank].streams[i].file);
+    if (ranks->beacons) close(ranks->beacon_file);
+    beacon_close(ranks->beacons, ranks->plan->count);
+    free(ranks->ranks);
+}
+
+/* -- Output --------------------------------------------------------------------------------------------------------- */
+
+static bool is_shown(const Ranks *ranks, int rank) { return ranks->plan->show_all || ranks_number(ranks->plan, rank) == 0; }
+
+static void write_all(int file, const char *text, size_t length) {
+    while (length) {
+        ssize_t written = write(file, text, length);
+        if (written < 0 && errno != EINTR) return;
+        if (written > 0) text += written, length -= (size_t)written;
+    }
+}
+
+static void keep(Rank *rank, const char *line, size_t length) {
+    if (rank->tail_length + length + 1 > TAIL_BYTES) {
+        size_t dropped = TAIL_BYTES / 2 < rank->tail_length ? TAIL_BYTES / 2 : rank->tail_length;
+        memmove(rank->tail, rank->tail + dropped, rank->tail_length - dropped);
+        rank->tail_length -= dropped;
+    }
+    memcpy(rank->tail + rank->tail_length, line, length);
+    rank->tail_length += length;
+    rank->tail[rank->tail_length++] = '\n';
+}
+
+static void end_line(Ranks *ranks, int rank, int stream) {
+    Stream *s = &ranks->ranks[rank].streams[stream];
+    char text[LINE_BYTES + 32];
+    s->line[s->length] = 0;
+    int length = snprintf(text, sizeof text, "[%d] %s\n", ranks_number(ranks->plan, rank), s->line);
+    if (ranks->plan->show_all) write_all(stream + 1, text, (size_t)length);
+    else if (!is_shown(ranks, rank)) keep(&ranks->ranks[rank], s->line, s->length);
+    if (ranks->on_line) ranks->on_line(ranks->context, rank, s->line);
+    s->length = 0;
+}
+
+static void read_stream(Ranks *ranks, int rank, int stream) {
+    Stream *s = &ranks->ranks[rank].streams[stream];
+    char text[LINE_BYTES];
+    ssize_t length;
+    while ((length = read(s->file, text, sizeof text)) > 0) {
+        if (is_shown(ranks, rank) && !ranks->plan->show_all) write_all(stream + 1, text, (size_t)length);
+        for (ssize_t i = 0; i < length; i++) {
+            if (text[i] != '\n') s->line[s->length++] = text[i];
+            if (text[i] == '\n' || s->length == LINE_BYTES - 1) end_line(ranks, rank, stream);
+        }
+    }
+    if (length < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (s->length) end_line(ranks, rank, stream);
+    close(s->file);
+    s->file = -1;
+}
+
+void ranks_print_tail(const Ranks *ranks, int rank) {
+    const Rank *r = &ranks->ranks[rank];
+    if (!r->tail_length) return;
+    log_info("the last output of rank %d:", ranks_number(ranks->plan, rank));
+    write_all(STDERR_FILENO, r->tail, r->tail_length);
+}
+
+/* -- Ends ----------------------------------------------------------------------------------------------------------- */
+
+/* An ended rank's pipe may be held open by a grandchild: what is in it is read, and no more is waited for. */
+static void reap(Ranks *ranks, int rank) {
+    Rank *r = &ranks->ranks[rank];
+    if (!r->id || waitpid(r->id, &r->status, WNOHANG) != r->id) return;
+    r->id = 0;
+    r->ended = log_seconds();
+    for (int i = 0; i < STREAMS; i++)
+        if (r->streams[i].file >= 0) read_stream(ranks, rank, i);
+}
+
+int ranks_poll(Ranks *ranks, int milliseconds) {
+    int count = ranks->plan->count, alive = 0;
+    struct pollfd *ready = memory_allocate((size_t)(count * STREAMS) * sizeof *ready);
+    for (int i = 0; i < count * STREAMS; i++) ready[i] = (struct pollfd){ranks->ranks[i / STREAMS].streams[i % STREAMS].file, POLLIN, 0};
+    int found = poll(ready, (nfds_t)(count * STREAMS), milliseconds);
+    for (int i = 0; found > 0 && i < count * STREAMS; i++)
+        if (ready[i].revents) read_stream(ranks, i / STREAMS, i % STREAMS);
+    for (int rank = 0; rank < count; rank++) {
+        reap(ranks, rank);
+        alive += ranks->ranks[rank].id != 0;
+    }
+    free(ready);
+    return alive;
+}
+
+void ranks_signal(Ranks *ranks, int number) {
+    for (int rank = 0; rank < ranks->plan->count; rank++) {
+        Rank *r = &ranks->ranks[rank];
+        if (!r->id) continue;
+        kill(r->id, number);
+        r->killed = r->killed || number == SIGKILL;
+    }
+}

@@ -1,0 +1,59 @@
+/* The processes of one attempt: started together, their output read, their ends noted. Owned by the supervisor. */
+#ifndef SMELT_LAUNCH_RANKS_H
+#define SMELT_LAUNCH_RANKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "launch/beacon.h"
+
+enum { STREAMS = 2, LINE_BYTES = 4096, TAIL_BYTES = 32768 };
+
+typedef struct Stream {
+    int file; /* the reading end of its pipe; -1: closed */
+    size_t length;
+    char line[LINE_BYTES];
+} Stream;
+
+typedef struct Rank {
+    pid_t id;    /* 0: ended */
+    bool killed; /* by ranks_signal */
+    int status;
+    double ended;
+    Stream streams[STREAMS]; /* stdout, stderr */
+    size_t tail_length;
+    char tail[TAIL_BYTES]; /* the last output of a rank that is not shown */
+} Rank;
+
+/* Where the ranks of this node stand. */
+typedef struct RankPlan {
+    char *const *command;
+    int count, node, nodes; /* ranks here; all nodes have as many */
+    const char *address;
+    int port;
+    const char *devices; /* for the vendors' variables; NULL: as they are */
+    bool show_all;
+} RankPlan;
+
+typedef struct Ranks {
+    const RankPlan *plan;
+    Rank *ranks;
+    Beacon *beacons;
+    int beacon_file;
+    /* Called with every whole line of every rank. */
+    void (*on_line)(void *context, int rank, const char *line);
+    void *context;
+} Ranks;
+
+bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error);
+/* Waits at most so long for output or an end; returns how many ranks are alive. */
+int ranks_poll(Ranks *ranks, int milliseconds);
+/* Of a rank of this node in the whole run. */
+int ranks_number(const RankPlan *plan, int rank);
+void ranks_signal(Ranks *ranks, int number);
+/* The last output of a rank that is not shown, to stderr. */
+void ranks_print_tail(const Ranks *ranks, int rank);
+void ranks_free(Ranks *ranks); /* all have ended */
+
+#endif

@@ -1,0 +1,31 @@
+/* What the supervisor does about what happens: a table of (event, condition, action). */
+#ifndef SMELT_LAUNCH_RULES_H
+#define SMELT_LAUNCH_RULES_H
+
+#include <stdbool.h>
+
+#include "launch/launch.h"
+
+typedef enum Event {
+    EVENT_EXIT,   /* a rank ended with exit code `value` */
+    EVENT_SIGNAL, /* a rank was ended by signal `value` */
+    EVENT_HANG,   /* a rank showed no sign of life for options->hang seconds */
+    EVENT_STOP_LINE, EVENT_RESTART_LINE, /* a line of output matched options->stop_on, restart_on */
+} Event;
+
+typedef enum Action { ACTION_NONE, ACTION_STOP, ACTION_RESTART, ACTION_RESTART_SKIPPING } Action;
+
+typedef struct Rule {
+    Event event;
+    int value; /* ANY: all values */
+    bool (*condition)(const LaunchOptions *options); /* NULL: always */
+    Action action;
+    const char *meaning; /* completes "rank 3 ..." */
+} Rule;
+enum { ANY = -1 };
+
+/* The first rule that fits; never NULL. The earlier a rule stands the closer it is to a cause: of several ranks that ended, the one with the earliest
+ * rule decides. */
+const Rule *rules_find(Event event, int value, const LaunchOptions *options);
+
+#endif

@@ -1,0 +1,367 @@
+/* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends with a verdict by the rules. On
+ * several nodes each has its own supervisor; ranks that lose one on another node end too, so all of them start again together and meet anew. Owns the
+ * attempt's ranks and the counters. */
+#include <regex.h>
+#include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/comm.h"
+#include "launch/health.h"
+#include "launch/launch.h"
+#include "launch/ranks.h"
+#include "launch/rules.h"
+
+enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, SLOW_LOOKS = 3, LEAVE_SECONDS = 15, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
+
+static const Option rows[] = {
+    {"ranks", OPTION_INT, offsetof(LaunchOptions, ranks), "1", 1, 1024, NULL, "ranks",
+     "processes on this node, one for each GPU; -n N is short for it"},
+    {"output", OPTION_CHOICE, offsetof(LaunchOptions, output), "first", 0, 0, "first|all", "",
+     "whose output is shown; the end of the others' when they fail"},
+    {"restarts", OPTION_INT, offsetof(LaunchOptions, restarts), "3", 0, 1e6, NULL, "",
+     "starts again after so many failures in a row without progress"},
+    {"grace", OPTION_REAL, offsetof(LaunchOptions, grace), "120", 0, 86400, NULL, "s", "time that ranks have for a checkpoint after SIGTERM"},
+    {"hang", OPTION_REAL, offsetof(LaunchOptions, hang), "1800", 0, 864000, NULL, "s",
+     "time without a sign of life after which a rank hangs; 0: never"},
+    {"on_nan", OPTION_CHOICE, offsetof(LaunchOptions, on_nan), "stop", 0, 0, "stop|skip", "",
+     "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"},
+    {"shrink", OPTION_BOOL, offsetof(LaunchOptions, shrink), "false", 0, 0, NULL, "",
+     "leave out a rank that failed twice in a row without progress (one node only)"},
+    {"restart_on", OPTION_STRING, offsetof(LaunchOptions, restart_on), "", 0, 0, NULL, "",
+     "start again when a line of output matches this regular expression"},
+    {"stop_on", OPTION_STRING, offsetof(LaunchOptions, stop_on), "", 0, 0, NULL, "", "stop when a line of output matches this regular expression"},
+};
+const OptionTable launch_table = {rows, sizeof rows / sizeof *rows};
+
+static volatile sig_atomic_t stop_signals;
+static void on_signal(int number) {
+    (void)number;
+    stop_signals++;
+}
+
+/* What ended an attempt: the rank that is nearest to the cause. */
+typedef struct Verdict {
+    const Rule *rule;
+    int rank, value; /* exit code or signal */
+} Verdict;
+
+typedef struct Supervisor {
+    const LaunchOptions *options;
+    RankPlan plan;
+    char **command;          /* with on_nan=skip at its end, once that is needed */
+    char address[256];
+    int devices[1024], failed_device, failures;
+    char *visible;           /* the devices that are left, for the vendors' variables; NULL: as they were */
+    int64_t best_step;       /* over all attempts */
+    Ranks ranks;
+    Verdict verdict;
+    bool has_restart_on, has_stop_on;
+    regex_t restart_on, stop_on;
+    Health *health;
+    double next_health;
+    int slow, slow_looks;    /* the rank that was slow at the last look, and for how many looks */
+} Supervisor;
+
+/* -- Verdicts ------------------------------------------------------------------------------------------------------- */
+
+static void judge(Supervisor *supervisor, Event event, int value, int rank) {
+    const Rule *rule = rules_find(event, value, supervisor->options);
+    if (!supervisor->verdict.rule || rule < supervisor->verdict.rule) supervisor->verdict = (Verdict){rule, rank, value};
+}
+
+static void judge_line(void *context, int rank, const char *line) {
+    Supervisor *supervisor = context;
+    if (supervisor->has_stop_on && regexec(&supervisor->stop_on, line, 0, NULL, 0) == 0) judge(supervisor, EVENT_STOP_LINE, 0, rank);
+    if (supervisor->has_restart_on && regexec(&supervisor->restart_on, line, 0, NULL, 0) == 0) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
+}
+
+/* What the supervisor killed itself had a cause elsewhere, unless all ranks went that way. */
+static void judge_ends(Supervisor *supervisor) {
+    for (int rank = 0; rank < supervisor->plan.count; rank++) {
+        const Rank *r = &supervisor->ranks.ranks[rank];
+        if (WIFEXITED(r->status)) judge(supervisor, EVENT_EXIT, WEXITSTATUS(r->status), rank);
+        else if (!r->killed) judge(supervisor, EVENT_SIGNAL, WTERMSIG(r->status), rank);
+    }
+    if (!supervisor->verdict.rule) judge(supervisor, EVENT_SIGNAL, SIGKILL, 0);
+}
+
+/* One rank that hangs makes the others wait: it is the one that has been silent longest. */
+static void judge_hangs(Supervisor *supervisor) {
+    double oldest = log_seconds() - supervisor->options->hang;
+    int silent = -1;
+    for (int rank = 0; supervisor->options->hang > 0 && rank < supervisor->plan.count; rank++) {
+        double alive = supervisor->ranks.beacons[rank].alive;
+        if (!supervisor->ranks.ranks[rank].id || alive <= 0 || alive > oldest) continue;
+        oldest = alive;
+        silent = rank;
+    }
+    if (silent >= 0) judge(supervisor, EVENT_HANG, 0, silent);
+}
+
+/* Before all have ended, a rank that ended otherwise than well. */
+static bool has_failed(const Supervisor *supervisor) {
+    for (int rank = 0; rank < supervisor->plan.count; rank++) {
+        const Rank *r = &supervisor->ranks.ranks[rank];
+        if (!r->id && !(WIFEXITED(r->status) && (WEXITSTATUS(r->status) == ERROR_NONE || WEXITSTATUS(r->status) == ERROR_PREEMPTED))) return true;
+    }
+    return false;
+}
+
+/* -- An attempt ----------------------------------------------------------------------------------------------------- */
+
+static void report_health(void *context, const char *line) {
+    (void)context;
+    log_warn("%s", line);
+}
+
+static void look_at_health(Supervisor *supervisor) {
+    if (log_seconds() < supervisor->next_health) return;
+    supervisor->next_health = log_seconds() + HEALTH_SECONDS;
+    health_look(supervisor->health, report_health, NULL);
+    double ratio;
+    int slow = beacon_straggler(supervisor->ranks.beacons, supervisor->plan.count, &ratio);
+    supervisor->slow_looks = slow >= 0 && slow == supervisor->slow ? supervisor->slow_looks + 1 : 0;
+    supervisor->slow = slow;
+    if (supervisor->slow_looks == SLOW_LOOKS)
+        log_warn("rank %d is slow: it computes %.1f times as long as the median of this node's ranks, which wait for it in every step",
+                 ranks_number(&supervisor->plan, slow), ratio);
+}
+
+/* Until all ranks have ended. A failure leaves the others a while to notice and to say why; a signal leaves them the grace time. */
+static void watch(Supervisor *supervisor) {
+    int told = 0;
+    double until = 0; /* when those that are left are killed; 0: they may live */
+    Ranks *ranks = &supervisor->ranks;
+    while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
+        look_at_health(supervisor);
+        judge_hangs(supervisor);
+        if (stop_signals > told) {
+            if (told == 0) log_info("told to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
+            until = told == 0 ? log_seconds() + supervisor->options->grace : log_seconds();
+            told = stop_signals;
+            ranks_signal(ranks, SIGTERM);
+        }
+        if (!until && has_failed(supervisor)) until = log_seconds() + LEAVE_SECONDS;
+        if (supervisor->verdict.rule && !told) until = log_seconds();
+        if (until && log_seconds() >= until) ranks_signal(ranks, SIGKILL);
+    }
+}
+
+static int64_t last_step(const Supervisor *supervisor) {
+    int64_t step = 0;
+    for (int rank = 0; rank < supervisor->plan.count; rank++)
+        if (supervisor->ranks.beacons[rank].step > step) step = supervisor->ranks.beacons[rank].step;
+    return step;
+}
+
+/* A port that nobody has: between two attempts the old one may still be in use. */
+static int choose_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), port = DEFAULT_PORT;
+    if (made >= 0 && bind(made, (struct sockaddr *)&address, size) == 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0)
+        port = ntohs(address.sin_port);
+    if (made >= 0) close(made);
+    return port;
+}
+
+static void describe_end(const Supervisor *supervisor, char text[256]) {
+    const Verdict *verdict = &supervisor->verdict;
+    int length = snprintf(text, 256, "rank %d %s", ranks_number(&supervisor->plan, verdict->rank), verdict->rule->meaning), left = 256 - length;
+    if (verdict->rule->event == EVENT_SIGNAL) snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
+    if (verdict->rule->event == EVENT_EXIT) snprintf(text + length, (size_t)left, " (exit code %d)", verdict->value);
+}
+
+static void print_tails(const Supervisor *supervisor) {
+    int first = supervisor->verdict.rank;
+    ranks_print_tail(&supervisor->ranks, first);
+    for (int rank = 0; rank < supervisor->plan.count; rank++)
+        if (rank != first && WIFEXITED(supervisor->ranks.ranks[rank].status) && WEXITSTATUS(supervisor->ranks.ranks[rank].status) != ERROR_NONE)
+            ranks_print_tail(&supervisor->ranks, rank);
+}
+
+/* Runs all ranks once; the step that they reached, or -1 with *error when they could not be started. */
+static int64_t attempt(Supervisor *supervisor, Error *error) {
+    supervisor->verdict = (Verdict){0};
+    supervisor->ranks = (Ranks){.on_line = judge_line, .context = supervisor};
+    if (supervisor->plan.nodes == 1) supervisor->plan.port = choose_port();
+    if (!ranks_start(&supervisor->ranks, &supervisor->plan, error)) return -1;
+    watch(supervisor);
+    int64_t step = last_step(supervisor);
+    judge_ends(supervisor);
+    if (supervisor->verdict.rule->action != ACTION_NONE && supervisor->verdict.value != ERROR_PREEMPTED) print_tails(supervisor);
+    ranks_free(&supervisor->ranks);
+    return step;
+}
+
+/* -- Between attempts ----------------------------------------------------------------------------------------------- */
+
+/* The name of a device among those that the environment lets us see, else its number. */
+static char *device_name(int device) {
+    const char *name = getenv("HIP_VISIBLE_DEVICES") ? getenv("HIP_VISIBLE_DEVICES") : getenv("CUDA_VISIBLE_DEVICES");
+    for (int skip = device; name && skip > 0; skip--) name = strchr(name, ',') ? strchr(name, ',') + 1 : NULL;
+    return name && *name ? memory_format("%.*s", (int)strcspn(name, ","), name) : memory_format("%d", device);
+}
+
+/* Takes the rank's device out of those that are used. */
+static void leave_out(Supervisor *supervisor, int rank) {
+    RankPlan *plan = &supervisor->plan;
+    char *visible = memory_copy_string("");
+    log_warn("leaving out rank %d, which failed twice in a row without progress: going on with %d ranks", rank, plan->count - 1);
+    plan->count--;
+    supervisor->failures = 0;
+    memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(plan->count - rank) * sizeof *supervisor->devices);
+    for (int i = 0; i < plan->count; i++) {
+        char *name = device_name(supervisor->devices[i]), *longer = memory_format("%s%s%s", visible, i ? "," : "", name);
+        free(name);
+        free(visible);
+        visible = longer;
+    }
+    free(supervisor->visible);
+    supervisor->visible = visible;
+    plan->devices = visible;
+}
+
+static void skip_nan(Supervisor *supervisor) {
+    size_t count = 0;
+    while (supervisor->command[count]) count++;
+    if (count && !strcmp(supervisor->command[count - 1], "on_nan=skip")) return;
+    supervisor->command = memory_resize(supervisor->command, (count + 2) * sizeof *supervisor->command);
+    supervisor->command[count] = "on_nan=skip";
+    supervisor->command[count + 1] = NULL;
+    supervisor->plan.command = supervisor->command;
+}
+
+/* Longer from failure to failure; a signal ends it. */
+static void wait_before_start(int failures) {
+    int seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
+    for (double until = log_seconds() + seconds; !stop_signals && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
+}
+
+/* Whether all ranks shall start again; else *error says how it ended. */
+static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
+    const Verdict *verdict = &supervisor->verdict;
+    const LaunchOptions *options = supervisor->options;
+    bool progress = step > supervisor->best_step, same = supervisor->failed_device == supervisor->devices[verdict->rank];
+    char end[256];
+    describe_end(supervisor, end);
+    int code = verdict->rule->event == EVENT_EXIT && verdict->value ? verdict->value : verdict->rule->event == EVENT_HANG ? ERROR_COMMUNICATION : ERROR_INTERNAL;
+    if (code > ERROR_DEVICE) code = ERROR_INTERNAL;
+    supervisor->failures = progress ? 1 : supervisor->failures + 1;
+    if (progress) supervisor->best_step = step;
+    step = supervisor->best_step;
+    if (verdict->rule->action == ACTION_STOP)
+        return error_set(error, (ErrorCode)code, "after step %lld %s: starting again would not help", (long long)step, end);
+    if (supervisor->failures > options->restarts)
+        return error_set(error, (ErrorCode)code, "after step %lld %s; given up after %d failures in a row without progress (restarts=%lld)",
+                         (long long)step, end,
+                         supervisor->failures, (long long)options->restarts);
+    log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end, supervisor->failures,
+             (long long)options->restarts);
+    if (options->shrink && !progress && same && supervisor->plan.count > 1 && supervisor->plan.nodes == 1) leave_out(supervisor, verdict->rank);
+    supervisor->failed_device = supervisor->devices[verdict->rank];
+    if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor);
+    return true;
+}
+
+static bool run(Supervisor *supervisor, Error *error) {
+    for (;;) {
+        int64_t step = attempt(supervisor, error);
+        if (step < 0) return false;
+        if (supervisor->verdict.rule->action == ACTION_NONE) return true;
+        if (stop_signals) return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+        if (!start_again(supervisor, step, error)) return false;
+        wait_before_start(supervisor->failures);
+        if (stop_signals) return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+    }
+}
+
+/* -- Start ---------------------------------------------------------------------------------------------------------- */
+
+static bool read_variable(const char *const *names, long least, long most, int *value, Error *error) {
+    for (; *names; names++) {
+        const char *text = getenv(*names);
+        char *end;
+        if (!text || !*text) continue;
+        long number = strtol(text, &end, 10);
+        if (*end || number < least || number > most)
+            return error_set(error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", *names, text, least, most);
+        *value = (int)number;
+        return true;
+    }
+    return true;
+}
+
+/* Which node this is, by torchrun's variables or, started by srun with one task for each node, by Slurm's. */
+static bool find_node(Supervisor *supervisor, Error *error) {
+    RankPlan *plan = &supervisor->plan;
+    const char *address = getenv("MASTER_ADDR"), *list = getenv("SLURM_STEP_NODELIST");
+    plan->nodes = 1;
+    plan->port = DEFAULT_PORT;
+    plan->address = supervisor->address;
+    if (!read_variable((const char *const[]){"NNODES", "SLURM_STEP_NUM_NODES", NULL}, 1, 1 << 16, &plan->nodes, error) ||
+        !read_variable((const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, plan->nodes - 1, &plan->node, error) ||
+        !read_variable((const char *const[]){"MASTER_PORT", NULL}, 1, 65535, &plan->port, error))
+        return false;
+    if (plan->nodes == 1) snprintf(supervisor->address, sizeof supervisor->address, "127.0.0.1");
+    else if (address && *address) snprintf(supervisor->address, sizeof supervisor->address, "%s", address);
+    else if (!list || !comm_first_host(list, supervisor->address, sizeof supervisor->address))
+        return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", plan->nodes);
+    return true;
+}
+
+static bool compile_pattern(const char *name, const char *text, regex_t *pattern, bool *present, Error *error) {
+    char reason[128];
+    if (!*text) return true;
+    int result = regcomp(pattern, text, REG_EXTENDED | REG_NOSUB);
+    *present = result == 0;
+    if (result == 0) return true;
+    regerror(result, pattern, reason, sizeof reason);
+    return error_set(error, ERROR_USAGE, "%s=%s: %s", name, text, reason);
+}
+
+static char **copy_command(char *const *command) {
+    size_t count = 0;
+    while (command[count]) count++;
+    char **copy = memory_allocate((count + 1) * sizeof *copy);
+    memcpy(copy, command, count * sizeof *copy);
+    return copy;
+}
+
+static void install_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+    stop_signals = 0;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int launch(const LaunchOptions *options, char *const *command, Error *error) {
+    Supervisor *supervisor = memory_allocate(sizeof *supervisor);
+    *supervisor = (Supervisor){.options = options, .failed_device = -1, .command = copy_command(command)};
+    supervisor->plan = (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
+    for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
+    install_signals();
+    bool done = find_node(supervisor, error);
+    done = done && compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, &supervisor->has_restart_on, error);
+    done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);
+    supervisor->health = health_open("");
+    done = done && run(supervisor, error);
+    health_close(supervisor->health);
+    if (supervisor->has_restart_on) regfree(&supervisor->restart_on);
+    if (supervisor->has_stop_on) regfree(&supervisor->stop_on);
+    free(supervisor->visible);
+    free(supervisor->command);
+    free(supervisor);
+    return done ? 0 : (int)error->code;
+}
