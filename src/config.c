@@ -16,6 +16,7 @@ static const Option rows[] = {
     {"recompute", OPTION_CHOICE, FIELD(recompute), "none", 0, 0, "none|norm|attention|block", "", "activations computed again instead of kept: less memory, same bits"},
     {"on_nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", "", "on NaN or infinity: name the tensor and stop, or skip the update"},
     {"plan", OPTION_BOOL, FIELD(plan), "false", 0, 0, NULL, "", "print parameters, program and memory table, and stop before allocating"},
+    {"hang", OPTION_REAL, FIELD(hang), "1800", 0, 1e9, NULL, "seconds", "without a finished step or evaluation, after which a rank says where it is stuck and ends; 0: never"},
     {"profile", OPTION_INT, FIELD(profile), "0", 0, 1e6, NULL, "steps", "after this many steps print the time per operation, worst first, and stop"},
     {"dump", OPTION_STRING, FIELD(dump), "", 0, 0, NULL, "", "a folder for inputs, logits, loss, weights and gradients of the first step"},
     {"tensorboard", OPTION_BOOL, FIELD(tensorboard), "true", 0, 0, NULL, "", "write TensorBoard event files into the run folder"},
@@ -80,10 +81,19 @@ static const Option rows[] = {
     {"schedule.decay", OPTION_INT, FIELD(schedule.decay), "0", 0, MANY, NULL, "steps", "wsd: of linear decay at the end"},
     {"schedule.minimum", OPTION_REAL, FIELD(schedule.minimum), "0.1", 0, 1, NULL, "", "last learning rate as a part of the peak"},
 
+    {"layout.dp", OPTION_INT, FIELD(layout.dp), "0", 0, 1 << 20, NULL, "ranks", "that share each batch; 0: all that were started"},
+    {"layout.zero", OPTION_INT, FIELD(layout.zero), "1", 0, 3, NULL, "", "ranks share out 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing"},
+    {"layout.shard", OPTION_INT, FIELD(layout.shard), "0", 0, 1 << 20, NULL, "ranks", "that share these out, such as those of a node; other groups hold copies; 0: all"},
+    {"layout.bucket_mb", OPTION_REAL, FIELD(layout.bucket_mb), "0", 0, 1 << 20, NULL, "MiB", "of gradients that travel at once; 0: 256 on AMD GPUs, else 64"},
+
     {"eval.every", OPTION_INT, FIELD(eval_every), "0", 0, MANY, NULL, "steps", "between evaluations; 0: only at the end"},
     {"eval.batches", OPTION_INT, FIELD(eval_batches), "0", 0, MANY, NULL, "microbatches", "of an evaluation; 0: the whole validation part"},
     {"checkpoint.every", OPTION_INT, FIELD(checkpoint_every), "0", 0, MANY, NULL, "steps", "between checkpoints; 0: only at the end"},
     {"checkpoint.keep", OPTION_INT, FIELD(checkpoint_keep), "2", 1, 1000000, NULL, "checkpoints", "newest ones that stay"},
+    {"checkpoint.store", OPTION_STRING, FIELD(checkpoint_store), "", 0, 0, NULL, "", "where checkpoints/ lies: s3://BUCKET/PREFIX or a folder; the run folder unless given"},
+    {"checkpoint.async", OPTION_BOOL, FIELD(checkpoint_async), "true", 0, 0, NULL, "", "train on while a copy in host memory is written; false: wait, without a copy"},
+    {"checkpoint.whole_every", OPTION_INT, FIELD(checkpoint_whole_every), "0", 0, MANY, NULL, "steps", "between whole ones; others share files that did not change; 0: all are whole"},
+    {"checkpoint.patience", OPTION_REAL, FIELD(checkpoint_patience), "1800", 1, 1e6, NULL, "seconds", "that rank 0 waits for the other ranks' parts of a checkpoint"},
 };
 
 const OptionTable config_table = {rows, sizeof rows / sizeof *rows};

@@ -43,6 +43,8 @@ typedef struct ScheduleConfig { int kind; int64_t warmup, decay; double minimum;
 typedef struct DataConfig { const char *train, *valid, *separator, *tokenizer; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 
+typedef struct LayoutConfig { int64_t dp, zero, shard; double bucket_mb; } LayoutConfig;
+
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
@@ -56,7 +58,11 @@ typedef struct Config {
     BatchConfig batch;
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
-    int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, profile;
+    LayoutConfig layout;
+    int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, checkpoint_whole_every, profile;
+    const char *checkpoint_store;
+    bool checkpoint_async;
+    double checkpoint_patience, hang;
 } Config;
 
 extern const OptionTable config_table;

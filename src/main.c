@@ -11,11 +11,17 @@ typedef struct Command { const char *name; int (*run)(int argc, char **argv); co
 
 static const Command commands[] = {
     {"train", cmd_train, "train a model, or continue a run: CONFIG.yaml [key=value ...]"},
+    {"launch", cmd_launch, "start the ranks of a run on this node and keep it alive: [-n N] -- train ..."},
     {"generate", cmd_generate, "continue a prompt: RUN \"prompt\" [key=value ...]"},
     {"eval", cmd_eval, "the loss of a model on text or a token shard, or multiple choice: MODEL DATA"},
     {"convert", cmd_convert, "write the model of a run or folder as a Hugging Face folder: IN OUT"},
     {"data", cmd_data, "pack text into token shards, or show them: pack|show ..."},
     {"report", cmd_report, "write a run's report page: RUN"},
+    {"bench", cmd_bench, "measure this machine: gemm|memory|collective|attention|optimizer|storage|train|suite ..."},
+    {"size", cmd_size, "check a model's dimensions against a processor: CONFIG [gpu=X]"},
+    {"cost", cmd_cost, "dollars and days of a token budget, offers side by side: tokens=1T NAME price=P rate=R ..."},
+    {"forecast", cmd_forecast, "model memory and time of a configuration on other hardware: CONFIG [gpus=N] [gpu=X]"},
+    {"doctor", cmd_doctor, "what this machine has for training, and what would hurt: [smoke=true]"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

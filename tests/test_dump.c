@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "comm/comm.h"
 #include "data/data.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -54,7 +55,7 @@ static void start(Fixture *f, const char *model)
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
-    if (!train(&f->config, device_cpu(), &error))
+    if (!train(&f->config, device_cpu(), comm_alone(), &error))
         fail_msg("%s", error.message);
 }
 

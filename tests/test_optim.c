@@ -73,7 +73,7 @@ static Fixture make_on(Device *device, Precision precision, const OptimizerConfi
         graph_parameter(f.graph, name, shapes[i].kind, shapes[i].rank, shapes[i].shape, 0, 1, shapes[i].fused);
     }
     Error error;
-    f.optimizer = optimizer_create(f.graph, config, device, &error);
+    f.optimizer = optimizer_create(f.graph, config, NULL, device, &error);
     assert_non_null(f.optimizer);
     size_t extent = (size_t)f.graph->parameter_extent;
     f.master = calloc(extent, f.wide);
@@ -568,8 +568,8 @@ static void announced_bytes_are_those_taken(void **state) {
     const OptimizerConfig configs[] = {adamw, muon_config()};
     for (int i = 0; i < 2; i++) {
         Fixture f = make(PRECISION_BF16, &configs[i], many, 6);
-        assert_int_equal(optimizer_state_bytes(f.graph, &configs[i]), f.optimizer->momentum_bytes + f.optimizer->variance_bytes);
-        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i], false), f.optimizer->scratch_bytes);
+        assert_int_equal(optimizer_state_bytes(f.graph, &configs[i], NULL), f.optimizer->momentum_bytes + f.optimizer->variance_bytes);
+        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i], NULL, false), f.optimizer->scratch_bytes);
         drop(&f);
     }
 }
@@ -759,7 +759,7 @@ static void a_gpu_is_announced_the_bytes_that_it_gives(void **state) {
     need_gpu();
     OptimizerConfig config = muon_config();
     Fixture f = make_on(gpu, PRECISION_BF16, &config, many, 6);
-    assert_int_equal(optimizer_workspace_bytes(f.graph, &config, true), f.optimizer->scratch_bytes);
+    assert_int_equal(optimizer_workspace_bytes(f.graph, &config, NULL, true), f.optimizer->scratch_bytes);
     drop(&f);
 }
 

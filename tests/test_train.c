@@ -459,7 +459,7 @@ static void text_is_evaluated_in_the_folder_that_TMPDIR_names(void **state) {
 /* The first token is the first newline alone: it is no target, the other bytes are all in targets. */
 static void bits_per_byte_count_the_bytes_of_text_behind_the_tokens(void **state) {
     (void)state;
-    const char *text = "\nthe model of a step holds on the disk.\n";
+    const char *text = "\nthe license of the work is in the work.\n";
     write_text("other", text);
     train_good("run=run data.tokenizer=%s steps=3 schedule.warmup=0 model.vocabulary=704", bpe);
     assert_true(recorded("run", "evaluation", 0, "bits_per_byte") < 0.9 * recorded("run", "evaluation", 0, "loss") / log(2));

@@ -61,12 +61,12 @@ void *memory_map(size_t bytes, Error *error) {
     size_t mapped = page_bytes(bytes);
     void *block = MAP_FAILED;
     errno = ENOMEM;
-    if (mapped)
-        block = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped) /* an arena may be larger than the memory of which it will touch a part */
+        block = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) {
+        const char *reason = strerror(errno);
         error_set(error, ERROR_MEMORY, "the system refused %zu bytes of memory (%s); %" PRId64
-                  " bytes are available: use a smaller model or microbatch, or free memory", bytes, strerror(errno),
-                  memory_available());
+                  " bytes are available: use a smaller model or microbatch, or free memory", bytes, reason, memory_available());
         return NULL;
     }
     madvise(block, mapped, MADV_HUGEPAGE); /* a wish: kernels without huge pages refuse it, and nothing is lost */

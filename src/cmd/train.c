@@ -86,6 +86,34 @@ static bool print_plan(const Config *config, Device *device, Error *error) {
     return true;
 }
 
+/* Each rank of a machine has a GPU of its own, or sees no other: then its launcher has chosen. */
+static Device *open_device(const Config *config, const Comm *comm, Error *error) {
+    if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && config->precision != PRECISION_BF16)) return device_cpu();
+    Device *device = device_open(config->device, comm_local_rank(comm), error);
+    if (comm_local_rank(comm) == 0 || (device && device_is_gpu(device))) return device;
+    device_close(device);
+    return device_open(config->device, 0, error);
+}
+
+/* With the ranks that the process was started as one of. */
+static bool train_together(const Config *config, Error *error) {
+    Comm *comm = comm_open(NULL, error);
+    Device *device = comm ? open_device(config, comm, error) : NULL;
+    bool ready = device && (!device_is_gpu(device) || comm_size(comm) == 1 || comm_use_device(comm, device, error));
+    bool done = ready && train(config, device, comm, error);
+    if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
+    comm_close(comm);
+    device_close(device);
+    return done;
+}
+
+static bool plan_alone(const Config *config, Error *error) {
+    Device *device = cmd_open_device(config->device, config->precision, error);
+    bool done = device && print_plan(config, device, error);
+    device_close(device);
+    return done;
+}
+
 int cmd_train(int argc, char **argv) {
     if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         print_help();
@@ -94,10 +122,7 @@ int cmd_train(int argc, char **argv) {
     Config config;
     OptionStrings strings = {0};
     Error error = {0};
-    Device *device = NULL;
-    bool done = read_arguments(argc, argv, &config, &strings, &error) && (device = cmd_open_device(config.device, config.precision, &error)) &&
-                (config.plan ? print_plan(&config, device, &error) : train(&config, device, &error));
-    device_close(device);
+    bool done = read_arguments(argc, argv, &config, &strings, &error) && (config.plan ? plan_alone(&config, &error) : train_together(&config, &error));
     options_free_strings(&strings);
     return done ? 0 : cmd_fail(&error);
 }

@@ -114,6 +114,10 @@ typedef struct LoaderOptions {
     bool document_mask;       /* false: positions run 0..length-1 over the whole sequence */
     bool shuffle;             /* false (evaluation): samples in order */
     uint64_t seed;
+    /* Several loaders share out the batches: `pick` is called for each batch in order, by one thread, and gives its number, counted from the first
+     * sample. NULL: all batches. */
+    int64_t (*pick)(void *context);
+    void *pick_context;
 } LoaderOptions;
 
 typedef struct Loader Loader;

@@ -2,7 +2,7 @@
  * the thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the
  * shard has been read and its largest token compared with the vocabulary before the thread starts.
  *
- * Batches are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has
+ * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has
  * released those below `released` and holds at most one: batch `released`. So released <= filled <= released +
  * LOADER_RING. */
 #include <assert.h>
@@ -24,6 +24,7 @@ enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
 /* The writable side of a Batch. */
 typedef struct Slot {
     int32_t *tokens, *targets, *positions;
+    int64_t number; /* of its batch among all batches from the first sample on */
 } Slot;
 
 struct Loader {
@@ -88,32 +89,33 @@ static void fill_sequence(const LoaderOptions *options, int64_t start, const Slo
     fill_positions(options, start, slot);
 }
 
-static int64_t sequence_start(const Loader *loader, int64_t batch, int64_t sequence) {
+static int64_t sequence_start(const Loader *loader, int64_t number, int64_t sequence) {
     const LoaderOptions *options = &loader->options;
-    int64_t draw = loader->first_sample + batch * options->sequences + sequence;
+    int64_t draw = loader->first_sample + number * options->sequences + sequence;
     return loader_sample_index(options->seed, options->shuffle, draw, loader->samples) * options->length;
 }
 
 /* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests and not one after
  * another. */
-static void request_pages(const Loader *loader, int64_t batch) {
+static void request_pages(const Loader *loader, int64_t number) {
     const Shard *shard = loader->options.shard;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
-        int64_t start = sequence_start(loader, batch, i) * shard->token_bytes;
+        int64_t start = sequence_start(loader, number, i) * shard->token_bytes;
         int64_t size = (loader->options.length + 1) * shard->token_bytes;
         uintptr_t address = (uintptr_t)shard->tokens + (uintptr_t)start, aligned = address & ~(page - 1);
         madvise((void *)aligned, (size_t)size + (address - aligned), MADV_WILLNEED);
     }
 }
 
-static void fill_batch(const Loader *loader, int64_t batch) {
-    const Slot *slot = &loader->slots[batch % LOADER_RING];
-    request_pages(loader, batch);
+static void fill_batch(Loader *loader, int64_t batch) {
+    Slot *slot = &loader->slots[batch % LOADER_RING];
+    slot->number = loader->options.pick ? loader->options.pick(loader->options.pick_context) : batch;
+    request_pages(loader, slot->number);
     for (int64_t i = 0; i < loader->options.sequences && !atomic_load(&loader->stop); i++) {
         int64_t offset = i * loader->options.length;
-        Slot row = {slot->tokens + offset, slot->targets + offset, slot->positions + offset};
-        fill_sequence(&loader->options, sequence_start(loader, batch, i), &row);
+        Slot row = {.tokens = slot->tokens + offset, .targets = slot->targets + offset, .positions = slot->positions + offset};
+        fill_sequence(&loader->options, sequence_start(loader, slot->number, i), &row);
     }
 }
 
@@ -184,7 +186,7 @@ static bool allocate_ring(Loader *loader, Error *error) {
     loader->arena_bytes = bytes;
     for (int i = 0; i < LOADER_RING; i++) {
         int32_t *base = loader->arena + (size_t)i * LOADER_ARRAYS * values;
-        loader->slots[i] = (Slot){base, base + values, base + 2 * values};
+        loader->slots[i] = (Slot){.tokens = base, .targets = base + values, .positions = base + 2 * values};
     }
     return true;
 }
@@ -236,7 +238,7 @@ const Batch *loader_next(Loader *loader) {
     pthread_mutex_unlock(&loader->mutex);
     const Slot *slot = &loader->slots[number % LOADER_RING];
     loader->batch = (Batch){slot->tokens, slot->targets, slot->positions,
-                            loader->first_sample + number * loader->options.sequences};
+                            loader->first_sample + slot->number * loader->options.sequences};
     return &loader->batch;
 }
 

@@ -1,5 +1,6 @@
 /* Replaying a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls; on a GPU that loop is recorded once
- * and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
+ * (in segments where it has stops) and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,11 @@ struct Executor {
     int64_t bytes[ARENA_COUNT];
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
+    int *stops, stop_count;  /* segment s of the program ends before node stops[s], the last one at its end */
+    ExecutorStop stop;
+    void *stop_context;
     int runs;                /* without a hook */
-    DeviceRecording *recording;
+    DeviceRecording **recordings; /* one per segment, or NULL */
 };
 
 static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
@@ -54,9 +58,9 @@ double executor_get_metric(const Executor *executor, TensorId tensor, int64_t in
     return executor->graph->precision == PRECISION_FP64 ? ((const double *)data)[index] : ((const float *)data)[index];
 }
 
-static void run_nodes(Executor *executor) {
+static void run_nodes(Executor *executor, int first, int end) {
     const Graph *graph = executor->graph;
-    for (int i = 0; i < graph->node_count; i++)
+    for (int i = first; i < end; i++)
         if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
 }
 
@@ -105,7 +109,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
 /* Loads all kernels at once. */
 static void prepare(Executor *executor) {
     device_prepare_begin(executor->backend.device);
-    run_nodes(executor);
+    run_nodes(executor, 0, executor->graph->node_count);
     device_prepare_end(executor->backend.device);
 }
 
@@ -119,6 +123,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
         return NULL;
     }
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
+    executor_set_stops(executor, NULL, 0, NULL, NULL);
     bind(executor);
     if (device_is_gpu(backend->device)) prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
@@ -129,11 +134,14 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
 void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
-    if (executor->recording) device_recording_free(device, executor->recording);
+    for (int i = 0; i <= executor->stop_count && executor->recordings; i++)
+        if (executor->recordings[i]) device_recording_free(device, executor->recordings[i]);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         if (device_is_gpu(device)) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
     }
+    free(executor->recordings);
+    free(executor->stops);
     free(executor->calls);
     free(executor);
 }
@@ -145,25 +153,49 @@ static void upload_inputs(Executor *executor) {
         device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
 }
 
+void executor_set_stops(Executor *executor, const int *stops, int count, ExecutorStop stop, void *context) {
+    assert(executor->runs == 0);
+    free(executor->stops);
+    free(executor->recordings);
+    executor->stops = memory_allocate((count + 1) * sizeof *executor->stops);
+    executor->recordings = memory_allocate((count + 1) * sizeof(DeviceRecording *));
+    if (count) memcpy(executor->stops, stops, count * sizeof *stops);
+    executor->stop_count = count;
+    executor->stop = stop;
+    executor->stop_context = context;
+}
+
 /* The first run chooses products, which cannot be recorded; the second is recorded. */
-void executor_run(Executor *executor) {
+static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
-    bool gpu = device_is_gpu(device);
-    upload_inputs(executor);
-    if (gpu && executor->runs++ == 1 && device_record_begin(device)) {
-        run_nodes(executor);
-        executor->recording = device_record_end(device);
+    if (first == end) return;
+    if (device_is_gpu(device) && executor->runs == 1 && device_record_begin(device)) {
+        run_nodes(executor, first, end);
+        executor->recordings[segment] = device_record_end(device);
     }
-    if (executor->recording) device_replay(device, executor->recording);
-    else run_nodes(executor);
+    if (executor->recordings[segment]) device_replay(device, executor->recordings[segment]);
+    else run_nodes(executor, first, end);
+}
+
+void executor_run(Executor *executor) {
+    int first = 0;
+    upload_inputs(executor);
+    for (int i = 0; i < executor->stop_count; first = executor->stops[i++]) {
+        run_segment(executor, i, first, executor->stops[i]);
+        executor->stop(executor->stop_context, i);
+    }
+    run_segment(executor, executor->stop_count, first, executor->graph->node_count);
+    executor->runs++;
 }
 
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     const Graph *graph = executor->graph;
     Device *device = executor->backend.device;
     bool gpu = device_is_gpu(device);
+    int stop = 0;
     upload_inputs(executor);
     for (int i = 0; i < graph->node_count; i++) {
+        for (; stop < executor->stop_count && executor->stops[stop] == i; stop++) executor->stop(executor->stop_context, stop);
         if (op_table[graph->nodes[i].op]->once) continue;
         double start = log_seconds();
         if (gpu) device_timer_start(device);
@@ -171,6 +203,7 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
         double seconds = gpu ? device_timer_stop(device) : log_seconds() - start;
         if (!hook(context, graph, i, seconds)) return i;
     }
+    for (; stop < executor->stop_count; stop++) executor->stop(executor->stop_context, stop);
     return -1;
 }
 

@@ -172,6 +172,20 @@ typedef struct Plan {
     int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
 } Plan;
 
+/* Nodes of a program, ends included; first > last where there are none. */
+typedef struct NodeSpan { int first, last; } NodeSpan;
+#define NEVER {INT32_MAX, -1}
+static inline bool span_is_empty(NodeSpan span) { return span.first > span.last; }
+
+/* Memory that is needed during up to two spans of a program. */
+typedef struct PlanBlock {
+    int64_t bytes, offset;
+    NodeSpan life[2]; /* the first is not empty */
+    int64_t *target;  /* receives the offset */
+} PlanBlock;
+/* Places blocks, which it sorts, so that those needed at the same time do not overlap; multiples of what all sizes are multiples of. Returns the end. */
+int64_t plan_blocks(PlanBlock *blocks, int count);
+
 /* Gives every tensor its offset. Activations are placed best-fit by lifetime; offsets are multiples of 256 bytes. */
 Plan graph_plan(Graph *graph, const Backend *backend);
 /* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */
@@ -189,9 +203,13 @@ typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double
  * refused; ERROR_USAGE when the backend lacks a kernel. */
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);
-/* Runs the program. On a GPU it returns before the work is done; from the third run on the program is replayed as one recording. */
+/* From now on every run pauses before each node of `stops` (ascending; node_count: after the last) and calls `stop` with its index in the list: the place
+ * for communication. Before the first run. The list is copied. */
+typedef void (*ExecutorStop)(void *context, int index);
+void executor_set_stops(Executor *executor, const int *stops, int count, ExecutorStop stop, void *context);
+/* Runs the program. On a GPU it returns before the work is done; from the third run on what lies between two stops is replayed as one recording. */
 void executor_run(Executor *executor);
-/* Calls the hook after each node; stops at the first for which it says so and returns its index, or -1. */
+/* Calls the hook after each node; ends the run at the first for which it says so and returns its index, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
 /* Waits for all runs. Losses are to be read after it. False when the device failed: ERROR_DEVICE. */
 bool executor_finish(Executor *executor, Error *error);

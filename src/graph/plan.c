@@ -1,6 +1,7 @@
 /* Lifetimes to offsets. Every activation lives from its producer to its last reader; a node's scratch lives for that node.
  * Blocks are placed largest first, each into the smallest gap that it fits between the blocks already placed whose
- * lifetimes overlap its own, or on top. The result is close to the floor (most bytes alive at once), which is printed too. */
+ * lifetimes overlap its own, or on top. The result is close to the floor (most bytes alive at once), which is printed too.
+ * What travels between ranks is placed in the same way (layout/timetable.c). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,6 @@
 
 enum { ALIGNMENT = 256 }; /* a line of a GPU's memory, of which each block has whole ones */
 
-typedef struct Block { int64_t bytes, offset; int first, last; int64_t *target; } Block;
-
 static int64_t align(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 static int64_t tensor_bytes(const Graph *graph, int tensor) {
@@ -21,21 +20,29 @@ static int64_t tensor_bytes(const Graph *graph, int tensor) {
 }
 
 static int larger_first(const void *a, const void *b) {
-    const Block *x = a, *y = b;
+    const PlanBlock *x = a, *y = b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return (x->first > y->first) - (x->first < y->first);
+    return (x->life[0].first > y->life[0].first) - (x->life[0].first < y->life[0].first);
 }
 
 static int lower_first(const void *a, const void *b) {
-    const Block *x = *(Block *const *)a, *y = *(Block *const *)b;
+    const PlanBlock *x = *(PlanBlock *const *)a, *y = *(PlanBlock *const *)b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
+static bool overlap(const PlanBlock *a, const PlanBlock *b) {
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            if (!span_is_empty(a->life[i]) && !span_is_empty(b->life[j]) && a->life[i].first <= b->life[j].last && b->life[j].first <= a->life[i].last)
+                return true;
+    return false;
+}
+
 /* Best fit for `block` among the placed ones that it overlaps in time. */
-static int64_t find_offset(const Block *block, Block *placed, int count, Block **overlapping) {
+static int64_t find_offset(const PlanBlock *block, PlanBlock *placed, int count, PlanBlock **overlapping) {
     int n = 0;
     for (int i = 0; i < count; i++)
-        if (placed[i].first <= block->last && block->first <= placed[i].last) overlapping[n++] = &placed[i];
+        if (overlap(block, &placed[i])) overlapping[n++] = &placed[i];
     qsort(overlapping, n, sizeof *overlapping, lower_first);
     int64_t end = 0, best = -1, best_gap = INT64_MAX;
     for (int i = 0; i < n; i++) {
@@ -47,11 +54,24 @@ static int64_t find_offset(const Block *block, Block *placed, int count, Block *
     return best >= 0 ? best : end;
 }
 
-static int64_t most_alive(const Block *blocks, int count, int nodes) {
+int64_t plan_blocks(PlanBlock *blocks, int count) {
+    PlanBlock **overlapping = memory_allocate((count + 1) * sizeof *overlapping);
+    int64_t most = 0;
+    qsort(blocks, count, sizeof *blocks, larger_first);
+    for (int i = 0; i < count; i++) {
+        *blocks[i].target = blocks[i].offset = find_offset(&blocks[i], blocks, i, overlapping);
+        int64_t end = blocks[i].offset + blocks[i].bytes;
+        if (end > most) most = end;
+    }
+    free(overlapping);
+    return most;
+}
+
+static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     int64_t *change = memory_allocate((nodes + 2) * sizeof *change), alive = 0, most = 0;
     for (int i = 0; i < count; i++) {
-        change[blocks[i].first] += blocks[i].bytes;
-        change[blocks[i].last + 1] -= blocks[i].bytes;
+        change[blocks[i].life[0].first] += blocks[i].bytes;
+        change[blocks[i].life[0].last + 1] -= blocks[i].bytes;
     }
     for (int i = 0; i <= nodes; i++) {
         alive += change[i];
@@ -62,7 +82,7 @@ static int64_t most_alive(const Block *blocks, int count, int nodes) {
 }
 
 /* One block per activation tensor and per scratch; offsets are written through `target`. */
-static int collect_blocks(Graph *graph, const Backend *backend, Block *blocks, int64_t *workspace) {
+static int collect_blocks(Graph *graph, const Backend *backend, PlanBlock *blocks, int64_t *workspace) {
     int *last = memory_allocate(graph->tensor_count * sizeof *last), count = 0;
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) last[graph->nodes[i].in[j]] = i;
@@ -70,30 +90,22 @@ static int collect_blocks(Graph *graph, const Backend *backend, Block *blocks, i
         Tensor *tensor = &graph->tensors[i];
         if (tensor->arena != ARENA_ACTIVATION || tensor->producer < 0) continue;
         int end = tensor->keep ? graph->node_count - 1 : last[i] > tensor->producer ? last[i] : tensor->producer;
-        blocks[count++] = (Block){.bytes = tensor_bytes(graph, i), .first = tensor->producer, .last = end, .target = &tensor->offset};
+        blocks[count++] = (PlanBlock){.bytes = tensor_bytes(graph, i), .life = {{tensor->producer, end}, NEVER}, .target = &tensor->offset};
     }
     for (int i = 0; i < graph->node_count; i++) {
         int64_t bytes = align(backend->workspace(graph, &graph->nodes[i]));
         if (bytes > *workspace) *workspace = bytes;
-        if (bytes) blocks[count++] = (Block){.bytes = bytes, .first = i, .last = i, .target = &graph->nodes[i].workspace};
+        if (bytes) blocks[count++] = (PlanBlock){.bytes = bytes, .life = {{i, i}, NEVER}, .target = &graph->nodes[i].workspace};
     }
     free(last);
     return count;
 }
 
 static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
-    Block *blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *blocks);
+    PlanBlock *blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *blocks);
     int count = collect_blocks(graph, backend, blocks, &plan->workspace);
-    Block **overlapping = memory_allocate((count + 1) * sizeof *overlapping);
     plan->activation_floor = most_alive(blocks, count, graph->node_count);
-    qsort(blocks, count, sizeof *blocks, larger_first);
-    for (int i = 0; i < count; i++) {
-        blocks[i].offset = find_offset(&blocks[i], blocks, i, overlapping);
-        *blocks[i].target = blocks[i].offset;
-        int64_t end = blocks[i].offset + blocks[i].bytes;
-        if (end > plan->bytes[ARENA_ACTIVATION]) plan->bytes[ARENA_ACTIVATION] = end;
-    }
-    free(overlapping);
+    plan->bytes[ARENA_ACTIVATION] = plan_blocks(blocks, count);
     free(blocks);
 }
 

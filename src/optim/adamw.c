@@ -16,24 +16,25 @@ static AdamwRates adamw_rates(double beta1, double beta2, double epsilon, double
                         .keep = 1 - lr * decay};
 }
 
-void adamw_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
+void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update) {
     const OptimizerConfig *config = &optimizer->config;
+    double lr = update->lr, scale = update->scale;
+    int64_t step = update->step;
     AdamwRates rates[RATES_COUNT];
     rates[RATES_CONTROLLER] = adamw_rates(0.9, 0.999, 1e-8, config->controller_lr, 0, 1, step);
     rates[RATES_PLAIN] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, 0, scale, step);
     rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
     size_t wide = optimizer->wide;
-    int64_t first = config->controller_lr == 0 ? optimizer->controller_end : 0;
     if (optimizer->gpu) {
-        OptimArenas arenas = optim_arenas(optimizer, master, weights, gradients);
-        gpu_adamw(optimizer->device, optimizer->device_chunks + first, optimizer->adamw_end - first, &arenas, rates);
+        OptimArenas arenas = optim_arenas(optimizer, update);
+        gpu_adamw(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, &arenas, rates);
         return;
     }
 #pragma omp parallel for schedule(static)
-    for (int64_t i = first; i < optimizer->adamw_end; i++) {
+    for (int64_t i = segment->first; i < segment->end; i++) {
         const Chunk *chunk = &optimizer->chunks[i];
-        optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, optim_at(master, chunk->offset, wide),
-                                  optim_at(weights, chunk->offset, optimizer->compute), optim_at(gradients, chunk->offset, wide),
+        optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, optim_at(update->master, chunk->offset, wide),
+                                  optim_at(update->weights, chunk->offset, optimizer->compute), optim_at(update->gradients, chunk->offset, wide),
                                   optim_at(optimizer->momentum, chunk->offset, wide), optim_at(optimizer->variance, chunk->inner, wide));
     }
 }

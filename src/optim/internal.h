@@ -19,11 +19,19 @@ typedef struct Matrix {
     int64_t offset, rows, columns, order;
     int64_t first_chunk, end_chunk;
     int64_t x, y, gram, square;
-    int group;
+    int group, piece; /* a group has one segment's matrices */
 } Matrix;
 
+/* Chunks whose weights and gradients lie `shift` elements after their master weights in arenas of the whole model. */
+typedef struct Segment {
+    int64_t first, end; /* chunks */
+    int64_t shift;
+    int bucket;
+    bool primary;
+} Segment;
+
 /* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts
- * are in elements; nothing overlaps but `weights` and `master`, which are one where T is W. */
+ * are in elements; nothing overlaps but `weights` and `master`, which may be one where T is W. */
 typedef struct OptimKernels {
     const char *isa;
     bool (*supported)(void);
@@ -50,7 +58,7 @@ typedef struct OptimKernels {
 extern const OptimKernels optim_kernels[];
 extern const int optim_kernels_count;
 
-/* Chunks are those of the controllers, then other AdamW chunks, then Muon's, matrix by matrix. */
+/* Chunks are those of the controllers, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
@@ -58,9 +66,16 @@ struct Optimizer {
     bool gpu;
     const OptimKernels *kernels; /* the CPU's */
     size_t wide, compute;        /* bytes of W and T */
-    int64_t *variance_offset;    /* per parameter; -1 where Muon updates */
+    OptimizerPiece *pieces;
+    int piece_count, bucket_count;
+    int64_t *variance_offset;    /* per piece; -1 where Muon updates */
+    bool local_weights, local_gradients;
+    OptimizerHook updated;       /* or NULL */
+    void *updated_context;
     Chunk *chunks;
     int64_t controller_end, adamw_end, chunk_count;
+    Segment *segments;
+    int controller_segments, adamw_segments, segment_count; /* ends in the list */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
     Gemm *products;   /* as many as the largest group needs; CPU */
@@ -70,28 +85,35 @@ struct Optimizer {
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
     double *partials;     /* one per chunk */
-    double *norms;        /* one per matrix and, last, that of all gradients */
+    double *norms;        /* one per matrix and, after them, of the gradients of each segment */
     Chunk *device_chunks; /* a copy of the list */
 };
 
 static inline void *optim_at(const void *arena, int64_t element, size_t width) { return (char *)arena + element * (int64_t)width; }
 
-/* What GPU kernels take. */
-static inline OptimArenas optim_arenas(const Optimizer *optimizer, void *master, void *weights, const void *gradients) {
-    return (OptimArenas){master, weights, gradients, optimizer->momentum, optimizer->variance};
-}
+/* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. */
+typedef struct Update {
+    void *master, *weights;
+    const void *gradients;
+    int64_t step;
+    double lr, scale;
+} Update;
 
-bool optim_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
+/* AdamW over a segment of its chunks (adamw.c). */
+void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 
-/* AdamW over the chunks that are its own (adamw.c). */
-void adamw_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
-
-/* Muon (muon.c). Lists the graph's matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
+/* Muon (muon.c). Lists the pieces' matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
 void muon_lay_out(Optimizer *optimizer);
-void muon_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, double lr, double scale);
+/* Over the matrices whose chunks are in the segment. */
+void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 /* What the direction of such a matrix is multiplied by. */
 double muon_rate(const Matrix *matrix, double lr);
 /* The step of matrices first .. end - 1, a group, on a GPU (muon_gpu.c). */
-void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const OptimArenas *arenas, double lr, double scale);
+void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const Update *update);
+
+/* What GPU kernels take. */
+static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Update *update) {
+    return (OptimArenas){update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance};
+}
 
 #endif

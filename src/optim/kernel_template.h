@@ -26,7 +26,7 @@ INLINE void OPTIM_NAME(update)(const AdamwRates *r, W *p_at, const W *g_at, W *m
 
 /* The weights of what has just been updated, while it is in the first-level cache. */
 INLINE void OPTIM_NAME(round_weights)(int64_t count, const W *restrict p, T *restrict w) {
-    if (sizeof(T) == sizeof(W)) return;
+    if ((const void *)p == (const void *)w) return;
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) w[i] = narrow(p[i]);
 }

@@ -27,19 +27,24 @@ static int64_t aligned(int64_t bytes) { return ceil_divide(bytes, 64) * 64; }
 
 /* ---- The list of matrices ---- */
 
-static void append_matrices(Optimizer *o, const Parameter *p) {
-    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = p->count / (rows * columns);
+static void append_matrices(Optimizer *o, int piece) {
+    const Parameter *p = &o->graph->parameters[o->pieces[piece].parameter];
+    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = o->pieces[piece].count / (rows * columns);
     o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
     for (int64_t k = 0; k < stack; k++)
         o->matrices[o->matrix_count++] =
-            (Matrix){.offset = p->offset + k * rows * columns, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
+            (Matrix){.offset = o->pieces[piece].local + k * rows * columns, .piece = piece, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
 }
 
 static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
 
-/* Equal shapes beside each other, and then as they lie in memory. */
-static int by_shape(const void *first, const void *second) {
+static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->pieces[matrix->piece].bucket; }
+
+/* Bucket by bucket, equal shapes beside each other, and then as they lie in memory. */
+static int by_shape(const void *first, const void *second, void *optimizer) {
     const Matrix *a = first, *b = second;
+    int bucket = compare(bucket_of(optimizer, a), bucket_of(optimizer, b));
+    if (bucket) return bucket;
     int rows = compare(a->rows, b->rows), columns = compare(a->columns, b->columns);
     return rows ? rows : columns ? columns : compare(a->offset, b->offset);
 }
@@ -61,8 +66,9 @@ static void place_groups(Optimizer *o) {
     for (int i = 0; i < o->matrix_count; i++) {
         Matrix *matrix = &o->matrices[i];
         int64_t end = place(o, matrix, used);
+        bool together = i == 0 || bucket_of(o, matrix) == bucket_of(o, matrix - 1);
         bool alike = i == 0 || (matrix->rows == matrix[-1].rows && matrix->columns == matrix[-1].columns);
-        if (used > 0 && (end > budget || (o->gpu && !alike))) {
+        if (used > 0 && (end > budget || !together || (o->gpu && !alike))) {
             group++;
             end = place(o, matrix, 0);
         }
@@ -90,9 +96,9 @@ static int64_t most_products(const Optimizer *o) {
 }
 
 void muon_lay_out(Optimizer *optimizer) {
-    for (int i = 0; i < optimizer->graph->parameter_count; i++)
-        if (optim_uses_muon(&optimizer->config, &optimizer->graph->parameters[i])) append_matrices(optimizer, &optimizer->graph->parameters[i]);
-    if (optimizer->gpu && optimizer->matrix_count > 0) qsort(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape);
+    for (int i = 0; i < optimizer->piece_count; i++)
+        if (optimizer->variance_offset[i] < 0) append_matrices(optimizer, i);
+    if (optimizer->gpu && optimizer->matrix_count > 0) qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
     place_groups(optimizer);
     if (!optimizer->gpu) optimizer->products = memory_allocate((size_t)most_products(optimizer) * sizeof(Gemm));
 }
@@ -213,15 +219,15 @@ static void complete_gram(const Group *group, bool polynomial) {
 }
 
 /* x = u / |u| with u = g + momentum * m, m updated; norms are of whole directions, from their chunks in order. */
-static void load_direction(const Group *group, const void *gradients, double scale) {
+static void load_direction(const Group *group, const Update *update) {
     const Optimizer *o = group->optimizer;
-    double decay = o->config.momentum;
+    double decay = o->config.momentum, scale = update->scale;
     int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide),
-                                              optim_at(gradients, c->offset, o->wide));
+                                              optim_at(update->gradients, c->offset, o->wide));
     }
     for (int k = 0; k < group->count; k++) {
         double sum = 0;
@@ -233,19 +239,20 @@ static void load_direction(const Group *group, const void *gradients, double sca
         const Chunk *c = &o->chunks[i];
         o->kernels->direction(decay, scale, 1 / (o->norms[c->matrix] + MUON_EPSILON), c->count,
                               optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute), optim_at(o->momentum, c->offset, o->wide),
-                              optim_at(gradients, c->offset, o->wide));
+                              optim_at(update->gradients, c->offset, o->wide));
     }
 }
 
-static void apply_direction(const Group *group, void *master, void *weights, double lr) {
+static void apply_direction(const Group *group, const Update *update) {
     const Optimizer *o = group->optimizer;
+    double lr = update->lr;
     int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         const Matrix *m = &o->matrices[c->matrix];
-        o->kernels->apply(1 - lr * o->config.weight_decay, muon_rate(m, lr), c->count, optim_at(master, c->offset, o->wide),
-                          optim_at(weights, c->offset, o->compute), optim_at(current(group, m), c->inner, o->compute));
+        o->kernels->apply(1 - lr * o->config.weight_decay, muon_rate(m, lr), c->count, optim_at(update->master, c->offset, o->wide),
+                          optim_at(update->weights, c->offset, o->compute), optim_at(current(group, m), c->inner, o->compute));
     }
 }
 
@@ -253,8 +260,8 @@ static void apply_direction(const Group *group, void *master, void *weights, dou
 
 double muon_rate(const Matrix *matrix, double lr) { return lr * 0.2 * sqrt((double)larger(matrix->rows, matrix->columns)); }
 
-static void step_group(Group *group, void *master, void *weights, const void *gradients, double lr, double scale) {
-    load_direction(group, gradients, scale);
+static void step_group(Group *group, const Update *update) {
+    load_direction(group, update);
     for (int64_t i = 0; i < group->optimizer->config.newton_schulz_steps; i++) {
         multiply_gram(group);
         complete_gram(group, false);
@@ -263,14 +270,14 @@ static void step_group(Group *group, void *master, void *weights, const void *gr
         multiply_update(group);
         group->swapped = !group->swapped;
     }
-    apply_direction(group, master, weights, lr);
+    apply_direction(group, update);
 }
 
-void muon_step(const Optimizer *optimizer, void *master, void *weights, const void *gradients, double lr, double scale) {
-    OptimArenas arenas = optim_arenas(optimizer, master, weights, gradients);
-    for (int first = 0, end; first < optimizer->matrix_count; first = end) {
+void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update) {
+    int last = optimizer->chunks[segment->end - 1].matrix;
+    for (int first = optimizer->chunks[segment->first].matrix, end; first <= last; first = end) {
         end = group_end(optimizer, first);
-        if (optimizer->gpu) muon_step_group_gpu(optimizer, first, end, &arenas, lr, scale);
-        else step_group(&(Group){optimizer, optimizer->matrices + first, end - first, false}, master, weights, gradients, lr, scale);
+        if (optimizer->gpu) muon_step_group_gpu(optimizer, first, end, update);
+        else step_group(&(Group){optimizer, optimizer->matrices + first, end - first, false}, update);
     }
 }

@@ -73,11 +73,11 @@ static void multiply_update(Products *p) {
     p->y = x;
 }
 
-void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const OptimArenas *arenas, double lr, double scale) {
+void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const Update *update) {
     const Matrix *m = &optimizer->matrices[first];
     Products products = products_of(optimizer, first, end);
     MuonGroup group = {
-        .arenas = *arenas,
+        .arenas = optim_arenas(optimizer, update),
         .chunks = optimizer->device_chunks + m->first_chunk,
         .partials = optimizer->partials,
         .norms = optimizer->norms,
@@ -87,9 +87,9 @@ void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const O
         .chunks_each = m->end_chunk - m->first_chunk,
         .first_matrix = first,
         .momentum = (float)optimizer->config.momentum,
-        .scale = (float)scale,
-        .keep = (float)(1 - lr * optimizer->config.weight_decay),
-        .rate = (float)muon_rate(m, lr),
+        .scale = (float)update->scale,
+        .keep = (float)(1 - update->lr * optimizer->config.weight_decay),
+        .rate = (float)muon_rate(m, update->lr),
     };
     gpu_muon_load(optimizer->device, &group);
     for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {

@@ -13,24 +13,56 @@
 
 typedef struct Optimizer Optimizer;
 
+bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
+
+/* A run of elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates, runs are whole matrices. */
+typedef struct OptimizerPiece {
+    int parameter;
+    int64_t first, count; /* elements of the parameter */
+    int64_t local;        /* where they begin in the rank's own master weights and momentum, in elements */
+    int bucket;           /* of the layout, ascending in a list of pieces */
+    bool primary;         /* of the ranks that hold them, the one that counts them in norms and writes them into checkpoints */
+} OptimizerPiece;
+
+/* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `extent` elements with local offsets; weights and
+ * gradients are those of the whole model, at the parameters' offsets, unless they are local too. */
+typedef struct OptimizerPart {
+    const OptimizerPiece *pieces;
+    int piece_count, bucket_count;
+    int64_t extent;
+    bool local_weights, local_gradients;
+} OptimizerPart;
+
+/* In all that follows, `part` NULL means everything: one rank, with all offsets those of the parameters. */
+
 /* Bytes of state that optimizer_create will take, for the memory table, and its scratch, which is larger on a GPU. */
-int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config);
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, bool gpu);
+int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu);
 
 /* State starts at zero. Graph and device must outlive it; on a GPU the graph's precision is bf16. ERROR_MEMORY when refused. */
-Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, Device *device, Error *error);
+Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
 
-/* sqrt of the sum of squares over all gradients but the controllers', in fixed blocks and order: independent of threads. NaN or
- * infinity if any gradient is. Waits for a GPU. */
+/* sqrt of the sum of squares over all gradients but the controllers', of pieces that are primary, in fixed blocks and order: independent of threads. NaN
+ * or infinity if any gradient is. Waits for a GPU. */
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
 
-/* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients (clipping). Writes master and, in
- * bf16, the same elements of `weights` rounded (the arenas are the same otherwise). */
+/* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients (clipping). Writes master and the same
+ * elements of `weights`, rounded, unless the arenas are the same. */
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
+/* `updated` is called in every optimizer_step for each bucket in order, when the update of its pieces, if there are any, is queued. */
+typedef void (*OptimizerHook)(void *context, int bucket);
+void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
-/* The state as named pieces of the device's memory, each over one parameter, for checkpoints: "momentum" of all, "variance" of what AdamW updates. */
-typedef struct OptimizerState { const char *kind; int parameter; void *data; } OptimizerState;
+/* The state as named runs of the device's memory, each over elements of one parameter, for checkpoints: "momentum" of all, "variance" of what AdamW
+ * updates. */
+typedef struct OptimizerState {
+    const char *kind;
+    int parameter;
+    int64_t first, count; /* elements of the parameter */
+    void *data;
+    bool primary;         /* as that of the piece */
+} OptimizerState;
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity); /* returns how many there are */
 
 /* Learning rate of `step` (from 1): linear warmup, then the schedule (optim/schedule.c). */

@@ -7,12 +7,13 @@
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { USUAL_TILE = 128 * 128 }; /* elements of a product that one processor of a GPU computes at a time */
 
 /* ---- Who updates what ---- */
 
-bool optim_uses_muon(const OptimizerConfig *config, const Parameter *parameter) {
+bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter) {
     return config->name == OPTIMIZER_MUON && parameter->kind == PARAMETER_MATRIX && parameter->rank >= 2 && parameter->count > 0;
 }
 
@@ -26,20 +27,60 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     }
 }
 
-/* ---- Layout ---- */
+/* ---- Pieces ---- */
 
-/* Elements of the variance arena; fills `offsets` (may be NULL), one per parameter. Parameters start at multiples of 64 elements. */
-static int64_t variance_extent(const Graph *graph, const OptimizerConfig *config, int64_t *offsets) {
+/* Every parameter whole, where the graph has it. */
+static void take_everything(Optimizer *optimizer) {
+    const Graph *graph = optimizer->graph;
+    optimizer->bucket_count = 1;
+    optimizer->piece_count = graph->parameter_count;
+    optimizer->pieces = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->pieces);
+    for (int i = 0; i < graph->parameter_count; i++)
+        optimizer->pieces[i] = (OptimizerPiece){.parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
+}
+
+static void take_part(Optimizer *optimizer, const OptimizerPart *part) {
+    optimizer->bucket_count = part->bucket_count;
+    optimizer->piece_count = part->piece_count;
+    optimizer->local_weights = part->local_weights;
+    optimizer->local_gradients = part->local_gradients;
+    optimizer->pieces = memory_allocate((size_t)part->piece_count * sizeof *optimizer->pieces);
+    if (part->piece_count) memcpy(optimizer->pieces, part->pieces, (size_t)part->piece_count * sizeof *optimizer->pieces);
+}
+
+static const Parameter *parameter_of(const Optimizer *optimizer, int piece) {
+    return &optimizer->graph->parameters[optimizer->pieces[piece].parameter];
+}
+
+/* Sets variance_offset; returns the elements of the variance arena. Pieces start at multiples of 64 elements. */
+static int64_t place_variance(Optimizer *optimizer) {
     int64_t extent = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        bool muon = optim_uses_muon(config, &graph->parameters[i]);
-        if (offsets) offsets[i] = muon ? -1 : extent;
-        if (!muon) extent += (graph->parameters[i].count + 63) / 64 * 64;
+    optimizer->variance_offset = memory_allocate((size_t)optimizer->piece_count * sizeof *optimizer->variance_offset);
+    for (int i = 0; i < optimizer->piece_count; i++) {
+        bool muon = optimizer_uses_muon(&optimizer->config, parameter_of(optimizer, i));
+        optimizer->variance_offset[i] = muon ? -1 : extent;
+        if (!muon) extent += (optimizer->pieces[i].count + 63) / 64 * 64;
     }
     return extent;
 }
 
 /* ---- Chunks ---- */
+
+/* The chunks from `first` on, which are of the piece, belong to the last segment or to a new one. */
+static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
+    const OptimizerPiece *p = &optimizer->pieces[piece];
+    Segment segment = {.first = first, .end = optimizer->chunk_count, .shift = parameter_of(optimizer, piece)->offset + p->first - p->local,
+                       .bucket = p->bucket, .primary = p->primary};
+    bool opens = first == 0 || first == optimizer->controller_end || first == optimizer->adamw_end;
+    if (first == segment.end) return;
+    Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
+    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary) {
+        last->end = segment.end;
+        return;
+    }
+    optimizer->segments = memory_resize(optimizer->segments, (size_t)(optimizer->segment_count + 1) * sizeof segment);
+    optimizer->segments[optimizer->segment_count++] = segment;
+}
 
 static int64_t chunks_of(int64_t count) { return (count + OPTIM_CHUNK - 1) / OPTIM_CHUNK; }
 
@@ -55,11 +96,13 @@ static void append_chunks(Optimizer *optimizer, Chunk whole) {
 }
 
 static void append_adamw_chunks(Optimizer *optimizer, bool controllers) {
-    for (int i = 0; i < optimizer->graph->parameter_count; i++) {
-        const Parameter *p = &optimizer->graph->parameters[i];
-        RateGroup rates = rate_group(&optimizer->config, p->kind);
-        if (optimizer->variance_offset[i] >= 0 && (rates == RATES_CONTROLLER) == controllers)
-            append_chunks(optimizer, (Chunk){.offset = p->offset, .count = p->count, .inner = optimizer->variance_offset[i], .rates = rates});
+    for (int i = 0; i < optimizer->piece_count; i++) {
+        const OptimizerPiece *piece = &optimizer->pieces[i];
+        RateGroup rates = rate_group(&optimizer->config, parameter_of(optimizer, i)->kind);
+        int64_t first = optimizer->chunk_count;
+        if (optimizer->variance_offset[i] < 0 || (rates == RATES_CONTROLLER) != controllers) continue;
+        append_chunks(optimizer, (Chunk){.offset = piece->local, .count = piece->count, .inner = optimizer->variance_offset[i], .rates = rates});
+        extend_segments(optimizer, first, i);
     }
 }
 
@@ -69,6 +112,7 @@ static void append_muon_chunks(Optimizer *optimizer) {
         matrix->first_chunk = optimizer->chunk_count;
         append_chunks(optimizer, (Chunk){.offset = matrix->offset, .count = matrix->rows * matrix->columns, .matrix = i});
         matrix->end_chunk = optimizer->chunk_count;
+        extend_segments(optimizer, matrix->first_chunk, matrix->piece);
     }
 }
 
@@ -83,7 +127,7 @@ static const OptimKernels *choose_kernels(Precision precision) {
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
 
 /* Everything but the device and its memory. */
-static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, bool gpu) {
+static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu) {
     Optimizer *optimizer = memory_allocate(sizeof *optimizer);
     optimizer->graph = graph;
     optimizer->config = *config;
@@ -91,16 +135,20 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, boo
     optimizer->kernels = choose_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    optimizer->variance_offset = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->variance_offset);
-    optimizer->momentum_bytes = graph->parameter_extent * (int64_t)optimizer->wide;
-    optimizer->variance_bytes = variance_extent(graph, config, optimizer->variance_offset) * (int64_t)optimizer->wide;
+    if (part) take_part(optimizer, part);
+    else take_everything(optimizer);
+    optimizer->momentum_bytes = (part ? part->extent : graph->parameter_extent) * (int64_t)optimizer->wide;
+    optimizer->variance_bytes = place_variance(optimizer) * (int64_t)optimizer->wide;
     muon_lay_out(optimizer);
     append_adamw_chunks(optimizer, true);
     optimizer->controller_end = optimizer->chunk_count;
+    optimizer->controller_segments = optimizer->segment_count;
     append_adamw_chunks(optimizer, false);
     optimizer->adamw_end = optimizer->chunk_count;
+    optimizer->adamw_segments = optimizer->segment_count;
     append_muon_chunks(optimizer);
-    optimizer->scratch_bytes = optimizer->muon_bytes + (optimizer->chunk_count + optimizer->matrix_count + 1) * (int64_t)sizeof(double) +
+    optimizer->scratch_bytes = optimizer->muon_bytes +
+                               (optimizer->chunk_count + optimizer->matrix_count + optimizer->segment_count) * (int64_t)sizeof(double) +
                                (gpu ? chunk_list_bytes(optimizer) : 0);
     return optimizer;
 }
@@ -122,8 +170,8 @@ static bool allocate_arenas(Optimizer *optimizer, Error *error) {
     return true;
 }
 
-Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, Device *device, Error *error) {
-    Optimizer *optimizer = lay_out(graph, config, device_is_gpu(device));
+Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, Device *device, Error *error) {
+    Optimizer *optimizer = lay_out(graph, config, part, device_is_gpu(device));
     assert(!optimizer->gpu || graph->precision == PRECISION_BF16);
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
@@ -133,7 +181,7 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, D
     }
     optimizer->partials = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
     optimizer->norms = optimizer->partials + optimizer->chunk_count;
-    optimizer->device_chunks = (Chunk *)(optimizer->norms + optimizer->matrix_count + 1);
+    optimizer->device_chunks = (Chunk *)(optimizer->norms + optimizer->matrix_count + optimizer->segment_count);
     if (optimizer->gpu) device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
     return optimizer;
 }
@@ -145,19 +193,24 @@ void optimizer_free(Optimizer *optimizer) {
         device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
+    free(optimizer->pieces);
     free(optimizer->variance_offset);
+    free(optimizer->segments);
     free(optimizer->chunks);
     free(optimizer->matrices);
     free(optimizer->products);
     free(optimizer);
 }
 
-int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config) {
-    return (graph->parameter_extent + variance_extent(graph, config, NULL)) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part) {
+    Optimizer *optimizer = lay_out(graph, config, part, false);
+    int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes;
+    optimizer_free(optimizer);
+    return bytes;
 }
 
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, bool gpu) {
-    Optimizer *optimizer = lay_out(graph, config, gpu);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu) {
+    Optimizer *optimizer = lay_out(graph, config, part, gpu);
     int64_t bytes = optimizer->scratch_bytes;
     optimizer_free(optimizer);
     return bytes;
@@ -165,40 +218,86 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
+/* Where gradients of a segment's chunks are, by the offsets of the chunks. */
+static const void *gradients_of(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
+    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optimizer->wide);
+}
+
+/* Puts the norm of each segment into `norms` of the scratch, and then here. */
+static void norms_gpu(const Optimizer *optimizer, const void *gradients, double *norms) {
+    double *on_device = optimizer->norms + optimizer->matrix_count;
+    for (int i = optimizer->controller_segments; i < optimizer->segment_count; i++) {
+        const Segment *segment = &optimizer->segments[i];
+        gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first,
+                          gradients_of(optimizer, segment, gradients), optimizer->partials, on_device + i);
+    }
+    device_download(optimizer->device, norms, on_device, optimizer->segment_count * (int64_t)sizeof *norms);
+}
+
 static double gradient_norm_gpu(const Optimizer *optimizer, const void *gradients) {
-    double norm = NAN, *on_device = optimizer->norms + optimizer->matrix_count;
-    gpu_gradient_norm(optimizer->device, optimizer->device_chunks + optimizer->controller_end, optimizer->chunk_count - optimizer->controller_end,
-                      gradients, optimizer->partials, on_device);
-    device_download(optimizer->device, &norm, on_device, sizeof norm);
-    return norm;
+    double *norms = memory_allocate((size_t)optimizer->segment_count * sizeof *norms), sum = 0;
+    norms_gpu(optimizer, gradients, norms);
+    for (int i = optimizer->controller_segments; i < optimizer->segment_count; i++)
+        if (optimizer->segments[i].primary) sum += norms[i] * norms[i];
+    free(norms);
+    return sqrt(sum);
 }
 
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
     if (optimizer->gpu) return gradient_norm_gpu(optimizer, gradients);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = optimizer->controller_end; i < optimizer->chunk_count; i++) {
-        const Chunk *chunk = &optimizer->chunks[i];
-        optimizer->partials[i] = optimizer->kernels->sum_squares(chunk->count, optim_at(gradients, chunk->offset, optimizer->wide));
-    }
     double sum = 0;
-    for (int64_t i = optimizer->controller_end; i < optimizer->chunk_count; i++) sum += optimizer->partials[i];
+    for (int k = optimizer->controller_segments; k < optimizer->segment_count; k++) {
+        const Segment *segment = &optimizer->segments[k];
+        const void *from = gradients_of(optimizer, segment, gradients);
+        if (!segment->primary) continue;
+#pragma omp parallel for schedule(static)
+        for (int64_t i = segment->first; i < segment->end; i++) {
+            const Chunk *chunk = &optimizer->chunks[i];
+            optimizer->partials[i] = optimizer->kernels->sum_squares(chunk->count, optim_at(from, chunk->offset, optimizer->wide));
+        }
+        for (int64_t i = segment->first; i < segment->end; i++) sum += optimizer->partials[i];
+    }
     return sqrt(sum);
+}
+
+static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
+    const Segment *segment = &optimizer->segments[index];
+    Update shifted = *update;
+    shifted.weights = optim_at(update->weights, optimizer->local_weights ? 0 : segment->shift, optimizer->compute);
+    shifted.gradients = gradients_of(optimizer, segment, update->gradients);
+    if (index < optimizer->controller_segments && optimizer->config.controller_lr == 0) return;
+    if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
+    else muon_step(optimizer, segment, &shifted);
+}
+
+void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context) {
+    optimizer->updated = updated;
+    optimizer->updated_context = context;
 }
 
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
     assert(step >= 1);
-    adamw_step(optimizer, master, weights, gradients, step, lr, scale);
-    muon_step(optimizer, master, weights, gradients, lr, scale);
+    Update update = {master, weights, gradients, step, lr, scale};
+    for (int bucket = 0; bucket < optimizer->bucket_count; bucket++) {
+        for (int i = 0; i < optimizer->segment_count; i++)
+            if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, &update);
+        if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
+    }
+}
+
+static OptimizerState state_of(const Optimizer *optimizer, int piece, const char *kind, const void *arena, int64_t offset) {
+    const OptimizerPiece *p = &optimizer->pieces[piece];
+    return (OptimizerState){kind, p->parameter, p->first, p->count, optim_at(arena, offset, optimizer->wide), p->primary};
 }
 
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity) {
     size_t count = 0;
-    for (int i = 0; i < optimizer->graph->parameter_count; i++) {
-        int64_t offset = optimizer->graph->parameters[i].offset, variance = optimizer->variance_offset[i];
-        if (count < capacity) states[count] = (OptimizerState){"momentum", i, optim_at(optimizer->momentum, offset, optimizer->wide)};
+    for (int i = 0; i < optimizer->piece_count; i++) {
+        int64_t variance = optimizer->variance_offset[i];
+        if (count < capacity) states[count] = state_of(optimizer, i, "momentum", optimizer->momentum, optimizer->pieces[i].local);
         count++;
         if (variance < 0) continue;
-        if (count < capacity) states[count] = (OptimizerState){"variance", i, optim_at(optimizer->variance, variance, optimizer->wide)};
+        if (count < capacity) states[count] = state_of(optimizer, i, "variance", optimizer->variance, variance);
         count++;
     }
     return count;

@@ -46,12 +46,9 @@ static bool copy_tokenizer(const char *given, const char *folder, Error *error) 
     return copied;
 }
 
-/* Before the first checkpoint RUN/tokenizer follows the settings; then it stays. */
+/* RUN/tokenizer follows the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
     const char *given = config->data.tokenizer;
-    bool started;
-    if (!run_started(config->run, &started, error)) return false;
-    if (started) return true;
     char *fresh = memory_format("%s.partial", folder); /* what is given may be the folder itself */
     bool kept = files_remove_tree(fresh, error) && (!given[0] || copy_tokenizer(given, fresh, error)) && files_remove_tree(folder, error);
     if (kept && given[0] && rename(fresh, folder))
@@ -61,9 +58,9 @@ static bool keep_tokenizer(const Config *config, const char *folder, Error *erro
 }
 
 /* `*path` receives that of the copy, for the caller to free; "" without data.tokenizer. */
-static bool open_tokenizer(Corpus *corpus, const Config *config, char **path, Error *error) {
+static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
     char *folder = memory_format("%s/tokenizer", config->run);
-    bool kept = keep_tokenizer(config, folder, error), given = config->data.tokenizer[0];
+    bool kept = made || keep_tokenizer(config, folder, error), given = config->data.tokenizer[0];
     char *file = given ? source_tokenizer_file(folder) : NULL;
     *path = file ? file : memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
@@ -85,12 +82,12 @@ static bool pack(const char *input, const char *output, const DataConfig *data, 
     return pack_text(&options, &result, error);
 }
 
-/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless steps were already made of it. */
-static bool pack_once(const Config *config, const char *input, const char *name, double valid_fraction, Error *error) {
+/* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless that is `made`. */
+static bool pack_once(const Config *config, bool made, const char *input, const char *name, double valid_fraction, Error *error) {
     char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
-    bool started, done = run_started(config->run, &started, error);
-    if (done && !(started && shard_exists(last)))
+    bool done = made && shard_exists(last);
+    if (!done)
         done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
     free(last);
     free(output);
@@ -105,38 +102,39 @@ static bool open_in_run(Shard *shard, const Config *config, const char *name, Er
     return opened;
 }
 
-static bool open_train(Corpus *corpus, const Config *config, bool *split, Error *error) {
+static bool open_train(Corpus *corpus, const Config *config, bool made, bool *split, Error *error) {
     const DataConfig *data = &config->data;
     if (shard_exists(data->train)) return shard_open(&corpus->train, data->train, error);
     *split = data->valid[0] == '\0' && data->valid_fraction > 0;
-    if (!pack_once(config, data->train, "text", *split ? data->valid_fraction : 0, error)) return false;
+    if (!pack_once(config, made, data->train, "text", *split ? data->valid_fraction : 0, error)) return false;
     return open_in_run(&corpus->train, config, *split ? "text-train" : "text", error);
 }
 
-static bool open_valid(Corpus *corpus, const Config *config, bool split, Error *error) {
+static bool open_valid(Corpus *corpus, const Config *config, bool made, bool split, Error *error) {
     const DataConfig *data = &config->data;
     if (split) return corpus->has_valid = open_in_run(&corpus->valid, config, "text-valid", error);
     if (data->valid[0] == '\0') return true;
     if (shard_exists(data->valid)) return corpus->has_valid = shard_open(&corpus->valid, data->valid, error);
-    return pack_once(config, data->valid, "valid", 0, error) && (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
+    return pack_once(config, made, data->valid, "valid", 0, error) && (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
 }
 
-static bool open_shards(Corpus *corpus, const Config *config, Error *error) {
+static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *error) {
     bool split = false;
-    if (!open_train(corpus, config, &split, error)) return error_context(error, "data.train=%s", config->data.train);
+    if (!open_train(corpus, config, made, &split, error)) return error_context(error, "data.train=%s", config->data.train);
     corpus->bytes = !corpus->tokenizer && corpus->train.max_token < BYTE_VOCABULARY;
-    return open_valid(corpus, config, split, error) || error_context(error, "data.valid=%s", config->data.valid);
+    return open_valid(corpus, config, made, split, error) || error_context(error, "data.valid=%s", config->data.valid);
 }
 
-bool corpus_open(Corpus *corpus, const Config *config, Error *error) {
+bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
     char *tokenizer;
     *corpus = (Corpus){0};
+    if (!made && !run_started(config, &made, error)) return false;
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
-    bool opened = open_tokenizer(corpus, config, &tokenizer, error);
+    bool opened = open_tokenizer(corpus, config, made, &tokenizer, error);
     Config kept = *config;
     kept.data.tokenizer = tokenizer;
-    opened = opened && open_shards(corpus, &kept, error);
+    opened = opened && open_shards(corpus, &kept, made, error);
     free(tokenizer);
     if (!opened) corpus_close(corpus);
     return opened;

@@ -121,7 +121,7 @@ static void update(const Check *c, Optimizer *optimizer, int step) {
 }
 
 static bool check_steps(Check *c, Error *error) {
-    Optimizer *optimizer = optimizer_create(c->model.graph, &optimizer_settings, device_cpu(), error);
+    Optimizer *optimizer = optimizer_create(c->model.graph, &optimizer_settings, NULL, device_cpu(), error);
     for (int step = 1; step <= DEBUG_STATE_STEPS && optimizer; step++) {
         char name[32];
         double loss = run_step(c);
@@ -139,7 +139,7 @@ static bool check_steps(Check *c, Error *error) {
 
 /* The training program, the gradients to compare with, and the optimizer. */
 static bool check_memory(const Check *c, const Plan *plan, Error *error) {
-    int64_t bytes = plan->bytes[ARENA_GRADIENT] + optimizer_state_bytes(c->model.graph, &optimizer_settings);
+    int64_t bytes = plan->bytes[ARENA_GRADIENT] + optimizer_state_bytes(c->model.graph, &optimizer_settings, NULL);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) bytes += plan->bytes[arena];
     return memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error);
 }

@@ -31,11 +31,15 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for. */
+/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for. NULL: a batch without targets. */
 static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
     int64_t rows = model->sequences * model->length;
     int32_t *target = executor_tensor(input->executor, model->targets);
+    if (!batch) {
+        memset(target, -1, rows * sizeof *target);
+        return;
+    }
     memcpy(executor_tensor(input->executor, model->tokens), batch->tokens, rows * sizeof(int32_t));
     memcpy(executor_tensor(input->executor, model->positions), batch->positions, rows * sizeof(int32_t));
     for (int64_t i = 0; i < rows; i++) {
@@ -46,17 +50,44 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
     }
 }
 
-static Loader *open_loader(const EvaluationInput *input, Error *error) {
+/* A rank's next batch of those that the ranks take in turn. */
+typedef struct Turn { int64_t next; int size; } Turn;
+
+static int64_t pick(void *context) {
+    Turn *turn = context;
+    int64_t batch = turn->next;
+    turn->next += turn->size;
+    return batch;
+}
+
+/* Adds up over the ranks, in their order. */
+static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
+    double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
+    int64_t numbers[] = {counts->targets, counts->bytes};
+    sums[comm_rank(comm)] = *sum;
+    bool done = comm_host_all_gather(comm, "evaluation", sums, 1, COMM_F64, error) &&
+                comm_host_all_reduce(comm, "evaluation", numbers, 2, COMM_I64, COMM_SUM, error);
+    *sum = 0;
+    for (int r = 0; r < comm_size(comm); r++) *sum += sums[r];
+    *counts = (Counts){numbers[0], numbers[1]};
+    free(sums);
+    return done;
+}
+
+static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *error) {
     LoaderOptions options = {.shard = input->shard, .sequences = input->model->sequences, .length = input->model->length,
                              .vocabulary = (int32_t)input->vocabulary, .separator = input->bytes ? BYTE_SEPARATOR : -1,
-                             .document_mask = input->document_mask};
+                             .document_mask = input->document_mask, .pick = pick, .pick_context = turn};
+    *turn = (Turn){comm_rank(input->comm), comm_size(input->comm)};
     return loader_open(&options, 0, error);
 }
 
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = input->model;
-    Loader *loader = open_loader(input, error);
+    Turn turn;
+    Loader *loader = open_loader(input, &turn, error);
     if (!loader) return false;
+    int rank = comm_rank(input->comm), size = comm_size(input->comm);
     int64_t samples = loader_samples(loader), batches = (samples + model->sequences - 1) / model->sequences;
     if (input->batches && batches > input->batches) batches = input->batches;
     Counts counts = {0};
@@ -66,17 +97,18 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
     bool done = true;
-    for (int64_t i = 0; i < batches && done; i++) {
-        load_batch(input, loader_next(loader), samples, text, &counts);
+    for (int64_t i = rank; i - rank < batches && done; i += size) {
+        load_batch(input, i < batches ? loader_next(loader) : NULL, samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
         done = executor_finish(input->executor, error);
         sum += executor_get_metric(input->executor, model->loss, 0);
-        progress_update(&progress, i + 1);
+        if (rank == 0) progress_update(&progress, i + 1);
     }
     progress_finish(&progress);
     loader_close(loader);
     free(text);
+    done = done && sum_up(input->comm, &sum, &counts, error);
     *result = (Evaluation){.loss = sum / counts.targets, .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN, .tokens = counts.targets,
                            .seconds = log_seconds() - start};
     return done;
@@ -87,7 +119,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
 static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
     const Config *config = session->config;
     return (EvaluationInput){.model = &session->evaluation, .executor = session->evaluator, .shard = &corpus->valid,
-                             .vocabulary = config->model.vocabulary, .batches = config->eval_batches, .bytes = corpus->bytes,
+                             .vocabulary = config->model.vocabulary, .batches = config->eval_batches, .comm = session->comm, .bytes = corpus->bytes,
                              .tokenizer = corpus->tokenizer, .document_mask = config->data.document_mask};
 }
 
@@ -100,7 +132,9 @@ static bool name_source(const Config *config, Error *error) {
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) {
     if (!corpus->has_valid) return true;
     EvaluationInput input = input_of(session, corpus);
-    Loader *loader = open_loader(&input, error);
+    Turn turn;
+    input.comm = comm_alone();
+    Loader *loader = open_loader(&input, &turn, error);
     bool usable = loader != NULL;
     loader_close(loader);
     return usable || name_source(session->config, error);
@@ -108,5 +142,6 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
 
 bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session, corpus);
+    exchange_finish_weights(session->exchange);
     return evaluate_shard(&input, result, error) || name_source(session->config, error);
 }

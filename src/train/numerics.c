@@ -38,25 +38,29 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
 
 const char *numerics_bad_parameter(const Session *session) {
     const Graph *graph = session->model.graph;
+    const Layout *layout = session->layout;
     Device *device = session->backend.device;
     Error ignored = {0};
     int64_t bytes = session->plan.bytes[ARENA_MASTER];
     void *arena = executor_arena(session->executor, ARENA_MASTER);
     const char *master = device_view(device, arena, bytes, VIEW_READ, &ignored), *bad = NULL;
-    for (int i = 0; i < graph->parameter_count && master && !bad; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (first_bad(graph, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), TYPE_WIDE, p->count) >= 0) bad = p->name;
+    for (int i = 0; i < layout->piece_count && master && !bad; i++) {
+        const OptimizerPiece *piece = &layout->pieces[i];
+        const char *values = master + piece->local * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+        if (first_bad(graph, values, TYPE_WIDE, piece->count) >= 0) bad = graph->parameters[piece->parameter].name;
     }
     device_view_close(device, (void *)master, arena, bytes, VIEW_READ);
     return bad;
 }
 
-typedef struct Search { const Session *session; TensorId tensor; int64_t index; } Search;
+typedef struct Search { const Session *session; int node; TensorId tensor; int64_t index; } Search; /* node -1: none yet */
 
+/* Stops at the first, unless there are other ranks, which this one has to meet in what is left of the program. */
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
     Search *search = context;
+    bool alone = layout_all_ranks(search->session->layout) == 1;
     (void)seconds;
-    for (int i = 0; i < graph->nodes[node].outputs; i++) {
+    for (int i = 0; i < graph->nodes[node].outputs && search->node < 0; i++) {
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
         if (tensor == TENSOR_NONE) continue;
@@ -65,25 +69,20 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
         search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
         free(values);
-        if (search->index >= 0) return false;
+        if (search->index >= 0) search->node = node;
     }
-    return true;
+    return search->node < 0 || !alone;
 }
 
 void numerics_find(const Session *session, char *text, size_t size) {
     const char *parameter = numerics_bad_parameter(session);
-    if (parameter) {
-        snprintf(text, size, "parameter %s", parameter);
-        return;
-    }
-    Search search = {.session = session};
+    Search search = {.session = session, .node = -1};
+    if (parameter && !text[0]) snprintf(text, size, "parameter %s", parameter);
+    if (text[0] && layout_all_ranks(session->layout) == 1) return;
     executor_zero(session->executor);
-    int node = executor_run_hooked(session->executor, inspect, &search);
-    if (node < 0) {
-        snprintf(text, size, "no tensor when run again: the sum over microbatches overflowed");
-        return;
-    }
+    executor_run_hooked(session->executor, inspect, &search);
+    if (search.node < 0 || text[0]) return;
     const Graph *graph = session->model.graph;
     snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search.tensor)->name, (long long)search.index,
-             graph->nodes[node].backward ? "the backward pass of " : "", graph->nodes[node].name);
+             graph->nodes[search.node].backward ? "the backward pass of " : "", graph->nodes[search.node].name);
 }

@@ -26,10 +26,12 @@ bool run_lock(const char *run, int *lock, Error *error) {
     return !taken || error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
 }
 
-bool run_started(const char *run, bool *started, Error *error) {
+const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint_store[0] ? config->checkpoint_store : run; }
+
+bool run_started(const Config *config, bool *started, Error *error) {
     int64_t *steps = NULL;
     size_t count = 0;
-    bool listed = checkpoint_list(run, &steps, &count, error);
+    bool listed = checkpoint_list(run_checkpoints(config->run, config), &steps, &count, error);
     free(steps);
     *started = count > 0;
     return listed;
@@ -66,12 +68,18 @@ static void copy_free_settings(Config *to, const Config *from) {
     to->on_nan = from->on_nan;
     to->plan = from->plan;
     to->profile = from->profile;
+    to->hang = from->hang;
     to->dump = from->dump;
     to->tensorboard = from->tensorboard;
     to->eval_every = from->eval_every;
     to->eval_batches = from->eval_batches;
     to->checkpoint_every = from->checkpoint_every;
     to->checkpoint_keep = from->checkpoint_keep;
+    to->checkpoint_store = from->checkpoint_store;
+    to->checkpoint_async = from->checkpoint_async;
+    to->checkpoint_whole_every = from->checkpoint_whole_every;
+    to->checkpoint_patience = from->checkpoint_patience;
+    to->layout = from->layout; /* within rounding */
 }
 
 static bool same_run(const char *path, const Config *config, Error *error) {
@@ -95,7 +103,7 @@ static bool same_run(const char *path, const Config *config, Error *error) {
 
 bool run_open(const Config *config, Error *error) {
     bool started;
-    if (!files_make_folder(config->run, error) || !run_started(config->run, &started, error)) return false;
+    if (!files_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
     char *path = memory_format("%s/config.yaml", config->run);
     bool free_to_write = access(path, F_OK) != 0 || (!started && is_marked(path));
     bool opened = free_to_write ? write_config(path, config, error) : same_run(path, config, error);

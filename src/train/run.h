@@ -8,7 +8,9 @@
  * descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process trains there. */
 bool run_lock(const char *run, int *lock, Error *error);
 /* Whether there is a checkpoint, good or not. Before the first one nothing binds a run to its settings or its packed text. */
-bool run_started(const char *run, bool *started, Error *error);
+bool run_started(const Config *config, bool *started, Error *error);
+/* Where the checkpoints of `run`, configured so, are (ckpt.h). */
+const char *run_checkpoints(const char *run, const Config *config);
 /* Makes the folder and its config.yaml; once started, a run demands that every setting that decides results stays the same, and
  * names those that do not (ERROR_USAGE). */
 bool run_open(const Config *config, Error *error);

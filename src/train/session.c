@@ -8,15 +8,60 @@
 #include "base/memory.h"
 #include "op/op.h"
 
-bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
+/* -- Plan ---------------------------------------------------------------------------------------------------------- */
+
+/* Large enough to be carried at the network's speed, which for the links between AMD GPUs is larger. */
+static int64_t bucket_bytes(const Config *config, const Device *device) {
+    double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
+    return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
+}
+
+/* Arenas as large as the rank's part of them. */
+static Plan plan_program(const Session *session, Graph *graph, const Timetable *timetable) {
+    Plan plan = graph_plan(graph, &session->backend);
+    int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
+    if (!session->layout->stage) return plan;
+    plan.bytes[ARENA_MASTER] = session->layout->local_extent * wide;
+    plan.bytes[ARENA_WEIGHT] = timetable->weight_extent * compute;
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = timetable->gradient_extent * wide;
+    return plan;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config};
     Precision precision = config->precision;
+    if (config->layout.dp && config->layout.dp != size)
+        return error_set(error, ERROR_USAGE, "layout.dp=%lld but there are %d ranks: start as many as that, or leave it out", (long long)config->layout.dp, size);
+    if (config->layout.shard && size % config->layout.shard)
+        return error_set(error, ERROR_USAGE, "layout.shard=%lld does not divide the %d ranks: groups of that size share out what ZeRO spreads",
+                         (long long)config->layout.shard, size);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     session->model = model_build(&config->model, precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
-    session->plan = graph_plan(session->model.graph, &session->backend);
     session->evaluation = model_build(&config->model, precision, MODEL_EVALUATE, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
-    session->evaluation_plan = graph_plan(session->evaluation.graph, &session->backend);
+    session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device), rank, size);
+    layout_place(session->layout, session->evaluation.graph);
+    session->timetable = timetable_create(session->layout, session->model.graph);
+    session->evaluation_timetable = timetable_create(session->layout, session->evaluation.graph);
+    session->plan = plan_program(session, session->model.graph, session->timetable);
+    session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_timetable);
+    session->plan.bytes[ARENA_WEIGHT] = larger(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
     return true;
+}
+
+bool session_plan(Session *session, const Config *config, Device *device, Error *error) {
+    return session_plan_rank(session, config, device, 0, 1, error);
+}
+
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+/* Most rows that a rank takes of a step. */
+int64_t session_step_rows(const Session *session) {
+    const Config *config = session->config;
+    int64_t microbatch = config->batch.sequences * config->data.length, microbatches = config->batch.tokens / microbatch;
+    int ranks = layout_all_ranks(session->layout);
+    return (microbatches + ranks - 1) / ranks * microbatch;
 }
 
 static int64_t small_arenas(const Plan *plan) {
@@ -26,20 +71,23 @@ static int64_t small_arenas(const Plan *plan) {
 Budget session_budget(const Session *session) {
     const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
-    int64_t step_tokens = session->config->batch.tokens * 3 * (int64_t)sizeof(int32_t);
+    OptimizerPart part = layout_part(session->layout);
+    int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
     Budget budget = {
         .weights = plan->bytes[ARENA_WEIGHT],
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT],
-        .optimizer = optimizer_state_bytes(session->model.graph, optimizer),
+        .optimizer = optimizer_state_bytes(session->model.graph, optimizer, &part),
         .activations = plan->bytes[ARENA_ACTIVATION],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, device_is_gpu(session->backend.device)),
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, &part, device_is_gpu(session->backend.device)),
         /* Evaluation runs in the training activations where they are large enough. */
         .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
         .activation_floor = plan->activation_floor,
     };
-    budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch + budget.evaluation + budget.other;
+    budget.copy = session_copy_bytes(session->config, session->layout, budget.master, budget.optimizer);
+    budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch + budget.evaluation +
+                   budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
     return budget;
 }
 
@@ -62,6 +110,7 @@ void budget_print(const Budget *budget, FILE *file) {
     print_row(file, "optimizer scratch", budget->scratch, budget->total, "");
     print_row(file, "evaluation", budget->evaluation, budget->total, "what does not fit into the activations");
     print_row(file, "inputs and constants", budget->other, budget->total, "");
+    print_row(file, "checkpoint copy", budget->copy, budget->total, "in the host's memory; checkpoint.async=false does without");
     print_row(file, "total", budget->total, budget->total, "");
 }
 
@@ -79,19 +128,34 @@ void session_print_plan(const Session *session, FILE *file) {
     budget_print(&budget, file);
 }
 
+static bool fits(const Config *config, Device *device, const Layout *layout, int64_t available) {
+    Session session;
+    Error ignored = {0};
+    int rank = layout->replica * layout->size + layout->rank;
+    bool fitting = session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) && session_budget(&session).total <= available;
+    session_free(&session);
+    return fitting;
+}
+
+/* What costs no time of the steps, or little: no copy for checkpoints, then more that ranks share out. */
+static bool find_sharing(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
+    Config trial = *config;
+    trial.checkpoint_async = false;
+    if (fits(&trial, device, layout, available)) return snprintf(change, size, "checkpoint.async=false") > 0;
+    trial = *config;
+    while (layout_all_ranks(layout) > 1 && ++trial.layout.zero <= 3)
+        if (fits(&trial, device, layout, available)) return snprintf(change, size, "layout.zero=%lld", (long long)trial.layout.zero) > 0;
+    return false;
+}
+
 /* The first of these changes that fits: recompute more, then smaller microbatches with the most recomputation. */
-static bool find_fitting(const Config *config, Device *device, int64_t available, char *change, size_t size) {
+static bool find_fitting(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
     static const char *const policies[] = {"none", "norm", "attention", "block"};
     Config trial = *config;
     for (;;) {
         for (int policy = config->recompute + (trial.batch.sequences == config->batch.sequences); policy <= RECOMPUTE_BLOCK; policy++) {
-            Session session;
             trial.recompute = policy;
-            Error ignored = {0};
-            if (!session_plan(&session, &trial, device, &ignored)) return false;
-            bool fits = session_budget(&session).total <= available;
-            session_free(&session);
-            if (!fits) continue;
+            if (!fits(&trial, device, layout, available)) continue;
             int used = policy == config->recompute ? 0 : snprintf(change, size, "recompute=%s ", policies[policy]);
             if (trial.batch.sequences != config->batch.sequences) snprintf(change + used, size - used, "batch.sequences=%lld", (long long)trial.batch.sequences);
             return true;
@@ -108,15 +172,56 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
     log_format_bytes((double)budget.total, needed);
     log_format_bytes((double)available, have);
     budget_print(&budget, stderr);
-    if (find_fitting(session->config, session->backend.device, available, change, sizeof change))
+    if (find_sharing(session->config, session->backend.device, session->layout, available, change, sizeof change) ||
+        find_fitting(session->config, session->backend.device, session->layout, available, change, sizeof change))
         return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, change);
     return error_set(error, ERROR_MEMORY,
                      "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit: use a machine with more memory, "
                      "a smaller model, or a shorter data.length", needed, have);
 }
 
-bool session_start(Session *session, Error *error) {
+/* -- Life ---------------------------------------------------------------------------------------------------------- */
+
+/* Initial weights are functions of the parameters' names: each rank makes those that it holds of one parameter after another. */
+static bool initialize_piece(Session *session, const OptimizerPiece *piece, Error *error) {
+    Graph one = *session->model.graph;
+    Parameter parameter = one.parameters[piece->parameter];
+    int64_t unit = (int64_t)precision_bytes(one.precision, TYPE_WIDE);
+    char *values = memory_map(parameter.count * unit, error), *to = executor_arena(session->executor, ARENA_MASTER);
+    if (!values) return error_context(error, "initial weights of %s", parameter.name);
+    parameter.offset = 0;
+    one.parameters = &parameter;
+    one.parameter_count = 1;
+    model_initialize(&one, &session->config->model, session->config->seed, values);
+    device_upload(session->backend.device, to + piece->local * unit, values + piece->first * unit, piece->count * unit);
+    memory_unmap(values, parameter.count * unit);
+    return true;
+}
+
+static bool initialize(Session *session, Error *error) {
+    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
+    if (!session->layout->stage)
+        return model_initialize_on(session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
+    for (int i = 0; i < session->layout->piece_count; i++)
+        if (!initialize_piece(session, &session->layout->pieces[i], error)) return false;
+    session_spread_weights(session);
+    return comm_ok(session->comm, error);
+}
+
+static bool open_groups(Session *session, Error *error) {
+    const Layout *layout = session->layout;
+    session->ranks = (Ranks){session->comm, session->comm, NULL};
+    if (layout->replicas == 1) return true;
+    session->ranks.group = comm_split(session->comm, layout->replica, "group", error);
+    session->ranks.replicas = session->ranks.group ? comm_split(session->comm, layout->rank, "replicas", error) : NULL;
+    return session->ranks.replicas != NULL;
+}
+
+bool session_start(Session *session, Comm *comm, Error *error) {
     const Config *config = session->config;
+    OptimizerPart part = layout_part(session->layout);
+    session->comm = comm;
+    if (!open_groups(session, error)) return false;
     session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
     if (!session->executor) return false;
     void *shared[ARENA_COUNT] = {
@@ -126,17 +231,47 @@ bool session_start(Session *session, Error *error) {
     if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
     session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
-    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, session->backend.device, error) : NULL;
+    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
-    return model_initialize_on(session->model.graph, &config->model, config->seed, session->backend.device, executor_arena(session->executor, ARENA_MASTER),
-                               executor_arena(session->executor, ARENA_WEIGHT), error);
+    session->exchange = exchange_create(session->layout, session->timetable, &session->ranks, session->executor);
+    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator);
+    optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
+    return initialize(session, error);
 }
 
 void session_free(Session *session) {
+    session_close_saver(session);
+    exchange_free(session->evaluation_exchange);
+    exchange_free(session->exchange);
+    comm_close(session->ranks.replicas);
+    if (session->ranks.group != session->comm) comm_close(session->ranks.group);
     optimizer_free(session->optimizer);
     executor_free(session->evaluator);
     executor_free(session->executor);
+    timetable_free(session->evaluation_timetable);
+    timetable_free(session->timetable);
+    layout_free(session->layout);
     model_free(&session->evaluation);
     model_free(&session->model);
     *session = (Session){0};
+}
+
+/* -- Weights ------------------------------------------------------------------------------------------------------- */
+
+bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error) {
+    Device *device = session->backend.device;
+    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    char *to = executor_arena(session->executor, ARENA_MASTER);
+    for (int i = 0; i < session->layout->piece_count; i++) {
+        const OptimizerPiece *piece = &session->layout->pieces[i];
+        int64_t from = graph->parameters[piece->parameter].offset + piece->first;
+        device_upload(device, to + piece->local * unit, (const char *)master + from * unit, piece->count * unit);
+    }
+    session_spread_weights(session);
+    return device_ok(device, error) && comm_ok(session->comm, error);
+}
+
+void session_spread_weights(Session *session) {
+    for (int b = 0; b < session->layout->bucket_count; b++) exchange_make_weights(session->exchange, b);
+    exchange_finish_weights(session->exchange);
 }

@@ -120,21 +120,83 @@ bool source_load_weights(const char *folder, const Config *config, Precision pre
     size_t bytes = model.graph->parameter_extent * precision_bytes(saved, TYPE_WIDE);
     bool same = precision_bytes(saved, TYPE_WIDE) == precision_bytes(precision, TYPE_WIDE);
     void *weights = same ? master : memory_map(bytes, error);
-    bool loaded = weights && session_load_weights(model.graph, folder, weights, step, error);
+    bool loaded = weights && session_load_weights(model.graph, config, folder, weights, step, error);
     if (loaded && !same) convert(precision, master, saved, weights, model.graph->parameter_extent);
     if (!same) memory_unmap(weights, bytes);
     model_free(&model);
     return loaded;
 }
 
-bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
-    const Graph *graph = executor_graph(executor);
-    Device *device = executor_backend(executor)->device;
-    void *master = executor_arena(executor, ARENA_MASTER);
+/* -- Programs ------------------------------------------------------------------------------------------------------- */
+
+static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
+
+/* A program without gradients reads matrices from the arena of weights alone. */
+static bool is_matrix(const Graph *graph, int parameter) { return graph_get(graph, graph->parameters[parameter].tensor)->arena == ARENA_WEIGHT; }
+static bool skips_matrices(const Graph *graph) { return !graph->training && graph->precision == PRECISION_BF16; }
+
+/* On a GPU a parameter passes through host memory. */
+static void load_rounded(const HfReader *reader, int parameter, Device *device, uint16_t *target, int64_t count) {
+    uint16_t *host = device_is_gpu(device) ? memory_allocate(count * sizeof *host) : target;
+    hf_reader_load_bf16(reader, parameter, host);
+    if (host == target) return;
+    device_upload(device, target, host, count * (int64_t)sizeof *host);
+    free(host);
+}
+
+static void load_wide(const HfReader *reader, int parameter, Device *device, char *target, int64_t bytes) {
+    char *host = device_is_gpu(device) ? memory_allocate(bytes) : target;
+    hf_reader_load(reader, parameter, host);
+    if (host == target) return;
+    device_upload(device, target, host, bytes);
+    free(host);
+}
+
+static bool load_folder(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
+    HfReader *reader = hf_reader_open(folder, &config->model, graph, error);
+    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
+    for (int i = 0; i < graph->parameter_count && reader; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (skips_matrices(graph) && is_matrix(graph, i)) load_rounded(reader, i, device, (uint16_t *)weights + p->offset, p->count);
+        else load_wide(reader, i, device, (char *)master + p->offset * unit, p->count * (int64_t)unit);
+    }
+    bool loaded = reader && device_ok(device, error);
+    hf_reader_close(reader);
+    if (loaded && !skips_matrices(graph)) model_cast_weights(graph, device, master, weights);
+    return loaded;
+}
+
+bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error) {
+    *step = 0;
+    if (is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
     int64_t bytes = graph->parameter_extent * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
     void *view = device_view(device, master, bytes, VIEW_WRITE, error);
     bool loaded = view && source_load_weights(folder, config, graph->precision, view, step, error);
     device_view_close(device, view, master, bytes, VIEW_WRITE);
-    if (loaded) model_cast_weights(graph, device, master, executor_arena(executor, ARENA_WEIGHT));
+    if (loaded) model_cast_weights(graph, device, master, weights);
     return loaded;
+}
+
+bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
+    return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device, executor_arena(executor, ARENA_MASTER),
+                              executor_arena(executor, ARENA_WEIGHT), step, error);
+}
+
+/* The huge pages in which vectors lie; the kernel gives no memory for the others. */
+static int64_t vector_bytes(const Graph *graph) {
+    const int64_t page = 2 << 20, unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t bytes = 0, seen = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        int64_t begin = p->offset * unit / page * page, end = ((p->offset + p->count) * unit + page - 1) / page * page;
+        if (is_matrix(graph, i) || end <= seen) continue;
+        bytes += end - (begin > seen ? begin : seen);
+        seen = end;
+    }
+    return bytes;
+}
+
+int64_t source_weight_bytes(const char *folder, const Graph *graph, const Plan *plan, const Device *device) {
+    bool sparse = is_model_folder(folder) && skips_matrices(graph) && !device_is_gpu(device);
+    return plan->bytes[ARENA_WEIGHT] + (sparse ? vector_bytes(graph) : plan->bytes[ARENA_MASTER]);
 }

@@ -1,51 +1,86 @@
 /* A session as a checkpoint: every parameter in the WIDE type under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
- * cursor and the schedule are functions of step and configuration, so nothing else is needed to continue bit for bit. */
+ * cursor and the schedule are functions of step and configuration, so nothing else is needed to continue bit for bit.
+ *
+ * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever wrote it, so any number of ranks continues what
+ * any other began. A save copies the rank's part into host memory that the Saver keeps for that, which is all that the training waits for; a thread writes it.
+ * That memory is made ready (on a GPU: pinned, seconds for a large model) beside the first steps. The Saver belongs to the session. With checkpoint.async=false
+ * there is neither copy nor thread. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "train/run.h"
 #include "train/session.h"
 
-static Interval parameter_interval(const Graph *graph, int index, char *name, void *data) {
-    const Parameter *p = &graph->parameters[index];
-    Interval interval = {.name = name, .type = graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32, .rank = p->rank, .count = p->count, .data = data};
-    memcpy(interval.shape, p->shape, sizeof p->shape);
-    return interval;
-}
+enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64, COPY_BLOCK = 256 << 20 };
 
-static void *element(const Graph *graph, void *arena, int64_t offset) {
-    return (char *)arena + offset * precision_bytes(graph->precision, TYPE_WIDE);
-}
+/* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
-/* Intervals of tensors in memory of a device; their data are views of it. */
+/* Intervals of tensors in memory of a device, and where their data are for the host: views, or the copy of a save. */
 typedef struct IntervalList { Interval *items; void **memory; size_t count; } IntervalList;
 
-static void append(IntervalList *list, Interval interval) {
+static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
+static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
+
+/* Elements [first, first + count) of a parameter, which lie at `memory`. */
+static void append(IntervalList *list, const Graph *graph, int index, char *name, int64_t first, int64_t count, void *memory) {
+    const Parameter *p = &graph->parameters[index];
+    Interval interval = {.name = name, .type = graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32, .rank = p->rank, .first = first, .count = count};
+    memcpy(interval.shape, p->shape, sizeof p->shape);
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
     list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
-    list->memory[list->count] = interval.data;
+    list->memory[list->count] = memory;
     list->items[list->count++] = interval;
 }
 
-static void append_weights(IntervalList *list, const Graph *graph, void *master) {
-    for (int i = 0; i < graph->parameter_count; i++)
-        append(list, parameter_interval(graph, i, memory_copy_string(graph->parameters[i].name), element(graph, master, graph->parameters[i].offset)));
+/* Cuts an interval down to what this rank writes of it: all that it counts as the first holder of, or an even share of what every rank holds. */
+static bool cut_to_own(const Layout *layout, bool primary, int64_t *first, int64_t *count, int64_t *skipped) {
+    int64_t all = *count;
+    *skipped = 0;
+    if (layout->stage) return primary;
+    *skipped = all / layout->size * layout->rank + (all % layout->size) * layout->rank / layout->size;
+    *count = all / layout->size * (layout->rank + 1) + (all % layout->size) * (layout->rank + 1) / layout->size - *skipped;
+    *first += *skipped;
+    return *count > 0;
 }
 
-static void append_optimizer(IntervalList *list, const Graph *graph, const Optimizer *optimizer) {
-    size_t count = optimizer_states(optimizer, NULL, 0);
+/* What the session holds of weights and optimizer state on this rank; with `own`, only what it writes. */
+static IntervalList session_intervals(const Session *session, bool own) {
+    const Graph *graph = session->model.graph;
+    const Layout *layout = session->layout;
+    char *master = executor_arena(session->executor, ARENA_MASTER);
+    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE), skipped = 0;
+    IntervalList list = {0};
+    for (int i = 0; i < layout->piece_count; i++) {
+        OptimizerPiece piece = layout->pieces[i];
+        if (own && !cut_to_own(layout, piece.primary, &piece.first, &piece.count, &skipped)) continue;
+        append(&list, graph, piece.parameter, memory_copy_string(graph->parameters[piece.parameter].name), piece.first, piece.count,
+               master + (piece.local + skipped) * unit);
+    }
+    size_t count = optimizer_states(session->optimizer, NULL, 0);
     OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
-    optimizer_states(optimizer, states, count);
+    optimizer_states(session->optimizer, states, count);
     for (size_t i = 0; i < count; i++) {
-        char *name = memory_format("optimizer/%s/%s", states[i].kind, graph->parameters[states[i].parameter].name);
-        append(list, parameter_interval(graph, states[i].parameter, name, states[i].data));
+        OptimizerState *state = &states[i];
+        if (own && !cut_to_own(layout, state->primary, &state->first, &state->count, &skipped)) continue;
+        char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->parameter].name);
+        append(&list, graph, state->parameter, name, state->first, state->count, (char *)state->data + skipped * unit);
     }
     free(states);
+    return list;
 }
 
-static int64_t interval_bytes(const Interval *interval) { return interval->count * (interval->type == STORED_F64 ? 8 : 4); }
+static void list_free(IntervalList *list) {
+    for (size_t i = 0; i < list->count; i++) free((char *)list->items[i].name);
+    free(list->items);
+    free(list->memory);
+    *list = (IntervalList){0};
+}
 
 static bool list_view(IntervalList *list, Device *device, ViewAccess access, Error *error) {
     for (size_t i = 0; i < list->count; i++) list->items[i].data = NULL;
@@ -57,66 +92,238 @@ static bool list_view(IntervalList *list, Device *device, ViewAccess access, Err
 }
 
 /* What was loaded goes to the device with VIEW_WRITE. */
-static void list_free(IntervalList *list, Device *device, ViewAccess access) {
-    for (size_t i = 0; i < list->count; i++) {
+static void list_close_views(IntervalList *list, Device *device, ViewAccess access) {
+    for (size_t i = 0; i < list->count; i++)
         device_view_close(device, list->items[i].data, list->memory[i], interval_bytes(&list->items[i]), access);
-        free((char *)list->items[i].name);
+}
+
+/* -- Saving -------------------------------------------------------------------------------------------------------- */
+
+/* Host memory for one or more intervals, one after another. */
+typedef struct CopyBlock { void *memory; int64_t bytes; } CopyBlock;
+
+struct Saver {
+    IntervalList list; /* what this rank writes */
+    Device *device;
+    bool copies;       /* into blocks, so that saving is asynchronous */
+    CopyBlock *blocks;
+    size_t block_count;
+    pthread_t thread;  /* makes the blocks, until it is joined before the first save */
+    bool preparing;
+    Error refused;     /* why there are no blocks */
+    CheckpointJob *job;
+    json_t *metadata;
+    double stall;
+    int64_t step;
+};
+
+static int64_t copy_room(const Interval *interval) { return (interval_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT; }
+
+int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer) {
+    int64_t held = master + optimizer;
+    return !config->checkpoint_async ? 0 : layout->stage ? held : (held + layout->size - 1) / layout->size;
+}
+
+/* A driver that pins much memory at once keeps the program's own calls waiting: hence blocks. Their pages are touched, since no save shall wait for them. */
+static void *make_blocks(void *context) {
+    Saver *saver = context;
+    bool gpu = device_is_gpu(saver->device);
+    char *to = NULL;
+    int64_t room = 0, total = 0;
+    if (gpu) device_use_thread(saver->device);
+    for (size_t i = 0; i < saver->list.count; i++) total += copy_room(&saver->list.items[i]);
+    if (gpu && !memory_check(total, "the host's copy of a checkpoint", "set checkpoint.async=false", &saver->refused)) return NULL;
+    for (size_t i = 0; i < saver->list.count; i++) {
+        int64_t bytes = copy_room(&saver->list.items[i]);
+        if (bytes > room) {
+            room = bytes > COPY_BLOCK ? bytes : total < COPY_BLOCK ? total : COPY_BLOCK;
+            to = device_allocate_host(saver->device, room, &saver->refused);
+            if (!to) return NULL;
+            if (!gpu) memset(to, 0, (size_t)room);
+            saver->blocks[saver->block_count++] = (CopyBlock){to, room};
+        }
+        saver->list.items[i].data = to;
+        to += bytes, room -= bytes, total -= bytes;
     }
-    free(list->items);
-    free(list->memory);
+    return NULL;
 }
 
-static IntervalList session_intervals(const Session *session) {
-    IntervalList list = {0};
-    append_weights(&list, session->model.graph, executor_arena(session->executor, ARENA_MASTER));
-    append_optimizer(&list, session->model.graph, session->optimizer);
-    return list;
+static void free_blocks(Saver *saver) {
+    for (size_t i = 0; i < saver->block_count; i++) device_free_host(saver->device, saver->blocks[i].memory, saver->blocks[i].bytes);
+    saver->block_count = 0;
+    saver->copies = false;
 }
 
-bool session_save(Session *session, double *seconds, int64_t *bytes, Error *error) {
-    const Config *config = session->config;
-    IntervalList list = session_intervals(session);
-    json_t *metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
-                                 (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
-    CheckpointStats stats = {0};
-    Device *device = session->backend.device;
-    bool saved = list_view(&list, device, VIEW_READ, error) && checkpoint_save(config->run, session->step, list.items, list.count, metadata, (int)config->checkpoint_keep, &stats, error);
-    json_decref(metadata);
-    list_free(&list, device, VIEW_READ);
-    *seconds = stats.seconds;
-    *bytes = stats.bytes;
-    return saved;
+/* The blocks are there afterwards, or saving does without. */
+static void finish_blocks(Saver *saver) {
+    if (saver->preparing) pthread_join(saver->thread, NULL);
+    saver->preparing = false;
+    if (saver->refused.code == ERROR_NONE || !saver->copies) return;
+    log_warn("training will wait for its checkpoints to be written: %s", saver->refused.message);
+    free_blocks(saver);
 }
 
-/* -1 with *failed when checkpoints exist but none is good; -1 alone when there is none. */
-static int64_t newest(const char *run, bool *failed, Error *error) {
-    *failed = false;
-    return checkpoint_latest(run, failed, error);
+static void saver_open(Session *session) {
+    Saver *saver = session->saver = memory_allocate(sizeof *session->saver);
+    *saver = (Saver){.list = session_intervals(session, true), .device = session->backend.device, .copies = session->config->checkpoint_async};
+    if (!saver->copies) return;
+    saver->blocks = memory_allocate((saver->list.count + 1) * sizeof *saver->blocks);
+    saver->preparing = pthread_create(&saver->thread, NULL, make_blocks, saver) == 0;
+    if (!saver->preparing) make_blocks(saver);
 }
 
-bool session_resume(Session *session, Error *error) {
-    bool failed;
-    int64_t step = newest(session->config->run, &failed, error);
-    if (failed) return false;
-    if (step < 0) return true;
-    IntervalList list = session_intervals(session);
-    Device *device = session->backend.device;
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) && checkpoint_load(session->config->run, step, list.items, list.count, NULL, error);
-    list_free(&list, device, VIEW_WRITE);
-    if (!loaded) return false;
-    session->step = step;
-    model_cast_weights(session->model.graph, device, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT));
+void session_close_saver(Session *session) {
+    Saver *saver = session->saver;
+    if (!saver) return;
+    Error ignored = {0};
+    if (saver->job) checkpoint_finish(saver->job, NULL, &ignored);
+    json_decref(saver->metadata);
+    if (saver->preparing) pthread_join(saver->thread, NULL);
+    free_blocks(saver);
+    free(saver->blocks);
+    list_free(&saver->list);
+    free(saver);
+    session->saver = NULL;
+}
+
+/* Copies the rank's part of the state; on the CPU with all cores, in pieces. */
+static bool copy_state(Saver *saver, Error *error) {
+    if (device_is_gpu(saver->device)) {
+        for (size_t i = 0; i < saver->list.count; i++)
+            device_download(saver->device, saver->list.items[i].data, saver->list.memory[i], interval_bytes(&saver->list.items[i]));
+        return device_ok(saver->device, error);
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < saver->list.count; i++) {
+        const Interval *interval = &saver->list.items[i];
+        for (int64_t at = 0, bytes = interval_bytes(interval); at < bytes; at += COPY_BYTES)
+#pragma omp task firstprivate(at) if (bytes > COPY_BYTES)
+            memcpy((char *)interval->data + at, (char *)saver->list.memory[i] + at, bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES);
+    }
     return true;
 }
 
-bool session_load_weights(const Graph *graph, const char *run, void *master, int64_t *step, Error *error) {
-    bool failed;
-    *step = newest(run, &failed, error);
-    if (failed) return false;
-    if (*step < 0) return error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", run);
+/* The same number on all ranks, another one for every save, also of a run that starts again. */
+static bool agree_on_attempt(Session *session, int64_t *attempt, Error *error) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *attempt = (int64_t)(((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) ^ (uint64_t)getpid() << 48 >> 1);
+    return comm_host_broadcast(session->comm, "checkpoint attempt", attempt, 1, COMM_I64, 0, error);
+}
+
+static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
+    const Config *config = session->config;
+    const Saver *saver = session->saver;
+    return (CheckpointPlan){.where = run_checkpoints(config->run, config), .step = session->step, .intervals = saver->list.items, .count = saver->list.count,
+                            .metadata = saver->metadata, .keep = (int)config->checkpoint_keep, .rank = comm_rank(session->comm), .ranks = comm_size(session->comm),
+                            .attempt = (uint64_t)attempt, .share = config->checkpoint_whole_every && session->step % config->checkpoint_whole_every,
+                            .patience = config->checkpoint_patience};
+}
+
+bool session_save_start(Session *session, Error *error) {
+    double start = log_seconds();
+    const Config *config = session->config;
+    int64_t attempt;
+    if (!agree_on_attempt(session, &attempt, error)) return false;
+    Saver *saver = session->saver;
+    finish_blocks(saver);
+    saver->step = session->step;
+    json_decref(saver->metadata);
+    saver->metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
+                                (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
+    CheckpointPlan plan = plan_save(session, attempt);
+    bool held = saver->copies ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
+    if (held) saver->job = checkpoint_start(&plan);
+    saver->stall = log_seconds() - start;
+    return held;
+}
+
+bool session_save_end(Session *session, bool wait, SaveReport *report) {
+    Saver *saver = session->saver;
+    if (!saver || !saver->job || !(wait || !saver->copies || checkpoint_is_done(saver->job))) return false;
+    double start = log_seconds();
+    CheckpointStats stats = {0};
+    *report = (SaveReport){.step = saver->step};
+    report->saved = checkpoint_finish(saver->job, &stats, &report->error);
+    saver->job = NULL;
+    if (!saver->copies) list_close_views(&saver->list, saver->device, VIEW_READ);
+    report->stall = saver->stall + (log_seconds() - start);
+    report->seconds = stats.seconds;
+    report->bytes = stats.bytes;
+    report->shared = stats.shared;
+    return true;
+}
+
+/* -- Loading ------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_CANDIDATES = 1000 };
+
+/* The steps of complete checkpoints, newest first, as rank 0 sees them; -1 after a failure on any rank. */
+static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
+    int64_t *found = NULL, result = 0;
+    size_t count = 0;
+    if (comm_rank(comm) == 0) {
+        checkpoint_report_leftovers(where);
+        result = checkpoint_list(where, &found, &count, error) ? (int64_t)(count < MOST_CANDIDATES ? count : MOST_CANDIDATES) : -1;
+        for (int64_t i = 0; i < result; i++) steps[i] = found[i];
+        free(found);
+    }
+    Error lost = {0};
+    if (!comm_host_broadcast(comm, "checkpoint count", &result, 1, COMM_I64, 0, &lost) ||
+        (result > 0 && !comm_host_broadcast(comm, "checkpoint steps", steps, result, COMM_I64, 0, &lost))) {
+        if (error->code == ERROR_NONE) *error = lost;
+        return -1;
+    }
+    if (result < 0 && comm_rank(comm) > 0) error_set(error, ERROR_CHECKPOINT, "rank 0 cannot list the checkpoints of %s", where);
+    return (int)result;
+}
+
+/* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed over. *step is 0 when there is none. False
+ * when there are some and none is good. */
+static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, Error *error) {
+    int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
+    int count = list_steps(where, comm, steps, error), i = 0;
+    bool good = count >= 0;
+    Error reason = {0};
+    for (int64_t loaded = 0; good && i < count && !loaded; i += !loaded) {
+        loaded = checkpoint_load(where, steps[i], list->items, list->count, NULL, &reason);
+        if (!loaded) log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
+        good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
+    }
+    *step = good && i < count ? steps[i] : 0;
+    if (good && i == count && count > 0)
+        good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoints and none is good; the oldest: %s", where, count,
+                         reason.code ? reason.message : "another rank cannot read it");
+    free(steps);
+    return good;
+}
+
+bool session_resume(Session *session, Error *error) {
+    const Config *config = session->config;
+    Device *device = session->backend.device;
+    IntervalList list = session_intervals(session, false);
+    int64_t step = 0;
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, error);
+    list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
+    list_free(&list);
+    session->step = step;
+    if (loaded && step) session_spread_weights(session);
+    loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
+    if (loaded && !config->profile) saver_open(session);
+    return loaded;
+}
+
+bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error) {
     IntervalList list = {0};
-    append_weights(&list, graph, master);
-    bool loaded = checkpoint_load(run, *step, list.items, list.count, NULL, error);
-    list_free(&list, device_cpu(), VIEW_WRITE);
+    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        append(&list, graph, i, memory_copy_string(p->name), 0, p->count, (char *)master + p->offset * unit);
+        list.items[i].data = list.memory[i];
+    }
+    bool loaded = load_newest(run_checkpoints(run, config), comm_alone(), &list, step, error);
+    list_free(&list);
+    if (loaded && *step == 0)
+        return error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", run_checkpoints(run, config));
     return loaded;
 }

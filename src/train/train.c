@@ -1,6 +1,9 @@
 /* The training loop. A step fetches its microbatches, runs the program once for each, looks at the numbers, updates, reports; between
  * steps it evaluates, writes checkpoints and obeys signals. All state that a step changes is in the session, so that a checkpoint
- * between two steps is complete. */
+ * between two steps is complete.
+ *
+ * With several ranks every one of them runs this loop. Microbatch j of a step is that of rank j mod ranks; what a rank lacks to as many as the others is made up
+ * with empty ones, which add zeros. Whatever decides what comes next (targets, losses, norms, signals, failures) is agreed on first. Rank 0 reports. */
 #include "train/train.h"
 
 #include <jansson.h>
@@ -16,6 +19,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
+#include "launch/watchdog.h"
 #include "train/profile.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -25,65 +29,184 @@ enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives u
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
+/* The batches that a rank takes of the whole order of the data; used by the loader's thread. */
+typedef struct Picker {
+    const Config *config;
+    int rank, size;
+    int64_t step, first, next; /* the step's first batch; the rank's next in it */
+} Picker;
+
 typedef struct Loop {
     const Config *config;
+    Comm *comm;
     int lock;                              /* of the run folder, or -1 */
     Session session;
     Corpus corpus;
+    Picker picker;
     Loader *loader;
-    Metrics *metrics;                      /* NULL while profiling: the run's records stay as they are */
-    int32_t *tokens, *targets, *positions; /* of the whole step: its targets are counted before it runs */
+    Watchdog *watchdog;                    /* NULL until the first step can begin */
+    Metrics *metrics;                      /* NULL on other ranks than 0, and while profiling: the run's records stay as they are */
+    int32_t *tokens, *targets, *positions; /* of the rank's part of the step: targets are counted before it runs */
     double measured_flops;
     double seconds_per_step;               /* smoothed, for the time left */
     int64_t tokens_seen;
     bool dumped;
     int skips;                             /* in a row */
+    Error save_failure;                    /* of the last save that ended */
     Profile profile;                       /* used when config->profile asks for it */
 } Loop;
 
-/* -- One step ------------------------------------------------------------------------------------------------------ */
+static bool leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }
 
-static double get_loss(const Session *session, int index) { return executor_get_metric(session->executor, session->model.loss, index); }
+/* -- Agreement ----------------------------------------------------------------------------------------------------- */
 
-/* Copies the step's microbatches out of the loader; returns how many targets they have. */
-static int64_t fetch(Loop *loop, int64_t microbatches, int64_t rows) {
-    int64_t targets = 0;
-    for (int64_t i = 0; i < microbatches; i++) {
+/* True on all ranks or on none: whether `good` is on all. A rank whose own `good` is false keeps its error. */
+static bool agree(const Loop *loop, const char *name, bool good, Error *error) {
+    int64_t failed = !good;
+    Error unheard = {0};
+    if (!comm_host_all_reduce(loop->comm, name, &failed, 1, COMM_I64, COMM_SUM, good ? error : &unheard)) return false;
+    if (!good || !failed) return good;
+    return error_set(error, ERROR_COMMUNICATION, "%lld of %d ranks cannot go on, as their messages say: this one stops too", (long long)failed,
+                     comm_size(loop->comm));
+}
+
+/* The signal that has reached any rank, or 0; -1 after a failure. */
+static int agree_on_signal(const Loop *loop, Error *error) {
+    int64_t signal = stop_signal;
+    return comm_host_all_reduce(loop->comm, "signal", &signal, 1, COMM_I64, COMM_MAX, error) ? (int)signal : -1;
+}
+
+/* -- The rank's part of a step -------------------------------------------------------------------------------------- */
+
+static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
+
+static int64_t step_microbatches(const Config *config, int64_t step) {
+    int64_t rows = microbatch_rows(config);
+    return schedule_batch_tokens(&config->batch, rows, step) / rows;
+}
+
+static int64_t pick(void *context) {
+    Picker *picker = context;
+    for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
+        if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps) break; /* it never gets one: the loader may hold what it likes */
+        picker->first += count;
+        picker->next = picker->rank;
+    }
+    int64_t batch = picker->first + picker->next;
+    picker->next += picker->size;
+    return batch;
+}
+
+typedef struct Share {
+    int64_t all;    /* microbatches of the step */
+    int64_t own;    /* of this rank */
+    int64_t rounds; /* runs of the program on every rank */
+    int64_t rows;   /* of a microbatch */
+} Share;
+
+static Share share_of(const Loop *loop, int64_t step) {
+    int64_t all = step_microbatches(loop->config, step), size = comm_size(loop->comm);
+    return (Share){.all = all, .own = (all - comm_rank(loop->comm) + size - 1) / size, .rounds = (all + size - 1) / size, .rows = microbatch_rows(loop->config)};
+}
+
+/* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
+static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
+    int64_t rows = share->rows;
+    *targets = 0;
+    for (int64_t i = 0; i < share->own; i++) {
         const Batch *batch = loader_next(loop->loader);
         memcpy(loop->tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->targets + i * rows, batch->targets, rows * sizeof(int32_t));
         memcpy(loop->positions + i * rows, batch->positions, rows * sizeof(int32_t));
-        for (int64_t j = 0; j < rows; j++) targets += batch->targets[j] >= 0;
+        for (int64_t j = 0; j < rows; j++) *targets += batch->targets[j] >= 0;
     }
-    return targets;
+    return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
 }
 
-static void load_microbatch(const Loop *loop, int64_t index, int64_t rows) {
+/* Past the rank's last one, an empty microbatch: without targets and without a share of the load, it adds nothing to anything. */
+static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
     const Model *model = &loop->session.model;
     Executor *executor = loop->session.executor;
+    int64_t rows = share->rows;
+    bool empty = index >= share->own;
+    executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / share->all);
+    if (empty) {
+        memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
+        return;
+    }
     memcpy(executor_tensor(executor, model->tokens), loop->tokens + index * rows, rows * sizeof(int32_t));
     memcpy(executor_tensor(executor, model->targets), loop->targets + index * rows, rows * sizeof(int32_t));
     memcpy(executor_tensor(executor, model->positions), loop->positions + index * rows, rows * sizeof(int32_t));
 }
 
-static bool step_is_finite(const Loop *loop, double norm) {
-    return isfinite(get_loss(&loop->session, 0)) && isfinite(get_loss(&loop->session, 1)) && isfinite(norm);
+/* -- One step ------------------------------------------------------------------------------------------------------ */
+
+/* What a step comes to, over all ranks. */
+typedef struct Outcome { double loss, auxiliary, norm; } Outcome;
+
+/* Sums are taken in the order of the ranks, so that all have the same bits. */
+static bool sum_up(Loop *loop, Outcome *outcome, Error *error) {
+    const Session *session = &loop->session;
+    enum { LOSS, AUXILIARY, SQUARES, VALUES };
+    int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
+    double *values = memory_allocate((size_t)size * VALUES * sizeof *values), *own = values + rank * VALUES, sum[VALUES] = {0};
+    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
+    own[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
+    own[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
+    own[SQUARES] = norm * norm;
+    bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
+    for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
+    *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES])};
+    free(values);
+    return done;
+}
+
+static bool is_finite(const Outcome *outcome) { return isfinite(outcome->loss) && isfinite(outcome->auxiliary) && isfinite(outcome->norm); }
+
+static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *error) {
+    Session *session = &loop->session;
+    executor_set_scalar(session->executor, session->model.scale, 1.0 / (targets ? targets : 1));
+    executor_zero(session->executor);
+    for (int64_t i = 0; i < share->rounds; i++) {
+        load_microbatch(loop, share, i);
+        exchange_set_last(session->exchange, i == share->rounds - 1);
+        if (loop->config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
+        else executor_run(session->executor);
+    }
+    exchange_finish_gradients(session->exchange);
+    return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
+}
+
+/* The first rank's description of where its microbatches, run again, have a NaN. Every rank runs as many, since what travels in a run does so on all. */
+static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, Error *error) {
+    enum { TEXT = 256 };
+    int ranks = comm_size(loop->comm);
+    char *texts = memory_allocate((size_t)ranks * TEXT), *own = texts + comm_rank(loop->comm) * TEXT;
+    exchange_set_last(loop->session.exchange, false);
+    for (int64_t i = 0; i < share->rounds; i++) {
+        exchange_finish_gradients(loop->session.exchange);
+        load_microbatch(loop, share, i);
+        numerics_find(&loop->session, own, TEXT);
+    }
+    bool done = comm_host_all_gather(loop->comm, "NaN", texts, TEXT, COMM_U8, error);
+    snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
+    for (int r = ranks - 1; r >= 0; r--)
+        if (texts[r * TEXT] && ranks > 1) snprintf(where, size, "%s, on rank %d", texts + r * TEXT, r);
+        else if (texts[r * TEXT]) snprintf(where, size, "%s", texts + r * TEXT);
+    free(texts);
+    return done;
 }
 
 /* Says where the step went wrong; an error unless updates may be skipped. */
-static bool handle_nan(Loop *loop, int64_t step, int64_t microbatches, int64_t rows, Error *error) {
-    char where[256] = "";
-    for (int64_t i = 0; i < microbatches; i++) {
-        load_microbatch(loop, i, rows);
-        numerics_find(&loop->session, where, sizeof where);
-        if (strncmp(where, "no tensor", 9)) break;
-    }
+static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
+    char where[320];
+    if (!find_nan(loop, share, where, sizeof where, error)) return false;
     if (loop->config->on_nan == ON_NAN_STOP)
         return error_set(error, ERROR_NUMERICS, "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
                          "or set on_nan=skip to leave such updates out", (long long)step, where);
     if (++loop->skips > MOST_SKIPS)
         return error_set(error, ERROR_NUMERICS, "step %lld: %d updates in a row had NaN or infinity, this time in %s", (long long)step, loop->skips, where);
-    log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
+    if (leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
 }
 
@@ -113,75 +236,100 @@ static int64_t memory_used(const Session *session) {
     return device_is_gpu(session->backend.device) ? session_budget(session).total : memory_peak();
 }
 
+/* For programs that compare: what goes into the first step and what comes out of it. */
+static bool dump(Loop *loop, int64_t rows, Error *error) {
+    StepInputs inputs = {.tokens = loop->tokens, .targets = loop->targets, .positions = loop->positions, .rows = rows};
+    if (!loop->config->dump[0] || loop->dumped) return true;
+    loop->dumped = true;
+    return dump_step(&loop->session, loop->config->dump, &inputs, error) || error_context(error, "dump=%s", loop->config->dump);
+}
+
+static void update(Loop *loop, int64_t step, double lr, double norm) {
+    Session *session = &loop->session;
+    double clip = loop->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
+    optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
+                   executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
+}
+
 static bool run_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
-    int64_t step = session->step + 1, rows = config->batch.sequences * config->data.length;
-    int64_t tokens = schedule_batch_tokens(&config->batch, rows, step), microbatches = tokens / rows;
-    double start = log_seconds();
-    int64_t targets = fetch(loop, microbatches, rows);
-    executor_set_scalar(session->executor, session->model.scale, 1.0 / (targets ? targets : 1));
-    executor_set_scalar(session->executor, session->model.share, 1.0 / microbatches);
-    executor_zero(session->executor);
-    for (int64_t i = 0; i < microbatches; i++) {
-        load_microbatch(loop, i, rows);
-        if (config->profile) executor_run_hooked(session->executor, profile_node, &loop->profile);
-        else executor_run(session->executor);
-    }
-    if (!executor_finish(session->executor, error)) return error_context(error, "step %lld", (long long)step);
+    int64_t step = session->step + 1, targets;
+    Share share = share_of(loop, step);
+    Outcome outcome;
+    double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
+    if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error)) return error_context(error, "step %lld", (long long)step);
     double executed = log_seconds();
-    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
-    double loss = get_loss(session, 0), auxiliary = get_loss(session, 1), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
-    bool finite = step_is_finite(loop, norm);
-    if (config->dump[0] && !loop->dumped) {
-        StepInputs inputs = {.tokens = loop->tokens, .targets = loop->targets, .positions = loop->positions, .rows = tokens};
-        if (!dump_step(session, config->dump, &inputs, error)) return error_context(error, "dump=%s", config->dump);
-        loop->dumped = true;
-    }
+    if (!sum_up(loop, &outcome, error) || !dump(loop, share.own * share.rows, error)) return false;
+    bool finite = is_finite(&outcome);
     if (finite) {
-        double clip = config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
         if (!report_load(loop, step, error)) return false;
-        optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
-                       executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
+        update(loop, step, lr, outcome.norm);
         loop->skips = 0;
-    } else if (!handle_nan(loop, step, microbatches, rows, error)) {
+    } else if (!handle_nan(loop, step, &share, error)) {
         return false;
     }
     if (config->profile) device_synchronize(session->backend.device);
     double seconds = log_seconds() - start;
+    int64_t tokens = share.all * share.rows;
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += log_seconds() - executed;
     loop->seconds_per_step = loop->seconds_per_step > 0 ? 0.9 * loop->seconds_per_step + 0.1 * seconds : seconds;
     loop->tokens_seen += tokens;
     session->step = step;
-    StepMetrics metrics = {.step = step, .steps = config->steps, .loss = loss, .auxiliary = auxiliary, .gradient_norm = norm, .lr = lr,
-                           .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * microbatches,
-                           .measured_flops = loop->measured_flops, .memory = memory_used(session), .skipped = !finite,
+    StepMetrics metrics = {.step = step, .steps = config->steps, .loss = outcome.loss, .auxiliary = outcome.auxiliary, .gradient_norm = outcome.norm, .lr = lr,
+                           .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * share.all,
+                           .measured_flops = loop->measured_flops * comm_size(loop->comm), .memory = memory_used(session), .skipped = !finite,
                            .seconds_left = loop->seconds_per_step * (config->steps - step)};
     return !loop->metrics || metrics_step(loop->metrics, &metrics, error);
 }
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
 
+/* Tells how a save went that has ended. One that failed costs its step, not the run, unless it stays the last. */
+static bool report_save(Loop *loop, bool wait, Error *error) {
+    SaveReport report;
+    char size[32], rate[32], shared[64] = "";
+    if (!session_save_end(&loop->session, wait, &report)) return true;
+    loop->save_failure = report.error;
+    if (!report.saved) log_warn("%s; training goes on", report.error.message);
+    if (!report.saved || !loop->metrics) return true;
+    log_format_bytes((double)report.bytes, size);
+    log_format_bytes(report.seconds > 0 ? (report.bytes - report.shared) / report.seconds : 0, rate);
+    if (report.shared) {
+        char unchanged[32];
+        log_format_bytes((double)report.shared, unchanged);
+        snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
+    }
+    log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared, report.seconds, rate,
+             report.stall * 1e3);
+    return metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, error);
+}
+
 static bool save(Loop *loop, Error *error) {
-    double seconds;
-    int64_t bytes;
-    char size[32], rate[32];
     const char *bad = numerics_bad_parameter(&loop->session);
     if (bad)
-        return error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
-                         "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
-    if (!session_save(&loop->session, &seconds, &bytes, error)) return false;
-    log_format_bytes((double)bytes, size);
-    log_format_bytes(seconds > 0 ? bytes / seconds : 0, rate);
-    log_info("checkpoint of step %lld: %s in %.2f s, %s/s", (long long)loop->session.step, size, seconds, rate);
-    return metrics_checkpoint(loop->metrics, loop->session.step, seconds, bytes, error);
+        error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
+                  "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
+    return agree(loop, "finite weights", !bad, error) && report_save(loop, true, error) && session_save_start(&loop->session, error) &&
+           report_save(loop, false, error);
+}
+
+/* Waits for the last save, which must not fail. */
+static bool finish_saves(Loop *loop, Error *error) {
+    bool saved = report_save(loop, true, error);
+    if (saved && loop->save_failure.code != ERROR_NONE) {
+        *error = loop->save_failure;
+        saved = false;
+    }
+    return agree(loop, "last checkpoint", saved, error);
 }
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
     if (!evaluate(&loop->session, &loop->corpus, &result, error)) return false;
+    if (!loop->metrics) return true;
     if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
     else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
     return metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error);
@@ -195,26 +343,45 @@ static bool run_profile(Loop *loop, Error *error) {
     loop->profile = (Profile){0};
     for (int64_t i = 0; i < loop->config->profile; i++)
         if (!run_step(loop, error)) return false;
-    profile_print(&loop->profile, loop->measured_flops, stdout);
+    if (leads(loop)) profile_print(&loop->profile, loop->measured_flops, stdout);
     return true;
+}
+
+/* What travelled since `before`, `seconds` ago. */
+static void report_communication(const Loop *loop, const CommTotals *before, double seconds) {
+    CommTotals now = comm_totals(loop->comm);
+    char sent[32];
+    double waited = now.waited - before->waited;
+    if (!leads(loop) || comm_size(loop->comm) == 1) return;
+    log_format_bytes((double)(now.bytes - before->bytes), sent);
+    log_info("communication of rank 0: %s sent in %lld collectives that took %.1f s, of which %.1f s (%.1f%% of all time) were waited for", sent,
+             (long long)(now.collectives - before->collectives), now.busy - before->busy, waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
 static bool run_steps(Loop *loop, Error *error) {
     const Config *config = loop->config;
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
-    metrics_header();
-    while (loop->session.step < last && !stop_signal) {
-        if (!run_step(loop, error)) return false;
+    int signal = 0;
+    double start = log_seconds();
+    CommTotals before = comm_totals(loop->comm);
+    loop->watchdog = watchdog_start(loop->comm, config->hang, error);
+    if (!loop->watchdog) return false;
+    if (leads(loop)) metrics_header();
+    while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0) {
+        if (!run_step(loop, error) || !report_save(loop, false, error)) return false;
         int64_t step = loop->session.step;
+        watchdog_alive(loop->watchdog, step);
         if (loop->corpus.has_valid && (due(step, config->eval_every) || step == config->steps) && !evaluate_and_report(loop, error)) return false;
         if (due(step, config->checkpoint_every)) {
             if (!save(loop, error)) return false;
             saved = step;
         }
+        watchdog_alive(loop->watchdog, step);
     }
-    if (saved != loop->session.step && !save(loop, error)) return false;
+    if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
+    report_communication(loop, &before, log_seconds() - start);
     if (loop->session.step >= last) return true;
-    const char *name = stop_signal == SIGTERM ? "SIGTERM" : "SIGINT";
+    const char *name = signal == SIGTERM ? "SIGTERM" : "SIGINT";
     if (loop->session.step == 0) return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
     return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)loop->session.step);
 }
@@ -227,7 +394,7 @@ static double measure_gemm(const Config *config, Device *device) {
     bool gpu = device_is_gpu(device);
     GemmType type = config->precision == PRECISION_BF16 ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
     int64_t size = gpu ? 8192 : 768, bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
-    if (type == GEMM_F64) return 0; /* a precision for checks, not for speed */
+    if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* for checks, not for speed */
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
@@ -257,6 +424,13 @@ static bool report_start(Loop *loop, Error *error) {
     log_format_count((double)model_parameters(graph), parameters);
     if (device->kind == DEVICE_CPU) log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
     else log_info("%s parameters, %s (%s)", parameters, device->name, device->target);
+    if (comm_size(loop->comm) > 1) {
+        const Layout *layout = loop->session.layout;
+        char ranks[256], balance[96] = "";
+        comm_describe(loop->comm, ranks, sizeof ranks);
+        if (layout->muon_balance > 0) snprintf(balance, sizeof balance, "; Muon's work is %.2f of the mean on the busiest rank", layout->muon_balance);
+        log_info("%s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
+    }
     bool written = metrics_start(loop->metrics, loop->session.step, text, error);
     json_decref(details);
     free(text);
@@ -268,46 +442,97 @@ static bool open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
     LoaderOptions options = {.shard = &loop->corpus.train, .sequences = config->batch.sequences, .length = config->data.length,
                              .vocabulary = (int32_t)config->model.vocabulary, .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
-                             .document_mask = config->data.document_mask, .shuffle = true, .seed = config->seed};
+                             .document_mask = config->data.document_mask, .shuffle = true, .seed = config->seed,
+                             .pick = pick, .pick_context = &loop->picker};
+    int rank = comm_rank(loop->comm);
+    loop->picker = (Picker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
     loop->loader = loader_open(&options, schedule_samples_before(&config->batch, config->data.length, loop->session.step + 1), error);
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
 }
 
+static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
+    int64_t step;
+    if (!session->layout->stage) return source_load_program(folder, origin, session->executor, &step, error);
+    Model model = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    size_t bytes = model.graph->parameter_extent * precision_bytes(model.graph->precision, TYPE_WIDE);
+    void *master = memory_map(bytes, error);
+    bool loaded = master && source_load_weights(folder, origin, model.graph->precision, master, &step, error) &&
+                  session_set_master(session, model.graph, master, error);
+    memory_unmap(master, bytes);
+    model_free(&model);
+    return loaded;
+}
+
 /* The weights of init=FOLDER, for a run without steps. */
-static bool load_initial(Session *session, Error *error) {
-    const char *folder = session->config->init;
+static bool load_initial(Loop *loop, Error *error) {
+    const char *folder = loop->config->init;
     Config origin;
     OptionStrings strings = {0};
-    int64_t step;
-    if (!folder[0] || session->step) return true;
-    bool loaded = source_read_config(folder, &origin, &strings, error) && source_load_program(folder, &origin, session->executor, &step, error);
+    if (!folder[0] || loop->session.step) return true;
+    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(&loop->session, folder, &origin, error);
     options_free_strings(&strings);
     if (!loaded) return error_context(error, "init=%s", folder);
-    log_info("starting from the weights of %s", folder);
+    if (leads(loop)) log_info("starting from the weights of %s", folder);
     return true;
+}
+
+/* On the CPU the ranks of a machine share what it has. */
+static int64_t available_memory(const Loop *loop, const Device *device) {
+    int64_t available = device_available(device);
+    return available < 0 || device_is_gpu(device) ? available : available / comm_local_size(loop->comm);
+}
+
+static bool check_ranks(const Loop *loop, Error *error) {
+    return comm_size(loop->comm) == 1 || !loop->config->dump[0] ||
+           error_set(error, ERROR_USAGE, "dump=%s is of one process, and there are %d: start one alone", loop->config->dump, comm_size(loop->comm));
+}
+
+/* Rank 0 makes the run folder and packs text; the others find it done. */
+static bool open_run(Loop *loop, Error *error) {
+    const Config *config = loop->config;
+    bool opened = check_ranks(loop, error);
+    if (leads(loop))
+        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) && corpus_open(&loop->corpus, config, false, error);
+    if (!agree(loop, "run folder", opened, error)) return false;
+    return leads(loop) || corpus_open(&loop->corpus, config, true, error);
+}
+
+static bool plan(Loop *loop, Device *device, Error *error) {
+    Session *session = &loop->session;
+    return session_plan_rank(session, loop->config, device, comm_rank(loop->comm), comm_size(loop->comm), error) &&
+           session_check_memory(session, available_memory(loop, device), error);
+}
+
+static bool open_records(Loop *loop, Error *error) {
+    if (loop->config->profile || !leads(loop)) return true;
+    loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
+    return loop->metrics && report_start(loop, error);
+}
+
+static void allocate_step(Loop *loop) {
+    size_t bytes = (size_t)session_step_rows(&loop->session) * sizeof(int32_t);
+    loop->tokens = memory_allocate(bytes);
+    loop->targets = memory_allocate(bytes);
+    loop->positions = memory_allocate(bytes);
 }
 
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
-    if (!run_lock(config->run, &loop->lock, error) || !run_open(config, error) || !session_plan(&loop->session, config, device, error)) return false;
-    if (!session_check_memory(&loop->session, device_available(device), error) || !corpus_open(&loop->corpus, config, error) ||
-        !evaluate_check(&loop->session, &loop->corpus, error) || !session_start(&loop->session, error) ||
-        !session_resume(&loop->session, error) || !load_initial(&loop->session, error) || !open_loader(loop, error))
-        return false;
-    if (loop->session.step) log_info("continuing %s after step %lld", config->run, (long long)loop->session.step);
-    Budget budget = session_budget(&loop->session);
-    budget_print(&budget, stderr);
-    loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, loop->session.step + 1) * config->data.length;
-    loop->tokens = memory_allocate(config->batch.tokens * sizeof(int32_t));
-    loop->targets = memory_allocate(config->batch.tokens * sizeof(int32_t));
-    loop->positions = memory_allocate(config->batch.tokens * sizeof(int32_t));
+    Session *session = &loop->session;
+    bool ready = agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) && evaluate_check(session, &loop->corpus, error);
+    if (!agree(loop, "data", ready, error)) return false;
+    if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
+    if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
+    Budget budget = session_budget(session);
+    if (leads(loop)) budget_print(&budget, stderr);
+    loop->tokens_seen = schedule_samples_before(&config->batch, config->data.length, session->step + 1) * config->data.length;
+    allocate_step(loop);
     loop->measured_flops = measure_gemm(config, device);
-    if (config->profile) return true;
-    loop->metrics = metrics_open(config->run, loop->session.step, config->tensorboard, error);
-    return loop->metrics && report_start(loop, error);
+    return agree(loop, "start", open_loader(loop, error) && open_records(loop, error), error);
 }
 
 static void finish(Loop *loop) {
+    watchdog_stop(loop->watchdog);
     if (loop->metrics) metrics_close(loop->metrics);
     loader_close(loop->loader);
     free(loop->tokens);
@@ -318,13 +543,21 @@ static void finish(Loop *loop) {
     if (loop->lock >= 0) close(loop->lock);
 }
 
-bool train(const Config *config, Device *device, Error *error) {
-    Loop loop = {.config = config, .lock = -1};
+/* Ranks of a machine share out its processors, unless whoever started them has done so. */
+static void share_threads(const Config *config, const Comm *comm) {
+    int processors = omp_get_num_procs(), ranks = comm_local_size(comm);
+    bool shared = ranks > 1 && !getenv("OMP_NUM_THREADS") && processors == sysconf(_SC_NPROCESSORS_ONLN);
+    if (config->threads) omp_set_num_threads((int)config->threads);
+    else if (shared) omp_set_num_threads(processors > ranks ? processors / ranks : 1);
+}
+
+bool train(const Config *config, Device *device, Comm *comm, Error *error) {
+    Loop loop = {.config = config, .comm = comm, .lock = -1};
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     stop_signal = 0;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
-    if (config->threads) omp_set_num_threads((int)config->threads);
+    share_threads(config, comm);
     bool done = start(&loop, device, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;

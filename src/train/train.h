@@ -6,8 +6,9 @@
 #include "train/metrics.h"
 #include "train/session.h"
 
-/* Trains as configured on the device, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a checkpoint was written. */
-bool train(const Config *config, Device *device, Error *error);
+/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a
+ * checkpoint was written. */
+bool train(const Config *config, Device *device, Comm *comm, Error *error);
 
 /* -- Data of a run (corpus.c) ------------------------------------------------------------------------------------- */
 
@@ -18,9 +19,9 @@ typedef struct Corpus {
     bool bytes;           /* made by the byte tokenizer */
 } Corpus;
 
-/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (once). RUN/tokenizer holds a copy of data.tokenizer, so
- * that the run needs the original no more. */
-bool corpus_open(Corpus *corpus, const Config *config, Error *error);
+/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first checkpoint). RUN/tokenizer holds a copy of
+ * data.tokenizer, so that the run needs the original no more. `made`: another process has just done this. */
+bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error);
 void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
@@ -33,6 +34,7 @@ typedef struct EvaluationInput {
     Executor *executor;
     const Shard *shard;
     int64_t vocabulary, batches; /* batches 0: all samples of the shard */
+    Comm *comm;                  /* whose ranks share the batches; all of them get the result */
     const Tokenizer *tokenizer;  /* whose tokens the shard has; NULL: the byte tokenizer's with `bytes`, else it is not known */
     bool bytes, document_mask;
 } EvaluationInput;
@@ -53,9 +55,10 @@ bool dump_step(const Session *session, const char *folder, const StepInputs *inp
 
 /* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
 
-/* Runs the microbatch whose inputs are in place again and describes the first tensor with a NaN or infinity. */
+/* Runs the microbatch whose inputs are in place again and describes the first parameter or tensor with a NaN or infinity; where there is none, or `text` holds
+ * one already, leaves it as it is. */
 void numerics_find(const Session *session, char *text, size_t size);
-/* The first parameter with a NaN or infinity, or NULL. */
+/* The first parameter with a NaN or infinity in what this rank holds, or NULL. */
 const char *numerics_bad_parameter(const Session *session);
 
 #endif
