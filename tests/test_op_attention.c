@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
+#include "kernel/launch.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -260,6 +262,30 @@ static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **
     }
 }
 
+static void skip_without_device(void) {
+    if (check_device()) return;
+    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
+    skip();
+}
+
+/* Lengths of many tiles, and of tiles that are not full; too long for central differences. */
+static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
+    (void)state;
+    skip_without_device();
+    static const Shape longer[] = {
+        {1, {{2, 1, 64}, 128, 0}, 0},   {1, {{1, 1, 128}, 128, 0}, 0},  {2, {{4, 1, 64}, 300, 0}, 0},    {2, {{4, 1, 128}, 300, 0}, 0},
+        {1, {{8, 2, 64}, 1000, 0}, 0},  {1, {{8, 2, 128}, 1000, 0}, 0}, {1, {{4, 4, 64}, 777, 150}, 0},  {1, {{4, 4, 128}, 777, 150}, 0},
+        {2, {{4, 1, 64}, 640, 0}, 210}, {2, {{4, 1, 128}, 640, 0}, 33}, {1, {{4, 2, 64}, 513, 300}, 400}, {1, {{4, 2, 128}, 513, 300, .alibi = 8}, 0},
+        {2, {{6, 2, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70}, {3, {{2, 1, 64}, 1, 0}, 0}, {3, {{2, 1, 128}, 65, 7}, 0},
+    };
+    for (size_t i = 0; i < COUNT(longer); i++) {
+        int32_t *positions = make_positions(&longer[i]);
+        const void *argument[] = {&longer[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
 /* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
 static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
                           double *d_qkv) {
@@ -432,6 +458,73 @@ static void cached_attention_agrees_in_all_precisions(void **state) {
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
 
+/* -- Speed --------------------------------------------------------------------------------------------------------- */
+
+enum { SPEED_RUNS = 10 };
+
+static int by_value(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+
+/* On the device; bf16 of random sign and about 0.5 to 1, since clocks depend on the data. */
+static void *speed_values(int64_t count) {
+    Error error = {0};
+    uint16_t *values = memory_allocate((size_t)count * 2);
+    void *memory = device_allocate(check_device(), count * 2, &error);
+    if (!memory) fail_msg("%s", error.message);
+    for (int64_t i = 0; i < count; i++) values[i] = (uint16_t)(0x3f00 | ((uint64_t)i * 0x9e3779b97f4a7c15u >> 40 & 0x807f)); /* sign and mantissa */
+    device_upload(check_device(), memory, values, count * 2);
+    free(values);
+    return memory;
+}
+
+static double median_seconds(OpId op, const OpCall *call) {
+    double seconds[SPEED_RUNS];
+    gpu_kernels[op](call);
+    for (int i = 0; i < SPEED_RUNS; i++) {
+        device_timer_start(check_device());
+        gpu_kernels[op](call);
+        seconds[i] = device_timer_stop(check_device());
+    }
+    qsort(seconds, SPEED_RUNS, sizeof *seconds, by_value);
+    return (seconds[SPEED_RUNS / 2 - 1] + seconds[SPEED_RUNS / 2]) / 2;
+}
+
+/* FLOP as usual: two products of all seen pairs forward, five backward. */
+static void speed_of_shape(const Shape *s) {
+    const Heads *h = &s->spec.heads;
+    Error error = {0};
+    int64_t rows = shape_rows(s), columns = shape_columns(h), out_columns = h->heads * h->head_dim, workspace = 1 << 30;
+    void *qkv = speed_values(rows * columns), *out = speed_values(rows * out_columns), *d_out = speed_values(rows * out_columns);
+    void *d_qkv = speed_values(rows * columns), *log_sum = speed_values(2 * rows * h->heads), *positions = speed_values(2 * rows);
+    void *scratch = device_allocate(check_device(), workspace, &error);
+    if (!scratch) fail_msg("%s", error.message);
+    int32_t *values = make_positions(s);
+    device_upload(check_device(), positions, values, rows * 4);
+    OpCall forward = {.device = check_device(), .attributes = &s->spec, .in = {qkv, positions}, .in_shape = {{rows, columns, 1, 1}}, .out = {out, log_sum},
+                      .workspace = scratch};
+    OpCall backward = {.device = check_device(), .attributes = &s->spec, .in = {d_out, qkv, positions, out, log_sum},
+                       .in_shape = {{rows, out_columns, 1, 1}}, .out = {d_qkv}, .workspace = scratch};
+    double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
+    double there = median_seconds(OP_attention, &forward), back = median_seconds(OP_attention_grad, &backward);
+    print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n", (long)s->sequences,
+                  (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6, 2 * flops / there / 1e12, back * 1e6,
+                  5 * flops / back / 1e12);
+    void *memory[] = {qkv, out, d_out, d_qkv, log_sum, positions, scratch};
+    int64_t bytes[] = {rows * columns * 2, rows * out_columns * 2, rows * out_columns * 2, rows * columns * 2, rows * h->heads * 4, rows * 4, workspace};
+    for (size_t i = 0; i < COUNT(memory); i++) device_free(check_device(), memory[i], bytes[i]);
+    free(values);
+    if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
+}
+
+static void speed(void **state) {
+    (void)state;
+    skip_without_device();
+    if (!getenv("SMELT_TEST_SPEED")) skip();
+    static const Shape timed[] = {
+        {4, {{32, 8, 64}, 4096, 0}, 0}, {2, {{32, 8, 128}, 8192, 0}, 0}, {64, {{12, 12, 64}, 1024, 0}, 0}, {4, {{16, 4, 128}, 4096, 0}, 0},
+    };
+    for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama3_scaling_gives_the_frequencies_of_transformers),
@@ -445,8 +538,10 @@ int main(void) {
         cmocka_unit_test(documents_of_all_lengths_stay_apart),
         cmocka_unit_test(attention_gradients_match_central_differences),
         cmocka_unit_test(attention_agrees_in_all_precisions_over_tiles_of_every_width),
+        cmocka_unit_test(attention_on_a_gpu_agrees_over_many_tiles),
         cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
         cmocka_unit_test(cached_attention_agrees_in_all_precisions),
+        cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,10 +18,11 @@ for file in "$@"; do
     sm_*)
         rm -f "$file".*
         awk -v prefix="$file." '
-            /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name; printf "%s", header > out }
-            out { print > out }
+            /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name; text = bounds = "" }
+            out { text = text $0 "\n" }
+            out && $2 == "bounds" { bounds = ".maxntid " $3 "\n.minnctapersm " $4 "\n" }
             !out && !/globl/ { header = header $0 "\n" }
-            /^}/ { close(out); out = "" }' "$file"
+            /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
         for piece in "$file".*; do embed "$piece" "$module" "$target" "${piece##*.}"; done ;;
     *) embed "$file" "$module" "$target" '' ;;
     esac

@@ -3,8 +3,10 @@
  * next. Keys and values have one buffer each: values arrive while scores are made, the next keys while values are used.
  *
  * Heads wider than 128 are cut into parts of 128 output columns, one block each, that make the scores anew: sums of 256 columns do not fit in registers.
- * Launched for op attention and, over a cache and in chunks of keys, by attention_cached.c. Owns no memory. */
+ * Heads of 64 and 128 have kernels of their own on NVIDIA's Hopper (attention_hopper.h). Launched for op attention and, over a
+ * cache and in chunks of keys, by attention_cached.c. Owns no memory. */
 #include "kernel/attention.h"
+#include "kernel/attention_hopper.h"
 
 #ifdef GPU_DEVICE
 
@@ -180,6 +182,15 @@ KERNEL(attention_32, AttentionForward) { attend(&a, 32, 32, 4); }
 KERNEL(attention_64, AttentionForward) { attend(&a, 64, 64, 4); }
 KERNEL(attention_128, AttentionForward) { attend(&a, 128, 128, 4); }
 KERNEL(attention_256, AttentionForward) { attend(&a, 256, 128, WAVES_OF_256); }
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER(width)                                                                               \
+    KERNEL(attention_hopper_##width, AttentionHopper) {                                             \
+        BLOCK_BOUNDS(HOPPER_GROUPS * WARPGROUP, hopper_blocks(width));                              \
+        attend_hopper(&a, ARGUMENTS_ADDRESS(attention_hopper_##width), width, hopper_keys(width));  \
+    }
+HOPPER(64)
+HOPPER(128)
+#endif
 
 #else
 
@@ -189,6 +200,8 @@ LAUNCHER(attention, attention_32, AttentionForward)
 LAUNCHER(attention, attention_64, AttentionForward)
 LAUNCHER(attention, attention_128, AttentionForward)
 LAUNCHER(attention, attention_256, AttentionForward)
+LAUNCHER(attention, attention_hopper_64, AttentionHopper)
+LAUNCHER(attention, attention_hopper_128, AttentionHopper)
 
 Attention attention_of(const OpCall *call, const void *qkv, const void *positions) {
     const AttentionSpec *spec = call->attributes;
@@ -203,6 +216,10 @@ Attention attention_of(const OpCall *call, const void *qkv, const void *position
                        .key_stride = columns, .length = (int32_t)spec->length, .heads = (int32_t)h->heads, .kv_heads = (int32_t)h->kv_heads,
                        .head_dim = (int32_t)h->head_dim, .window = (int32_t)spec->window, .packed = 1, .slopes = slopes,
                        .scale = (float)(M_LOG2E * scale), .alibi = (float)spec->alibi};
+}
+
+bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences) {
+    return (uintptr_t)data % 16 == 0 && device_tensor_map(device, map, data, (int64_t[]){columns, length, sequences}, (int64_t[]){columns, length * columns});
 }
 
 /* Queries of a block. */
@@ -222,8 +239,22 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     else launch_attention_256(device, shape, forward);
 }
 
+/* False where the device or the shape is not for it. */
+static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
+    const Attention *a = &forward->attention;
+    int64_t sequences = call->in_shape[0][0] / a->length;
+    int width = a->head_dim;
+    AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum};
+    bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
+    if (!fits || !attention_map(call->device, &hopper.qkv, a->queries, a->length, a->query_stride, sequences)) return false;
+    LaunchShape shape = {.x = sequences * a->heads, .y = ceil_divide(a->length, HOPPER_ROWS), .threads = HOPPER_GROUPS * 128, .shared = hopper_shared(width)};
+    (width == 64 ? launch_attention_hopper_64 : launch_attention_hopper_128)(call->device, shape, &hopper);
+    return true;
+}
+
 GPU_OP(attention) {
     AttentionForward forward = {.attention = attention_of(call, call->in[0], call->in[1]), .out = call->out[0], .log_sum = call->out[1], .chunks = 1};
+    if (launch_hopper(call, &forward)) return;
     attention_launch(call->device, &forward, call->in_shape[0][0] / forward.attention.length);
 }
 

@@ -8,8 +8,9 @@
  * The keys' pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers. Where sums of all columns of dK and dV
  * do not fit in registers, `split` waves share 32 keys: each makes the scores of its own 32 queries of a tile and sums its own part of the columns, and
  * they exchange P^T and dS^T through shared memory as they lie in registers. Heads of 256 are cut into two blocks of 128 output columns in both passes.
- * Scratch: delta, and two numbers per tile. */
+ * Heads of 64 and 128 have kernels of their own on NVIDIA's Hopper (attention_grad_hopper.h). Scratch: delta, and two numbers per tile. */
 #include "kernel/attention.h"
+#include "kernel/attention_grad_hopper.h"
 
 /* Queries of a tile in the keys' pass. */
 #define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
@@ -376,6 +377,23 @@ KEYS_PASS(128, 128, 8, 2, 2)
 KEYS_PASS(256, 128, 4, 2, 1)
 #endif
 
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER(width)                                                                                                      \
+    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, width); }                                 \
+    KERNEL(attention_queries_hopper_##width, AttentionGradHopper) {                                                        \
+        BLOCK_BOUNDS(grad_shape(width, false).groups * WARPGROUP, 1);                                                      \
+        uint64_t map = ARGUMENTS_ADDRESS(attention_queries_hopper_##width);                                                \
+        hopper_gradient_of_queries(&a, map, map + sizeof(TensorMap), grad_shape(width, false));                            \
+    }                                                                                                                      \
+    KERNEL(attention_keys_hopper_##width, AttentionGradHopper) {                                                           \
+        BLOCK_BOUNDS(grad_shape(width, true).groups * WARPGROUP, 1);                                                       \
+        uint64_t map = ARGUMENTS_ADDRESS(attention_keys_hopper_##width);                                                   \
+        hopper_gradient_of_keys(&a, map, map + sizeof(TensorMap), grad_shape(width, true));                                \
+    }
+HOPPER(64)
+HOPPER(128)
+#endif
+
 #else
 
 LAUNCHER(attention_grad, attention_delta, AttentionGrad)
@@ -387,6 +405,13 @@ LAUNCHER(attention_grad, attention_keys_32, AttentionGrad)
 LAUNCHER(attention_grad, attention_keys_64, AttentionGrad)
 LAUNCHER(attention_grad, attention_keys_128, AttentionGrad)
 LAUNCHER(attention_grad, attention_keys_256, AttentionGrad)
+
+LAUNCHER(attention_grad, attention_rows_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_rows_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_queries_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_queries_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_keys_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_keys_hopper_128, AttentionGradHopper)
 
 typedef void Launch(Device *device, LaunchShape shape, const AttentionGrad *arguments);
 
@@ -423,6 +448,28 @@ static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequence
     launches[width_index(width)](device, shape, g);
 }
 
+/* False where the device or the shape is not for it. */
+static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
+    const Attention *a = &g->attention;
+    int width = a->head_dim, tiles = (int)ceil_divide(a->length, 64);
+    GradShape of_queries = grad_shape(width, false), of_keys = grad_shape(width, true);
+    AttentionGradHopper hopper = {.attention = *a, .d_out = g->d_out, .out = g->out, .log_sum = g->log_sum, .rows = call->workspace, .d_queries = g->d_queries,
+                                  .d_keys = g->d_keys, .d_values = g->d_values, .tiles = tiles};
+    bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
+    if (!fits || !attention_map(call->device, &hopper.qkv, a->queries, a->length, a->query_stride, sequences) ||
+        !attention_map(call->device, &hopper.d_out_map, g->d_out, a->length, (int64_t)a->heads * width, sequences))
+        return false;
+    LaunchShape rows = {.x = sequences * tiles, .y = a->heads, .threads = 128};
+    LaunchShape queries = {.x = sequences * a->heads, .y = ceil_divide(a->length, of_queries.groups * 64), .threads = of_queries.groups * 128,
+                           .shared = grad_shared(of_queries)};
+    LaunchShape keys = {.x = sequences * a->kv_heads, .y = ceil_divide(a->length, of_keys.groups * 64), .threads = of_keys.groups * 128,
+                        .shared = grad_shared(of_keys)};
+    (width == 64 ? launch_attention_rows_hopper_64 : launch_attention_rows_hopper_128)(call->device, rows, &hopper);
+    (width == 64 ? launch_attention_queries_hopper_64 : launch_attention_queries_hopper_128)(call->device, queries, &hopper);
+    (width == 64 ? launch_attention_keys_hopper_64 : launch_attention_keys_hopper_128)(call->device, keys, &hopper);
+    return true;
+}
+
 GPU_OP(attention_grad) {
     Attention attention = attention_of(call, call->in[1], call->in[2]);
     int64_t rows = call->in_shape[0][0], sequences = rows / attention.length, queries = (int64_t)attention.heads * attention.head_dim;
@@ -432,17 +479,20 @@ GPU_OP(attention_grad) {
     AttentionGrad g = {.attention = attention, .d_out = call->in[0], .out = call->in[3], .log_sum = call->in[4], .delta = delta,
                        .reach = (int32_t *)(delta + rows * attention.heads), .d_queries = d_qkv, .d_keys = d_qkv + queries,
                        .d_values = d_qkv + queries + attention.kv_heads * attention.head_dim, .tiles = (int32_t)ceil_divide(attention.length, tile)};
+    if (launch_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);
     launch_queries(call->device, &g, sequences);
     launch_keys(call->device, &g, sequences);
 }
 
-/* The tile of the device is not known here: the smaller one makes more tiles. */
+/* The device is not known here: the smaller one of their tiles makes more of them, and the largest of what the kernels need is taken. */
 GPU_SCRATCH(attention_grad) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[0]);
-    return rows * spec->heads.heads * (int64_t)sizeof(float) + rows / spec->length * ceil_divide(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
+    int64_t rows = graph_rows(graph, node->in[0]), sequences = rows / spec->length, heads = spec->heads.heads, width = spec->heads.head_dim;
+    int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * ceil_divide(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
+    int64_t hopper = sequences * heads * ceil_divide(spec->length, 64) * (int64_t)sizeof(HopperRows);
+    return (width == 64 || width == 128) && hopper > bytes ? hopper : bytes;
 }
 
 #endif

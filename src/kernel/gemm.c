@@ -319,7 +319,7 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
             LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;
             copies_wait();
 #if defined GEMM_WGMMA
-            shared_to_wgmma();
+            shared_to_async();
             barrier();
             sums_add(&sums, ready, a, b);
             ahead_read(&ahead, g, stage + AHEAD, a, b);

@@ -10,6 +10,7 @@
 #ifndef SMELT_KERNEL_GEMM_H
 #define SMELT_KERNEL_GEMM_H
 
+#include "kernel/hopper.h"
 #include "kernel/mma.h"
 
 enum { GEMM_THREADS = 256, TILE_ROWS = 128, TILE_DEPTH = 64 };
@@ -219,8 +220,6 @@ INLINE int pass_column(int i) { return (wave_id() % WAVES_ACROSS * WAVE_COLUMNS 
 
 typedef struct Sums { float x[TILE_COLUMNS / 2]; } Sums;
 
-#define TIED_8(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), "+f"(x[i + 7])
-#define TIED_32(x, i) TIED_8(x, i), TIED_8(x, i + 8), TIED_8(x, i + 16), TIED_8(x, i + 24)
 #define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
 #define NAMED_128                                                                                                                          \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
@@ -260,9 +259,6 @@ INLINE void sums_add(Sums *sums, LOCAL const bf16 *stage, Layout a, Layout b) {
 /* All products but the last that was started have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
 INLINE void sums_wait(Sums *sums) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(sums->x) : : "memory"); }
-/* What was written to shared memory before is there for wgmma to read. */
-INLINE void shared_to_wgmma(void) { __asm__ volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-
 INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
     int lane = opaque(lane_id()), row = lane / 4, column = lane % 4 * 2;
     UNROLL for (int n = 0; n < PASS_COLUMNS / 8; n++) {
