@@ -8,8 +8,8 @@ CFLAGS ?= -O2 -g
 BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
 
-PACKAGES := gcc libc6-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
-TEST_PACKAGES := libcmocka-dev libdnnl-dev
+PACKAGES := gcc libc6-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
+TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
@@ -42,7 +42,7 @@ LIBRARY := $(BUILD)/libsmelt.a
 
 $(BUILD)/smelt: $(BUILD)/main.o $(LIBRARY)
 	@echo "  LD $@"
-	@$(CC) $(SANITIZE) -o $@ $^ $(LIBRARIES)
+	@$(CC) $(SANITIZE) -rdynamic -o $@ $^ $(LIBRARIES)
 
 $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
 	@rm -f $@
@@ -135,3 +135,5 @@ clean: ## remove what was built
 	rm -rf $(BUILD)
 
 -include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/main.d $(TESTS:=.d) $(BUILD)/tests/check.d
+
+include tools/rocemu/rocemu.mk

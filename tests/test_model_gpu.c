@@ -4,22 +4,22 @@
 
 #include "ckpt/ckpt.h"
 
-typedef struct Variety { const char *name, *settings; } Variety;
+typedef struct Variety { const char *name, *settings; bool experts; } Variety;
 
 static const Variety varieties[] = {
-    {"zaya-adamw", "model.family=zaya model.head_dim=16 optimizer.name=adamw"},
-    {"zaya-muon", "model.family=zaya model.head_dim=16 optimizer.name=muon"},
+    {"zaya-adamw", "model.family=zaya model.head_dim=16 optimizer.name=adamw", true},
+    {"zaya-muon", "model.family=zaya model.head_dim=16 optimizer.name=muon", true},
     {"llama", "model.family=llama model.experts=0 model.head_dim=16"},
-    {"mixture", "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.head_dim=16 recompute=block"},
+    {"mixture", "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 model.head_dim=16 recompute=block", true},
     {"mpt", "model.family=mpt model.experts=0 model.kv_heads=2"},
     {"gpt2", "model.family=gpt2 model.experts=0 model.kv_heads=2"},
 };
 enum { VARIETIES = sizeof varieties / sizeof *varieties, STEPS = 10 };
 
 /* Both round the same values to bf16 but add in other orders, so that some roundings differ, by 0.4% of a value each; in a loss, a mean over 256 tokens, they
- * average out. A token whose expert changes hands with such a difference is the largest of them. */
-#define LOSS_BOUND 5e-3
-#define COSINE_BOUND 0.999
+ * average out. Either gradient has a cosine of 0.999 with that in fp32 (test_golden), and so twice the distance to the other. A token whose expert changes hands
+ * with such a difference is worse: one of the 15 tokens of the least busy expert turns its gradient to a cosine of sqrt(14 / 15) = 0.966. */
+static const double LOSS_BOUND = 5e-3, COSINE_BOUND = 0.998, COSINE_BOUND_OF_EXPERTS = 0.96;
 
 static const char *device_name(void) {
     const char *name = getenv("SMELT_TEST_DEVICE");
@@ -51,7 +51,7 @@ static double cosine(const StoredTensor *a, const StoredTensor *b, int64_t count
     return left == 0 && right == 0 ? 1 : dot / sqrt(left * right);
 }
 
-static void compare_gradients(const char *cpu, const char *gpu, const char *name) {
+static void compare_gradients(const char *cpu, const char *gpu, const Variety *variety) {
     Safetensors expected = open_dump(cpu, "gradients.safetensors"), found = open_dump(gpu, "gradients.safetensors");
     assert_int_equal(expected.count, found.count);
     assert_true(expected.count > 5);
@@ -61,7 +61,7 @@ static void compare_gradients(const char *cpu, const char *gpu, const char *name
         assert_non_null(b);
         for (int d = 0; d < a->rank; d++) count *= a->shape[d];
         double c = cosine(a, b, count);
-        if (!(c >= COSINE_BOUND)) fail_msg("%s: gradient of %s has cosine %.6f", name, a->name, c);
+        if (!(c >= (variety->experts ? COSINE_BOUND_OF_EXPERTS : COSINE_BOUND))) fail_msg("%s: gradient of %s has cosine %.6f", variety->name, a->name, c);
     }
     safetensors_close(&expected);
     safetensors_close(&found);
@@ -76,7 +76,7 @@ static void losses_and_gradients_of_whole_models_are_those_of_the_cpu(void **sta
         char *cpu = memory_format("cpu-%d", i), *gpu = memory_format("gpu-%d", i), *dump_cpu = memory_format("dump-%s", cpu), *dump_gpu = memory_format("dump-%s", gpu);
         double expected = recorded(cpu, "step", 0, "loss"), found = recorded(gpu, "step", 0, "loss");
         if (!(fabs(found - expected) < LOSS_BOUND)) fail_msg("%s: loss %.6f instead of %.6f", varieties[i].name, found, expected);
-        compare_gradients(dump_cpu, dump_gpu, varieties[i].name);
+        compare_gradients(dump_cpu, dump_gpu, &varieties[i]);
         free(cpu), free(gpu), free(dump_cpu), free(dump_gpu);
     }
 }

@@ -1,155 +1,12 @@
-/* The emulator of AMD's GPUs (tools/rocemu) by itself: instructions against C expressions, matrix instructions against a plain product, lane permutations, whole
- * kernels through the HIP functions, and wrong kernels that must be caught. Takes the library from ROCEMU_LIBRARY and the code objects of tests/rocemu from the
- * folder ROCEMU_KERNELS. A kernel that fails spoils its process, so those run in children: this program again, as `test_rocemu fault NAME`. */
-#include <dlfcn.h>
+/* Instructions as the emulator of AMD's GPUs (tools/rocemu) executes them: each against a C expression on random and special values, moves between lanes and through
+ * memory, matrix instructions against a plain product. Kernels of many, HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
+#include "rocemu/library.h"
 #include "rocemu/operations.h"
-
-typedef uint32_t u32;
-typedef unsigned long long u64;
-
-/* -- The library ---------------------------------------------------------------------------------------------------- */
-
-#define HIP_FUNCTIONS(X)                                                                                                                     \
-    X(hipGetDeviceCount, (int *))                                                                                                            \
-    X(hipDeviceGetName, (char *, int, int))                                                                                                  \
-    X(hipDeviceGetAttribute, (int *, int, int))                                                                                              \
-    X(hipMalloc, (void **, size_t))                                                                                                          \
-    X(hipFree, (void *))                                                                                                                     \
-    X(hipMemcpyHtoD, (void *, const void *, size_t))                                                                                         \
-    X(hipMemcpyDtoH, (void *, const void *, size_t))                                                                                         \
-    X(hipMemsetD32Async, (void *, int, size_t, void *))                                                                                      \
-    X(hipStreamCreate, (void **))                                                                                                            \
-    X(hipStreamDestroy, (void *))                                                                                                            \
-    X(hipStreamBeginCapture, (void *, int))                                                                                                  \
-    X(hipStreamEndCapture, (void *, void **))                                                                                                \
-    X(hipGraphInstantiateWithFlags, (void **, void *, unsigned long long))                                                                   \
-    X(hipGraphLaunch, (void *, void *))                                                                                                      \
-    X(hipGraphDestroy, (void *))                                                                                                             \
-    X(hipGraphExecDestroy, (void *))                                                                                                         \
-    X(hipDeviceSynchronize, (void))                                                                                                          \
-    X(hipModuleLoadData, (void **, const void *))                                                                                            \
-    X(hipModuleUnload, (void *))                                                                                                             \
-    X(hipModuleGetFunction, (void **, void *, const char *))                                                                                 \
-    X(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, (int *, void *, int, size_t))                                                      \
-    X(hipModuleLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
-
-typedef struct Hip {
-    void *library;
-#define X(name, parameters) int(*name) parameters;
-    HIP_FUNCTIONS(X)
-#undef X
-    void *basic, *operations, *lanes, *matrix, *faults; /* modules */
-} Hip;
-static Hip hip; /* set once, before the tests */
-
-static char *read_object(const char *name, size_t *bytes)
-{
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s.co", getenv("ROCEMU_KERNELS"), name);
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return NULL;
-    fseek(file, 0, SEEK_END);
-    *bytes = (size_t)ftell(file);
-    rewind(file);
-    char *object = malloc(*bytes);
-    if (object && fread(object, 1, *bytes, file) != *bytes)
-        *object = 0;
-    fclose(file);
-    return object;
-}
-
-static void *load(const char *name)
-{
-    size_t bytes;
-    void *module = NULL;
-    char *object = read_object(name, &bytes);
-    if (object && hip.hipModuleLoadData(&module, object))
-        module = NULL;
-    if (!module)
-        fprintf(stderr, "the code object %s cannot be loaded from the folder ROCEMU_KERNELS\n", name);
-    free(object);
-    return module;
-}
-
-static bool open_library(void)
-{
-    hip.library = dlopen(getenv("ROCEMU_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    if (!hip.library) {
-        fprintf(stderr, "%s\n", dlerror());
-        return false;
-    }
-#define X(name, parameters)                                       \
-    if (!(*(void **)&hip.name = dlsym(hip.library, #name))) {     \
-        fprintf(stderr, "the library has no %s\n", #name);        \
-        return false;                                             \
-    }
-    HIP_FUNCTIONS(X)
-#undef X
-    return (hip.basic = load("basic")) && (hip.operations = load("operations")) && (hip.lanes = load("lanes")) && (hip.matrix = load("matrix")) &&
-           (hip.faults = load("faults"));
-}
-
-static void *device_memory(size_t bytes)
-{
-    void *memory = NULL;
-    assert_int_equal(hip.hipMalloc(&memory, bytes), 0);
-    return memory;
-}
-
-static void *device_copy(const void *from, size_t bytes)
-{
-    void *memory = device_memory(bytes);
-    assert_int_equal(hip.hipMemcpyHtoD(memory, from, bytes), 0);
-    return memory;
-}
-
-typedef struct Shape {
-    unsigned x, y, z, threads_x, threads_y, threads_z, shared;
-} Shape;
-
-static int launch(void *module, const char *name, Shape s, void **arguments, void *stream)
-{
-    void *function = NULL;
-    int error = hip.hipModuleGetFunction(&function, module, name);
-    return error ? error
-                 : hip.hipModuleLaunchKernel(function, s.x, s.y, s.z, s.threads_x, s.threads_y, s.threads_z, s.shared, stream, arguments, NULL);
-}
-static Shape line(unsigned blocks, unsigned threads) { return (Shape){blocks, 1, 1, threads, 1, 1, 0}; }
 
 /* -- Values --------------------------------------------------------------------------------------------------------- */
 
-static u64 random_state;
-static u64 random_bits(void)
-{
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return (random_state >> 33) ^ random_state << 31;
-}
-
-static float f(u32 bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-static u32 fb(float x)
-{
-    u32 bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 static double g(u64 bits)
 {
     double x;
@@ -178,8 +35,6 @@ static u32 hb(float x)
     return bits;
 }
 static u32 pair(u32 low, u32 high) { return (low & 0xffff) | high << 16; }
-static float bf16(uint16_t bits) { return f((u32)bits << 16); }
-static uint16_t to_bf16(float x) { return (uint16_t)(fb(x) >> 16); }
 
 /* What the rows of operations.h call. */
 static u32 reversed(u32 x)
@@ -249,17 +104,15 @@ static float larger(float a, float b)
 }
 static long long saturated(double x, double low, double high) { return x != x ? 0 : x < low ? (long long)low : x > high ? (long long)high : (long long)x; }
 /* The bit of v_cmp_class: signaling and quiet NaN, -inf, -normal, -denormal, -0, then the same upwards. */
-static u32 class_of(float x)
+static u32 class_bit(int class, bool negative, bool is_signaling)
 {
-    int size = 0;
-    switch (fpclassify(x)) {
-    case FP_NAN: return signaling(x) ? 1 : 2;
-    case FP_INFINITE: size = 3; break;
-    case FP_NORMAL: size = 2; break;
-    case FP_SUBNORMAL: size = 1; break;
-    }
-    return 1u << (signbit(x) ? 5 - size : 6 + size);
+    int size = class == FP_INFINITE ? 3 : class == FP_NORMAL ? 2 : class == FP_SUBNORMAL ? 1 : 0;
+    if (class == FP_NAN)
+        return is_signaling ? 1 : 2;
+    return 1u << (negative ? 5 - size : 6 + size);
 }
+static u32 class_of(float x) { return class_bit(fpclassify(x), signbit(x), signaling(x)); }
+static u32 class_of_double(double x) { return class_bit(fpclassify(x), signbit(x), !(gb(x) >> 51 & 1)); }
 
 /* -- Instructions --------------------------------------------------------------------------------------------------- */
 
@@ -397,7 +250,6 @@ static void scalar_instructions_compute_what_c_does(void **state)
 
 /* -- Lanes ---------------------------------------------------------------------------------------------------------- */
 
-enum { LANES = 64 };
 static u32 lane_value(int lane) { return (u32)lane * 3 + 100; }
 
 static void run_lanes(const char *name, const u32 in[LANES], u32 out[LANES])
@@ -513,6 +365,60 @@ static void the_mode_register_says_how_floats_are_rounded_and_flushed(void **sta
         assert_int_equal(out[lane], 0x3f800000 + (u32)floor(ldexp((double)f(in[lane]), 23)));
 }
 
+/* -- Memory --------------------------------------------------------------------------------------------------------- */
+
+static void expect_read_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[3], out[1] = x[1], out[2] = x[0], out[3] = x[2]; }
+static void expect_write_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[2] & 0xffff, out[3] = x[1]; }
+static void expect_write_strides(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[1], out[1] = x[0], out[2] = x[2], out[3] = x[3]; }
+static void expect_add(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[0] + x[1]; }
+static void expect_accumulators(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[0], out[1] = 7; }
+static void expect_write_lane(int lane, const u32 *x, u32 *out) { out[0] = lane == 9 ? 5 : x[0]; }
+static void expect_buffer(int lane, const u32 *x, u32 *out)
+{
+    for (int i = 0; i < 4 && lane < 32; i++)
+        out[i] = x[i];
+}
+static void expect_scalar(int lane, const u32 *x, u32 *out)
+{
+    const u32 *first = x - 4 * lane + 4;
+    out[0] = first[0], out[1] = first[15], out[2] = first[7], out[3] = first[8];
+}
+static void expect_branches(int lane, const u32 *x, u32 *out) { (void)lane, (void)x, out[1] = 2; }
+static void expect_halves(int lane, const u32 *x, u32 *out)
+{
+    (void)lane;
+    for (int i = 0; i < 4; i++)
+        out[i] = x[i] << 16 | x[i] >> 16;
+}
+
+static void loads_and_stores_of_every_form_move_what_they_say(void **state)
+{
+    static const struct { const char *kernel; void (*expect)(int lane, const u32 *x, u32 *out); } moves[] = {
+        {"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs}, {"lds_write_strides", expect_write_strides},
+        {"lds_add", expect_add},               {"accumulators", expect_accumulators},   {"write_lane", expect_write_lane},
+        {"buffer_read", expect_buffer},        {"scalar_read", expect_scalar},          {"branch_on_vcc", expect_branches},
+        {"halves", expect_halves}};
+    u32 in[4 * LANES], out[4 * LANES];
+    (void)state;
+    random_state = 4;
+    for (int i = 0; i < 4 * LANES; i++)
+        in[i] = (u32)random_bits();
+    void *device_in = device_copy(in, sizeof in), *device_out = device_memory(sizeof out);
+    void *arguments[] = {&device_out, &device_in};
+    for (size_t m = 0; m < sizeof moves / sizeof *moves; m++) {
+        assert_int_equal(launch(hip.memory, moves[m].kernel, line(1, LANES), arguments, NULL), 0);
+        assert_int_equal(hip.hipMemcpyDtoH(out, device_out, sizeof out), 0);
+        for (int lane = 0; lane < LANES; lane++) {
+            u32 expected[4] = {0};
+            moves[m].expect(lane, in + 4 * lane, expected);
+            for (int i = 0; i < 4; i++)
+                if (out[4 * lane + i] != expected[i])
+                    fail_msg("%s: dword %d of lane %d is %x, not %x", moves[m].kernel, i, lane, out[4 * lane + i], expected[i]);
+        }
+    }
+    assert_int_equal(hip.hipFree(device_in) | hip.hipFree(device_out), 0);
+}
+
 /* -- Matrix instructions -------------------------------------------------------------------------------------------- */
 
 static float fp8(uint8_t bits) /* e4m3 FNUZ: bias 8, no infinity */
@@ -528,9 +434,6 @@ typedef struct MatrixShape {
     Element element;
     int size, depth, blocks, per_lane;
 } MatrixShape;
-
-/* A small whole number, exact in every type, so that the order of sums cannot matter. */
-static int small_value(int i, int seed) { return (i * 7 + seed * 5 + i / 9) % 9 - 4; }
 
 static void store_element(Element element, uint8_t *lane, int j, int value)
 {
@@ -600,334 +503,13 @@ static void every_matrix_shape_agrees_with_a_plain_product(void **state)
         check_matrix(&shapes[i]);
 }
 
-/* -- Whole kernels -------------------------------------------------------------------------------------------------- */
-
-static void a_grid_adds_vectors_and_leaves_the_rest(void **state)
-{
-    enum { COUNT = 1000 };
-    float a[COUNT], b[COUNT], c[COUNT + 24];
-    int count = COUNT;
-    (void)state;
-    for (int i = 0; i < COUNT; i++)
-        a[i] = (float)i, b[i] = (float)i * 0.7f;
-    for (int i = 0; i < COUNT + 24; i++)
-        c[i] = -1;
-    float *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_copy(c, sizeof c);
-    void *arguments[] = {&device_c, &device_a, &device_b, &count};
-    assert_int_equal(launch(hip.basic, "vector_add", line(4, 256), arguments, NULL), 0);
-    hip.hipMemcpyDtoH(c, device_c, sizeof c);
-    for (int i = 0; i < COUNT + 24; i++)
-        assert_true(c[i] == (i < COUNT ? a[i] + b[i] / 3.0f : -1));
-    assert_int_equal(hip.hipFree(device_a) | hip.hipFree(device_b) | hip.hipFree(device_c), 0);
-}
-
-static void a_workgroup_sums_through_lds_and_lane_permutations(void **state)
-{
-    enum { ROWS = 7, COLUMNS = 1000 };
-    static float rows[ROWS * COLUMNS];
-    float sum[ROWS];
-    int columns = COLUMNS;
-    (void)state;
-    for (int i = 0; i < ROWS * COLUMNS; i++)
-        rows[i] = (float)(i % 13);
-    float *device_rows = device_copy(rows, sizeof rows), *device_sum = device_memory(sizeof sum);
-    void *arguments[] = {&device_sum, &device_rows, &columns};
-    assert_int_equal(launch(hip.basic, "row_sum", line(ROWS, 256), arguments, NULL), 0);
-    hip.hipMemcpyDtoH(sum, device_sum, sizeof sum);
-    for (int r = 0; r < ROWS; r++) {
-        float expected = 0;
-        for (int i = 0; i < COLUMNS; i++)
-            expected += rows[r * COLUMNS + i];
-        assert_true(sum[r] == expected); /* whole numbers: exact */
-    }
-    assert_int_equal(hip.hipFree(device_rows) | hip.hipFree(device_sum), 0);
-}
-
-static void check_product(const char *kernel, int tile)
-{
-    enum { M = 64, N = 96, K = 48 };
-    static uint16_t a[M * K], b[N * K];
-    static float c[M * N];
-    int k = K, n = N;
-    for (int i = 0; i < M * K; i++)
-        a[i] = to_bf16((float)small_value(i, 1));
-    for (int i = 0; i < N * K; i++)
-        b[i] = to_bf16((float)small_value(i, 2));
-    void *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_memory(sizeof c);
-    void *arguments[] = {&device_c, &device_a, &device_b, &k, &n};
-    assert_int_equal(launch(hip.basic, kernel, (Shape){N / (unsigned)tile, M / (unsigned)tile, 1, LANES, 1, 1, 0}, arguments, NULL), 0);
-    hip.hipMemcpyDtoH(c, device_c, sizeof c);
-    for (int i = 0; i < M * N; i++) {
-        float expected = 0;
-        for (int j = 0; j < K; j++)
-            expected += bf16(a[i / N * K + j]) * bf16(b[i % N * K + j]);
-        assert_true(c[i] == expected);
-    }
-    assert_int_equal(hip.hipFree(device_a) | hip.hipFree(device_b) | hip.hipFree(device_c), 0);
-}
-
-static void tiles_multiply_matrices(void **state)
-{
-    (void)state;
-    check_product("product_32", 32);
-    check_product("product_16", 16);
-}
-
-static void work_items_know_their_place_in_three_dimensions(void **state)
-{
-    enum { WIDTH = 5, HEIGHT = 4, DEPTH = 6, GROUPS = 12, COUNT = GROUPS * WIDTH * HEIGHT * DEPTH };
-    u32 out[COUNT];
-    u32 *device_out = device_memory(sizeof out);
-    void *arguments[] = {&device_out};
-    (void)state;
-    assert_int_equal(launch(hip.basic, "ids", (Shape){3, 2, 2, WIDTH, HEIGHT, DEPTH, 0}, arguments, NULL), 0);
-    hip.hipMemcpyDtoH(out, device_out, sizeof out);
-    for (u32 i = 0; i < COUNT; i++)
-        assert_int_equal(out[i], i % WIDTH | i / WIDTH % HEIGHT << 8 | i / (WIDTH * HEIGHT) % DEPTH << 16 | i / (WIDTH * HEIGHT * DEPTH) << 24);
-    hip.hipFree(device_out);
-}
-
-static void atomics_of_all_workgroups_add_up(void **state)
-{
-    enum { COUNT = 16 * 256 };
-    u32 values[COUNT], bins[16] = {0}, expected[16] = {0};
-    (void)state;
-    random_state = 2;
-    for (int i = 0; i < COUNT; i++)
-        expected[(values[i] = (u32)random_bits()) % 16]++;
-    u32 *device_values = device_copy(values, sizeof values), *device_bins = device_copy(bins, sizeof bins);
-    void *arguments[] = {&device_bins, &device_values};
-    assert_int_equal(launch(hip.basic, "histogram", line(16, 256), arguments, NULL), 0);
-    hip.hipMemcpyDtoH(bins, device_bins, sizeof bins);
-    assert_memory_equal(bins, expected, sizeof bins);
-    assert_int_equal(hip.hipFree(device_values) | hip.hipFree(device_bins), 0);
-}
-
-static void dynamic_lds_scratch_and_calls_work(void **state)
-{
-    float in[256], out[256];
-    u32 index[LANES], picked[LANES];
-    int terms = 5;
-    (void)state;
-    for (int i = 0; i < 256; i++)
-        in[i] = (float)i;
-    for (int i = 0; i < LANES; i++)
-        index[i] = (u32)(i * 11);
-    float *device_in = device_copy(in, sizeof in), *device_out = device_memory(sizeof out);
-    u32 *device_index = device_copy(index, sizeof index), *device_picked = device_memory(sizeof picked);
-    void *reverse[] = {&device_out, &device_in}, *scratch[] = {&device_picked, &device_index}, *calls[] = {&device_out, &terms};
-    assert_int_equal(launch(hip.basic, "reverse", (Shape){1, 1, 1, 256, 1, 1, 1024}, reverse, NULL), 0);
-    hip.hipMemcpyDtoH(out, device_out, sizeof out);
-    for (int i = 0; i < 256; i++)
-        assert_true(out[i] == in[255 - i]);
-    assert_int_equal(launch(hip.basic, "scratch", line(1, LANES), scratch, NULL), 0);
-    hip.hipMemcpyDtoH(picked, device_picked, sizeof picked);
-    for (int i = 0; i < LANES; i++)
-        assert_int_equal(picked[i], index[i] % 32 * 1000 + (u32)i);
-    assert_int_equal(launch(hip.basic, "calls", line(1, LANES), calls, NULL), 0);
-    hip.hipMemcpyDtoH(out, device_out, LANES * sizeof *out);
-    for (int i = 0; i < LANES; i++) {
-        float x = (float)i / 64;
-        assert_float_equal(out[i], 4 + x * (3 + x * (2 + x)) + 6.125f - 0.5f * 0, 1e-6); /* rounding of four terms */
-    }
-    assert_int_equal(hip.hipFree(device_in) | hip.hipFree(device_out) | hip.hipFree(device_index) | hip.hipFree(device_picked), 0);
-}
-
-/* -- HIP ------------------------------------------------------------------------------------------------------------ */
-
-static void the_device_says_what_it_is(void **state)
-{
-    char name[64];
-    int count = 0, units = 0, wave = 0, major = 0, lds = 0;
-    (void)state;
-    assert_int_equal(hip.hipGetDeviceCount(&count), 0);
-    assert_int_equal(count, 1);
-    hip.hipDeviceGetName(name, sizeof name, 0);
-    assert_non_null(strstr(name, "emulated"));
-    hip.hipDeviceGetAttribute(&units, 63, 0); /* hipDeviceAttributeMultiprocessorCount */
-    hip.hipDeviceGetAttribute(&wave, 87, 0);  /* hipDeviceAttributeWarpSize */
-    hip.hipDeviceGetAttribute(&major, 23, 0); /* hipDeviceAttributeComputeCapabilityMajor */
-    hip.hipDeviceGetAttribute(&lds, 74, 0);   /* hipDeviceAttributeMaxSharedMemoryPerBlock */
-    assert_int_equal(units, 304);
-    assert_int_equal(wave, 64);
-    assert_int_equal(major, 9);
-    assert_int_equal(lds, 65536);
-}
-
-static void a_captured_graph_replays_launches_and_fills(void **state)
-{
-    enum { COUNT = 256 };
-    float ones[COUNT], out[COUNT];
-    int count = COUNT;
-    void *stream, *graph, *executable;
-    (void)state;
-    for (int i = 0; i < COUNT; i++)
-        ones[i] = 3;
-    float *a = device_copy(ones, sizeof ones), *b = device_copy(ones, sizeof ones);
-    void *arguments[] = {&a, &a, &b, &count}; /* a += b / 3 */
-    assert_int_equal(hip.hipStreamCreate(&stream), 0);
-    assert_int_equal(hip.hipStreamBeginCapture(stream, 0), 0);
-    assert_int_equal(hip.hipMemsetD32Async(a, 0x40800000, 1, stream), 0); /* a[0] = 4 */
-    assert_int_equal(launch(hip.basic, "vector_add", line(1, 256), arguments, stream), 0);
-    assert_int_equal(hip.hipStreamEndCapture(stream, &graph), 0);
-    hip.hipMemcpyDtoH(out, a, sizeof out);
-    assert_memory_equal(out, ones, sizeof out); /* nothing ran yet */
-    assert_int_equal(hip.hipGraphInstantiateWithFlags(&executable, graph, 0), 0);
-    assert_int_equal(hip.hipGraphDestroy(graph), 0);
-    assert_int_equal(hip.hipGraphLaunch(executable, stream), 0);
-    assert_int_equal(hip.hipGraphLaunch(executable, stream), 0);
-    hip.hipMemcpyDtoH(out, a, sizeof out);
-    assert_true(out[0] == 5);
-    assert_true(out[1] == 5);
-    assert_int_equal(hip.hipGraphExecDestroy(executable) | hip.hipStreamDestroy(stream) | hip.hipFree(a) | hip.hipFree(b), 0);
-}
-
-static void copies_beyond_an_allocation_and_double_frees_are_refused(void **state)
-{
-    char bytes[128] = {0};
-    void *memory = device_memory(100);
-    (void)state;
-    assert_int_equal(hip.hipMemcpyHtoD(memory, bytes, 100), 0);
-    assert_int_not_equal(hip.hipMemcpyHtoD(memory, bytes, 101), 0);
-    assert_int_not_equal(hip.hipMemcpyDtoH(bytes, (char *)memory + 50, 51), 0);
-    assert_int_equal(hip.hipFree(memory), 0);
-    assert_int_not_equal(hip.hipFree(memory), 0);
-    assert_int_not_equal(hip.hipMemcpyDtoH(bytes, memory, 1), 0);
-}
-
-static void launches_beyond_the_limits_are_refused(void **state)
-{
-    float *memory = device_memory(4096);
-    void *arguments[] = {&memory, &memory};
-    (void)state;
-    assert_int_not_equal(launch(hip.basic, "reverse", (Shape){1, 1, 1, 256, 1, 1, 65537}, arguments, NULL), 0);
-    assert_int_not_equal(launch(hip.basic, "reverse", (Shape){1, 1, 1, 2048, 1, 1, 0}, arguments, NULL), 0);
-    assert_int_not_equal(launch(hip.basic, "reverse", (Shape){0, 1, 1, 64, 1, 1, 0}, arguments, NULL), 0);
-    assert_int_not_equal(launch(hip.basic, "no_such_kernel", line(1, 64), arguments, NULL), 0);
-    assert_int_equal(hip.hipFree(memory), 0);
-}
-
-static void occupancy_follows_registers_and_lds(void **state)
-{
-    void *function;
-    int blocks = 0;
-    (void)state;
-    assert_int_equal(hip.hipModuleGetFunction(&function, hip.basic, "reverse"), 0);
-    assert_int_equal(hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 256, 32768), 0);
-    assert_int_equal(blocks, 2);
-    assert_int_equal(hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 256, 0), 0);
-    assert_int_equal(blocks, 8);
-}
-
-static void code_for_other_gpus_and_other_files_is_refused(void **state)
-{
-    enum { FLAGS = 48 };
-    size_t bytes;
-    void *module;
-    (void)state;
-    char *object = read_object("basic", &bytes);
-    assert_non_null(object);
-    object[FLAGS] = 0x41; /* EF_AMDGPU_MACH of gfx1100 */
-    assert_int_equal(hip.hipModuleLoadData(&module, object), 209); /* hipErrorNoBinaryForGpu */
-    object[0] = 'X';
-    assert_int_equal(hip.hipModuleLoadData(&module, object), 200); /* hipErrorInvalidImage */
-    free(object);
-}
-
-/* Headers give the file's size, so damage begins behind them. */
-static void damaged_code_objects_do_not_break_the_loader(void **state)
-{
-    enum { HEADER = 64, ROUNDS = 300 };
-    size_t bytes;
-    (void)state;
-    char *object = read_object("basic", &bytes), *damaged = malloc(bytes);
-    assert_non_null(object);
-    assert_non_null(damaged);
-    random_state = 3;
-    for (int round = 0; round < ROUNDS; round++) {
-        void *module = NULL, *function;
-        memcpy(damaged, object, bytes);
-        for (int i = 0; i < 1 + round % 8; i++)
-            damaged[HEADER + random_bits() % (round % 2 ? 2048 : bytes - HEADER)] = (char)random_bits();
-        if (!hip.hipModuleLoadData(&module, damaged)) {
-            hip.hipModuleGetFunction(&function, module, "vector_add");
-            hip.hipModuleUnload(module);
-        }
-    }
-    free(damaged);
-    free(object);
-}
-
-/* -- Wrong kernels -------------------------------------------------------------------------------------------------- */
-
-/* What each must be told, and that it is told with a place. */
-static const struct { const char *kernel, *message; } faults[] = {
-    {"read_past_the_end", "out-of-bounds read of 4 bytes"}, {"write_past_the_end", "out-of-bounds write"}, {"misaligned_write", "misaligned write of 4 bytes"},
-    {"atomic_past_the_end", "out-of-bounds"}, {"freed", "that was freed"}, {"lds_past_the_end", "out-of-bounds LDS write of 4 bytes at 512"},
-    {"misaligned_lds", "misaligned LDS write"}, {"unwritten_lds", "a read of LDS byte 4, which nothing wrote"}, {"unwritten_register", "holds nothing that was written"},
-    {"unwritten_address", "an address from register v77"}, {"undefined_through_lds", "which nothing wrote"},
-    {"race_read_after_write", "reads byte"}, {"race_write_after_read", "writes byte"}, {"race_of_writes", "writes byte 0 that wavefront 0 wrote"},
-    {"divergent_barrier", "a divergent barrier: 32 of the wavefront's 64 lanes"}, {"barriers_apart", "waits at another one"},
-    {"ended_wavefront", "wavefront 1 does not come to"}, {"unknown_instruction", "v_mqsad_pk_u16_u8"}, {"trap", "trapped"}};
-
-/* In the child: runs the kernel and then asks for anything at all, which must be refused too. */
-static int run_fault(const char *kernel)
-{
-    u32 zeros[256] = {0};
-    u32 *buffer = device_copy(zeros, sizeof zeros), *gone = buffer;
-    void *arguments[] = {&gone};
-    bool freed = !strcmp(kernel, "freed");
-    if (freed)
-        hip.hipFree(buffer);
-    int error = launch(hip.faults, freed ? "write_past_the_end" : kernel, line(1, 128), arguments, NULL);
-    return error && hip.hipDeviceSynchronize() == error ? 0 : 3;
-}
-
-static char program[512];
-static void run_child(const char *kernel, const char *environment, char output[4096])
-{
-    char command[1024];
-    snprintf(command, sizeof command, "%s '%s' fault %s 2>&1", environment, program, kernel);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    output[fread(output, 1, 4095, pipe)] = 0;
-    if (pclose(pipe))
-        fail_msg("%s was not caught, or later calls did not fail: %s", kernel, output);
-}
-
-static void every_wrong_kernel_is_caught_with_its_place(void **state)
-{
-    char output[4096];
-    (void)state;
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        const char *kernel = strcmp(faults[i].kernel, "freed") ? faults[i].kernel : "write_past_the_end";
-        run_child(faults[i].kernel, "", output);
-        if (!strstr(output, faults[i].message) || !strstr(output, kernel) || !strstr(output, "at 0x") || !strstr(output, "workgroup (0, 0, 0)"))
-            fail_msg("%s was reported as: %s", faults[i].kernel, output);
-    }
-}
-
-static void statistics_name_the_kernel_and_the_modelled_bound(void **state)
-{
-    char output[4096];
-    (void)state;
-    run_child("write_past_the_end", "ROCEMU_STATS=1", output);
-    assert_non_null(strstr(output, "write_past_the_end: 1 launches, 1 workgroups"));
-    assert_non_null(strstr(output, "modelled for a full MI300X, not measured"));
-}
-
 int main(int count, char **arguments)
 {
-    const char *library = getenv("ROCEMU_LIBRARY"), *kernels = getenv("ROCEMU_KERNELS");
-    if (!library || !kernels) {
-        printf("test_rocemu is skipped: ROCEMU_LIBRARY and ROCEMU_KERNELS are not set (make test-amd sets them)\n");
+    (void)count;
+    if (!library_is_given(arguments[0]))
         return 0;
-    }
-    snprintf(program, sizeof program, "%s", arguments[0]);
     if (!open_library())
         return 1;
-    if (count == 3 && !strcmp(arguments[1], "fault"))
-        return run_fault(arguments[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vector_integer_instructions_compute_what_c_does),
         cmocka_unit_test(packed_and_sub_dword_instructions_compute_what_c_does),
@@ -939,22 +521,8 @@ int main(int count, char **arguments)
         cmocka_unit_test(arithmetic_takes_permuted_sources),
         cmocka_unit_test(lanes_and_scalars_exchange_values),
         cmocka_unit_test(the_mode_register_says_how_floats_are_rounded_and_flushed),
+        cmocka_unit_test(loads_and_stores_of_every_form_move_what_they_say),
         cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_product),
-        cmocka_unit_test(a_grid_adds_vectors_and_leaves_the_rest),
-        cmocka_unit_test(a_workgroup_sums_through_lds_and_lane_permutations),
-        cmocka_unit_test(tiles_multiply_matrices),
-        cmocka_unit_test(work_items_know_their_place_in_three_dimensions),
-        cmocka_unit_test(atomics_of_all_workgroups_add_up),
-        cmocka_unit_test(dynamic_lds_scratch_and_calls_work),
-        cmocka_unit_test(the_device_says_what_it_is),
-        cmocka_unit_test(a_captured_graph_replays_launches_and_fills),
-        cmocka_unit_test(copies_beyond_an_allocation_and_double_frees_are_refused),
-        cmocka_unit_test(launches_beyond_the_limits_are_refused),
-        cmocka_unit_test(occupancy_follows_registers_and_lds),
-        cmocka_unit_test(code_for_other_gpus_and_other_files_is_refused),
-        cmocka_unit_test(damaged_code_objects_do_not_break_the_loader),
-        cmocka_unit_test(every_wrong_kernel_is_caught_with_its_place),
-        cmocka_unit_test(statistics_name_the_kernel_and_the_modelled_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,18 @@ KERNEL write_past_the_end(GLOBAL u32 *buffer) { buffer[2 * thread_id() + 3] = 0;
 KERNEL misaligned_write(GLOBAL u32 *buffer) { *(GLOBAL u32 *)((GLOBAL char *)buffer + 4 * thread_id() + 2) = 1; }
 KERNEL atomic_past_the_end(GLOBAL u32 *buffer) { __atomic_fetch_add(&buffer[256 + thread_id()], 1, __ATOMIC_RELAXED); }
 
+KERNEL misaligned_atomic(GLOBAL u32 *buffer) {
+    __asm__ volatile("global_atomic_add v0, v0, %0 offset:1" : : "s"(buffer) : "memory");
+}
+KERNEL scalar_past_the_end(GLOBAL u32 *buffer) {
+    __asm__ volatile("s_load_dword s20, %0, 0x400\n s_waitcnt lgkmcnt(0)" : : "s"(buffer) : "s20");
+}
+KERNEL scratch_past_the_end(GLOBAL u32 *buffer) {
+    volatile u32 own[4];
+    own[thread_id() % 4] = 1;
+    buffer[thread_id()] = own[buffer[thread_id()] + 0x100000];
+}
+
 KERNEL lds_past_the_end(GLOBAL u32 *buffer) {
     static SHARED u32 local[128];
     ((volatile LOCAL u32 *)local)[thread_id() + buffer[0] + 1] = 1;
@@ -38,6 +50,9 @@ KERNEL unwritten_register(GLOBAL u32 *buffer) {
 }
 KERNEL unwritten_address(GLOBAL u32 *buffer) {
     __asm__ volatile("global_store_dword v77, v0, %0" : : "s"(buffer));
+}
+KERNEL unwritten_scalar_address(GLOBAL u32 *buffer) {
+    __asm__ volatile("global_store_dword v0, v0, s[40:41]");
 }
 KERNEL undefined_through_lds(GLOBAL u32 *buffer) {
     static SHARED u32 local[128];

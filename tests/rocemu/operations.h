@@ -57,6 +57,11 @@
     X(cndmask, I, u32, u32, u32, u32, "v_cmp_gt_i32 vcc, 0, %1\n v_cndmask_b32 %0, %2, %3, vcc", 0, (int)a < 0 ? c : b)                       \
     X(add_literal, I, u32, u32, u32, u32, "v_add_u32 %0, 0x12345678, %1", 0, a + 0x12345678)                                                  \
     X(add_inline, I, u32, u32, u32, u32, "v_add_u32 %0, -16, %1", 0, a - 16)                                                                  \
+    X(mov64, I, u64, u64, u32, u32, "v_mov_b64 %0, %1", 0, a)                                                                                 \
+    X(min_i32, I, u32, u32, u32, u32, "v_min_i32 %0, %1, %2", 0, (int)a < (int)b ? a : b)                                                     \
+    X(add_lshl, I, u32, u32, u32, u32, "v_add_lshl_u32 %0, %1, %2, %3", 0, (a + b) << c % 32)                                                 \
+    X(borrow, I, u64, u64, u64, u32, "v_sub_co_u32 v2, vcc, v4, v6\n v_subb_co_u32 v3, vcc, v5, v7, vcc", 0, a - b)                           \
+    X(borrow_reversed, I, u64, u64, u64, u32, "v_subrev_co_u32 v2, vcc, v4, v6\n v_subbrev_co_u32 v3, vcc, v5, v7, vcc", 0, b - a)            \
     X(dot4_u8, I, u32, u32, u32, u32, "v_dot4_u32_u8 %0, %1, %2, %3", 0, dot_bytes(a, b) + c)                                                 \
     X(sad_u8, I, u32, u32, u32, u32, "v_sad_u8 %0, %1, %2, %3", 0, sum_differences(a, b) + c)
 #define VECTOR_PACKED_INTEGER(X)                                                                                                              \
@@ -68,6 +73,9 @@
     X(pk_lshl, I, u32, u32, u32, u32, "v_pk_lshlrev_b16 %0, %1, %2", 0, pair((b & 0xffff) << a % 16, b >> 16 << (a >> 16) % 16))              \
     X(add_u16, I, u32, u32, u32, u32, "v_add_u16 %0, %1, %2", 0, (a + b) & 0xffff)                                                            \
     X(mad_u16_keeps, I, u32, u32, u32, u32, "v_mov_b32 %0, -1\n v_mad_u16 %0, %1, %2, %3", 0, 0xffff0000 | ((a * b + c) & 0xffff))                    \
+    X(sub_u16, I, u32, u32, u32, u32, "v_sub_u16 %0, %1, %2", 0, (a - b) & 0xffff)                                                            \
+    X(lshrrev_b16, I, u32, u32, u32, u32, "v_lshrrev_b16 %0, %1, %2", 0, (b & 0xffff) >> a % 16)                                              \
+    X(ashrrev_i16, I, u32, u32, u32, u32, "v_ashrrev_i16 %0, %1, %2", 0, (u32)((short)b >> a % 16) & 0xffff)                                  \
     X(sdwa_word, I, u32, u32, u32, u32, "v_add_u32_sdwa %0, %1, %2 dst_sel:DWORD src0_sel:WORD_1 src1_sel:BYTE_2", 0, (a >> 16) + (b >> 16 & 255)) \
     X(sdwa_sext, I, u32, u32, u32, u32, "v_add_u32_sdwa %0, sext(%1), %2 dst_sel:DWORD src0_sel:BYTE_3 src1_sel:WORD_0", 0, (u32)((int)a >> 24) + (b & 0xffff)) \
     X(sdwa_pad, I, u32, u32, u32, u32, "v_or_b32_sdwa %0, %1, %2 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD", 0, (a | b) << 16) \
@@ -86,6 +94,10 @@
     X(mul_inverse_tau, F, u32, u32, u32, u32, "v_mul_f32 %0, 0.15915494, %1", 0, fb(f(0x3e22f983) * f(a)))                                    \
     X(max_f32, F, u32, u32, u32, u32, "v_max_f32 %0, %1, %2", 0, fb(larger(f(a), f(b))))                                                      \
     X(min_f32, F, u32, u32, u32, u32, "v_min_f32 %0, %1, %2", 0, fb(-larger(-f(a), -f(b))))                                                   \
+    X(subrev_f32, F, u32, u32, u32, u32, "v_subrev_f32 %0, %1, %2", 0, fb(f(b) - f(a)))                                                       \
+    X(fmamk_f32, F, u32, u32, u32, u32, "v_fmamk_f32 %0, %1, 0x3fb8aa3b, %2", 0, fb(fmaf(f(a), f(0x3fb8aa3b), f(b))))                         \
+    X(fmaak_f32, F, u32, u32, u32, u32, "v_fmaak_f32 %0, %1, %2, 0x3fb8aa3b", 0, fb(fmaf(f(a), f(b), f(0x3fb8aa3b))))                         \
+    X(max3_f32, F, u32, u32, u32, u32, "v_max3_f32 %0, %1, %2, %3", 0, fb(larger(larger(f(a), f(b)), f(c))))                                  \
     X(trunc_f32, F, u32, u32, u32, u32, "v_trunc_f32 %0, %1", 0, fb(truncf(f(a))))                                                            \
     X(ceil_f32, F, u32, u32, u32, u32, "v_ceil_f32 %0, %1", 0, fb(ceilf(f(a))))                                                               \
     X(floor_f32, F, u32, u32, u32, u32, "v_floor_f32 %0, %1", 0, fb(floorf(f(a))))                                                            \
@@ -96,6 +108,7 @@
     X(log_f32, F, u32, u32, u32, u32, "v_log_f32 %0, %1", 1, fb(log2f(flushed(f(a)))))                                                        \
     X(rcp_f32, F, u32, u32, u32, u32, "v_rcp_f32 %0, %1", 1, fb(flushed(1 / flushed(f(a)))))                                                  \
     X(rsq_f32, F, u32, u32, u32, u32, "v_rsq_f32 %0, %1", 1, fb((float)(1 / sqrt((double)flushed(f(a))))))                                    \
+    X(rcp_iflag_f32, F, u32, u32, u32, u32, "v_rcp_iflag_f32 %0, %1", 1, fb(flushed(1 / flushed(f(a)))))                                      \
     X(sqrt_f32, F, u32, u32, u32, u32, "v_sqrt_f32 %0, %1", 1, fb(sqrtf(flushed(f(a)))))                                                      \
     X(cvt_f32_i32, F, u32, u32, u32, u32, "v_cvt_f32_i32 %0, %1", 0, fb((float)(int)a))                                                       \
     X(cvt_f32_u32, F, u32, u32, u32, u32, "v_cvt_f32_u32 %0, %1", 0, fb((float)a))                                                            \
@@ -107,6 +120,9 @@
     X(add_f64, G, u64, u64, u64, u64, "v_add_f64 %0, %1, %2", 0, gb(g(a) + g(b)))                                                             \
     X(fma_f64, G, u64, u64, u64, u64, "v_fma_f64 %0, %1, %2, -%3", 0, gb(fma(g(a), g(b), -g(c))))                                             \
     X(mul_f64_inline, G, u64, u64, u64, u64, "v_mul_f64 %0, %1, 4.0", 0, gb(g(a) * 4))                                                        \
+    X(fmac_f64, G, u64, u64, u64, u64, "v_mov_b64 %0, %3\n v_fmac_f64 %0, %1, %2", 0, gb(fma(g(a), g(b), g(c))))                              \
+    X(ldexp_f64, G, u64, u64, u32, u32, "v_ldexp_f64 %0, %1, %2", 0, gb(ldexp(g(a), (int)b)))                                                 \
+    X(rsq_f64, G, u64, u64, u32, u32, "v_rsq_f64 %0, %1", 0, gb(1 / sqrt(g(a))))                                                              \
     X(pk_add_f32_low, F, u32, u64, u64, u64, "v_pk_add_f32 %1, %1, %2\n v_mov_b32 %0, v4", 0, fb(f((u32)a) + f((u32)b)))                     \
     X(pk_fma_f32_high, F, u32, u64, u64, u64, "v_pk_fma_f32 %1, %1, %2, %3 op_sel_hi:[1,0,1]\n v_mov_b32 %0, v5", 0, fb(fmaf(f((u32)(a >> 32)), f((u32)b), f((u32)(c >> 32))))) \
     X(pk_mul_f32_negated, F, u32, u64, u64, u64, "v_pk_mul_f32 %1, %1, %2 op_sel:[1,0] neg_lo:[0,1]\n v_mov_b32 %0, v4", 0, fb(f((u32)(a >> 32)) * -f((u32)b))) \
@@ -123,17 +139,30 @@
     X(fma_mix, F, u32, u32, u32, u32, "v_fma_mix_f32 %0, %1, %2, %3 op_sel:[1,0,0] op_sel_hi:[1,1,0]", 0, fb(fmaf(h(a >> 16), h(b), f(c))))
 /* Comparisons: a bit per lane, brought into the lane as 0 or 1. */
 #define COMPARE(name, text, A, expression) X(name, I, u32, A, A, u32, text " vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)(expression))
+#define COMPARE_FLOAT(name, expression) COMPARE(name##_f32, "v_cmp_" #name "_f32", u32, expression)
+#define COMPARE_INTEGERS(name, operator)                                                                                                      \
+    COMPARE(name##_u32, "v_cmp_" #name "_u32", u32, a operator b) COMPARE(name##_i32, "v_cmp_" #name "_i32", u32, (int)a operator (int)b)     \
+    COMPARE(name##_u64, "v_cmp_" #name "_u64", u64, a operator b) COMPARE(name##_i64, "v_cmp_" #name "_i64", u64, (long long)a operator (long long)b)
 #define VECTOR_COMPARE(X)                                                                                                                     \
-    COMPARE(lt_f32, "v_cmp_lt_f32", u32, f(a) < f(b)) COMPARE(nlt_f32, "v_cmp_nlt_f32", u32, !(f(a) < f(b)))                                  \
-    COMPARE(o_f32, "v_cmp_o_f32", u32, f(a) == f(a) && f(b) == f(b)) COMPARE(lg_f32, "v_cmp_lg_f32", u32, f(a) < f(b) || f(a) > f(b))         \
-    COMPARE(eq_u32, "v_cmp_eq_u32", u32, a == b) COMPARE(lt_i32, "v_cmp_lt_i32", u32, (int)a < (int)b) COMPARE(ge_u32, "v_cmp_ge_u32", u32, a >= b) \
-    COMPARE(gt_i64, "v_cmp_gt_i64", u64, (long long)a > (long long)b) COMPARE(le_f64, "v_cmp_le_f64", u64, g(a) <= g(b))                      \
-    COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)
+    COMPARE_FLOAT(lt, f(a) < f(b)) COMPARE_FLOAT(nlt, !(f(a) < f(b))) COMPARE_FLOAT(le, f(a) <= f(b)) COMPARE_FLOAT(nle, !(f(a) <= f(b)))     \
+    COMPARE_FLOAT(gt, f(a) > f(b)) COMPARE_FLOAT(ngt, !(f(a) > f(b))) COMPARE_FLOAT(ge, f(a) >= f(b)) COMPARE_FLOAT(nge, !(f(a) >= f(b)))     \
+    COMPARE_FLOAT(eq, f(a) == f(b)) COMPARE_FLOAT(neq, !(f(a) == f(b))) COMPARE_FLOAT(o, f(a) == f(a) && f(b) == f(b))                        \
+    COMPARE_FLOAT(u, f(a) != f(a) || f(b) != f(b)) COMPARE_FLOAT(lg, f(a) < f(b) || f(a) > f(b)) COMPARE_FLOAT(nlg, !(f(a) < f(b) || f(a) > f(b))) \
+    COMPARE_INTEGERS(lt, <) COMPARE_INTEGERS(le, <=) COMPARE_INTEGERS(gt, >) COMPARE_INTEGERS(ge, >=) COMPARE_INTEGERS(eq, ==) COMPARE_INTEGERS(ne, !=) \
+    COMPARE(le_f64, "v_cmp_le_f64", u64, g(a) <= g(b)) COMPARE(gt_f64, "v_cmp_gt_f64", u64, g(a) > g(b))                                      \
+    COMPARE(lt_u16, "v_cmp_lt_u16", u32, (a & 0xffff) < (b & 0xffff)) COMPARE(class_f32, "v_cmp_class_f32", u32, (class_of(f(a)) & b) != 0)   \
+    X(class_f64, I, u32, u64, u32, u32, "v_cmp_class_f64 vcc, %1, %2\n v_cndmask_b32_e64 %0, 0, 1, vcc", 0, (u32)((class_of_double(g(a)) & b) != 0))
 
+#define SCALAR_COMPARE(X, name, operator)                                                                                                      \
+    X(s_cmp_##name##_i32, u32, u32, u32, "s_cmp_" #name "_i32 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((int)a operator (int)b))                \
+    X(s_cmp_##name##_u32, u32, u32, u32, "s_cmp_" #name "_u32 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)(a operator b))                          \
+    X(s_cmpk_##name##_i32, u32, u32, u32, "s_cmpk_" #name "_i32 %1, 0xfff0\n s_cselect_b32 %0, 1, 0", (u32)((int)a operator -16))
+/* The wavefront has one lane; EXEC must come back from where it was saved, or nothing is written. */
+#define SAVE_EXEC(X, name, expression) X(s_##name##_saveexec, u64, u64, u64, "s_" #name "_saveexec_b64 vcc, %1\n s_mov_b64 %0, exec\n s_mov_b64 exec, vcc", expression)
 #define SCALAR_OPERATIONS(X)                                                                                                                  \
     X(s_add, u64, u64, u64, "s_add_u32 s12, s14, s16\n s_addc_u32 s13, s15, s17", a + b)                                                      \
     X(s_sub, u64, u64, u64, "s_sub_u32 s12, s14, s16\n s_subb_u32 s13, s15, s17", a - b)                                                      \
-    X(s_add_overflow, u32, u32, u32, "s_add_i32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)__builtin_add_overflow_p((int)a, (int)b, 0))       \
+    X(s_add_overflow, u32, u32, u32, "s_add_i32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((long long)(int)a + (int)b != (int)(a + b)))       \
     X(s_mul, u32, u32, u32, "s_mul_i32 %0, %1, %2", a * b)                                                                                    \
     X(s_mul_hi, u32, u32, u32, "s_mul_hi_u32 %0, %1, %2", (u32)((u64)a * b >> 32))                                                            \
     X(s_lshl, u32, u32, u32, "s_lshl_b32 %0, %1, %2", a << b % 32)                                                                            \
@@ -153,8 +182,26 @@
     X(s_movk, u32, u32, u32, "s_movk_i32 %0, 0x8001", 0xffff8001)                                                                             \
     X(s_addk, u32, u32, u32, "s_mov_b32 %0, %1\n s_addk_i32 %0, 0xfff0", a - 16)                                                              \
     X(s_mulk, u32, u32, u32, "s_mov_b32 %0, %1\n s_mulk_i32 %0, 0x123", a * 0x123)                                                            \
-    X(s_cmp_lt, u32, u32, u32, "s_cmp_lt_i32 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((int)a < (int)b))                                        \
     X(s_cmpk, u32, u32, u32, "s_cmpk_gt_u32 %1, 0xfff0\n s_cselect_b32 %0, 1, 0", (u32)(a > 0xfff0))                                          \
+    X(s_and_64, u64, u64, u64, "s_and_b64 %0, %1, %2", a & b)                                                                                 \
+    X(s_or_64, u64, u64, u64, "s_or_b64 %0, %1, %2", a | b)                                                                                   \
+    X(s_xor_64, u64, u64, u64, "s_xor_b64 %0, %1, %2", a ^ b)                                                                                 \
+    X(s_orn2, u64, u64, u64, "s_orn2_b64 %0, %1, %2", a | ~b)                                                                                 \
+    X(s_and, u32, u32, u32, "s_and_b32 %0, %1, %2", a & b)                                                                                    \
+    X(s_or, u32, u32, u32, "s_or_b32 %0, %1, %2", a | b)                                                                                      \
+    X(s_xor, u32, u32, u32, "s_xor_b32 %0, %1, %2", a ^ b)                                                                                    \
+    X(s_not, u32, u32, u32, "s_not_b32 %0, %1", ~a)                                                                                           \
+    X(s_sub_overflow, u32, u32, u32, "s_sub_i32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((long long)(int)a - (int)b != (int)(a - b)))       \
+    X(s_sub_i32, u32, u32, u32, "s_sub_i32 %0, %1, %2", a - b)                                                                                \
+    X(s_cselect_64, u64, u64, u64, "s_cmp_lg_u64 %1, %2\n s_cselect_b64 %0, %1, 5", a != b ? a : 5)                                           \
+    X(s_mul_hi_i32, u32, u32, u32, "s_mul_hi_i32 %0, %1, %2", (u32)((long long)(int)a * (int)b >> 32))                                        \
+    X(s_lshr, u32, u32, u32, "s_lshr_b32 %0, %1, %2", a >> b % 32)                                                                            \
+    X(s_max_i32, u32, u32, u32, "s_max_i32 %0, %1, %2", (int)a > (int)b ? a : b)                                                              \
+    X(s_max_u32, u32, u32, u32, "s_max_u32 %0, %1, %2", a > b ? a : b)                                                                        \
+    X(s_brev_32, u32, u32, u32, "s_brev_b32 %0, %1", reversed(a))                                                                             \
+    X(s_zero, u32, u32, u32, "s_and_b32 %1, %1, %2\n s_cselect_b32 %0, 1, 0", (u32)((a & b) != 0))                                            \
+    SCALAR_COMPARE(X, lt, <) SCALAR_COMPARE(X, le, <=) SCALAR_COMPARE(X, gt, >) SCALAR_COMPARE(X, ge, >=) SCALAR_COMPARE(X, eq, ==) SCALAR_COMPARE(X, lg, !=) \
+    SAVE_EXEC(X, and, a & 1) SAVE_EXEC(X, or, a | 1) SAVE_EXEC(X, andn2, a & ~1ull) SAVE_EXEC(X, xor, a ^ 1)                                  \
     X(s_cmp_64, u32, u64, u64, "s_cmp_eq_u64 %1, %2\n s_cselect_b32 %0, 1, 0", (u32)(a == b))                                                 \
     X(s_bitcmp, u32, u32, u32, "s_bitcmp1_b32 %1, %2\n s_cselect_b32 %0, 1, 0", a >> b % 32 & 1)                                              \
     X(s_bitset, u32, u32, u32, "s_mov_b32 %0, %1\n s_bitset1_b32 %0, %2", a | 1u << b % 32)                                                   \

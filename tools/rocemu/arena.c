@@ -11,10 +11,22 @@ enum { PAGE = 4096, GAP = 4 * PAGE };
 
 static struct {
     pthread_rwlock_t lock;
-    uint64_t base, next, used;
+    uint64_t base, next, used, capacity_bytes;
     Allocation *allocation;
     size_t count, capacity;
 } arena = {.lock = PTHREAD_RWLOCK_INITIALIZER};
+
+/* ROCEMU_MEMORY: MiB that the card has, where an MI300X's own are not meant. */
+static void read_capacity(void) {
+    const char *given = getenv("ROCEMU_MEMORY");
+    uint64_t bytes = given ? strtoull(given, NULL, 10) << 20 : 0;
+    arena.capacity_bytes = bytes && bytes < ARENA_CAPACITY ? bytes : ARENA_CAPACITY;
+}
+uint64_t arena_capacity(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_capacity);
+    return arena.capacity_bytes;
+}
 
 static bool reserve(void) {
     if (arena.base) return true;
@@ -38,9 +50,9 @@ static bool grow_table(void) {
 static uint64_t pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 uint64_t arena_allocate(uint64_t bytes, bool host) {
-    uint64_t base = 0;
+    uint64_t base = 0, capacity = arena_capacity();
     pthread_rwlock_wrlock(&arena.lock);
-    if (bytes && bytes <= ARENA_CAPACITY - arena.used && reserve() && grow_table() && arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
+    if (bytes && bytes <= capacity - arena.used && reserve() && grow_table() && arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
         !mprotect((void *)arena.next, pages(bytes), PROT_READ | PROT_WRITE)) {
         base = arena.next;
         arena.allocation[arena.count++] = (Allocation){base, bytes, true, host};

@@ -52,7 +52,7 @@ static void report_global(Wave *wave, const Instruction *in, int lane, uint64_t 
 
 bool check_global(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, bool write) {
     unsigned alignment = bytes < 4 ? bytes : 4;
-    if (address % alignment) {
+    if (address & (alignment - 1)) {
         check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned %s of %u bytes at 0x%llx", write ? "write" : "read", bytes, (unsigned long long)address);
         return false;
     }
@@ -141,7 +141,7 @@ static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32
     return true;
 }
 
-/* The common case, four bytes at once: nobody else was here in this epoch. */
+/* The common case, four bytes at once: nobody else was here in this epoch, or all read. */
 static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access, bool defined) {
     uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull, now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
     const uint64_t epochs = (uint64_t)(0xffff & ~((1 << WAVE_BITS) - 1)) * 0x0001000100010001ull;
@@ -150,12 +150,13 @@ static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAc
     /* All four tags alike, which they are unless bytes were accessed one by one. */
     if (writer != (writer & 0xffff) * 0x0001000100010001ull || reader != (reader & 0xffff) * 0x0001000100010001ull) return false;
     bool written_now = (writer & epochs) == now, read_now = (reader & epochs) == now;
-    if ((written_now && writer != mine) || (access == LOCAL_READ ? !writer || (read_now && reader != mine && tag_wave((uint16_t)reader) != SEVERAL) : read_now && reader != mine)) return false;
+    if ((written_now && writer != mine) || (access == LOCAL_READ ? !writer : read_now && reader != mine)) return false;
     if (access == LOCAL_WRITE) {
         writer = defined ? mine : 0;
         memcpy(&shadow->writer[address], &writer, 8);
-    } else if (!read_now) {
-        memcpy(&shadow->reader[address], &mine, 8);
+    } else if (reader != mine) {
+        reader = read_now ? now | SEVERAL * 0x0001000100010001ull : mine;
+        memcpy(&shadow->reader[address], &reader, 8);
     }
     return true;
 }
@@ -167,7 +168,7 @@ bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, 
         check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds LDS %s of %u bytes at %u; the workgroup has %u", name, bytes, address, launch->lds_bytes);
         return false;
     }
-    if (address % (bytes == 12 ? 16 : bytes)) {
+    if (address & ((bytes == 12 ? 16 : bytes) - 1)) {
         check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned LDS %s of %u bytes at %u", name, bytes, address);
         return false;
     }

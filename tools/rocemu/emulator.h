@@ -2,7 +2,7 @@
  *
  * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with decode.c translating instructions once;
  * launch.c runs a grid, each workgroup on one thread of the host, its wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and
- * global.c execute; check.c reports what a kernel does wrong; stats.c counts. */
+ * global.c execute; check.c reports what a kernel does wrong; stats.c counts; ledger.c says what ran. */
 #ifndef ROCEMU_EMULATOR_H
 #define ROCEMU_EMULATOR_H
 
@@ -120,7 +120,8 @@ typedef struct Program {
     Instruction *instruction;
     char *object;        /* a copy of the file */
     size_t object_bytes;
-    const char *target;  /* gfx942 */
+    const char *target;  /* gfx942, gfx90a */
+    uint32_t checksum;   /* of the file, as cksum has it: tells kernels of the same name apart */
 } Program;
 
 typedef struct HiddenArgument { uint8_t kind; uint16_t offset, size; } HiddenArgument;
@@ -159,6 +160,8 @@ bool arena_free(uint64_t base, bool host);
 bool arena_find(uint64_t address, Allocation *found);
 uint64_t arena_used(void);
 #define ARENA_CAPACITY (192ull << 30)
+/* Of the emulated card: ARENA_CAPACITY or less. */
+uint64_t arena_capacity(void);
 
 /* -- Running ------------------------------------------------------------------------------------------------------- */
 
@@ -276,7 +279,12 @@ void statistics_add(Statistics *to, const Statistics *from);
 void statistics_global(Statistics *statistics, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write);
 void statistics_matrix(Statistics *statistics, uint64_t operations, double tera_rate);
 void statistics_local(Statistics *statistics, const uint32_t address[LANES], uint64_t exec, unsigned bytes);
-/* Adds a finished launch to its kernel's totals, printed when the process ends. */
+/* Adds a finished launch to its kernel's totals, printed when the process ends. `seconds`: of all the host's cores together. */
 void statistics_finish(const Launch *launch, double seconds);
+
+/* The CRC of POSIX's cksum. */
+uint32_t ledger_checksum(const void *bytes, size_t count);
+/* Notes a finished launch where ROCEMU_LEDGER asks for it. */
+void ledger_add(const Launch *launch, double seconds);
 
 #endif

@@ -1,4 +1,4 @@
-/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X. Streams run at once and in order, so that waiting is free; a stream that
+/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X, or half an MI250X. Streams run at once and in order, so that waiting is free; a stream that
  * captures records instead (graph.c). A kernel that failed leaves an error that every later call returns, as on hardware. Modules, streams, events and memory
  * belong to the caller until destroyed by the matching call. */
 #include <stdio.h>
@@ -34,10 +34,17 @@ int hip_fail(int error) {
 
 /* -- Device -------------------------------------------------------------------------------------------------------- */
 
-static const char device_name[] = "AMD Instinct MI300X (emulated)";
-enum { VERSION = 60300000 };
+enum { VERSION = 60300000, COMPUTE_MINOR = 61, COMPUTE_UNITS = 63 };
+typedef struct Card { const char *target, *name; int minor, compute_units; } Card;
 
-/* Numbers of hipDeviceAttribute_t and an MI300X's values. */
+/* The MI300X, or what ROCEMU_GPU names: one half of an MI250X, whose other properties that programs ask for are alike. */
+static const Card *card(void) {
+    static const Card cards[] = {{"gfx942", "AMD Instinct MI300X (emulated)", 4, 304}, {"gfx90a", "AMD Instinct MI250X (emulated)", 0, 110}};
+    const char *target = getenv("ROCEMU_GPU");
+    return &cards[target && !strcmp(target, cards[1].target)];
+}
+
+/* Numbers of hipDeviceAttribute_t and an MI300X's values; card() has those that differ. */
 static const struct { int attribute, value; } attributes[] = {
     {0, 1},           /* ECC */
     {2, 8},           /* asynchronous engines */
@@ -58,8 +65,6 @@ static const struct { int attribute, value; } attributes[] = {
     {57, 2048},       /* threads per compute unit */
     {59, 8192},       /* memory bus, bits */
     {60, 1300000},    /* memory clock, kHz */
-    {61, 4},          /* compute capability, minor */
-    {63, 304},        /* compute units */
     {65, 0},          /* pageable memory access */
     {67, 0}, {68, 0}, {69, 0},                      /* PCI bus, device, domain */
     {71, 65536}, {72, 131072},                      /* registers per block and per compute unit */
@@ -88,16 +93,20 @@ EXPORT int hipDeviceGet(int *device, int ordinal) {
 }
 EXPORT int hipDeviceGetName(char *name, int bytes, int device) {
     if (!name || bytes <= 0 || device) return finish(HIP_ERROR_INVALID_VALUE);
-    snprintf(name, (size_t)bytes, "%s", device_name);
+    snprintf(name, (size_t)bytes, "%s", card()->name);
     return 0;
 }
 EXPORT int hipDeviceTotalMem(size_t *bytes, int device) {
     if (!bytes || device) return finish(HIP_ERROR_INVALID_VALUE);
-    *bytes = ARENA_CAPACITY;
+    *bytes = arena_capacity();
     return 0;
 }
 EXPORT int hipDeviceGetAttribute(int *value, int attribute, int device) {
     if (!value || device) return finish(HIP_ERROR_INVALID_VALUE);
+    if (attribute == COMPUTE_MINOR || attribute == COMPUTE_UNITS) {
+        *value = attribute == COMPUTE_MINOR ? card()->minor : card()->compute_units;
+        return 0;
+    }
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attribute) {
             *value = attributes[i].value;
@@ -148,8 +157,8 @@ EXPORT int hipHostMalloc(void **memory, size_t bytes, unsigned flags) {
 EXPORT int hipHostFree(void *memory) { return finish(!memory || arena_free((uint64_t)memory, true) ? 0 : HIP_ERROR_INVALID_VALUE); }
 EXPORT int hipMemGetInfo(size_t *available, size_t *total) {
     if (!available || !total) return finish(HIP_ERROR_INVALID_VALUE);
-    *total = ARENA_CAPACITY;
-    *available = ARENA_CAPACITY - arena_used();
+    *total = arena_capacity();
+    *available = *total - arena_used();
     return finish(0);
 }
 
@@ -262,7 +271,9 @@ EXPORT int hipModuleLoadData(Module **module, const void *image) {
     *module = calloc(1, sizeof **module);
     if (!*module) return finish(HIP_ERROR_OUT_OF_MEMORY);
     (*module)->program = program_load(image, why);
-    if ((*module)->program) return finish(0);
+    if ((*module)->program && !strcmp((*module)->program->target, card()->target)) return finish(0);
+    if ((*module)->program) snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", (*module)->program->target, card()->target);
+    program_free((*module)->program);
     fprintf(stderr, "rocemu: %s\n", why);
     free(*module);
     *module = NULL;

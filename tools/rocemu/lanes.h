@@ -14,10 +14,13 @@
 #define CORE static void
 #endif
 #ifdef __clang__
-#define FOR_LANES _Pragma("clang loop vectorize(assume_safety)") for (int lane = 0; lane < LANES; lane++)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define FOR_LANES _Pragma("GCC ivdep") for (int lane = 0; lane < LANES; lane++)
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
+#define FOR_LANES INDEPENDENT for (int lane = 0; lane < LANES; lane++)
+/* Both halves of a pair of registers. */
+#define FOR_HALVES INDEPENDENT for (int i = 0; i < 2 * LANES; i++)
 #define LANE_INLINE static inline __attribute__((always_inline))
 
 /* Values are reinterpreted all the time; the files that include this are compiled with -fno-strict-aliasing. */

@@ -224,10 +224,15 @@ static void collect(Launch *launch, const Workgroup *group) {
     statistics_add(launch->statistics, group->statistics);
 }
 
+static double seconds_of(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 int launch_run(Launch *launch) {
     int64_t workgroups = (int64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
-    struct timespec begin, end;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     launch->statistics = statistics_enabled() ? statistics_create(launch->kernel->program) : NULL;
 #pragma omp parallel if (workgroups > 1)
     {
@@ -244,8 +249,9 @@ int launch_run(Launch *launch) {
         if (group) collect(launch, group);
         workgroup_destroy(group);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    if (launch->statistics) statistics_finish(launch, (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec));
+    double seconds = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - begin;
+    if (launch->statistics) statistics_finish(launch, seconds);
+    ledger_add(launch, seconds);
     statistics_destroy(launch->statistics);
     launch->statistics = NULL;
     return launch->failure;

@@ -28,7 +28,7 @@ static float fp8_value(uint8_t x, int mantissa_bits, int bias) {
     return x & 0x80 ? -magnitude : magnitude;
 }
 
-static float element(const Wave *wave, int index, ElementType type, int lane, int j) {
+LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lane, int j) {
     switch (type) {
         case ELEMENT_F32: return bits_float(wave->vector[index + j][lane]);
         case ELEMENT_XF32: return bits_float(wave->vector[index + j][lane] & 0xffffe000);
@@ -41,17 +41,28 @@ static float element(const Wave *wave, int index, ElementType type, int lane, in
     return 0;
 }
 
+/* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type is a constant in each copy. */
+LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride, int row_stride, int k_stride) {
+    int groups = call->depth / per_lane;
+    for (int lane = 0; lane < LANES; lane++) {
+        int row = lane % call->size, group = lane / call->size;
+        float *at = to + group / groups * block_stride + row * row_stride + group % groups * per_lane * k_stride;
+        for (int j = 0; j < per_lane; j++) at[j * k_stride] = element(wave, index, type, lane, j);
+    }
+}
+
+static void gather_type(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride, int row_stride, int k_stride) {
+#define GATHER(known) \
+    case known: gather_operand(wave, index, known, call, per_lane, to, block_stride, row_stride, k_stride); break;
+    switch (type) { GATHER(ELEMENT_F32) GATHER(ELEMENT_F16) GATHER(ELEMENT_BF16) GATHER(ELEMENT_I8) GATHER(ELEMENT_FP8) GATHER(ELEMENT_BF8) GATHER(ELEMENT_XF32) }
+#undef GATHER
+}
+
 static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
     int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
     call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
-    int groups = call->depth / per_lane, size = call->size;
-    for (int lane = 0; lane < LANES; lane++) {
-        int row = lane % size, group = lane / size, block = group / groups, first = group % groups * per_lane;
-        for (int j = 0; j < per_lane; j++) {
-            call->a[block * size + row][first + j] = element(wave, in->operand[1].index, (ElementType)(elements & 255), lane, j);
-            call->b[(block * call->depth + first + j) * size + row] = element(wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), lane, j);
-        }
-    }
+    gather_type(wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a[0], call->size * MAX_DEPTH, MAX_DEPTH, 1);
+    gather_type(wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), call, per_lane, call->b, call->depth * call->size, 1, call->size);
 }
 
 /* Row and block of what register r holds in the lanes `group` * size ... */
@@ -59,18 +70,22 @@ LANE_INLINE int result_row(int size, int r, int group) { return size == 32 ? 8 *
 LANE_INLINE int result_block(int size, int r, int group) { return size == 32 ? r / 16 : size == 16 ? r / 4 : group; }
 static int result_registers(int size, int blocks) { return size * size * blocks / LANES; }
 
+/* Four registers at once: their rows follow one another, and their sums are independent. */
 LANE_INLINE void multiply_floats(MatrixCall *call, int size) {
     int registers = result_registers(size, call->blocks), depth = call->depth;
-    for (int r = 0; r < registers; r++)
+    for (int r = 0; r < registers; r += 4)
         for (int group = 0; group < LANES / size; group++) {
-            int block = result_block(size, r, group);
-            const float *a = call->a[block * size + result_row(size, r, group)], *b = call->b + block * depth * size;
-            float sum[32];
-            uint32_t *d = call->d[r] + group * size;
-            for (int column = 0; column < size; column++) sum[column] = bits_float(d[column]);
+            int block = result_block(size, r, group), row = block * size + result_row(size, r, group);
+            const float *b = call->b + block * depth * size;
+            float sum[4][32];
+            for (int i = 0; i < 4; i++)
+                for (int column = 0; column < size; column++) sum[i][column] = bits_float(call->d[r + i][group * size + column]);
             for (int k = 0; k < depth; k++)
-                for (int column = 0; column < size; column++) sum[column] = fmaf(a[k], b[k * size + column], sum[column]);
-            for (int column = 0; column < size; column++) d[column] = float_bits(sum[column]);
+                for (int i = 0; i < 4; i++)
+#pragma omp simd
+                    for (int column = 0; column < size; column++) sum[i][column] = fmaf(call->a[row + i][k], b[k * size + column], sum[i][column]);
+            for (int i = 0; i < 4; i++)
+                for (int column = 0; column < size; column++) call->d[r + i][group * size + column] = float_bits(sum[i][column]);
         }
 }
 /* Products of bytes are whole numbers that fp32 holds. */

@@ -243,7 +243,10 @@ Program *program_load(const void *image, char why[256]) {
     }
     program->object_bytes = object_size(header);
     program->object = malloc(program->object_bytes);
-    if (program->object) memcpy(program->object, image, program->object_bytes);
+    if (program->object) {
+        memcpy(program->object, image, program->object_bytes);
+        program->checksum = ledger_checksum(program->object, program->object_bytes);
+    }
     if (!program->object || !load_segments(program, why)) {
         program_free(program);
         return NULL;

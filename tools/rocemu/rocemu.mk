@@ -1,7 +1,8 @@
-# The emulator of AMD's gfx942 (tools/rocemu) and its test kernels; included by the Makefile. Debian packages: ROCEMU_PACKAGES.
-ROCEMU_PACKAGES := clang-19 lld-19 llvm-19-dev
+# The emulator of AMD's gfx942 (tools/rocemu), its tests, and those of everything that runs on a GPU: `make test-amd` on the emulator, which is part of `make test`,
+# and `make test-gpu` on a real card. The Makefile includes this file after its own rules.
+ROCEMU_PACKAGES := llvm-19-dev binutils
+TEST_PACKAGES += $(ROCEMU_PACKAGES)
 ROCEMU_LLVM ?= /usr/lib/llvm-19
-ROCEMU_CLANG ?= clang-19
 ROCEMU_SOURCES := $(wildcard tools/rocemu/*.c)
 ROCEMU_OBJECTS := $(ROCEMU_SOURCES:tools/rocemu/%.c=$(BUILD)/rocemu/%.o)
 ROCEMU_LIBRARY := $(BUILD)/rocemu/libamdhip64.so
@@ -9,6 +10,12 @@ ROCEMU_KERNELS := $(patsubst tests/rocemu/%.c,$(BUILD)/rocemu/%.co,$(wildcard te
 ROCEMU_CFLAGS := -std=gnu17 -D_GNU_SOURCE -O3 -g -fPIC -fopenmp -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-trapping-math \
 	-I$(ROCEMU_LLVM)/include $(WARNINGS) -MMD -MP
 ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -mcpu=gfx942 -nogpulib -ffreestanding -fvisibility=hidden
+
+# Whatever asks for check_device, the slowest first; on a real card the vendor's products too, which the emulator does not have.
+DEVICE_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,tests/test_train_gpu.c tests/test_model_gpu.c tests/test_optim.c tests/test_gpu_gemm.c $(sort $(wildcard tests/test_kernel_*.c tests/test_op_*.c)))
+ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_rocemu $(BUILD)/tests/test_rocemu_hip
+CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_vendor_gemm
+DEVICE ?= hip
 
 $(BUILD)/rocemu/%.o: tools/rocemu/%.c
 	@mkdir -p $(@D)
@@ -21,7 +28,28 @@ $(ROCEMU_LIBRARY): $(ROCEMU_OBJECTS)
 
 $(BUILD)/rocemu/%.co: tests/rocemu/%.c
 	@mkdir -p $(@D)
-	@echo "  DEVICE $@"
-	@$(ROCEMU_CLANG) $(ROCEMU_DEVICE_FLAGS) -o $@ $<
+	@echo "  GPU $@"
+	@$(GPU_CC) $(ROCEMU_DEVICE_FLAGS) -MMD -MF $@.d -o $@ $<
 
--include $(ROCEMU_OBJECTS:.o=.d)
+.PHONY: test-amd run-test-amd test-gpu run-test-gpu
+
+test-amd: packages ## run every AMD kernel instruction by instruction on an emulated MI300X (part of make test)
+	@tools/install-packages.sh $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-test-amd
+
+run-test-amd: $(ROCEMU_TESTS) $(ROCEMU_LIBRARY) $(ROCEMU_KERNELS) $(BUILD)/smelt
+	@SMELT=$(BUILD)/smelt tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump "$(filter %.gfx942 %.gfx90a,$(GPU_OBJECTS))" $(ROCEMU_TESTS)
+
+# Sanitizers are for the host's code; the emulator's memory is a range that theirs would overlap.
+ifeq (,$(SANITIZE))
+run-tests: run-test-amd
+endif
+
+test-gpu: packages ## on a machine with a GPU: run all that is tested there, into build/test-gpu.txt (DEVICE=hip, cuda)
+	@tools/install-packages.sh $(filter-out $(ROCEMU_PACKAGES),$(TEST_PACKAGES))
+	@$(MAKE) --no-print-directory -s -j$(JOBS) run-test-gpu
+
+run-test-gpu: $(CARD_TESTS) $(BUILD)/smelt
+	@SMELT=$(BUILD)/smelt tools/rocemu/test-card.sh $(DEVICE) $(BUILD)/test-gpu.txt $(CARD_TESTS)
+
+-include $(ROCEMU_OBJECTS:.o=.d) $(ROCEMU_KERNELS:=.d)

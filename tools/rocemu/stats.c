@@ -1,5 +1,5 @@
 /* Counts for ROCEMU_STATS=1: per kernel, what was executed and moved, and the time that an MI300X would need at least by its published rates. The totals of a
- * process are kept by kernel name and printed to stderr when it ends. "Modelled" means just that: no latency, no occupancy, no caches. */
+ * process are kept by kernel and code object (which is named by its cksum) and printed to stderr when it ends. "Modelled" means just that: no latency, no occupancy, no caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@ typedef struct Mnemonic { const Operation *operation; uint64_t count; } Mnemonic
 typedef struct Totals {
     struct Totals *next;
     char name[KERNEL_NAME];
+    uint32_t checksum;
     Statistics sum;
     uint64_t classes[CLASSES], launches;
     double seconds;
@@ -126,9 +127,9 @@ static void print_totals(void) {
         const Statistics *sum = &kernel->sum;
         uint64_t executed = 0;
         for (int i = 0; i < CLASSES; i++) executed += kernel->classes[i];
-        fprintf(stderr, "rocemu: %s: %llu launches, %llu workgroups, %llu wavefronts, %llu instructions in %.3f s, %.1f million/s emulated\n", kernel->name,
-                (unsigned long long)kernel->launches, (unsigned long long)sum->workgroups, (unsigned long long)sum->waves, (unsigned long long)executed, kernel->seconds,
-                kernel->seconds > 0 ? 1e-6 * (double)executed / kernel->seconds : 0);
+        fprintf(stderr, "rocemu: %s: %llu launches, %llu workgroups, %llu wavefronts, %llu instructions in %.3f s of cores, %.1f million/s, code object %u\n",
+                kernel->name, (unsigned long long)kernel->launches, (unsigned long long)sum->workgroups, (unsigned long long)sum->waves, (unsigned long long)executed, kernel->seconds,
+                kernel->seconds > 0 ? 1e-6 * (double)executed / kernel->seconds : 0, kernel->checksum);
         fprintf(stderr, "    mix: %llu scalar, %llu vector, %llu matrix (%.4g GFLOP), %llu LDS, %llu memory; most:", (unsigned long long)kernel->classes[CLASS_SCALAR],
                 (unsigned long long)kernel->classes[CLASS_VECTOR], (unsigned long long)kernel->classes[CLASS_MATRIX], 1e-9 * (double)sum->matrix_operations,
                 (unsigned long long)kernel->classes[CLASS_LDS], (unsigned long long)kernel->classes[CLASS_MEMORY]);
@@ -148,12 +149,13 @@ static void print_totals(void) {
     }
 }
 
-static Totals *find_totals(const char *name) {
+static Totals *find_totals(const Kernel *launched) {
     for (Totals *kernel = totals.first; kernel; kernel = kernel->next)
-        if (!strcmp(kernel->name, name)) return kernel;
+        if (kernel->checksum == launched->program->checksum && !strcmp(kernel->name, launched->name)) return kernel;
     Totals *kernel = calloc(1, sizeof *kernel);
     if (!kernel) return NULL;
-    snprintf(kernel->name, sizeof kernel->name, "%s", name);
+    memcpy(kernel->name, launched->name, sizeof kernel->name);
+    kernel->checksum = launched->program->checksum;
     if (!totals.first) atexit(print_totals);
     kernel->next = totals.first;
     totals.first = kernel;
@@ -171,7 +173,7 @@ static void add_mnemonic(Totals *kernel, const Operation *operation, uint64_t co
 
 void statistics_finish(const Launch *launch, double seconds) {
     pthread_mutex_lock(&totals.lock);
-    Totals *kernel = find_totals(launch->kernel->name);
+    Totals *kernel = find_totals(launch->kernel);
     if (kernel) {
         const Statistics *statistics = launch->statistics;
         const Instruction *program = launch->kernel->program->instruction;

@@ -214,7 +214,7 @@ CORE3(v_fmac_f64, double, 64, double, 64, double, 64, double, 64, fma(a, b, c))
     CORE core_##name(VectorCall *call) {                                   \
         const uint32_t *pa = call->s[0], *pb = call->s[1];                 \
         uint32_t *d = call->d;                                             \
-        _Pragma("GCC ivdep") for (int i = 0; i < 2 * LANES; i++) {         \
+        FOR_HALVES {                                                       \
             float a = bits_float(pa[i]), b = bits_float(pb[i]);            \
             d[i] = float_bits(expression);                                 \
         }                                                                  \
@@ -224,7 +224,7 @@ PACKED_2(X)
 CORE core_v_pk_fma_f32(VectorCall *call) {
     const uint32_t *pa = call->s[0], *pb = call->s[1], *pc = call->s[2];
     uint32_t *d = call->d;
-    _Pragma("GCC ivdep") for (int i = 0; i < 2 * LANES; i++) d[i] = float_bits(fmaf(bits_float(pa[i]), bits_float(pb[i]), bits_float(pc[i])));
+    FOR_HALVES d[i] = float_bits(fmaf(bits_float(pa[i]), bits_float(pb[i]), bits_float(pc[i])));
 }
 CORE core_v_pk_mov_b32(VectorCall *call) {
     const uint32_t *pa = call->s[0], *pb = call->s[1];

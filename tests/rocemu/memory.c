@@ -1,0 +1,49 @@
+/* Instructions that move data, by wavefronts of one workgroup: lane l takes the four dwords in[4 l ...], and writes four to out[4 l ...]. In the assembly v[24:27] holds
+ * what came in and v[20:23] what goes out; v28 is the address of 16 bytes of LDS of the lane's own, v29 that of a dword; LDS is zero at first. */
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+#define GLOBAL __attribute__((address_space(1)))
+#define SHARED __attribute__((address_space(3), loader_uninitialized, aligned(16)))
+#define LOCAL __attribute__((address_space(3)))
+#define KERNEL __attribute__((amdgpu_kernel, visibility("protected"))) void
+
+#define MOVES(name, assembly)                                                                                                                             \
+    KERNEL name(GLOBAL u32x4 *out, const GLOBAL u32x4 *in) {                                                                                              \
+        static SHARED u32x4 local[128];                                                                                                                   \
+        u32 lane = __builtin_amdgcn_workitem_id_x();                                                                                                      \
+        u32x4 x = in[lane], y;                                                                                                                            \
+        local[lane] = local[lane + 64] = (u32x4)0;                                                                                                        \
+        __asm__ volatile("v_mov_b32 v20, 0\n v_mov_b32 v21, 0\n v_mov_b32 v22, 0\n v_mov_b32 v23, 0\n" assembly "\n s_waitcnt vmcnt(0) lgkmcnt(0)"         \
+                         : "=&{v[20:23]}"(y)                                                                                                              \
+                         : "{v[24:27]}"(x), "{v28}"((u32)(LOCAL char *)&local[lane]), "{v29}"((u32)((LOCAL char *)local + 4 * lane)), "{v30}"(16 * lane), \
+                           "{s[14:15]}"(in)                                                                                                               \
+                         : "memory", "vcc", "scc", "a1", "a2", "a3", "s8", "s9", "s10", "s11", "s16", "s17", "s18", "s19", "s20", "s21", "s22", "s23",    \
+                           "s24", "s25", "s26", "s27", "s28", "s29", "s30", "s31");                                                                       \
+        out[lane] = y;                                                                                                                                    \
+    }
+MOVES(lds_read_pairs, "ds_write_b128 v28, v[24:27]\n ds_read2_b32 v[20:21], v28 offset0:3 offset1:1\n ds_read2_b32 v[22:23], v28 offset1:2")
+MOVES(lds_write_pairs, "ds_write2_b32 v28, v24, v25 offset0:1 offset1:3\n ds_write_b16 v28, v26 offset:8\n ds_read_b128 v[20:23], v28")
+MOVES(lds_write_strides, "ds_write2st64_b32 v29, v24, v25 offset1:1\n ds_read2st64_b32 v[20:21], v29 offset0:1\n"
+                         "ds_write_b64 v28, v[26:27] offset:1024\n ds_read_b64 v[22:23], v28 offset:1024")
+MOVES(lds_add, "ds_add_rtn_u32 v20, v28, v24\n ds_add_rtn_u32 v21, v28, v25\n ds_add_rtn_u32 v22, v28, v23")
+MOVES(accumulators, "v_accvgpr_write_b32 a1, v24\n v_accvgpr_mov_b32 a2, a1\n v_accvgpr_write_b32 a3, 7\n v_accvgpr_read_b32 v20, a2\n v_accvgpr_read_b32 v21, a3")
+MOVES(write_lane, "s_mov_b32 s20, 5\n v_mov_b32 v20, v24\n v_writelane_b32 v20, s20, 9")
+/* A descriptor of 512 bytes: what is beyond reads as zero. */
+MOVES(buffer_read, "s_mov_b64 s[8:9], s[14:15]\n s_movk_i32 s10, 512\n s_mov_b32 s11, 0x27000\n buffer_load_dwordx4 v[20:23], v30, s[8:11], 0 offen")
+MOVES(scalar_read, "s_load_dwordx16 s[16:31], s[14:15], 0x10\n s_waitcnt lgkmcnt(0)\n v_mov_b32 v20, s16\n v_mov_b32 v21, s31\n v_mov_b32 v22, s23\n v_mov_b32 v23, s24")
+MOVES(branch_on_vcc, "v_cmp_lt_u32 vcc, v24, v24\n s_cbranch_vccz first%=\n v_mov_b32 v20, 1\n first%=:\n"
+                     "v_cmp_eq_u32 vcc, v24, v24\n s_cbranch_vccz second%=\n v_mov_b32 v21, 2\n second%=:")
+
+KERNEL halves(GLOBAL u16 *out, const GLOBAL u16 *in) {
+    u32 lane = __builtin_amdgcn_workitem_id_x();
+    for (u32 i = 0; i < 8; i++) out[8 * lane + i] = in[8 * lane + (i ^ 1)];
+}
+
+/* Every lane in a line of memory, and in one bank of LDS, of its own making. */
+KERNEL strided(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    static SHARED volatile u32 local[64 * 32];
+    u32 lane = __builtin_amdgcn_workitem_id_x();
+    local[32 * lane] = in[64 * lane];
+    out[lane] = local[32 * lane];
+}
