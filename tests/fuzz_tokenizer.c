@@ -21,7 +21,7 @@ static void encode_and_decode(const Tokenizer *tokenizer, const char *text, size
     Error error = {0};
     size_t at = 0, size;
     bool good = tokenizer_encode(encoder, text, length, TOKENIZER_ADD_SPECIAL, &ids, &error);
-    require(good || *error.message);
+    require(good || (*error.message && !strchr(error.message, '\n')));
     TokenizerDecoder decoder = tokenizer_decoder(tokenizer, false);
     for (size_t i = 0; i < ids.count; i++) {
         require(ids.items[i] >= 0 && ids.items[i] < tokenizer_vocabulary(tokenizer));
@@ -42,7 +42,7 @@ FUZZ(tokenizer) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     Error error = {0};
     Tokenizer *tokenizer = tokenizer_open(path, "", &error);
-    require(tokenizer || (error.code != ERROR_NONE && *error.message));
+    require(tokenizer || (error.code != ERROR_NONE && *error.message && !strchr(error.message, '\n')));
     if (tokenizer) encode_and_decode(tokenizer, (const char *)data + length, size - length);
     tokenizer_free(tokenizer);
     close(file);

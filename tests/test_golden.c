@@ -125,6 +125,67 @@ static void logits_are_those_of_transformers(void **state)
     }
 }
 
+/* Such a program reads matrices in bf16 and vectors in fp32, and is given nothing else. */
+static void a_program_without_gradients_has_the_weights_of_one_that_trains(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden only, trained;
+        start(&only, families[f], PRECISION_BF16, MODEL_LOGITS);
+        start(&trained, families[f], PRECISION_BF16, MODEL_TRAIN);
+        const Graph *graph = only.model.graph;
+        for (int i = 0; i < graph->parameter_count; i++) {
+            const Parameter *p = &graph->parameters[i];
+            const Tensor *tensor = graph_get(graph, p->tensor);
+            size_t unit = tensor->arena == ARENA_WEIGHT ? sizeof(uint16_t) : sizeof(float);
+            const char *ours = executor_arena(only.executor, tensor->arena), *theirs = executor_arena(trained.executor, tensor->arena);
+            assert_memory_equal(ours + p->offset * unit, theirs + p->offset * unit, p->count * unit);
+        }
+        stop(&trained);
+        stop(&only);
+    }
+}
+
+/* The pages of the master arena that hold matrices alone are never touched; vectors are in every layer, in huge pages that they have to themselves. */
+static void a_large_folder_takes_two_bytes_a_parameter_to_generate_from(void **state)
+{
+    (void)state;
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    options_defaults(&config_table, &config, &strings);
+    assert_true(options_read_yaml(&config_table, &config, &strings, "configs/llama3.1-8b.yaml", &error) && config_check(&config, &error));
+    Model model = model_build(&config.model, PRECISION_BF16, MODEL_GENERATE, 1, 1, RECOMPUTE_NONE);
+    Backend backend = op_cpu_backend(PRECISION_BF16);
+    Plan plan = graph_plan(model.graph, &backend);
+    double parameters = (double)model_parameters(model.graph), bytes = (double)source_weight_bytes("tests/golden/llama", model.graph, &plan, device_cpu());
+    assert_true(bytes > 2 * parameters && bytes < 2.03 * parameters);
+    model_free(&model);
+    options_free_strings(&strings);
+}
+
+/* bf16 keeps eight bits, and errors of layers add up: single logits are off by a few hundredths of the largest. */
+static void logits_in_bf16_point_the_same_way(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        start(&g, families[f], PRECISION_BF16, MODEL_LOGITS);
+        executor_run(g.executor);
+        const float *logits = executor_tensor(g.executor, g.model.logits);
+        const StoredTensor *expected = expect(&g, "logits");
+        double dot = 0, ours = 0, theirs = 0;
+        for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) {
+            dot += logits[i] * value(expected, i);
+            ours += logits[i] * logits[i];
+            theirs += value(expected, i) * value(expected, i);
+        }
+        if (!(dot / sqrt(ours * theirs) >= 0.999))
+            fail_msg("%s: logits have cosine %.6f", g.folder, dot / sqrt(ours * theirs));
+        stop(&g);
+    }
+}
+
 typedef struct Comparison { double dot, ours, theirs, difference; } Comparison;
 
 static Comparison compare(const float *ours, const StoredTensor *theirs, const Parameter *p)
@@ -215,7 +276,7 @@ static void check_losses(OptimizerName name, const char *expected)
         OptimizerConfig config = g.config.optimizer;
         config.name = name;
         config.controller_lr = 0;
-        Optimizer *optimizer = optimizer_create(g.model.graph, &config, device_cpu(), &error);
+        Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {
             double loss = run(&g), theirs = value(expect(&g, expected), step - 1);
@@ -246,6 +307,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
+        cmocka_unit_test(a_program_without_gradients_has_the_weights_of_one_that_trains),
+        cmocka_unit_test(a_large_folder_takes_two_bytes_a_parameter_to_generate_from),
+        cmocka_unit_test(logits_in_bf16_point_the_same_way),
         cmocka_unit_test(loss_and_gradients_are_those_of_pytorch),
         cmocka_unit_test(gradients_in_bf16_point_the_same_way),
         cmocka_unit_test(ten_steps_of_adamw_have_the_losses_of_pytorch),

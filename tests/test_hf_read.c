@@ -516,6 +516,8 @@ static void what_the_index_says_must_be_so(void **state)
         {"weight_map", "7", "index.json", "no weight_map"},
         {"weight_map", "{\"model.norm.weight\": \"../out/model.safetensors\"}", "tensor model.norm.weight", "no file of this folder"},
         {"weight_map", "{\"model.norm.weight\": 3}", "tensor model.norm.weight", "no file of this folder"},
+        {"weight_map", "{\"model.norm\\n.weight\": \"one.safetensors\"}", "index.json", "a control character"},
+        {"weight_map", "{\"model.norm.weight\": \"one\\u001b.safetensors\"}", "index.json", "a control character"},
         {"weight_map", "{\"model.norm.weight\": \"absent.safetensors\"}", "absent.safetensors", "cannot open"},
         {"weight_map", "{\"model.nose.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor model.nose.weight", "is missing"},
         {"weight_map", "{\"model.norm.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor ", "is not in the index"},
@@ -551,6 +553,135 @@ static void a_folder_without_weights_says_so(void **state)
     assert_load_refused(&f, "out has neither model.safetensors", "index.json");
     free(path);
     fixture_stop(&f);
+}
+
+/* From folders of either type; those of bf16 hold what is rounded already. */
+static void matrices_can_be_read_in_bf16(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2 * MODELS; i++) {
+        Fixture f;
+        Error error = {0};
+        start_sharded(&f, models[i / 2], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
+        HfReader *reader = hf_reader_open(f.out, &f.config.model, f.model.graph, &error);
+        assert_non_null(reader);
+        for (int j = 0; j < f.model.graph->parameter_count; j++) {
+            const Parameter *p = &f.model.graph->parameters[j];
+            if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION)
+                continue;
+            uint16_t *values = memory_allocate(2 * p->count * sizeof *values), *expected = values + p->count;
+            hf_reader_load_bf16(reader, j, values);
+            model_round_weights(f.export.master + p->offset, expected, p->count);
+            assert_memory_equal(values, expected, p->count * sizeof *values);
+            free(values);
+        }
+        hf_reader_close(reader);
+        fixture_stop(&f);
+    }
+}
+
+/* -- From folder to folder ------------------------------------------------------------------------------------------- */
+
+/* Writes the model of f->out to the folder `name` beside it, tensor by tensor; the caller frees the path. */
+static char *rewrite(const Fixture *f, const char *name, bool keep, Precision precision)
+{
+    Error error = {0};
+    char *to = memory_format("%s/%s", f->folder, name);
+    HfReader *reader = hf_reader_open(f->out, &f->config.model, f->model.graph, &error);
+    HfExport export = f->export;
+    export.master = NULL;
+    export.reader = reader;
+    export.keep = keep;
+    export.precision = precision;
+    if (!reader || !hf_write(&export, to, false, &error))
+        fail_msg("%s", error.message);
+    hf_reader_close(reader);
+    return to;
+}
+
+/* As convert does for runs: all weights in memory, then the folder. */
+static char *rewrite_by_memory(const Fixture *f, const char *name, Precision precision)
+{
+    Error error = {0};
+    char *to = memory_format("%s/%s", f->folder, name);
+    HfExport export = f->export;
+    float *master = load_good(f);
+    export.master = master;
+    export.precision = precision;
+    if (!hf_write(&export, to, false, &error))
+        fail_msg("%s", error.message);
+    free(master);
+    return to;
+}
+
+static void assert_same_file(const char *first, const char *second, const char *name)
+{
+    int64_t before, after;
+    char *expected = read_file(first, name, &before), *content = read_file(second, name, &after);
+    assert_int_equal(before, after);
+    assert_memory_equal(expected, content, before);
+    free(content);
+    free(expected);
+}
+
+static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4 * MODELS; i++) {
+        Fixture f;
+        Precision from = i & 1 ? PRECISION_BF16 : PRECISION_FP32, to = i & 2 ? PRECISION_BF16 : PRECISION_FP32;
+        start_sharded(&f, models[i / 4], from, 0);
+        char *direct = rewrite(&f, "direct", false, to), *through = rewrite_by_memory(&f, "through", to);
+        assert_same_file(through, direct, "model.safetensors");
+        assert_same_file(through, direct, "config.json");
+        free(direct);
+        free(through);
+        fixture_stop(&f);
+    }
+}
+
+/* A NaN with a payload of its own, which no conversion would leave as it is, and an fp16 and an fp32 tensor among those of bf16. */
+static void tensors_that_keep_their_types_keep_every_bit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        Fixture f;
+        Edit edit;
+        uint16_t halves[4096];
+        start_sharded(&f, models[i], PRECISION_BF16, 0);
+        edit_open(&f, &edit);
+        for (int j = 0; j < 4096; j++)
+            halves[j] = (uint16_t)(j % 7 ? 0x3c00 + j : 0x7e01);
+        int changed = 0;
+        for (size_t j = 0; j < edit.count && !changed; j++)
+            if (edit.tensors[j].rank == 1 && edit.tensors[j].type == STORED_BF16) {
+                edit.tensors[j].type = STORED_F16;
+                edit.tensors[j].data = halves;
+                changed++;
+            }
+        assert_int_equal(changed, 1);
+        edit_write(&f, &edit);
+        char *again = rewrite(&f, "again", true, PRECISION_BF16), *path = memory_format("%s/model.safetensors", again), *first = path_of(&f, "model.safetensors");
+        Safetensors before, after;
+        Error error = {0};
+        assert_true(safetensors_open(&before, first, &error) && safetensors_open(&after, path, &error));
+        assert_int_equal(before.count, after.count);
+        for (size_t j = 0; j < before.count; j++) {
+            const StoredTensor *a = &before.tensors[j], *b = &after.tensors[j];
+            int64_t elements = 1;
+            for (int d = 0; d < a->rank; d++)
+                elements *= a->shape[d];
+            assert_string_equal(a->name, b->name);
+            assert_int_equal(a->type, b->type);
+            assert_memory_equal(a->data, b->data, elements * stored_type_bytes(a->type));
+        }
+        safetensors_close(&before);
+        safetensors_close(&after);
+        free(first);
+        free(path);
+        free(again);
+        fixture_stop(&f);
+    }
 }
 
 /* -- ZAYA1's first folders ------------------------------------------------------------------------------------------- */
@@ -682,6 +813,10 @@ static void assert_legacy_is_read(json_t *variant)
         fail_msg("%s", text);
     float *master = load_good(&f);
     assert_same_weights(&f, master);
+    char *today = rewrite(&f, "today", true, PRECISION_BF16), *through = rewrite_by_memory(&f, "through", PRECISION_FP32);
+    assert_same_file(through, today, "model.safetensors");
+    free(today);
+    free(through);
     free(master);
     hf_release(&model);
     fixture_stop(&f);
@@ -719,6 +854,10 @@ static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state)
             master[j] = f.export.master[j];
         }
         assert_same_weights(&f, master);
+        char *direct = rewrite(&f, "direct", true, PRECISION_FP32), *through = rewrite_by_memory(&f, "through", PRECISION_FP32);
+        assert_same_file(through, direct, "model.safetensors");
+        free(direct);
+        free(through);
         free(master);
         fixture_stop(&f);
     }
@@ -737,6 +876,9 @@ int main(void)
         cmocka_unit_test(overwriting_shards_with_one_file_leaves_none_of_them),
         cmocka_unit_test(halves_become_the_floats_of_the_same_value),
         cmocka_unit_test(doubles_hold_what_the_file_says),
+        cmocka_unit_test(matrices_can_be_read_in_bf16),
+        cmocka_unit_test(a_model_goes_from_folder_to_folder_as_it_does_through_memory),
+        cmocka_unit_test(tensors_that_keep_their_types_keep_every_bit),
         cmocka_unit_test(gpt2_folders_may_lack_the_leading_name),
         cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
         cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),

@@ -20,7 +20,7 @@ typedef struct ConvertOptions { int dtype, tokenizer; int64_t shard_bytes; bool 
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "", "type of the tensors; same: bf16 for bf16 runs and folders of 16-bit weights"},
+    {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "", "type of the tensors; same: those of a folder, bf16 for bf16 runs"},
     {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "", "of a run without data.tokenizer; none: its token shards are of another"},
     {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes", "of tensors in one file at most, unless one tensor is larger"},
     {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
@@ -46,19 +46,38 @@ static bool write_model(const HfExport *export, const char *out, bool overwrite,
     return hf_write(export, out, overwrite, error);
 }
 
-static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
-    Model model = model_build(&config->model, wanted->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_extent * sizeof(float);
-    model_free(&model);
+/* From folder to folder: tensor by tensor, however large the model is. */
+static bool write_from_folder(const char *in, const char *out, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
+    HfExport export = *wanted;
+    HfReader *reader = hf_reader_open(in, export.config, graph, error);
+    export.reader = reader;
+    bool written = reader && hf_write(&export, out, overwrite, error);
+    hf_reader_close(reader);
+    if (written) log_info("the model of %s is in %s", in, out);
+    return written;
+}
+
+static bool write_from_memory(const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
+    HfExport export = *wanted;
+    size_t bytes = graph->parameter_extent * sizeof(float);
+    if (!memory_check((int64_t)bytes, "the model", "use a machine with more memory", error)) return false;
     float *master = memory_map(bytes, error);
     if (!master) return false;
-    HfExport export = *wanted;
     export.master = master;
     int64_t step = 0;
     bool written = source_load_weights(in, config, export.precision, master, &step, error) && write_model(&export, out, overwrite, error);
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);
+    return written;
+}
+
+static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
+    Model model = model_build(&config->model, wanted->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    bool folder = hf_is_folder(in) && !source_is_run(in) && !is_file(out);
+    bool written = folder ? write_from_folder(in, out, model.graph, wanted, overwrite, error)
+                          : write_from_memory(in, out, config, model.graph, wanted, overwrite, error);
+    model_free(&model);
     return written;
 }
 
@@ -90,7 +109,8 @@ static bool convert(const char *in, const char *out, const ConvertOptions *optio
     bool found = !wanted || find_tokenizer(in, &config, &own, &origin.content, error);
     bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && config.precision == PRECISION_BF16);
     HfExport export = {.config = &config.model, .precision = half ? PRECISION_BF16 : PRECISION_FP32, .bytes = bytes,
-                       .shard_bytes = options->shard_bytes, .source = folder ? in : own, .origin = origin.content};
+                       .shard_bytes = options->shard_bytes, .source = folder ? in : own, .origin = origin.content,
+                       .keep = folder && options->dtype == CONVERT_SAME};
     bool done = found && write_folder(in, out, &config, &export, options->overwrite, error);
     hf_release(&origin);
     free(own);

@@ -114,9 +114,10 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
 /* A MODEL_EVALUATE program with the newest weights in place. */
 typedef struct Program { Model model; Executor *executor; } Program;
 
-static bool check_memory(const Plan *plan, Error *error) {
-    int64_t needed = 0;
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
+static bool check_memory(const char *folder, const Graph *graph, const Plan *plan, Error *error) {
+    int64_t needed = source_weight_bytes(folder, graph, plan, device_cpu());
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (arena != ARENA_WEIGHT && arena != ARENA_MASTER) needed += plan->bytes[arena];
     return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
 }
 
@@ -128,7 +129,7 @@ static bool open_program(Program *program, const char *folder, const Config *con
     Backend backend = op_cpu_backend(precision);
     Plan plan = graph_plan(program->model.graph, &backend);
     int64_t step;
-    if (!check_memory(&plan, error)) return false;
+    if (!check_memory(folder, program->model.graph, &plan, error)) return false;
     Executor *executor = program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
     return executor && source_load_program(folder, config, executor, &step, error);
 }
@@ -163,7 +164,7 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
     int64_t length = choose_length(folder, config, options, &data->shard);
     Program program = {model_build(&config->model, precision, MODEL_EVALUATE, options->sequences, length, RECOMPUTE_NONE), NULL};
     bool done = open_program(&program, folder, config, precision, error);
-    EvaluationInput input = {.model = &program.model, .executor = program.executor, .shard = &data->shard, .vocabulary = config->model.vocabulary,
+    EvaluationInput input = {.model = &program.model, .executor = program.executor, .comm = comm_alone(), .shard = &data->shard, .vocabulary = config->model.vocabulary,
                              .batches = options->batches, .tokenizer = data->tokenizer,
                              .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY, .document_mask = options->document_mask};
     Evaluation result;

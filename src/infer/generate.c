@@ -83,15 +83,17 @@ static void assert_same_states(const Program *a, const Program *b) {
 
 /* -- Life ----------------------------------------------------------------------------------------------------------- */
 
-static int64_t program_bytes(const Program *program, bool weights) {
+/* Without what the programs share. */
+static int64_t program_bytes(const Program *program) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (weights || (arena != ARENA_WEIGHT && arena != ARENA_MASTER && arena != ARENA_STATE)) bytes += program->plan.bytes[arena];
+        if (arena != ARENA_WEIGHT && arena != ARENA_MASTER && arena != ARENA_STATE) bytes += program->plan.bytes[arena];
     return bytes;
 }
 
-static bool check_memory(const Generator *g, Error *error) {
-    int64_t needed = program_bytes(&g->row, true) + program_bytes(&g->block, false), available = device_available(g->backend.device);
+static bool check_memory(const Generator *g, int64_t weights, Error *error) {
+    int64_t needed = weights + g->row.plan.bytes[ARENA_STATE] + program_bytes(&g->row) + program_bytes(&g->block);
+    int64_t available = device_available(g->backend.device);
     if (available < 0 || needed <= available) return true;
     char need[32], have[32], caches[32];
     log_format_bytes((double)needed, need);
@@ -102,9 +104,12 @@ static bool check_memory(const Generator *g, Error *error) {
                      g->config->context, have);
 }
 
-static bool start(Generator *g, Error *error) {
+/* `folder` is where the weights will come from; NULL: from the caller. */
+static bool start(Generator *g, const char *folder, Error *error) {
     static const Arena owned[] = {ARENA_WEIGHT, ARENA_MASTER, ARENA_STATE};
-    if (!check_memory(g, error)) return false;
+    const Plan *plan = &g->row.plan;
+    int64_t weights = folder ? source_weight_bytes(folder, g->row.model.graph, plan, g->backend.device) : plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER];
+    if (!check_memory(g, weights, error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
         if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error))) return error_context(error, "%s of generation", arena_name(owned[i]));
@@ -112,7 +117,7 @@ static bool start(Generator *g, Error *error) {
     return !g->cache || (program_start(&g->row, g, error) && program_start(&g->block, g, error));
 }
 
-Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
+static Generator *create(const ModelConfig *config, Precision precision, Device *device, bool cache, const char *folder, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
     *g = (Generator){.config = config, .precision = precision, .cache = cache};
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
@@ -127,23 +132,19 @@ Generator *generator_create(const ModelConfig *config, Precision precision, Devi
         program_plan(&g->block, g, MODEL_GENERATE, config->context < GENERATOR_BLOCK ? config->context : GENERATOR_BLOCK);
         assert_same_states(&g->row, &g->block);
     }
-    if (start(g, error)) return g;
+    if (start(g, folder, error)) return g;
     generator_free(g);
     return NULL;
 }
 
+Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
+    return create(config, precision, device, cache, NULL, error);
+}
+
 Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
-    Generator *g = generator_create(&config->model, precision, device, cache, error);
+    Generator *g = create(&config->model, precision, device, cache, run, error);
     int64_t step;
-    void *master = g ? g->shared[ARENA_MASTER] : NULL;
-    int64_t bytes = g ? g->row.plan.bytes[ARENA_MASTER] : 0;
-    void *view = g ? device_view(device, master, bytes, VIEW_WRITE, error) : NULL;
-    bool loaded = view && source_load_weights(run, config, precision, view, &step, error);
-    device_view_close(device, view, master, bytes, VIEW_WRITE);
-    if (loaded) {
-        generator_use_weights(g);
-        return g;
-    }
+    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], &step, error)) return g;
     generator_free(g);
     return NULL;
 }

@@ -1,5 +1,5 @@
 /* Writing Hugging Face folders. The tensors of one file are made in memory, in the type of the folder, and written together, so that the most that is
- * needed besides the weights is one file. Called by `smelt convert`. */
+ * needed besides the weights is one file. What another folder holds as it is wanted goes from file to file. Called by `smelt convert`. */
 #include "model/hf.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 
 /* Biases that are equal for all experts choose nothing; others cannot be left out. */
 static bool check_biases(const HfExport *export, const Graph *graph, Error *error) {
-    if (hf_class(export->config) != HF_MIXTRAL) return true;
+    if (hf_class(export->config) != HF_MIXTRAL || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         for (int64_t j = 1; p->kind == PARAMETER_CONTROLLER && j < p->count; j++)
@@ -30,21 +30,41 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
     return true;
 }
 
-static StoredType stored_type(const HfExport *export, const Parameter *p) {
-    return export->precision == PRECISION_BF16 && p->kind != PARAMETER_CONTROLLER ? STORED_BF16 : STORED_F32;
+/* A folder as it is written. `values` holds parameter `loaded` of a reader; -1: none yet. */
+typedef struct Writer {
+    const HfExport *export;
+    const Graph *graph;
+    float *values;
+    int64_t capacity;
+    int loaded;
+} Writer;
+
+/* What must be rearranged stays in bf16 or becomes fp32, which holds an fp16 too. */
+static StoredType rearranged_type(const Writer *w, const HfTensor *tensor) {
+    const HfExport *export = w->export;
+    if (w->graph->parameters[tensor->parameter].kind == PARAMETER_CONTROLLER) return STORED_F32;
+    if (export->keep) return hf_reader_type(export->reader, tensor->parameter) == STORED_BF16 ? STORED_BF16 : STORED_F32;
+    return export->precision == PRECISION_BF16 ? STORED_BF16 : STORED_F32;
 }
 
-static int64_t tensor_bytes(const HfExport *export, const Graph *graph, const HfTensor *tensor) {
-    return tensor->count * (int64_t)stored_type_bytes(stored_type(export, &graph->parameters[tensor->parameter]));
+/* The tensor of a reader's folder that can be written as it is; NULL when there is none. */
+static const StoredTensor *find_stored(const Writer *w, const HfTensor *tensor) {
+    const StoredTensor *stored = w->export->reader ? hf_reader_stored(w->export->reader, tensor) : NULL;
+    return stored && (w->export->keep || stored->type == rearranged_type(w, tensor)) ? stored : NULL;
+}
+
+static int64_t tensor_bytes(const Writer *w, const HfTensor *tensor) {
+    const StoredTensor *stored = find_stored(w, tensor);
+    return tensor->count * (int64_t)stored_type_bytes(stored ? stored->type : rearranged_type(w, tensor));
 }
 
 /* How many of the tensors from `first` on go into one file, and their bytes. */
-static size_t shard_count(const HfExport *export, const Graph *graph, const HfTensorList *list, size_t first, int64_t *bytes) {
+static size_t shard_count(const Writer *w, const HfTensorList *list, size_t first, int64_t *bytes) {
     size_t count = 0;
     *bytes = 0;
     while (first + count < list->count) {
-        int64_t more = tensor_bytes(export, graph, &list->items[first + count]);
-        if (count && export->shard_bytes && *bytes + more > export->shard_bytes) break;
+        int64_t more = tensor_bytes(w, &list->items[first + count]);
+        if (count && w->export->shard_bytes && *bytes + more > w->export->shard_bytes) break;
         *bytes += more;
         count++;
     }
@@ -57,39 +77,67 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
         for (int64_t r = 0; r < rows; r++) memcpy(to + (c * rows + r) * unit, from + (r * columns + c) * unit, unit);
 }
 
-/* The master's memory serves where types and order agree; otherwise `copy` is filled, and *copy moves on. Turned matrices take twice their space. */
-static StoredTensor make_tensor(const HfExport *export, const Graph *graph, const HfTensor *from, char **copy) {
-    const Parameter *p = &graph->parameters[from->parameter];
-    const float *values = export->master + p->offset + from->first;
-    StoredTensor tensor = {.name = from->name, .type = stored_type(export, p), .rank = from->rank, .data = values};
-    size_t unit = stored_type_bytes(tensor.type), bytes = from->count * unit;
+/* The elements of a tensor in the order of its parameter: the master's memory, or what a reader loads. */
+static const float *find_values(Writer *w, const HfTensor *tensor) {
+    if (w->export->master) return w->export->master + w->graph->parameters[tensor->parameter].offset + tensor->first;
+    if (w->loaded != tensor->parameter) hf_reader_load(w->export->reader, w->loaded = tensor->parameter, w->values);
+    return w->values + tensor->first;
+}
+
+/* Moves what `tensor` points to to *copy, and *copy behind it. */
+static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
+    char *target = *copy;
+    tensor->data = target;
+    *copy += bytes;
+    return target;
+}
+
+/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Turned matrices take twice their space. */
+static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
+    const StoredTensor *stored = find_stored(w, from);
+    StoredTensor tensor = {.name = from->name, .type = stored ? stored->type : rearranged_type(w, from), .rank = from->rank};
+    int64_t unit = (int64_t)stored_type_bytes(tensor.type), bytes = from->count * unit;
     memcpy(tensor.shape, from->shape, sizeof from->shape);
-    if (tensor.type == STORED_BF16) {
-        model_round_weights(values, (uint16_t *)*copy, from->count);
-        tensor.data = *copy;
-        *copy += bytes;
+    if (stored) {
+        tensor.data = stored->data;
+        return tensor;
     }
+    const float *values = find_values(w, from);
+    tensor.data = values;
+    if (tensor.type == STORED_BF16) model_round_weights(values, (uint16_t *)take_copy(&tensor, copy, bytes), from->count);
+    else if (!w->export->master) memcpy(take_copy(&tensor, copy, bytes), values, bytes);
     if (from->transposed) {
-        hf_transpose(tensor.data, *copy, from->shape[1], from->shape[0], unit);
-        tensor.data = *copy;
-        *copy += bytes;
+        const char *rows = tensor.data;
+        hf_transpose(rows, take_copy(&tensor, copy, bytes), from->shape[1], from->shape[0], unit);
     }
     return tensor;
 }
 
-static bool write_shard(const HfExport *export, const Graph *graph, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
+static bool write_shard(Writer *w, const HfTensor *from, size_t count, int64_t bytes, const char *path, Error *error) {
     size_t copied = 2 * (size_t)bytes; /* at most: pages that nothing is written to cost nothing */
     char *copy = memory_map(copied, error), *next = copy;
     if (!copy) return false;
     StoredTensor *tensors = memory_allocate((count + 1) * sizeof *tensors);
-    for (size_t i = 0; i < count; i++) tensors[i] = make_tensor(export, graph, &from[i], &next);
+    for (size_t i = 0; i < count; i++) tensors[i] = make_tensor(w, &from[i], &next);
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     bool written = safetensors_write(path, tensors, count, metadata, error);
     json_decref(metadata);
     free(tensors);
     memory_unmap(copy, copied);
+    for (size_t i = 0; i < count && w->export->reader; i++) hf_reader_done(w->export->reader, &from[i]);
     return written;
 }
+
+/* Room for the largest parameter, where a reader fills it. */
+static bool writer_start(Writer *w, const HfExport *export, const Graph *graph, Error *error) {
+    *w = (Writer){.export = export, .graph = graph, .loaded = -1};
+    if (export->master) return true;
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].count > w->capacity) w->capacity = graph->parameters[i].count;
+    return (w->values = memory_map((size_t)w->capacity * sizeof *w->values, error)) != NULL;
+}
+
+static void writer_end(Writer *w) { memory_unmap(w->values, (size_t)w->capacity * sizeof *w->values); }
 
 /* -- The folder ----------------------------------------------------------------------------------------------------- */
 
@@ -155,25 +203,24 @@ static char *shard_name(size_t index, size_t shards) {
     return memory_format("model-%05zu-of-%05zu.safetensors", index + 1, shards);
 }
 
-static size_t count_shards(const HfExport *export, const Graph *graph, const HfTensorList *list) {
+static size_t count_shards(const Writer *w, const HfTensorList *list) {
     size_t shards = 0;
     int64_t bytes;
-    for (size_t at = 0; at < list->count; shards++) at += shard_count(export, graph, list, at, &bytes);
+    for (size_t at = 0; at < list->count; shards++) at += shard_count(w, list, at, &bytes);
     return shards;
 }
 
 /* Which file holds which tensor, when there are several. */
-static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    HfTensorList list = hf_tensors(export->config, graph, LAYOUT_NATIVE);
-    size_t shards = count_shards(export, graph, &list), first = 0;
+static bool write_tensors(Writer *w, const HfTensorList *list, const char *folder, Error *error) {
+    size_t shards = count_shards(w, list), first = 0;
     json_t *map = json_object();
     int64_t total = 0, bytes;
     bool written = shards < 100000 || error_set(error, ERROR_USAGE, "%zu files are too many: give larger ones", shards);
     for (size_t i = 0; i < shards && written; i++) {
-        size_t count = shard_count(export, graph, &list, first, &bytes);
+        size_t count = shard_count(w, list, first, &bytes);
         char *name = shard_name(i, shards), *path = memory_format("%s/%s", folder, name);
-        for (size_t j = first; j < first + count; j++) hf_put(map, list.items[j].name, json_string(name));
-        written = write_shard(export, graph, &list.items[first], count, bytes, path, error);
+        for (size_t j = first; j < first + count; j++) hf_put(map, list->items[j].name, json_string(name));
+        written = write_shard(w, &list->items[first], count, bytes, path, error);
         total += bytes;
         first += count;
         free(path);
@@ -183,6 +230,14 @@ static bool write_weights(const HfExport *export, const Graph *graph, const char
         written = write_json(folder, "model.safetensors.index.json",
                              json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
     json_decref(map);
+    return written;
+}
+
+static bool write_weights(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
+    Writer writer;
+    HfTensorList list = hf_tensors(export->config, graph, LAYOUT_NATIVE);
+    bool written = writer_start(&writer, export, graph, error) && write_tensors(&writer, &list, folder, error);
+    writer_end(&writer);
     hf_tensors_free(&list);
     return written;
 }

@@ -26,9 +26,18 @@ bool hf_is_folder(const char *folder);
 /* Reads config.json. What smelt's models cannot compute is refused by field and file. ERROR_CHECKPOINT. */
 bool hf_read(const char *folder, HfModel *model, Error *error);
 void hf_release(HfModel *model);
-/* Fills `master`, the WIDE arena of `graph`, a graph of the folder's model in any precision. Files are mapped and each tensor is converted once, straight
- * into its place. Every tensor of the model must be there with its shape, in fp32, fp16 or bf16, and no other. ERROR_CHECKPOINT naming file and
- * tensor; then `master` holds anything. */
+
+/* The weights of a folder, to be read parameter by parameter. */
+typedef struct HfReader HfReader;
+/* Maps the files. `graph`, of the folder's model in any precision, outlives the reader. Every tensor of the model must be there with its shape, in fp32,
+ * fp16 or bf16, and no other. NULL with ERROR_CHECKPOINT naming file and tensor. */
+HfReader *hf_reader_open(const char *folder, const ModelConfig *config, const Graph *graph, Error *error);
+/* Converts parameter `parameter` of the graph into `values`, of the WIDE type. */
+void hf_reader_load(const HfReader *reader, int parameter, void *values);
+/* Rounds a matrix, table or convolution to bf16. */
+void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values);
+void hf_reader_close(HfReader *reader);
+/* Fills `master`, the WIDE arena of `graph`, with all of them. */
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error);
 
 /* -- Writing (hf.c) ------------------------------------------------------------------------------------------------ */
@@ -36,7 +45,9 @@ bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph 
 typedef struct HfExport {
     const ModelConfig *config;
     Precision precision;  /* BF16 or FP32: the type of the tensors; a zaya router's balancing biases are always fp32 */
-    const float *master;  /* the WIDE arena of a graph of `config`, in either of the two precisions */
+    const float *master;  /* the WIDE arena of a graph of `config`, in either of the two precisions, or NULL, and the weights are those of ... */
+    const HfReader *reader; /* ... a folder, read as they are written; NULL when there is a master */
+    bool keep;            /* with a reader: tensors keep their types; only what must be rearranged and is not bf16 becomes fp32 */
     bool bytes;           /* the tokens are those of the byte tokenizer: write it too */
     int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
     const char *source;   /* a folder whose tokenizer's files are copied, and ... */

@@ -556,13 +556,21 @@ static void put_token_ids(json_t *object, const HfExport *export) {
     if (export->bytes) hf_put_integer(object, "eos_token_id", BYTE_SEPARATOR);
 }
 
+/* A folder whose tensors keep their types keeps what it says of them. */
+static json_t *dtype(const HfExport *export) {
+    json_t *own = json_object_get(export->origin, "dtype");
+    if (!own) own = json_object_get(export->origin, "torch_dtype");
+    if (export->keep && json_is_string(own)) return json_incref(own);
+    return json_string(export->precision == PRECISION_BF16 ? "bfloat16" : "float32");
+}
+
 json_t *hf_config(const HfExport *export) {
     const ModelConfig *c = export->config;
     HfClass class = hf_class(c);
     json_t *object = json_object();
     hf_put(object, "architectures", json_pack("[s]", hf_architecture(class)));
     put_string(object, "model_type", classes[class].model_type);
-    put_string(object, "dtype", export->precision == PRECISION_BF16 ? "bfloat16" : "float32");
+    hf_put(object, "dtype", dtype(export));
     hf_put_integer(object, "vocab_size", c->vocabulary);
     hf_put(object, "initializer_range", json_real(c->init_std));
     hf_put(object, "tie_word_embeddings", json_boolean(c->tied));

@@ -45,6 +45,14 @@ typedef struct HfTensorList { HfTensor *items; size_t count; } HfTensorList;
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout);
 void hf_tensors_free(HfTensorList *list);
 
+/* The tensor of the reader's folder that holds just what `wanted`, an item of LAYOUT_NATIVE, does, in the same order; NULL when none does. `data` is in the
+ * mapped file. */
+const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wanted);
+/* The type of (the first part of) a parameter in the folder; F32 where it is not there. */
+StoredType hf_reader_type(const HfReader *reader, int parameter);
+/* It was used: its pages need not stay in memory. */
+void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
+
 /* Elements of a file, which may be unaligned, as elements of an arena. F32, F16 and BF16 (hf_read.c). */
 void hf_convert(Precision to, void *target, StoredType from, const char *source, int64_t count);
 

@@ -1,8 +1,11 @@
-/* Reading Hugging Face folders. The safetensors files stay mapped while their tensors are converted into the caller's arena, one tensor after another
- * and each by all threads, so that a folder is read once and in order, and nothing but the arena needs memory of its own. */
+/* Reading Hugging Face folders. A reader keeps the safetensors files mapped while their tensors are converted into the caller's memory, one parameter
+ * after another and each by all threads, so that a folder is read once and in order; pages that were read are let go, so that a folder of any size
+ * takes no more memory than its largest parameter. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -78,6 +81,15 @@ typedef struct Folder {
     size_t entry_count;
 } Folder;
 
+struct HfReader {
+    Folder folder;
+    const Graph *graph;
+    HfTensorList list; /* what is read, in the order of the parameters, ... */
+    Entry **entries;   /* ... where each of its items is, ... */
+    int *first;        /* ... and the first item of each parameter, with the end behind the last */
+    double scale;      /* of an mpt's logits */
+};
+
 static int entry_compare(const void *left, const void *right) {
     return strcmp(((const Entry *)left)->tensor->name, ((const Entry *)right)->tensor->name);
 }
@@ -115,7 +127,9 @@ static bool open_shards(Folder *folder, const char *name, const json_t *map, Err
     bool good = true;
     json_object_foreach((json_t *)map, tensor, value) {
         const char *file = json_string_value(value);
-        if (!file || !file[0] || strchr(file, '/'))
+        if (!stored_name_is_plain(tensor) || (file && !stored_name_is_plain(file)))
+            good = error_set(error, ERROR_CHECKPOINT, "weight_map has a name with a control character");
+        else if (!file || !file[0] || strchr(file, '/'))
             good = error_set(error, ERROR_CHECKPOINT, "weight_map gives tensor %s no file of this folder", tensor);
         else if (!json_object_get(opened, file))
             good = (folder->count < FILE_LIMIT || error_set(error, ERROR_CHECKPOINT, "it names more than %d files", FILE_LIMIT)) &&
@@ -247,19 +261,18 @@ static bool check_tensor(const Entry *entry, const HfTensor *wanted, Error *erro
     return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and config.json asks for %s", entry->path, tensor->name, stored, expected);
 }
 
-static bool load_tensors(Folder *folder, const char *name, const HfTensorList *list, const Graph *graph, void *master, Error *error) {
-    for (size_t i = 0; i < list->count; i++) {
-        const HfTensor *wanted = &list->items[i];
-        Entry *entry = find(folder, wanted->name);
+/* Finds and checks the tensor of every item of the list. */
+static bool match_tensors(HfReader *reader, const char *name, Error *error) {
+    Folder *folder = &reader->folder;
+    reader->entries = memory_allocate((reader->list.count + 1) * sizeof *reader->entries);
+    for (size_t i = 0; i < reader->list.count; i++) {
+        const HfTensor *wanted = &reader->list.items[i];
+        Entry *entry = reader->entries[i] = find(folder, wanted->name);
         if (!entry)
             return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which config.json asks for", folder->count == 1 ? folder->paths[0] : name,
                              wanted->name);
         if (!check_tensor(entry, wanted, error)) return false;
         entry->used = true;
-        char *target = (char *)master + (graph->parameters[wanted->parameter].offset + wanted->first) * precision_bytes(graph->precision, TYPE_WIDE);
-        if (wanted->transposed)
-            convert_transposed(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->shape[1], wanted->shape[0]);
-        else hf_convert(graph->precision, target, entry->tensor->type, entry->tensor->data, wanted->count);
     }
     return true;
 }
@@ -293,43 +306,146 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
     return true;
 }
 
-/* Routers without balancing biases in the folder have none that count. */
-static void clear_biases(const Graph *graph, char *master) {
-    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind == PARAMETER_CONTROLLER) memset(master + graph->parameters[i].offset * unit, 0, graph->parameters[i].count * unit);
-}
-
 /* The norm before an mpt's head has no bias, so its gain takes the scale of the logits: the same function, in programs that know no logit_scale too. */
-static bool scale_logits(const char *name, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
+static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
+    reader->scale = 1;
     if (config->family != FAMILY_MPT) return true;
     if (!hf_read(name, &model, error)) return false;
-    double scale = hf_logit_scale(model.content, config);
+    reader->scale = hf_logit_scale(model.content, config);
     hf_release(&model);
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        if (strcmp(p->name, "transformer.norm_f.weight")) continue;
-        for (int64_t j = p->offset; j < p->offset + p->count; j++) {
-            if (graph->precision == PRECISION_FP64) ((double *)master)[j] *= scale;
-            else ((float *)master)[j] *= (float)scale;
-        }
-    }
     return true;
 }
 
-bool hf_load_weights(const char *name, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
-    Folder folder;
-    HfTensorList list = {0};
-    bool good = folder_open(&folder, name, error);
-    if (good) {
-        bool legacy = config->family == FAMILY_ZAYA && find(&folder, HF_LEGACY_MARK), bare = find(&folder, HF_BARE_MARK) != NULL;
-        list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
-        clear_biases(graph, master);
-        good = load_tensors(&folder, name, &list, graph, master, error) && check_rest(&folder, config, error) &&
-               scale_logits(name, config, graph, master, error);
+static bool is_scaled(const HfReader *reader, int parameter) {
+    return reader->scale != 1 && !strcmp(reader->graph->parameters[parameter].name, "transformer.norm_f.weight");
+}
+
+static void scale_values(Precision precision, void *values, int64_t count, double scale) {
+    for (int64_t i = 0; i < count; i++) {
+        if (precision == PRECISION_FP64) ((double *)values)[i] *= scale;
+        else ((float *)values)[i] *= (float)scale;
     }
-    hf_tensors_free(&list);
-    folder_close(&folder);
-    return good;
+}
+
+/* The list is in the order of the parameters. */
+static void index_parameters(HfReader *reader) {
+    int count = reader->graph->parameter_count, at = 0;
+    reader->first = memory_allocate((count + 1) * sizeof *reader->first);
+    for (int i = 0; i <= count; i++) {
+        while ((size_t)at < reader->list.count && reader->list.items[at].parameter < i) at++;
+        reader->first[i] = at;
+    }
+}
+
+HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Graph *graph, Error *error) {
+    HfReader *reader = memory_allocate(sizeof *reader);
+    *reader = (HfReader){.graph = graph};
+    bool good = folder_open(&reader->folder, name, error);
+    if (good) {
+        bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK), bare = find(&reader->folder, HF_BARE_MARK) != NULL;
+        reader->list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
+        index_parameters(reader);
+        good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_scale(reader, name, config, error);
+    }
+    if (good) return reader;
+    hf_reader_close(reader);
+    return NULL;
+}
+
+void hf_reader_close(HfReader *reader) {
+    if (!reader) return;
+    hf_tensors_free(&reader->list);
+    folder_close(&reader->folder);
+    free(reader->entries);
+    free(reader->first);
+    free(reader);
+}
+
+/* The whole pages of a tensor, which would be read from the file again. */
+static void let_go(const StoredTensor *tensor, int64_t count) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data, end = begin + count * stored_type_bytes(tensor->type);
+    begin = (begin + page - 1) / page * page;
+    end = end / page * page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+void hf_reader_load(const HfReader *reader, int parameter, void *values) {
+    const Parameter *p = &reader->graph->parameters[parameter];
+    Precision precision = reader->graph->precision;
+    size_t unit = precision_bytes(precision, TYPE_WIDE);
+    if (reader->first[parameter] == reader->first[parameter + 1]) memset(values, 0, p->count * unit);
+    for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
+        const HfTensor *item = &reader->list.items[i];
+        const StoredTensor *tensor = reader->entries[i]->tensor;
+        char *target = (char *)values + item->first * unit;
+        if (item->transposed) convert_transposed(precision, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
+        else hf_convert(precision, target, tensor->type, tensor->data, item->count);
+        let_go(tensor, item->count);
+    }
+    if (is_scaled(reader, parameter)) scale_values(precision, values, p->count, reader->scale);
+}
+
+static void round_blocks(StoredType from, const char *source, uint16_t *target, int64_t count) {
+    enum { BLOCK = 1 << 20 };
+    float *block = memory_allocate(BLOCK * sizeof *block);
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int64_t length = count - at < BLOCK ? count - at : BLOCK;
+        hf_convert(PRECISION_FP32, block, from, source + at * (int64_t)stored_type_bytes(from), length);
+        model_round_weights(block, target + at, length);
+    }
+    free(block);
+}
+
+static void round_transposed(StoredType from, const char *source, uint16_t *target, int64_t rows, int64_t columns) {
+    float *turned = memory_allocate(rows * columns * sizeof *turned);
+    convert_transposed(PRECISION_FP32, turned, from, source, rows, columns);
+    model_round_weights(turned, target, rows * columns);
+    free(turned);
+}
+
+void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values) {
+    assert(!is_scaled(reader, parameter) && reader->first[parameter] < reader->first[parameter + 1]);
+    for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
+        const HfTensor *item = &reader->list.items[i];
+        const StoredTensor *tensor = reader->entries[i]->tensor;
+        if (item->transposed) round_transposed(tensor->type, tensor->data, values + item->first, item->shape[1], item->shape[0]);
+        else if (tensor->type == STORED_BF16) memcpy(values + item->first, tensor->data, item->count * sizeof *values);
+        else round_blocks(tensor->type, tensor->data, values + item->first, item->count);
+        let_go(tensor, item->count);
+    }
+}
+
+/* Neighbours in the list are parts of one parameter. */
+static int find_item(const HfReader *reader, const HfTensor *wanted) {
+    if (is_scaled(reader, wanted->parameter)) return -1;
+    for (int i = reader->first[wanted->parameter]; i < reader->first[wanted->parameter + 1]; i++) {
+        const HfTensor *item = &reader->list.items[i];
+        if (item->first == wanted->first && item->count == wanted->count && item->transposed == wanted->transposed) return i;
+    }
+    return -1;
+}
+
+const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wanted) {
+    int item = find_item(reader, wanted);
+    return item < 0 ? NULL : reader->entries[item]->tensor;
+}
+
+StoredType hf_reader_type(const HfReader *reader, int parameter) {
+    int item = reader->first[parameter];
+    return item < reader->first[parameter + 1] ? reader->entries[item]->tensor->type : STORED_F32;
+}
+
+void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
+    const StoredTensor *tensor = hf_reader_stored(reader, wanted);
+    if (tensor) let_go(tensor, wanted->count);
+}
+
+bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
+    HfReader *reader = hf_reader_open(folder, config, graph, error);
+    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
+    for (int i = 0; i < graph->parameter_count && reader; i++) hf_reader_load(reader, i, (char *)master + graph->parameters[i].offset * unit);
+    bool loaded = reader != NULL;
+    hf_reader_close(reader);
+    return loaded;
 }

@@ -144,6 +144,13 @@ static bool is_json(const char *bytes, size_t size) {
     return at < size && bytes[at] == '{';
 }
 
+/* Messages show what a file has, line breaks too; they are to be one line. */
+static bool fail_in_one_line(Error *error, const char *path) {
+    for (unsigned char *c = (unsigned char *)error->message; *c; c++)
+        if (*c < 0x20 || *c == 0x7f) *c = '?';
+    return error_context(error, "%s", path);
+}
+
 static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     size_t size;
     char *bytes = read_file(tokenizer->path, &size, error);
@@ -155,7 +162,7 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     else good = read_json(tokenizer, bytes, size, error);
     good = good && finish(tokenizer, error);
     free(bytes);
-    return good || error_context(error, "%s", tokenizer->path);
+    return good || fail_in_one_line(error, tokenizer->path);
 }
 
 /* Also for a tokenizer.json without a tokenizer_config.json, or with a broken one: the usual names. */

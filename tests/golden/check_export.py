@@ -1,4 +1,4 @@
-"""Exported folders in transformers: random models of every family, exported by `smelt export`, must give smelt's logits there.
+"""Exported folders in transformers: random models of every family, exported by `smelt convert`, must give smelt's logits there.
 
 Needs torch and transformers 5. Usage, from the repository after `make`:  python tests/golden/check_export.py [BUILD]
 Exits with 1 when a logit differs by more than 1e-4 in fp32, or the tokenizer gives other ids than the bytes of a text.
@@ -11,6 +11,8 @@ import tempfile
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import random_run
 
 TEXT = "The quick brown fox jumps over the lazy dog, éàü: 東京!"
 COMMON = ["data.length=128", "model.init_std=0.1", "precision=fp32"]
@@ -28,14 +30,13 @@ MODELS = {
                 "model.experts_per_token=2", "model.renormalise=true", "model.tied=false", "model.rope_factor=4", "model.rope_original_context=16"],
     "mixtral, window": ["model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=2", "model.experts=4",
                 "model.experts_per_token=3", "model.renormalise=true", "model.window=7"],
+    "qwen2": ["model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=48", "model.ffn=96", "model.layers=3", "model.qkv_bias=true"],
+    "qwen3": ["model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=48", "model.head_dim=20", "model.ffn=96", "model.layers=3",
+              "model.qk_norm=true", "model.tied=false"],
+    "mpt": ["model.family=mpt", "model.heads=6", "model.kv_heads=6", "model.width=48", "model.ffn=192", "model.layers=2", "model.clip_qkv=0.7",
+            "model.softmax_scale=0.4"],
+    "gpt2": ["model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=48", "model.ffn=100", "model.layers=3"],
 }
-
-
-def build(build_folder, scratch):
-    program = os.path.join(scratch, "random_run")
-    subprocess.run(["cc", "-std=gnu17", "-D_GNU_SOURCE", "-Isrc", "-Itests", "-o", program, "tests/golden/random_run.c",
-                    os.path.join(build_folder, "libsmelt.a"), "-fopenmp", "-lyaml", "-ljansson", "-lxxhash", "-ldl", "-lm", "-lpthread"], check=True)
-    return program
 
 
 def load(folder, dtype):
@@ -82,7 +83,7 @@ def check(name, settings, smelt, program, scratch):
 def main():
     build_folder = sys.argv[1] if len(sys.argv) > 1 else "build"
     with tempfile.TemporaryDirectory() as scratch:
-        program = build(build_folder, scratch)
+        program = random_run.build(build_folder, scratch)
         results = [check(name, settings, os.path.join(build_folder, "smelt"), program, scratch) for name, settings in MODELS.items()]
     sys.exit(0 if all(results) else 1)
 

@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors import safe_open
 
+import random_run
+
 TEXT = "The quick brown fox jumps over the lazy dog, éàü: 東京! A second sentence makes it longer than one block of 64 keys."
 COMMON = ["data.length=256", "model.init_std=0.1", "precision=fp32"]
 LLAMA = dict(vocab_size=320, max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=10000.0)
@@ -69,13 +71,6 @@ MODELS = {
 }
 
 
-def build(build_folder, scratch):
-    program = os.path.join(scratch, "random_run")
-    subprocess.run(["cc", "-std=gnu17", "-D_GNU_SOURCE", "-Isrc", "-Itests", "-o", program, "tests/golden/random_run.c",
-                    os.path.join(build_folder, "libsmelt.a"), "-fopenmp", "-lyaml", "-ljansson", "-lxxhash", "-ldl", "-lm", "-lpthread"], check=True)
-    return program
-
-
 def read_checkpoint(run):
     """The parameters of the one checkpoint of a run; each is one interval."""
     folder, = glob.glob(os.path.join(run, "checkpoints", "step-*"))
@@ -123,7 +118,7 @@ def check(name, settings, architecture, config, program, scratch):
 def main():
     build_folder = sys.argv[1] if len(sys.argv) > 1 else "build"
     with tempfile.TemporaryDirectory() as scratch:
-        program = build(build_folder, scratch)
+        program = random_run.build(build_folder, scratch)
         results = [check(name, *model, program, scratch) for name, model in MODELS.items()]
     sys.exit(0 if all(results) else 1)
 
