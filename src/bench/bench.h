@@ -1,0 +1,169 @@
+/* Benchmarks: what this machine can do, measured with the code that trains on it. One file is one benchmark; each is a row of a table: its name, its
+ * options, and a function that measures and adds rows to a table of results. What they share is here: timing (timing.c), results as text, CSV and JSON with
+ * the machine's description (results.c), a picture of them (plot.c).
+ *
+ * The command makes a Bench, gives it to one benchmark and writes what came of it. A Bench owns its results; the device is opened by the benchmark that
+ * needs one and closed by the command. */
+#ifndef SMELT_BENCH_BENCH_H
+#define SMELT_BENCH_BENCH_H
+
+#include "config.h"
+#include "graph/graph.h"
+
+/* -- Options ------------------------------------------------------------------------------------------------------- */
+
+/* What every benchmark is told. The options struct of a benchmark begins with it, and its table with BENCH_ROWS, or with BENCH_OUTPUT_ROWS
+ * where nothing is measured on a device. */
+typedef struct BenchOptions {
+    int device; /* DeviceKind */
+    int64_t threads, repeats;
+    double seconds;
+    const char *csv, *json, *plot;
+} BenchOptions;
+
+#define BENCH_OUTPUT_ROWS                                                                                                                                      \
+    {"csv", OPTION_STRING, offsetof(BenchOptions, csv), "", 0, 0, NULL, "", "file for the results as CSV, the machine in every row"},                          \
+    {"json", OPTION_STRING, offsetof(BenchOptions, json), "", 0, 0, NULL, "", "file for the results as JSON, with machine and settings"},                      \
+    {"plot", OPTION_STRING, offsetof(BenchOptions, plot), "", 0, 0, NULL, "", "file for a picture of the results, SVG"}
+
+#define BENCH_ROWS                                                                                                                                             \
+    {"device", OPTION_CHOICE, offsetof(BenchOptions, device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to measure; auto: a GPU if there is one"},        \
+    {"threads", OPTION_INT, offsetof(BenchOptions, threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},                                       \
+    {"repeats", OPTION_INT, offsetof(BenchOptions, repeats), "9", 1, 1000, NULL, "", "measurements whose median is reported"},                                 \
+    {"seconds", OPTION_REAL, offsetof(BenchOptions, seconds), "0.5", 0, 3600, NULL, "s", "that the repeats of one measurement take together, about"},          \
+    BENCH_OUTPUT_ROWS
+
+/* -- Results ------------------------------------------------------------------------------------------------------- */
+
+enum { BENCH_TEXT = -1, BENCH_MOST_COLUMNS = 24, BENCH_PLOT_SERIES = 4 };
+
+typedef struct BenchColumn {
+    const char *name; /* "gbps": also the key in JSON */
+    int decimals;     /* of numbers on the screen; BENCH_TEXT: a text */
+    int width;        /* on the screen, in columns */
+} BenchColumn;
+
+/* A text, or where that is NULL a number; NAN is unknown. */
+typedef struct BenchCell { const char *text; double number; } BenchCell;
+
+/* Columns by name. Rows that agree in the columns of `series` (up to the first NULL) are one curve. */
+typedef struct BenchPlot {
+    const char *title, *x, *y, *series[BENCH_PLOT_SERIES];
+    const char *x_label, *y_label;
+    bool x_logarithmic, y_logarithmic;
+} BenchPlot;
+
+typedef struct BenchResults {
+    const BenchColumn *columns;
+    int column_count;
+    BenchCell *cells; /* rows one after another; their texts are owned */
+    int row_count;
+    BenchPlot plot;
+} BenchResults;
+
+/* -- Benchmarks ---------------------------------------------------------------------------------------------------- */
+
+typedef enum BenchConfig { BENCH_CONFIG_NONE, BENCH_CONFIG_OPTIONAL, BENCH_CONFIG_REQUIRED } BenchConfig;
+
+typedef struct Bench {
+    const struct Benchmark *benchmark;
+    const BenchOptions *options;  /* the benchmark's own struct, which begins so */
+    Config config;                /* of CONFIG.yaml and key=value, checked; defaults without it */
+    bool configured;              /* CONFIG.yaml was given */
+    const char *positional;       /* the argument that is no option; "" when there is none */
+    Device *device;               /* NULL until bench_open_device */
+    Device *(*open_device)(int choice, Precision precision, Error *error);
+    BenchResults results;
+    bool silent;                  /* prints and writes nothing: a rank other than the first */
+} Bench;
+
+typedef struct Benchmark {
+    const char *name, *summary; /* one line */
+    const char *explanation;    /* for its --help */
+    const char *positional;     /* name of an argument that it demands beside options, or NULL; with a configuration CONFIG.yaml */
+    BenchConfig config;
+    OptionTable table;
+    size_t options_size;
+    bool (*run)(Bench *bench, Error *error);
+} Benchmark;
+
+extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite, bench_collective;
+
+/* Opens the device that was asked for, once. ERROR_USAGE, ERROR_DEVICE. */
+bool bench_open_device(Bench *bench, Precision precision, Error *error);
+
+/* -- Results (results.c) ------------------------------------------------------------------------------------------- */
+
+/* Names the columns and prints their header to stdout. */
+void bench_columns(Bench *bench, const BenchColumn *columns, int count);
+/* Adds a row, one cell per column, and prints it. Texts are copied. */
+void bench_row(Bench *bench, const BenchCell *cells);
+/* Writes csv=, json= and plot= where they were given. ERROR_DATA when a file cannot be written. */
+bool bench_write(const Bench *bench, Error *error);
+void bench_free_results(Bench *bench);
+/* Index of a column; it must be there. */
+int bench_column(const BenchResults *results, const char *name);
+
+/* An SVG picture of the results' plot, complete in itself. */
+void bench_draw(const BenchResults *results, const char *subtitle, FILE *file);
+
+/* -- Lists --------------------------------------------------------------------------------------------------------- */
+
+/* Numbers of a text: "64,128,1Ki", "256..8192" (doubling) or "256..4096+256", in any mixture; NULL with ERROR_USAGE naming `option` when it is none, or has a
+ * number outside 1 .. `most`, or more than 4,096. The caller frees. */
+int64_t *bench_list(const char *option, const char *text, int64_t most, int *count, Error *error);
+
+/* -- Timing (timing.c) --------------------------------------------------------------------------------------------- */
+
+/* Work to be timed; `call` counts up from 0 and picks among rotating buffers. */
+typedef void (*BenchWork)(void *context, int64_t call);
+
+typedef struct BenchTime {
+    double seconds; /* of one call: median over the repeats */
+    double best;    /* the quickest repeat */
+    int64_t calls;  /* in all */
+} BenchTime;
+
+/* Calls once to warm up, then `repeats` times as often as fill `seconds` together, at least once each. On a GPU by the device's own clock, so that calls queue
+ * up behind each other. False when the device failed. */
+bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error);
+
+/* Bytes of the largest cache between processor and memory: on the CPU as the system says, else 32 MiB; on a GPU 256 MiB, the most that any has. */
+int64_t bench_cache_bytes(const Device *device);
+
+/* Memory of the device with random normal numbers in `type`, to be cut into sets that are used in turn: a set that comes again has left all caches. */
+typedef struct BenchArena { Device *device; char *memory; int64_t bytes; } BenchArena;
+/* Room for twice the cache, at least for one set of `set_bytes`; with `cold` false for that alone. ERROR_MEMORY. */
+bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error);
+void bench_arena_close(BenchArena *arena);
+/* Start of the set of `set_bytes` (a multiple of 256) for a call. */
+char *bench_arena_set(const BenchArena *arena, int64_t set_bytes, int64_t call);
+
+static inline int64_t bench_round(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/* -- Shared between benchmarks ------------------------------------------------------------------------------------- */
+
+/* The best of a few large products in a precision: what % of measured best refers to. 0 for fp64. (gemm.c) */
+double bench_best_product(Bench *bench, Precision precision);
+
+/* How fast a configuration trains (train.c). */
+typedef struct TrainSpeed {
+    int64_t microbatch;      /* sequences */
+    int64_t accumulation;    /* microbatches of a step */
+    double step_seconds, tokens_per_second, flops; /* FLOP/s, without recomputed ones */
+    int64_t memory;          /* bytes: what the plan takes on a GPU, else the process's peak */
+    int64_t parameters;
+} TrainSpeed;
+typedef struct TrainMeasure {
+    int64_t microbatch;      /* sequences; 0: search */
+    int64_t accumulation;    /* 0: as batch.tokens says */
+    int64_t steps;           /* whole steps that are timed, after one that warms up */
+} TrainMeasure;
+/* ERROR_MEMORY when not even one sequence fits. */
+bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error);
+/* Peak FLOP/s of the device in bf16 as the vendor says; NAN when it is not known or another precision is asked for. */
+double bench_peak(const Bench *bench, Precision precision);
+
+const char *bench_precision_name(Precision precision);
+
+#endif

@@ -1,0 +1,213 @@
+/* Results of a benchmark: rows of cells, printed as they come, written as CSV and JSON when all is measured. CSV rows repeat the machine, so that files of
+ * several machines can be put together; JSON has it once, with the settings. Owns the rows of a Bench. */
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "bench/bench.h"
+#include "train/run.h"
+
+/* -- Rows ---------------------------------------------------------------------------------------------------------- */
+
+void bench_columns(Bench *bench, const BenchColumn *columns, int count) {
+    bench->results.columns = columns;
+    bench->results.column_count = count;
+    if (bench->silent) return;
+    for (int i = 0; i < count; i++) printf(columns[i].decimals == BENCH_TEXT ? "%-*s " : "%*s ", columns[i].width, columns[i].name);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static void print_cell(const BenchColumn *column, const BenchCell *cell) {
+    if (cell->text) printf("%-*s ", column->width, cell->text);
+    else if (!isfinite(cell->number)) printf("%*s ", column->width, "unknown");
+    else printf("%*.*f ", column->width, column->decimals > 0 ? column->decimals : 0, cell->number);
+}
+
+void bench_row(Bench *bench, const BenchCell *cells) {
+    BenchResults *results = &bench->results;
+    int count = results->column_count;
+    results->cells = memory_resize(results->cells, (size_t)(results->row_count + 1) * (size_t)count * sizeof *cells);
+    BenchCell *row = results->cells + results->row_count++ * count;
+    for (int i = 0; i < count; i++) row[i] = (BenchCell){.text = cells[i].text ? memory_copy_string(cells[i].text) : NULL, .number = cells[i].number};
+    if (bench->silent) return;
+    for (int i = 0; i < count; i++) print_cell(&results->columns[i], &row[i]);
+    putchar('\n');
+    fflush(stdout);
+}
+
+void bench_free_results(Bench *bench) {
+    BenchResults *results = &bench->results;
+    for (int i = 0; i < results->row_count * results->column_count; i++) free((char *)results->cells[i].text);
+    free(results->cells);
+    *results = (BenchResults){0};
+}
+
+int bench_column(const BenchResults *results, const char *name) {
+    int i = 0;
+    while (strcmp(results->columns[i].name, name)) i++;
+    return i;
+}
+
+/* -- The machine --------------------------------------------------------------------------------------------------- */
+
+static json_t *or_null(double number) { return number > 0 ? json_integer((json_int_t)number) : json_null(); }
+
+static json_t *describe_gpu(const DeviceInfo *info) {
+    if (info->kind == DEVICE_CPU) return json_null();
+    return json_pack("{s:s, s:s, s:i, s:I}", "name", info->name, "target", info->target, "processors", info->processors, "memory_bytes", (json_int_t)info->memory);
+}
+
+/* What stands in results: no user, no address. */
+static json_t *describe_machine(const Bench *bench) {
+    char *cpu = run_describe_machine();
+    struct utsname names;
+    bool named = uname(&names) == 0;
+    const DeviceInfo *info = device_info(bench->device ? bench->device : device_cpu());
+    json_t *machine = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", named ? names.nodename : "unknown", "cpu", cpu, "system",
+                                named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
+                                or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes", or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)),
+                                "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes", or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu",
+                                describe_gpu(info));
+    free(cpu);
+    return machine;
+}
+
+static const char *device_name(const Bench *bench) {
+    return bench->device && device_is_gpu(bench->device) ? device_info(bench->device)->name : "cpu";
+}
+
+static void format_now(char text[32]) {
+    time_t now = time(NULL);
+    struct tm parts;
+    gmtime_r(&now, &parts);
+    strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &parts);
+}
+
+/* -- Files --------------------------------------------------------------------------------------------------------- */
+
+static void write_csv_text(FILE *file, const char *text) {
+    if (!strpbrk(text, ",\"\n\r")) {
+        fputs(text, file);
+        return;
+    }
+    putc('"', file);
+    for (; *text; text++) {
+        if (*text == '"') putc('"', file);
+        putc(*text, file);
+    }
+    putc('"', file);
+}
+
+static void write_csv_cell(FILE *file, const BenchCell *cell) {
+    if (cell->text) write_csv_text(file, cell->text);
+    else if (isfinite(cell->number)) fprintf(file, "%.9g", cell->number);
+}
+
+/* Numbers that are unknown are empty. */
+static void write_csv(const Bench *bench, FILE *file) {
+    const BenchResults *results = &bench->results;
+    char now[32], threads[16], *cpu = run_describe_machine();
+    format_now(now);
+    snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
+    struct utsname names;
+    const char *machine[] = {bench->benchmark->name, device_name(bench), cpu, threads, uname(&names) == 0 ? names.nodename : "unknown", now};
+    enum { MACHINE = sizeof machine / sizeof *machine };
+    for (int i = 0; i < results->column_count; i++) fprintf(file, "%s,", results->columns[i].name);
+    fputs("benchmark,device,cpu,threads,host,time\n", file);
+    for (int row = 0; row < results->row_count; row++) {
+        for (int i = 0; i < results->column_count; i++) {
+            write_csv_cell(file, &results->cells[row * results->column_count + i]);
+            putc(',', file);
+        }
+        for (int i = 0; i < MACHINE; i++) {
+            write_csv_text(file, machine[i]);
+            putc(i + 1 < MACHINE ? ',' : '\n', file);
+        }
+    }
+    free(cpu);
+}
+
+static json_t *settings_of(const OptionTable *table, const void *values) {
+    json_t *settings = json_object();
+    for (size_t i = 0; i < table->count; i++) {
+        char text[1024];
+        options_format_value(&table->rows[i], values, text, sizeof text);
+        json_object_set_new(settings, table->rows[i].name, json_string(text));
+    }
+    return settings;
+}
+
+static json_t *cell_value(const BenchColumn *column, const BenchCell *cell) {
+    if (cell->text) return json_string(cell->text);
+    if (!isfinite(cell->number)) return json_null();
+    return column->decimals == 0 && fabs(cell->number) < 1e15 ? json_integer((json_int_t)cell->number) : json_real(cell->number);
+}
+
+static void write_json(const Bench *bench, FILE *file) {
+    const BenchResults *results = &bench->results;
+    char now[32];
+    format_now(now);
+    json_t *rows = json_array();
+    for (int row = 0; row < results->row_count; row++) {
+        json_t *object = json_object();
+        for (int i = 0; i < results->column_count; i++)
+            json_object_set_new(object, results->columns[i].name, cell_value(&results->columns[i], &results->cells[row * results->column_count + i]));
+        json_array_append_new(rows, object);
+    }
+    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "benchmark", bench->benchmark->name, "time", now, "machine", describe_machine(bench), "settings",
+                            settings_of(&bench->benchmark->table, bench->options), "config",
+                            bench->configured ? settings_of(&config_table, &bench->config) : json_null(), "rows", rows);
+    json_dumpf(all, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    putc('\n', file);
+    json_decref(all);
+}
+
+static void write_plot(const Bench *bench, FILE *file) {
+    char now[32], *subtitle, *cpu = run_describe_machine();
+    format_now(now);
+    bool gpu = bench->device && device_is_gpu(bench->device);
+    subtitle = memory_format("%s, %.10s", gpu ? device_name(bench) : cpu, now);
+    bench_draw(&bench->results, subtitle, file);
+    free(subtitle);
+    free(cpu);
+}
+
+typedef void (*Writer)(const Bench *bench, FILE *file);
+
+static bool write_file(const Bench *bench, const char *option, const char *path, Writer writer, Error *error) {
+    if (!*path) return true;
+    FILE *file = fopen(path, "w");
+    if (file) writer(bench, file);
+    bool written = file && !ferror(file);
+    written = (file ? fclose(file) == 0 : false) && written;
+    return written || error_set(error, ERROR_DATA, "%s=%s cannot be written: %s", option, path, strerror(errno));
+}
+
+bool bench_write(const Bench *bench, Error *error) {
+    const BenchOptions *options = bench->options;
+    if (bench->silent || !bench->results.column_count) return true;
+    return write_file(bench, "csv", options->csv, write_csv, error) && write_file(bench, "json", options->json, write_json, error) &&
+           write_file(bench, "plot", options->plot, write_plot, error);
+}
+
+/* -- Names --------------------------------------------------------------------------------------------------------- */
+
+const char *bench_precision_name(Precision precision) {
+    static const char *const names[] = {[PRECISION_BF16] = "bf16", [PRECISION_FP32] = "fp32", [PRECISION_FP64] = "fp64"};
+    return names[precision];
+}
+
+bool bench_open_device(Bench *bench, Precision precision, Error *error) {
+    if (bench->options->threads) omp_set_num_threads((int)bench->options->threads);
+    if (!bench->device) bench->device = bench->open_device(bench->options->device, precision, error);
+    return bench->device != NULL;
+}

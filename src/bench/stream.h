@@ -1,0 +1,22 @@
+/* What the memory benchmark's GPU kernels (src/kernel/stream.c) are given. */
+#ifndef SMELT_BENCH_STREAM_H
+#define SMELT_BENCH_STREAM_H
+
+#include "kernel/gpu.h"
+
+/* Arrays of `count` floats, a multiple of 4, aligned to 16 bytes; what a kernel does not use may be NULL. Kernels walk over them with a grid of any size:
+ *   stream_copy  c = a        stream_scale  b = factor c      stream_add    c = a + b
+ *   stream_triad a = b + factor c           stream_write  a = factor
+ *   stream_read  a[block] = sum of what the block read of b: stored so that the reads are needed */
+typedef struct StreamArguments {
+    float GLOBAL *a;
+    float GLOBAL *b;
+    float GLOBAL *c;
+    float factor;
+    int32_t blocks;
+    int64_t count;
+} StreamArguments;
+
+enum { STREAM_THREADS = 256 };
+
+#endif

@@ -1,0 +1,195 @@
+/* The table that vendors' and trainers' documents print: tokens/s and TFLOP/s per GPU of several models, by training mode, data type and sequence length; and the same
+ * as a perf.csv in the columns of ROCm's MAD harness (madengine), so that its reports read ours. A model that does not run is a row too, and the suite goes on. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "bench/bench.h"
+
+typedef struct SuiteOptions {
+    BenchOptions common;
+    const char *configs, *lengths, *perf;
+    int mode, precision;
+    int64_t microbatch, accumulation, steps;
+} SuiteOptions;
+
+enum { PRECISION_OF_CONFIG }; /* the choices after it are those of Precision */
+static const char *const modes[] = {"pretrain", "finetune"};
+
+#define FIELD(name) offsetof(SuiteOptions, name)
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"configs", OPTION_STRING, FIELD(configs), "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
+     0, 0, NULL, "", "configuration files with commas between them"},
+    {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune", "", "finetune: of all weights, which computes the same"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32", "", "data type; same: as the configurations say"},
+    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"},
+    {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
+    {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches", "of a step; 0: as batch.tokens of the configuration says"},
+    {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
+    {"perf", OPTION_STRING, FIELD(perf), "", 0, 0, NULL, "", "perf.csv of ROCm's MAD harness to append to"},
+};
+#undef FIELD
+
+static const BenchColumn columns[] = {
+    {"model", BENCH_TEXT, 20}, {"mode", BENCH_TEXT, 9},     {"type", BENCH_TEXT, 5},   {"gpus", 0, 5},          {"length", 0, 8},        {"microbatch", 0, 10},
+    {"accumulation", 0, 12},   {"tokens_s_per_gpu", 1, 16}, {"tflops_per_gpu", 2, 14}, {"peak_percent", 1, 12}, {"best_percent", 1, 12}, {"memory_bytes", 0, 14},
+    {"status", BENCH_TEXT, 8},
+};
+
+/* One line of the table. */
+typedef struct Entry {
+    char model[64];
+    Config config;
+    bool done;
+    TrainSpeed speed;
+    double seconds; /* that measuring took */
+} Entry;
+
+/* -- perf.csv ------------------------------------------------------------------------------------------------------ */
+
+static const char perf_header[] =
+    "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_sha,docker_image,git_commit,machine_name,deployment_type,"
+    "launcher,gpu_architecture,performance,metric,relative_change,status,build_duration,test_duration,dataname,data_provider_type,data_size,data_download_duration,"
+    "build_number,additional_docker_run_options\n";
+
+static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
+    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const DeviceInfo *info = device_info(bench->device);
+    const char *type = bench_precision_name((Precision)entry->config.precision), *mode = modes[options->mode];
+    struct utsname names;
+    char performance[32] = "";
+    if (entry->done) snprintf(performance, sizeof performance, "%.2f", entry->speed.tokens_per_second);
+    fprintf(file, "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64 ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
+                  "tokens_per_second_per_gpu,,%s,,%.1f,random tokens,,,,,\n", entry->model, type, mode, entry->config.data.length, entry->speed.microbatch,
+            entry->speed.accumulation, mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target, performance,
+            entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
+}
+
+/* What is in the file has these columns, or there is nothing in it. */
+static bool has_columns(const char *path, bool *empty, Error *error) {
+    char line[sizeof perf_header + 1] = "";
+    FILE *file = fopen(path, "r");
+    *empty = !file || !fgets(line, sizeof line, file);
+    if (file) fclose(file);
+    return *empty || !strcmp(line, perf_header) || error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
+}
+
+static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
+    const char *path = ((const SuiteOptions *)bench->options)->perf;
+    bool empty;
+    if (!*path) return true;
+    if (!has_columns(path, &empty, error)) return false;
+    FILE *file = fopen(path, "a");
+    bool written = file != NULL;
+    if (file) {
+        if (empty) fputs(perf_header, file);
+        print_perf(bench, entry, file);
+        written = !ferror(file);
+        written = fclose(file) == 0 && written;
+    }
+    return written || error_set(error, ERROR_DATA, "perf=%s cannot be written: %s", path, strerror(errno));
+}
+
+/* -- Models -------------------------------------------------------------------------------------------------------- */
+
+/* "mpt-1b" of "configs/mpt-1b.yaml". Commas and quotes would break the table. */
+static void name_of(const char *path, char name[64]) {
+    const char *slash = strrchr(path, '/');
+    snprintf(name, 64, "%s", slash ? slash + 1 : path);
+    char *end = strstr(name, ".yaml");
+    if (end) *end = '\0';
+    for (char *c = name; *c; c++)
+        if (*c == ',' || *c == '"' || *c == '\n') *c = '_';
+}
+
+static bool read_config(const char *path, const SuiteOptions *options, int64_t length, Config *config, OptionStrings *strings, Error *error) {
+    options_defaults(&config_table, config, strings);
+    if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
+    if (options->precision != PRECISION_OF_CONFIG) config->precision = options->precision - 1;
+    if (length) config->data.length = length;
+    config->batch.sequences = 1;
+    config->batch.ramp_tokens = 0;
+    if (config->batch.tokens < config->data.length) config->batch.tokens = config->data.length;
+    config->batch.tokens -= config->batch.tokens % config->data.length;
+    return config_check(config, error);
+}
+
+static void add_row(Bench *bench, const Entry *entry, double best) {
+    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const TrainSpeed *speed = &entry->speed;
+    Precision precision = (Precision)entry->config.precision;
+    double none = entry->done ? 1 : NAN;
+    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = bench_precision_name(precision)}, {.number = 1},
+                                   {.number = (double)entry->config.data.length}, {.number = none * (double)speed->microbatch},
+                                   {.number = none * (double)speed->accumulation}, {.number = none * speed->tokens_per_second}, {.number = none * speed->flops / 1e12},
+                                   {.number = none * 100 * speed->flops / bench_peak(bench, precision)}, {.number = best > 0 ? none * 100 * speed->flops / best : NAN},
+                                   {.number = none * (double)speed->memory}, {.text = entry->done ? "ok" : "failed"}});
+}
+
+/* False only when the suite cannot go on; `failed` counts models that did not run. */
+static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
+    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    Entry *entry = memory_allocate(sizeof *entry);
+    OptionStrings strings = {0};
+    TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
+    Error reason = {0};
+    double start = log_seconds();
+    name_of(path, entry->model);
+    entry->done = read_config(path, options, length, &entry->config, &strings, &reason);
+    Precision precision = (Precision)entry->config.precision;
+    entry->done = entry->done && bench_train_measure(bench, &entry->config, &measure, &entry->speed, &reason);
+    entry->seconds = log_seconds() - start;
+    if (entry->done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_product(bench, precision);
+    if (!entry->done) log_warn("%s: %s", path, reason.message);
+    *failed += !entry->done;
+    add_row(bench, entry, precision <= PRECISION_FP32 ? best[precision] : 0);
+    bool good = append_perf(bench, entry, error) && device_ok(bench->device, error);
+    options_free_strings(&strings);
+    free(entry);
+    return good;
+}
+
+static bool measure_all(Bench *bench, const int64_t *lengths, int length_count, Error *error) {
+    char *paths = memory_copy_string(((const SuiteOptions *)bench->options)->configs), *rest = paths;
+    double best[2] = {0};
+    int failed = 0;
+    bool good = true;
+    for (char *path; good && (path = strsep(&rest, ","));)
+        for (int i = 0; good && *path && i < length_count; i++) good = measure(bench, path, lengths[i], best, &failed, error);
+    free(paths);
+    if (!good || !failed) return good;
+    return error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
+}
+
+static bool run(Bench *bench, Error *error) {
+    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const int64_t most_length = 1 << 24;
+    int length_count = 1;
+    int64_t as_configured = 0, *lengths = *options->lengths ? bench_list("lengths", options->lengths, most_length, &length_count, error) : &as_configured;
+    if (!lengths) return false;
+    bool good = bench_open_device(bench, options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1), error);
+    if (good) {
+        bench_columns(bench, columns, sizeof columns / sizeof *columns);
+        bench->results.plot = (BenchPlot){.title = "Training", .x = "length", .y = "tflops_per_gpu", .series = {"model", "type"}, .x_label = "tokens of a sequence",
+                                          .y_label = "TFLOP/s per GPU", .x_logarithmic = true};
+        good = measure_all(bench, lengths, length_count, error);
+    }
+    if (lengths != &as_configured) free(lengths);
+    return good;
+}
+
+const Benchmark bench_suite = {
+    .name = "suite",
+    .summary = "the table of tokens/s and TFLOP/s per GPU of several models, and perf.csv",
+    .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. perf= appends each row to a perf.csv\n"
+                   "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
+    .table = {rows, sizeof rows / sizeof *rows},
+    .options_size = sizeof(SuiteOptions),
+    .run = run,
+};

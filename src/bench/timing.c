@@ -1,0 +1,101 @@
+/* Timing, and memory that is cold when it is read. Made and used by benchmarks; owns nothing but what a BenchArena holds. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bf16.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+
+/* -- Time ---------------------------------------------------------------------------------------------------------- */
+
+static double time_calls(Device *device, BenchWork work, void *context, int64_t first, int64_t count) {
+    bool gpu = device_is_gpu(device);
+    double start = log_seconds();
+    if (gpu) device_timer_start(device);
+    for (int64_t i = 0; i < count; i++) work(context, first + i);
+    return gpu ? device_timer_stop(device) : log_seconds() - start;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error) {
+    enum { MOST_CALLS = 1 << 20 };
+    const BenchOptions *options = bench->options;
+    int64_t repeats = options->repeats, done = 2;
+    double *samples = memory_allocate((size_t)repeats * sizeof *samples);
+    time_calls(bench->device, work, context, 0, 1);
+    double one = time_calls(bench->device, work, context, 1, 1);
+    double wanted = options->seconds / (double)repeats / fmax(one, 1e-9);
+    int64_t calls = wanted > MOST_CALLS ? MOST_CALLS : wanted > 1 ? (int64_t)wanted : 1;
+    for (int64_t i = 0; i < repeats; i++, done += calls) samples[i] = time_calls(bench->device, work, context, done, calls) / (double)calls;
+    qsort(samples, (size_t)repeats, sizeof *samples, ascending);
+    double middle = repeats % 2 ? samples[repeats / 2] : (samples[repeats / 2 - 1] + samples[repeats / 2]) / 2;
+    *time = (BenchTime){.seconds = middle, .best = samples[0], .calls = done};
+    free(samples);
+    return device_ok(bench->device, error);
+}
+
+/* -- Cold memory --------------------------------------------------------------------------------------------------- */
+
+int64_t bench_cache_bytes(const Device *device) {
+    const int64_t gpu_cache = 256 << 20, usual_cache = 32 << 20;
+    const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
+    if (device_is_gpu(device)) return gpu_cache;
+    for (int i = 0; i < 2; i++) {
+        long bytes = sysconf(levels[i]);
+        if (bytes > 0) return bytes;
+    }
+    return usual_cache;
+}
+
+/* A prime number of random values, laid over the memory again and again: no row or column of a matrix meets itself. */
+enum { POOL = 262139 };
+
+static void *make_pool(GemmType type) {
+    float *wide = memory_allocate(POOL * sizeof *wide);
+    rng_normals(1, RNG_STREAM_BENCH, 0, POOL, wide);
+    if (type != GEMM_BF16) return wide;
+    uint16_t *narrow = memory_allocate(POOL * sizeof *narrow);
+    for (int i = 0; i < POOL; i++) narrow[i] = bf16_narrow(wide[i]);
+    free(wide);
+    return narrow;
+}
+
+static void fill(const BenchArena *arena, GemmType type) {
+    int64_t piece = POOL * (type == GEMM_BF16 ? 2 : 4);
+    char *pool = make_pool(type);
+    for (int64_t at = 0; at < arena->bytes; at += piece)
+        device_upload(arena->device, arena->memory + at, pool, arena->bytes - at < piece ? arena->bytes - at : piece);
+    device_synchronize(arena->device);
+    free(pool);
+}
+
+bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error) {
+    int64_t rotation = cold ? 2 * bench_cache_bytes(device) : 0;
+    *arena = (BenchArena){.device = device, .bytes = rotation > set_bytes ? rotation : set_bytes};
+    int64_t available = device_available(device);
+    if (available >= 0 && arena->bytes > available)
+        return error_set(error, ERROR_MEMORY, "%lld bytes are needed and %lld are free: give smaller sizes, or cache=hot", (long long)arena->bytes,
+                         (long long)available);
+    arena->memory = device_allocate(device, arena->bytes, error);
+    if (!arena->memory) return false;
+    fill(arena, type);
+    return device_ok(device, error);
+}
+
+void bench_arena_close(BenchArena *arena) {
+    if (arena->memory) device_free(arena->device, arena->memory, arena->bytes);
+    *arena = (BenchArena){0};
+}
+
+char *bench_arena_set(const BenchArena *arena, int64_t set_bytes, int64_t call) {
+    int64_t sets = arena->bytes / set_bytes;
+    return arena->memory + call % sets * set_bytes;
+}

@@ -1,0 +1,476 @@
+/* Tests of sizing, cost and forecast: arithmetic against figures that were worked out by hand or measured, rules against models that break them. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "tune/cost.h"
+#include "tune/forecast.h"
+#include "tune/settings.h"
+#include "tune/size.h"
+
+static const OptionTable no_options = {NULL, 0};
+
+/* A configuration that came from a file with settings on top; the strings go when the test ends. */
+typedef struct Given { Config config; OptionStrings strings; } Given;
+
+static void give(Given *given, const char *path, int count, char **settings) {
+    char *arguments[32] = {"smelt", (char *)path};
+    Error error = {0};
+    *given = (Given){0};
+    for (int i = 0; i < count; i++) arguments[2 + i] = settings[i];
+    if (!settings_read(&no_options, NULL, &given->config, &given->strings, 2 + count, arguments, &error)) fail_msg("%s", error.message);
+}
+#define GIVE(given, path, ...) give(given, path, sizeof (char *[]){__VA_ARGS__} / sizeof(char *), (char *[]){__VA_ARGS__})
+
+static Hardware hardware(const char *name) {
+    Hardware found;
+    Error error = {0};
+    if (!hardware_find(&found, name, &error)) fail_msg("%s", error.message);
+    return found;
+}
+
+/* -- Hardware ------------------------------------------------------------------------------------------------------ */
+
+static void every_listed_processor_is_in_the_table_with_rates(void **state) {
+    (void)state;
+    const char *names[] = {"mi250", "mi300x", "mi325x", "mi355x", "a100", "h100", "h200", "cpu"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        Hardware found = hardware(names[i]);
+        assert_non_null(strstr(hardware_names(), names[i]));
+        assert_true(found.processors > 0 && found.memory > 0 && found.rates.product > 0 && found.rates.memory > 0);
+        assert_true(found.rates.product < found.peak_bf16);
+        assert_true(found.best_bf16 < found.peak_bf16);
+    }
+}
+
+static void an_unknown_processor_is_refused_with_the_known_ones(void **state) {
+    (void)state;
+    Hardware found;
+    Error error = {0};
+    assert_false(hardware_find(&found, "mi100", &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_non_null(strstr(error.message, "mi300x"));
+}
+
+static void calibration_scales_rates_with_what_was_measured(void **state) {
+    (void)state;
+    Hardware table = hardware("h100"), machine = table;
+    hardware_calibrate(&machine, 391e12, 1.49e12); /* half of the table's best product and copy */
+    assert_true(fabs(machine.rates.product / table.rates.product - 0.5) < 1e-9);
+    assert_true(fabs(machine.rates.attention / table.rates.attention - 0.5) < 1e-9);
+    assert_true(fabs(machine.rates.memory / table.rates.memory - 0.5) < 1e-9);
+    hardware_calibrate(&table, 0, 0);
+    assert_true(fabs(table.rates.product - 770e12) < 1);
+}
+
+/* -- Products ------------------------------------------------------------------------------------------------------ */
+
+static void whole_tiles_in_whole_waves_lose_nothing(void **state) {
+    (void)state;
+    Hardware mi300x = hardware("mi300x");
+    ProductFit fit = product_fit(&(Product){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x); /* 304 tiles of 256 x 256 */
+    assert_int_equal(fit.tiles, 304);
+    assert_int_equal(fit.waves, 1);
+    assert_true(fit.tile == 1 && fit.wave == 1);
+}
+
+static void one_row_and_one_tile_too_many_cost_efficiency(void **state) {
+    (void)state;
+    Hardware mi300x = hardware("mi300x");
+    double whole = product_fit(&(Product){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency;
+    assert_true(product_fit(&(Product){256 * 19 + 1, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
+    assert_true(product_fit(&(Product){256 * 20, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
+}
+
+static void long_sums_are_cut_to_fill_the_processor(void **state) {
+    (void)state;
+    Hardware mi300x = hardware("mi300x");
+    ProductFit fit = product_fit(&(Product){512, 512, 65536, 1, 512}, &mi300x);
+    assert_true(fit.pieces > 1);
+    assert_true(fit.wave > 0.5); /* uncut, at most 64 tiles of 64 x 64 for 304 processors */
+}
+
+static void rows_that_are_no_multiples_of_16_bytes_cost_efficiency(void **state) {
+    (void)state;
+    Hardware h100 = hardware("h100");
+    double whole = product_fit(&(Product){8192, 8192, 8192, 1, 8192}, &h100).efficiency;
+    assert_true(fabs(product_fit(&(Product){8192, 8192, 8192, 1, 8193}, &h100).efficiency / whole - 0.5) < 1e-9);
+}
+
+/* -- Measured tables ----------------------------------------------------------------------------------------------- */
+
+static bool read_text(Measured *measured, const char *text, Error *error) {
+    char path[] = "/tmp/smelt-test-tune-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    assert_int_equal(write(file, text, strlen(text)), (ssize_t)strlen(text));
+    close(file);
+    bool read = measured_read(measured, path, error);
+    unlink(path);
+    return read;
+}
+
+static void bench_results_give_products_and_the_copy_in_memory(void **state) {
+    (void)state;
+    Measured measured;
+    Error error = {0};
+    const char *text = "{\"rows\": [{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 100},"
+                       "{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 120}, {\"m\": 64, \"n\": 64, \"k\": 64, \"type\": "
+                       "\"fp32\", \"tflops\": 900},"
+                       "{\"kernel\": \"copy\", \"level\": \"memory\", \"gbps\": 2500}, {\"kernel\": \"copy\", \"level\": \"L1\", \"gbps\": 90000}]}";
+    assert_true(read_text(&measured, text, &error));
+    assert_int_equal(measured.count, 1);
+    assert_true(measured.products[0].tflops == 120 && measured.best == 120e12 && measured.bandwidth == 2500e9);
+    assert_ptr_equal(measured_find(&measured, 1100, 2048, 512), measured.products);
+    assert_null(measured_find(&measured, 16384, 2048, 512));
+    measured_free(&measured);
+}
+
+static void files_that_are_no_bench_results_are_refused(void **state) {
+    (void)state;
+    const char *texts[] = {"", "{", "[]", "{\"rows\": 5}", "[[1], 2, null]", "[{\"m\": -1, \"n\": 1, \"k\": 1, \"tflops\": 1}]",
+                           "[{\"m\": 1e300, \"n\": 1, \"k\": 1, \"tflops\": 1}]", "[{\"m\": 1, \"n\": 1, \"k\": 1, \"tflops\": \"fast\"}]"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        Measured measured;
+        Error error = {0};
+        assert_false(read_text(&measured, texts[i], &error));
+        assert_int_equal(error.code, ERROR_DATA);
+        measured_free(&measured);
+    }
+}
+
+/* -- Sizing -------------------------------------------------------------------------------------------------------- */
+
+static const Finding *fault_of(const Sizing *sizing, const char *dimension) {
+    for (int i = 0; i < sizing->count; i++)
+        if (sizing->findings[i].verdict == VERDICT_FAULT && !strcmp(sizing->findings[i].dimension, dimension)) return &sizing->findings[i];
+    return NULL;
+}
+
+static void zaya1_passes_on_the_processor_that_it_was_made_for(void **state) {
+    (void)state;
+    Given given;
+    Sizing sizing;
+    GIVE(&given, "configs/zaya1-8b.yaml", "steps=1000000");
+    size_check(&sizing, &(SizeQuestion){.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1});
+    assert_int_equal(sizing.faults, 0);
+    options_free_strings(&given.strings);
+}
+
+static void each_fault_of_a_spoiled_copy_is_told_with_its_cost(void **state) {
+    (void)state;
+    static const char *const dimensions[] = {"model.vocabulary", "model.head_dim", "model.experts", "model.ffn"};
+    static const int64_t values[] = {262145, 96, 15, 2000};
+    Given given;
+    Sizing sizing;
+    GIVE(&given, "configs/zaya1-8b.yaml", "model.vocabulary=262145", "model.head_dim=96", "model.experts=15", "model.ffn=2000");
+    size_check(&sizing, &(SizeQuestion){.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1});
+    assert_int_equal(sizing.faults, 4);
+    for (int i = 0; i < 4; i++) {
+        const Finding *fault = fault_of(&sizing, dimensions[i]);
+        assert_non_null(fault);
+        assert_int_equal(fault->value, values[i]);
+        assert_true(fault->cost > 0 && fault->cost < 0.5);
+    }
+    assert_true(fabs(fault_of(&sizing, "model.experts")->cost - 1.0 / 16) < 1e-9); /* one of 16 places stays empty */
+    options_free_strings(&given.strings);
+}
+
+static void matrices_must_divide_over_the_gpus_that_share_them(void **state) {
+    (void)state;
+    Given given;
+    Sizing sizing;
+    GIVE(&given, "configs/llama3.1-8b.yaml", "steps=1000000");
+    SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 8};
+    size_check(&sizing, &question);
+    assert_int_equal(sizing.faults, 0);
+    question.tensor = 16;
+    size_check(&sizing, &question);
+    assert_non_null(fault_of(&sizing, "model.kv_heads")); /* it has 8 */
+    assert_null(fault_of(&sizing, "model.heads"));
+    options_free_strings(&given.strings);
+}
+
+static void estimates_from_three_layers_are_those_of_the_whole_model(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "configs/zaya1-8b.yaml", "batch.sequences=1");
+    SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1};
+    SizeEstimate estimate = size_estimate(&question, &given.config.model);
+    assert_true(estimate.parameters == 8840488784.0);
+    Model model = model_build(&given.config.model, PRECISION_BF16, MODEL_TRAIN, 1, given.config.data.length, given.config.recompute);
+    double seconds = work_times(model.graph, &question.hardware, NULL).total / (double)given.config.data.length;
+    assert_true(fabs(estimate.seconds / seconds - 1) < 1e-9);
+    model_free(&model);
+    options_free_strings(&given.strings);
+}
+
+static void neighbours_have_as_many_parameters_and_no_faults(void **state) {
+    (void)state;
+    Given given;
+    Neighbour neighbours[SIZE_NEIGHBOURS];
+    GIVE(&given, "configs/zaya1-8b.yaml", "model.vocabulary=262145", "model.head_dim=96", "model.experts=15", "model.ffn=2000");
+    SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1};
+    double parameters = size_estimate(&question, &given.config.model).parameters;
+    int count = size_neighbours(&question, neighbours);
+    assert_true(count > 0);
+    for (int i = 0; i < count; i++) {
+        Config config = given.config;
+        Sizing sizing;
+        config.model = neighbours[i].model;
+        size_check(&sizing, &(SizeQuestion){.config = &config, .hardware = question.hardware, .tensor = 1});
+        assert_int_equal(sizing.faults, 0);
+        assert_true(fabs(neighbours[i].estimate.parameters / parameters - 1) <= 0.01);
+        assert_true(i == 0 || i + 1 == count ||
+                    neighbours[i].estimate.seconds >= 0.999 * neighbours[i - 1].estimate.seconds); /* the last may be the simplest */
+    }
+    options_free_strings(&given.strings);
+}
+
+static void many_narrow_experts_decode_quicker_and_fill_tiles_less(void **state) {
+    (void)state;
+    Given given;
+    ExpertChoice choices[SIZE_EXPERT_CHOICES];
+    GIVE(&given, "configs/zaya1-8b.yaml", "steps=1000000");
+    SizeQuestion question = {.config = &given.config, .hardware = hardware("mi300x"), .tensor = 1};
+    int count = size_experts(&question, choices), narrow = 0;
+    while (narrow < count && choices[narrow].experts != 64) narrow++;
+    assert_true(narrow < count && choices[narrow].chosen == 1);
+    assert_int_equal(choices[0].experts, 16);
+    assert_true(choices[narrow].efficiency < choices[0].efficiency);
+    assert_true(choices[narrow].decode[0] < choices[0].decode[0] && choices[narrow].decode[1] < choices[0].decode[1]);
+    double all = 2 * 8.84e9 / question.hardware.rates.memory; /* with 32 sequences at most the whole model is read */
+    assert_true(choices[0].decode[1] < all && choices[0].decode[1] > 0.8 * all);
+    options_free_strings(&given.strings);
+}
+
+/* -- Cost ---------------------------------------------------------------------------------------------------------- */
+
+static void the_published_examples_come_out_to_three_digits(void **state) {
+    (void)state;
+    Offer h100 = {.price = 5.01, .rate = 2750, .gpus = 8, .per_node = 8}, mi300x = {.price = 2.05, .rate = 2500, .gpus = 64, .per_node = 8};
+    assert_int_equal(lround(cost_of(&h100, 1e12).dollars / 1000), 506);
+    assert_int_equal(lround(cost_of(&mi300x, 1e12).dollars / 1000), 228);
+    assert_true(fabs(cost_of(&mi300x, 1e12).hours - 1e12 / (2500 * 64) / 3600) < 1e-6);
+}
+
+static void without_interruptions_only_checkpoints_that_were_asked_for_cost(void **state) {
+    (void)state;
+    Offer offer = {.price = 1, .rate = 1000, .gpus = 8, .per_node = 8, .checkpoint = 10, .restart = 300};
+    CostEstimate cost = cost_of(&offer, 1e9);
+    assert_true(cost.real_dollars == cost.dollars && isinf(cost.interval) && cost.interruptions == 0);
+    offer.interval = 1000;
+    assert_true(fabs(cost_of(&offer, 1e9).real_dollars / cost.dollars - 1.01) < 1e-9);
+}
+
+static void the_best_interval_is_near_youngs_and_costs_least(void **state) {
+    (void)state;
+    Offer offer = {.price = 1, .rate = 1000, .gpus = 8, .per_node = 8, .interruptions = 4, .checkpoint = 60, .restart = 300};
+    CostEstimate best = cost_of(&offer, 1e10);
+    assert_true(fabs(best.young - sqrt(2 * 60 * 21600)) < 1e-6);
+    assert_true(fabs(best.interval / best.young - 1) < 0.05);
+    for (double factor = 0.5; factor <= 2; factor += 0.25) {
+        offer.interval = best.interval * factor;
+        assert_true(cost_of(&offer, 1e10).real_dollars >= best.real_dollars * (1 - 1e-6)); /* Daly's formula is the minimum to this order */
+    }
+}
+
+static void a_warning_that_leaves_time_for_a_checkpoint_saves_work(void **state) {
+    (void)state;
+    Offer offer = {.price = 1, .rate = 1000, .gpus = 64, .per_node = 8, .interruptions = 2, .checkpoint = 20, .restart = 300};
+    double lost = cost_of(&offer, 1e11).real_dollars, base = cost_of(&offer, 1e11).dollars;
+    offer.warning = 30;
+    double warned = cost_of(&offer, 1e11).real_dollars;
+    assert_true(base < warned && warned < lost);
+    offer.warning = 10; /* too short */
+    assert_true(cost_of(&offer, 1e11).real_dollars == lost);
+}
+
+/* -- Forecasts ----------------------------------------------------------------------------------------------------- */
+
+static Forecast forecast(const Config *config, const char *gpu, int64_t gpus, int zero) {
+    Cluster cluster = {.hardware = hardware(gpu), .gpus = gpus, .per_node = 8};
+    ForecastLayout layout = {.zero = zero, .recompute = config->recompute, .sequences = config->batch.sequences};
+    Forecast made;
+    Error error = {0};
+    if (!forecast_layout(&made, config, &cluster, &layout, &error)) fail_msg("%s", error.message);
+    return made;
+}
+
+/* Shapes of bench/gpu.json and one that no rate was fitted to; speed and memory as measured with 2026-11-21's smelt (docs/forecast.md). */
+static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
+    (void)state;
+    struct { char *settings[16]; double tokens_per_second, gib; const char *gpu; } rows[] = {
+        {{"model.family=llama", "model.layers=16", "model.width=2048", "model.heads=32", "model.kv_heads=8", "model.head_dim=64", "model.ffn=8192",
+          "model.vocabulary=128256", "data.length=4096", "batch.sequences=4", "batch.tokens=16384"},
+         54438,
+         43.1,
+         "h100"},
+        {{"model.family=llama", "model.layers=12", "model.width=768", "model.heads=12", "model.kv_heads=12", "model.head_dim=64", "model.ffn=2048",
+          "model.vocabulary=50304", "data.length=1024", "batch.sequences=64", "batch.tokens=65536"},
+         474630,
+         24.7,
+         "h100"},
+        {{"model.family=llama", "model.layers=8", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.head_dim=128", "model.ffn=14336",
+          "model.vocabulary=128256", "data.length=8192", "batch.sequences=2", "batch.tokens=16384"},
+         30994,
+         61.2,
+         "h100"},
+        {{"model.family=zaya", "model.layers=8", "model.width=2048", "model.heads=8", "model.kv_heads=2", "model.head_dim=128", "model.ffn=2048",
+          "model.vocabulary=262272", "data.length=4096", "batch.sequences=4", "batch.tokens=16384", "model.experts=16", "model.router_width=256",
+          "model.rope_fraction=0.5"},
+         91219,
+         49.7,
+         "h100"},
+        {{"model.family=llama", "model.layers=28", "model.width=3072", "model.heads=24", "model.kv_heads=8", "model.head_dim=128", "model.ffn=8192",
+          "model.vocabulary=128256", "data.length=4096", "batch.sequences=2", "batch.tokens=8192"},
+         21169,
+         79.0,
+         "h200"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Given given;
+        int count = 0;
+        while (count < 16 && rows[i].settings[count]) count++;
+        give(&given, "configs/bench-llama.yaml", count, rows[i].settings);
+        given.config.precision = PRECISION_BF16;
+        Forecast made = forecast(&given.config, rows[i].gpu, 1, 0);
+        assert_true(fabs(made.tokens_per_second / rows[i].tokens_per_second - 1) < 0.15); /* the aims of the forecast */
+        assert_true(fabs(made.memory.total / 1073741824 / rows[i].gib - 1) < 0.05);
+        options_free_strings(&given.strings);
+    }
+}
+
+static void zero_shares_out_what_it_says(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "configs/llama3.2-1b.yaml", "batch.tokens=4Mi");
+    Forecast whole = forecast(&given.config, "mi300x", 8, 0), one = forecast(&given.config, "mi300x", 8, 1),
+             two = forecast(&given.config, "mi300x", 8, 2), three = forecast(&given.config, "mi300x", 8, 3);
+    const double shared = 1.1 / 8; /* padding, and vectors that every rank keeps */
+    assert_true(one.memory.master < shared * whole.memory.master && one.memory.optimizer < shared * whole.memory.optimizer);
+    assert_true(one.memory.gradients >= whole.memory.gradients && two.memory.gradients < 0.7 * whole.memory.gradients);
+    assert_true(three.memory.weights < 0.7 * whole.memory.weights);
+    assert_true(whole.memory.total > one.memory.total && one.memory.total > two.memory.total && two.memory.total > three.memory.total);
+    assert_true(whole.microbatches == 64 && whole.tokens == 4194304);
+    options_free_strings(&given.strings);
+}
+
+static void one_gpu_communicates_nothing_and_many_do(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "configs/llama3.2-1b.yaml", "batch.tokens=4Mi");
+    assert_true(forecast(&given.config, "h100", 1, 0).communication == 0);
+    Forecast many = forecast(&given.config, "h100", 64, 1);
+    assert_true(many.communication > 0 && many.exposed > 0 && many.exposed <= many.communication);
+    options_free_strings(&given.strings);
+}
+
+/* 2 nodes of 8 MI300X with 400 Gb/s cards: AMD's acceptance figures are 330 to 350 GB/s bus bandwidth at 8 and 16 GiB. */
+static void collectives_over_two_nodes_match_published_bandwidth(void **state) {
+    (void)state;
+    Cluster cluster = {.hardware = hardware("mi300x"), .gpus = 16, .per_node = 8};
+    double bytes = 16.0 * (1LL << 30), bus = 2 * bytes * 15 / 16 / forecast_all_reduce(&cluster, bytes);
+    assert_true(fabs(bus / 340e9 - 1) < 0.15);
+    cluster.gpus = 8;
+    bus = 2 * bytes * 7 / 8 / forecast_all_reduce(&cluster, bytes);
+    assert_true(fabs(bus / 315e9 - 1) < 0.1);
+}
+
+static void few_gpus_with_links_one_to_one_have_part_of_the_bandwidth(void **state) {
+    (void)state;
+    Cluster two = {.hardware = hardware("mi300x"), .gpus = 2, .per_node = 8}, eight = {.hardware = hardware("mi300x"), .gpus = 8, .per_node = 8};
+    assert_true(fabs(forecast_node_bandwidth(&two) * 7 - forecast_node_bandwidth(&eight)) < 1);
+    two.hardware = eight.hardware = hardware("h100");
+    assert_true(forecast_node_bandwidth(&two) == forecast_node_bandwidth(&eight));
+}
+
+static void the_best_layout_fits_where_the_plain_one_does_not(void **state) {
+    (void)state;
+    Given given;
+    Cluster cluster = {.hardware = hardware("h100"), .gpus = 8, .per_node = 8};
+    Forecast best;
+    Error error = {0};
+    GIVE(&given, "configs/llama3.1-8b.yaml", "batch.tokens=4Mi");
+    assert_false(forecast(&given.config, "h100", 8, 0).fits);
+    assert_true(forecast_best(&best, &given.config, &cluster, -1, true, &error));
+    assert_true(best.fits && best.memory.total <= cluster.hardware.memory && best.layout.zero > 0);
+    options_free_strings(&given.strings);
+}
+
+static void a_forecast_is_labelled_as_modelled_with_assumptions(void **state) {
+    (void)state;
+    Given given;
+    GIVE(&given, "configs/llama3.2-1b.yaml", "batch.tokens=4Mi");
+    Cluster cluster = {.hardware = hardware("mi355x"), .gpus = 16, .per_node = 8};
+    Forecast made = forecast(&given.config, "mi355x", 16, 1);
+    char *text = NULL;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    forecast_print(&made, &given.config, &cluster, file);
+    fclose(file);
+    assert_int_equal(strncmp(text, "modelled, not measured", 22), 0);
+    assert_non_null(strstr(text, "assumptions"));
+    assert_non_null(strstr(text, "no measured product of this processor is known"));
+    free(text);
+    options_free_strings(&given.strings);
+}
+
+/* -- Settings ------------------------------------------------------------------------------------------------------ */
+
+static void keys_are_the_commands_own_first_and_the_configurations_else(void **state) {
+    (void)state;
+    typedef struct Own { int64_t seed; } Own;
+    const Option rows[] = {{"seed", OPTION_INT, offsetof(Own, seed), "7", 0, 100, NULL, "", ""}};
+    const OptionTable table = {rows, 1};
+    Own own;
+    Given given = {0};
+    Error error = {0};
+    char *good[] = {"smelt", "configs/llama-tiny.yaml", "seed=9", "model.layers=3"}, *bad[] = {"smelt", "configs/llama-tiny.yaml", "sead=9"};
+    assert_true(settings_read(&table, &own, &given.config, &given.strings, 4, good, &error));
+    assert_true(own.seed == 9 && given.config.seed == 1 && given.config.model.layers == 3);
+    assert_false(settings_read(&table, &own, &given.config, &given.strings, 3, bad, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    options_free_strings(&given.strings);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_listed_processor_is_in_the_table_with_rates),
+        cmocka_unit_test(an_unknown_processor_is_refused_with_the_known_ones),
+        cmocka_unit_test(calibration_scales_rates_with_what_was_measured),
+        cmocka_unit_test(whole_tiles_in_whole_waves_lose_nothing),
+        cmocka_unit_test(one_row_and_one_tile_too_many_cost_efficiency),
+        cmocka_unit_test(long_sums_are_cut_to_fill_the_processor),
+        cmocka_unit_test(rows_that_are_no_multiples_of_16_bytes_cost_efficiency),
+        cmocka_unit_test(bench_results_give_products_and_the_copy_in_memory),
+        cmocka_unit_test(files_that_are_no_bench_results_are_refused),
+        cmocka_unit_test(zaya1_passes_on_the_processor_that_it_was_made_for),
+        cmocka_unit_test(each_fault_of_a_spoiled_copy_is_told_with_its_cost),
+        cmocka_unit_test(matrices_must_divide_over_the_gpus_that_share_them),
+        cmocka_unit_test(estimates_from_three_layers_are_those_of_the_whole_model),
+        cmocka_unit_test(neighbours_have_as_many_parameters_and_no_faults),
+        cmocka_unit_test(many_narrow_experts_decode_quicker_and_fill_tiles_less),
+        cmocka_unit_test(the_published_examples_come_out_to_three_digits),
+        cmocka_unit_test(without_interruptions_only_checkpoints_that_were_asked_for_cost),
+        cmocka_unit_test(the_best_interval_is_near_youngs_and_costs_least),
+        cmocka_unit_test(a_warning_that_leaves_time_for_a_checkpoint_saves_work),
+        cmocka_unit_test(forecasts_agree_with_what_was_measured_on_gpus),
+        cmocka_unit_test(zero_shares_out_what_it_says),
+        cmocka_unit_test(one_gpu_communicates_nothing_and_many_do),
+        cmocka_unit_test(collectives_over_two_nodes_match_published_bandwidth),
+        cmocka_unit_test(few_gpus_with_links_one_to_one_have_part_of_the_bandwidth),
+        cmocka_unit_test(the_best_layout_fits_where_the_plain_one_does_not),
+        cmocka_unit_test(a_forecast_is_labelled_as_modelled_with_assumptions),
+        cmocka_unit_test(keys_are_the_commands_own_first_and_the_configurations_else),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
