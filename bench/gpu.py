@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""smelt against PyTorch on one GPU: same shapes, random tokens, in turn on the same machine.
+"""smelt against PyTorch on one GPU, or several of one machine: same shapes, random tokens, in turn on the same machine.
 
 For every row of gpu.json: PyTorch's best known form (compiled, SDPA, fused AdamW; transformers' ZayaForCausalLM with grouped_mm for ZAYA1; `peer` in
 gpu.json names mode and precision), then smelt (bf16 with fp32 master weights and optimizer state). Medians of the measured steps; memory is what
@@ -8,6 +8,7 @@ measured step, since its checkpoint is not what is measured here.
 
     bench/gpu.py --smelt build/smelt                     all rows
     bench/gpu.py --rows llama-1b --no-peer               smelt alone
+    bench/gpu.py --rows llama-1b --ranks 1,4             one GPU, then four: ZeRO-1 beside DDP, ZeRO-3 beside FSDP2
 Needs a Python with PyTorch (and transformers for ZAYA1). Prints a table and, with --csv, writes it."""
 import argparse
 import csv
@@ -23,7 +24,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OPTIMIZER = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-COLUMNS = ["row", "program", "mode", "tokens_per_second", "ratio", "tflops", "memory_gib", "seconds_to_first_step", "loss_last"]
+COLUMNS = ["row", "ranks", "program", "mode", "tokens_per_second", "ratio", "efficiency", "tflops", "memory_gib", "seconds_to_first_step", "loss_last"]
 
 
 def write_shard(prefix, vocabulary, count):
@@ -74,8 +75,8 @@ def run(command, enough=lambda: False):
     return process.returncode, output, peak[0]
 
 
-def run_smelt(arguments, row, shape, folder):
-    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, "run-" + row)
+def run_smelt(arguments, row, shape, folder, ranks, zero):
+    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, f"run-{row}-{ranks}-{zero}")
     zaya = shape["family"] == "zaya"
     model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
              "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
@@ -100,45 +101,69 @@ def run_smelt(arguments, row, shape, folder):
             first.append(time.time() - started)
         return count >= arguments.steps + 3
 
-    command = [arguments.smelt, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
-               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens}", "steps=1000000",
+    launch = [] if ranks == 1 else ["launch", "-n", str(ranks), "--"]
+    command = [arguments.smelt, *launch, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
+               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens * ranks}", f"layout.zero={zero}", "steps=1000000",
                f"device={arguments.device}", "optimizer.lr=3e-4", "schedule.kind=constant", "tensorboard=false"] + arguments.set
     code, output, memory = run(command, enough)
     steps = read_steps()
     if len(steps) < arguments.steps + 3:
         return {"error": f"exit code {code}: {output[-600:]}"}
-    return {"mode": "bf16, fp32 masters", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
+    return {"mode": "bf16, fp32 masters" if ranks == 1 else f"ZeRO-{zero}", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
             "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"]}
 
 
-def run_peer(arguments, row, shape):
-    command = [sys.executable, os.path.abspath(__file__), "--as-peer", row, "--steps", str(arguments.steps), "--started", str(time.time())]
+def run_peer(arguments, row, shape, ranks, parallel):
+    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *launch, os.path.abspath(__file__), "--as-peer", row, "--parallel", parallel, "--steps", str(arguments.steps),
+               "--started", str(time.time())]
     code, output, memory = run(command)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     return {"memory_gib": memory, **json.loads(lines[-1])} if code == 0 and lines else {"error": output[-600:]}
 
 
+def spread(model, parallel, amp):
+    """The model over all ranks: DDP, or FSDP2 with its layers compiled one by one."""
+    import torch
+    if parallel == "ddp":
+        return torch.compile(torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True))
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if amp else MixedPrecisionPolicy()
+    for block in model.blocks:
+        block.compile()
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+
 def peer(arguments):
-    """One row in PyTorch, in this process."""
+    """One row in PyTorch, in this process; with torchrun, one rank of it."""
     import torch
     sys.path.insert(0, HERE)
     import peer_cpu
     shape = json.load(open(os.path.join(HERE, "gpu.json")))[arguments.as_peer]
     mode, precision = shape["peer"].split(":")
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.set_default_device("cuda")
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     model = peer_cpu.hf_model(shape["family"], shape, mode) if mode.startswith("hf") else peer_cpu.build_models()[shape["family"]](shape, "grouped")
     if precision == "bf16":
         model = model.to(torch.bfloat16)
-    step_model = torch.compile(model) if "compile" in mode else model
+    if ranks > 1:
+        torch.distributed.init_process_group("nccl")
+        step_model = spread(model, arguments.parallel, precision == "amp")
+        torch.manual_seed(1 + rank)
+    else:
+        step_model = torch.compile(model) if "compile" in mode else model
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, fused=True, **OPTIMIZER)
     tokens = torch.randint(shape["vocab"], (8, shape["microbatch"], shape["sequence"] + 1))
 
     def step(i):
         window = tokens[i % 8]
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp" and arguments.parallel != "fsdp"):
             loss, _ = step_model(window[:, :-1].contiguous(), window[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
@@ -152,8 +177,31 @@ def peer(arguments):
         loss = step(i)
         seconds.append(time.perf_counter() - begin)
         first = first or time.time() - arguments.started
-    print(json.dumps({"mode": shape["peer"], "tokens_per_second": shape["microbatch"] * shape["sequence"] / statistics.median(seconds[3:]),
-                      "seconds_to_first_step": first, "loss_last": loss}))
+    if rank == 0:
+        print(json.dumps({"mode": shape["peer"] if ranks == 1 else arguments.parallel, "seconds_to_first_step": first, "loss_last": loss,
+                          "tokens_per_second": ranks * shape["microbatch"] * shape["sequence"] / statistics.median(seconds[3:])}))
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+def race(arguments, row, shape, folder, ranks, zero, parallel, alone, results):
+    """PyTorch, then smelt. `alone` keeps what each program reached on one GPU."""
+    base = None
+    for program in ([] if arguments.no_peer else ["pytorch"]) + ["smelt"]:
+        peer_runs = program == "pytorch"
+        result = run_peer(arguments, row, shape, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero)
+        if "error" in result:
+            print(f"{row} {program} on {ranks} failed: {result['error']}", flush=True)
+            continue
+        speed = result["tokens_per_second"]
+        base = speed if peer_runs else base
+        if ranks == 1:
+            alone[program] = speed
+        result.update(row=row, ranks=ranks, program=program, tflops=speed * shape["flops_per_token"] / ranks / 1e12, ratio=speed / base if base else float("nan"),
+                      efficiency=speed / ranks / alone[program] if program in alone else float("nan"))
+        results.append(result)
+        print("{row:18} {ranks} x {program:8} {mode:24} {tokens_per_second:10.0f} tok/s  x{ratio:5.3f}  {tflops:6.1f} TFLOP/s a GPU ({efficiency:6.1%} of one alone)  "
+              "{memory_gib:6.1f} GiB  first step {seconds_to_first_step:6.1f} s  loss {loss_last:.4f}".format(**result), flush=True)
 
 
 def main():
@@ -163,9 +211,11 @@ def main():
     parser.add_argument("--device", default="auto", help="smelt's: auto, hip, cuda")
     parser.add_argument("--steps", type=int, default=12, help="measured steps")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of smelt")
+    parser.add_argument("--ranks", default="1", help="comma-separated numbers of GPUs")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--csv", default="")
     parser.add_argument("--as-peer", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--parallel", default="", help=argparse.SUPPRESS)
     parser.add_argument("--started", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_peer:
@@ -173,18 +223,10 @@ def main():
     shapes, results = json.load(open(os.path.join(HERE, "gpu.json"))), []
     with tempfile.TemporaryDirectory() as folder:
         for row in arguments.rows.split(",") if arguments.rows else shapes:
-            shape, base = shapes[row], None
-            for program in ([] if arguments.no_peer else ["pytorch"]) + ["smelt"]:
-                result = run_peer(arguments, row, shape) if program == "pytorch" else run_smelt(arguments, row, shape, folder)
-                if "error" in result:
-                    print(f"{row} {program} failed: {result['error']}", flush=True)
-                    continue
-                base = result["tokens_per_second"] if program == "pytorch" else base
-                result.update(row=row, program=program, tflops=result["tokens_per_second"] * shape["flops_per_token"] / 1e12,
-                              ratio=result["tokens_per_second"] / base if base else float("nan"))
-                results.append(result)
-                print("{row:18} {program:8} {mode:24} {tokens_per_second:10.0f} tok/s  x{ratio:5.3f}  {tflops:6.1f} TFLOP/s  {memory_gib:6.1f} GiB  "
-                      "first step {seconds_to_first_step:6.1f} s  loss {loss_last:.4f}".format(**result), flush=True)
+            alone = {}
+            for ranks in map(int, arguments.ranks.split(",")):
+                for zero, parallel in [(1, "")] if ranks == 1 else [(1, "ddp"), (3, "fsdp")]:
+                    race(arguments, row, shapes[row], folder, ranks, zero, parallel, alone, results)
     if arguments.csv:
         with open(arguments.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")

@@ -317,6 +317,7 @@ static void broken_files_are_refused(void **state) {
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":99999999},\"merges\":[]}}", ERROR_DATA, "99999999");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[\"a b\"]}}", ERROR_DATA, "merge 0");
     assert_refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", ERROR_DATA, "no tokens");
+    assert_refused("{\"normalizer\":{\"type\":\"a\\nb\\u001b[31m\"}}", ERROR_DATA, "of type 'a?b?[31m'");
     Error error = {0};
     assert_null(tokenizer_open("missing", "", &error));
     assert_non_null(strstr(error.message, "cannot open missing"));
