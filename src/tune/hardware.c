@@ -9,8 +9,9 @@
  *
  * A row's MI250 is one of its two dies, which is what the runtime calls a device.
  *
- * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and 343, attention 121-218 and
- * 109-166 TFLOP/s over lengths of 1,024 to 8,192, which the two constants below fit within 5%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
+ * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and 343, attention 231-451
+ * and 178-362 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, which the two constants below fit within 12%, elementwise work 2.3-3.0
+ * TB/s, AdamW 2.88 TB/s. */
 #include "tune/hardware.h"
 
 #include <stdio.h>
@@ -57,8 +58,8 @@ static const Hardware table[] = {
      .memory = 79.2 * GIBI, .bandwidth = 3.35 * TERA, .best_bandwidth = 2.98 * TERA,
      .per_node = 8, .switched = true, .link = 450 * GIGA, .best_link = 351 * GIGA, .network = 50 * GIGA, .measured = true,
      .rates = {.product = 770 * TERA, .head = 700 * TERA, .experts = 460 * TERA, .expert_weights = 345 * TERA,
-               .attention = 241 * TERA, .attention_rows = 1013,
-               .attention_gradient = 173 * TERA, .attention_gradient_rows = 603, .muon = 600 * TERA,
+               .attention = 450 * TERA, .attention_rows = 850,
+               .attention_gradient = 365 * TERA, .attention_gradient_rows = 850, .muon = 600 * TERA,
                .memory = 2.6 * TERA, .optimizer = 2.88 * TERA, .launch = 2e-6}},
     {.name = "h200", .title = "NVIDIA H200 SXM", .kind = DEVICE_CUDA, .device_names = "H200",
      .processors = 132, .wave = 32, .tile_rows = 128, .tile_columns = 256, .head_dim = 64,
