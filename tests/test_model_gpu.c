@@ -1,5 +1,5 @@
 /* Whole models on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU, both in bf16: the loss and every gradient of a step of each
- * family, and a checkpoint that goes from one to the other and back. Kernels one by one are compared by check_op, many steps by test_train_gpu. */
+ * family, evaluation, and a checkpoint that goes from one to the other and back. Kernels one by one are compared by check_op, many steps by test_train_gpu. */
 #include "train_run.h"
 
 #include "ckpt/ckpt.h"
@@ -107,11 +107,35 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
     }
 }
 
+/* -- Evaluation ----------------------------------------------------------------------------------------------------- */
+
+static double evaluated_loss(const char *device) {
+    char *words = memory_format("eval run text json=true batches=2 precision=bf16 device=%s", device);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    json_t *record = json_loads(result.output, 0, NULL);
+    assert_non_null(record);
+    double loss = number(record, "loss");
+    json_decref(record);
+    process_free(&result);
+    free(words);
+    return loss;
+}
+
+static void a_model_is_evaluated_as_on_the_cpu(void **state) {
+    (void)state;
+    const char *device = device_name();
+    train_good("run=run steps=%d precision=bf16 device=cpu model.family=zaya model.head_dim=16", STEPS);
+    double expected = evaluated_loss("cpu"), found = evaluated_loss(device);
+    if (!(fabs(found - expected) < LOSS_BOUND)) fail_msg("loss %.6f instead of %.6f", found, expected);
+}
+
 int main(void) {
     train_main();
     setenv("ROCEMU_MEMORY", "256", 0); /* MiB, as in test_train_gpu */
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(losses_and_gradients_of_whole_models_are_those_of_the_cpu),
+        TRAIN_TEST(a_model_is_evaluated_as_on_the_cpu),
         TRAIN_TEST(a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

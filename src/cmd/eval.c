@@ -26,7 +26,7 @@ typedef struct EvalOptions {
     int64_t length, sequences, batches, threads;
     const char *separator, *losses;
     bool document_mask, json;
-    int precision;
+    int precision, device;
 } EvalOptions;
 
 enum { PRECISION_OF_MODEL, DEFAULT_LENGTH = 1024 }; /* the choices after the first are those of Precision */
@@ -42,6 +42,7 @@ static const Option rows[] = {
     {"json", OPTION_BOOL, FIELD(json), "false", 0, 0, NULL, "", "print JSON lines in place of text, for multiple choice one for each example and the sum"},
     {"losses", OPTION_STRING, FIELD(losses), "", 0, 0, NULL, "", "ten numbers with commas between them: what the ten steps of a debug state are compared with"},
     {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "", "type of matrices and activations; same: as in training"},
+    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"},
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
@@ -112,31 +113,39 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
 }
 
 /* A MODEL_EVALUATE program with the newest weights in place. */
-typedef struct Program { Model model; Executor *executor; } Program;
+typedef struct Program { Model model; Device *device; Executor *executor; } Program;
 
-static bool check_memory(const char *folder, const Graph *graph, const Plan *plan, Error *error) {
-    int64_t needed = source_weight_bytes(folder, graph, plan, device_cpu());
+static bool check_memory(const char *folder, const Graph *graph, const Plan *plan, Device *device, Error *error) {
+    int64_t needed = source_weight_bytes(folder, graph, plan, device), available = device_available(device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (arena != ARENA_WEIGHT && arena != ARENA_MASTER) needed += plan->bytes[arena];
-    return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
+    if (!device_is_gpu(device)) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
+    if (available < 0 || needed <= available) return true;
+    return error_set(error, ERROR_MEMORY, "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give fewer sequences, a smaller length, or device=cpu",
+                     needed >> 20, device_info(device)->name, available >> 20);
 }
 
 static Precision choose_precision(const Config *config, const EvalOptions *options) {
     return options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
 }
 
-static bool open_program(Program *program, const char *folder, const Config *config, Precision precision, Error *error) {
-    Backend backend = op_cpu_backend(precision);
-    Plan plan = graph_plan(program->model.graph, &backend);
+static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences, int64_t length, Error *error) {
+    Precision precision = choose_precision(config, options);
+    Backend backend;
     int64_t step;
-    if (!check_memory(folder, program->model.graph, &plan, error)) return false;
-    Executor *executor = program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
-    return executor && source_load_program(folder, config, executor, &step, error);
+    program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    program->device = cmd_open_device(options->device, precision, error);
+    if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
+    Plan plan = graph_plan(program->model.graph, &backend);
+    if (!check_memory(folder, program->model.graph, &plan, program->device, error)) return false;
+    program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
+    return program->executor && source_load_program(folder, config, program->executor, &step, error);
 }
 
 static void close_program(Program *program) {
     executor_free(program->executor);
     model_free(&program->model);
+    device_close(program->device);
 }
 
 /* -- The loss of tokens --------------------------------------------------------------------------------------------- */
@@ -160,10 +169,8 @@ static void print_result(const Evaluation *result, bool json) {
 }
 
 static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
-    Precision precision = choose_precision(config, options);
-    int64_t length = choose_length(folder, config, options, &data->shard);
-    Program program = {model_build(&config->model, precision, MODEL_EVALUATE, options->sequences, length, RECOMPUTE_NONE), NULL};
-    bool done = open_program(&program, folder, config, precision, error);
+    Program program = {0};
+    bool done = open_program(&program, folder, config, options, options->sequences, choose_length(folder, config, options, &data->shard), error);
     EvaluationInput input = {.model = &program.model, .executor = program.executor, .comm = comm_alone(), .shard = &data->shard, .vocabulary = config->model.vocabulary,
                              .batches = options->batches, .tokenizer = data->tokenizer,
                              .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY, .document_mask = options->document_mask};
@@ -217,10 +224,9 @@ static bool check_choices(const Choices *choices, const ModelConfig *model, Erro
 static bool eval_choices(const char *folder, const Choices *choices, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_choices(choices, &config->model, error)) return false;
     int64_t count = options->batches && options->batches < choices->count ? options->batches : choices->count;
-    Precision precision = choose_precision(config, options);
-    Program program = {model_build(&config->model, precision, MODEL_EVALUATE, 1, choices->longest - 1, RECOMPUTE_NONE), NULL};
+    Program program = {0};
     ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    bool done = open_program(&program, folder, config, precision, error) && choices_evaluate(&program.model, program.executor, choices, count, scores, error);
+    bool done = open_program(&program, folder, config, options, 1, choices->longest - 1, error) && choices_evaluate(&program.model, program.executor, choices, count, scores, error);
     if (done) print_choices(choices, count, scores, options->json);
     free(scores);
     close_program(&program);
@@ -253,6 +259,7 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
     bool given = *options->losses;
     int differences;
     if (options->json) return error_set(error, ERROR_USAGE, "json=true: a debug state's comparison is text only");
+    if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU) return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");
     if (given && !read_losses(options->losses, losses, error)) return false;
     DebugStateCheck check = {.model = folder, .state = data, .config = config, .precision = choose_precision(config, options), .losses = given ? losses : NULL};
     if (!debug_state_check(&check, stdout, &differences, error)) return false;
