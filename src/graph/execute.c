@@ -9,6 +9,8 @@
 #include "graph/graph.h"
 #include "op/op.h"
 
+typedef struct Span { int64_t begin, end; } Span; /* in elements */
+
 struct Executor {
     const Graph *graph;
     Backend backend;
@@ -20,8 +22,12 @@ struct Executor {
     int *stops, stop_count;  /* segment s of the program ends before node stops[s], the last one at its end */
     ExecutorStop stop;
     void *stop_context;
-    int runs;                /* without a hook */
-    DeviceRecording **recordings; /* one per segment, or NULL */
+    bool fresh;              /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.begins) do */
+    bool *begins;            /* by node: it does, being the first that has to do with its output */
+    Span *gaps;              /* of the gradient arena: what no such node writes and executor_zero zeroes */
+    int gap_count;
+    int runs[2];             /* by `fresh`, without a hook */
+    DeviceRecording **recordings[2]; /* by `fresh`; one per segment, or NULL */
 };
 
 static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
@@ -85,6 +91,58 @@ static void bind(Executor *executor) {
     }
 }
 
+/* -- What begins a gradient ---------------------------------------------------------------------------------------- */
+
+static int compare_spans(const void *a, const void *b) {
+    const Span *x = a, *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static bool overlaps_any(const Span *spans, int count, Span span) {
+    for (int i = 0; i < count; i++)
+        if (spans[i].begin < span.end && span.begin < spans[i].end) return true;
+    return false;
+}
+
+/* What is left of the arena between `begun`, which do not overlap. */
+static void find_gaps(Executor *executor, Span *begun, int count) {
+    int64_t at = 0, end = executor->bytes[ARENA_GRADIENT] / (int64_t)precision_bytes(executor->graph->precision, TYPE_WIDE);
+    executor->gaps = memory_allocate((count + 1) * sizeof *executor->gaps);
+    qsort(begun, count, sizeof *begun, compare_spans);
+    for (int i = 0; i <= count; i++) {
+        int64_t next = i < count ? begun[i].begin : end;
+        if (at < next) executor->gaps[executor->gap_count++] = (Span){at, next};
+        if (i < count) at = begun[i].end;
+    }
+}
+
+static void find_begins(Executor *executor) {
+    const Graph *graph = executor->graph;
+    Span *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen), *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
+    int seen_count = 0, begun_count = 0;
+    executor->begins = memory_allocate(graph->node_count + 1);
+    for (int i = 0; i < graph->node_count; i++)
+        for (int j = 0; j < graph->nodes[i].outputs; j++) {
+            TensorId output = graph->nodes[i].out[j];
+            const Tensor *tensor = graph_get(graph, output);
+            if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
+            Span span = {tensor->offset, tensor->offset + graph_elements(graph, output)};
+            if (op_table[graph->nodes[i].op]->begins == j + 1 && !overlaps_any(seen, seen_count, span)) {
+                executor->begins[i] = true;
+                begun[begun_count++] = span;
+            }
+            seen[seen_count++] = span;
+        }
+    find_gaps(executor, begun, begun_count);
+    free(seen);
+    free(begun);
+}
+
+/* The calls of a run that begins this step's gradients, or of one that adds to them. */
+static void take_fresh(Executor *executor) {
+    for (int i = 0; i < executor->graph->node_count; i++) executor->calls[i].fresh = executor->fresh && executor->begins[i];
+}
+
 static bool check_kernels(const Executor *executor, Error *error) {
     const Graph *graph = executor->graph;
     for (int i = 0; i < graph->node_count; i++)
@@ -125,6 +183,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
     executor_set_stops(executor, NULL, 0, NULL, NULL);
     bind(executor);
+    find_begins(executor);
     if (device_is_gpu(backend->device)) prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op](&executor->calls[i]);
@@ -134,13 +193,17 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
 void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
-    for (int i = 0; i <= executor->stop_count && executor->recordings; i++)
-        if (executor->recordings[i]) device_recording_free(device, executor->recordings[i]);
+    for (int fresh = 0; fresh < 2; fresh++) {
+        for (int i = 0; i <= executor->stop_count && executor->recordings[fresh]; i++)
+            if (executor->recordings[fresh][i]) device_recording_free(device, executor->recordings[fresh][i]);
+        free(executor->recordings[fresh]);
+    }
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         if (device_is_gpu(device)) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
     }
-    free(executor->recordings);
+    free(executor->begins);
+    free(executor->gaps);
     free(executor->stops);
     free(executor->calls);
     free(executor);
@@ -154,38 +217,43 @@ static void upload_inputs(Executor *executor) {
 }
 
 void executor_set_stops(Executor *executor, const int *stops, int count, ExecutorStop stop, void *context) {
-    assert(executor->runs == 0);
+    assert(executor->runs[0] + executor->runs[1] == 0);
     free(executor->stops);
-    free(executor->recordings);
     executor->stops = memory_allocate((count + 1) * sizeof *executor->stops);
-    executor->recordings = memory_allocate((count + 1) * sizeof(DeviceRecording *));
+    for (int fresh = 0; fresh < 2; fresh++) {
+        free(executor->recordings[fresh]);
+        executor->recordings[fresh] = memory_allocate((count + 1) * sizeof(DeviceRecording *));
+    }
     if (count) memcpy(executor->stops, stops, count * sizeof *stops);
     executor->stop_count = count;
     executor->stop = stop;
     executor->stop_context = context;
 }
 
-/* The first run chooses products, which cannot be recorded; the second is recorded. */
+/* The first run of either kind chooses products, which cannot be recorded; the second is recorded. */
 static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
+    DeviceRecording **recording = &executor->recordings[executor->fresh][segment];
     if (first == end) return;
-    if (device_is_gpu(device) && executor->runs == 1 && device_record_begin(device)) {
+    if (device_is_gpu(device) && executor->runs[executor->fresh] == 1 && device_record_begin(device)) {
         run_nodes(executor, first, end);
-        executor->recordings[segment] = device_record_end(device);
+        *recording = device_record_end(device);
     }
-    if (executor->recordings[segment]) device_replay(device, executor->recordings[segment]);
+    if (*recording) device_replay(device, *recording);
     else run_nodes(executor, first, end);
 }
 
 void executor_run(Executor *executor) {
     int first = 0;
     upload_inputs(executor);
+    take_fresh(executor);
     for (int i = 0; i < executor->stop_count; first = executor->stops[i++]) {
         run_segment(executor, i, first, executor->stops[i]);
         executor->stop(executor->stop_context, i);
     }
     run_segment(executor, executor->stop_count, first, executor->graph->node_count);
-    executor->runs++;
+    executor->runs[executor->fresh]++;
+    executor->fresh = false;
 }
 
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
@@ -194,6 +262,8 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     bool gpu = device_is_gpu(device);
     int stop = 0;
     upload_inputs(executor);
+    take_fresh(executor);
+    executor->fresh = false;
     for (int i = 0; i < graph->node_count; i++) {
         for (; stop < executor->stop_count && executor->stops[stop] == i; stop++) executor->stop(executor->stop_context, stop);
         if (op_table[graph->nodes[i].op]->once) continue;
@@ -214,5 +284,11 @@ bool executor_finish(Executor *executor, Error *error) {
 }
 
 void executor_zero(Executor *executor) {
-    for (Arena arena = ARENA_GRADIENT; arena <= ARENA_METRIC; arena++) device_fill(executor->backend.device, executor->arena[arena], 0, executor->bytes[arena]);
+    Device *device = executor->backend.device;
+    int64_t unit = (int64_t)precision_bytes(executor->graph->precision, TYPE_WIDE);
+    char *gradients = executor->arena[ARENA_GRADIENT];
+    for (int i = 0; i < executor->gap_count; i++)
+        device_fill(device, gradients + executor->gaps[i].begin * unit, 0, (executor->gaps[i].end - executor->gaps[i].begin) * unit);
+    device_fill(device, executor->arena[ARENA_METRIC], 0, executor->bytes[ARENA_METRIC]);
+    executor->fresh = true;
 }

@@ -213,7 +213,7 @@ void executor_run(Executor *executor);
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
 /* Waits for all runs. Losses are to be read after it. False when the device failed: ERROR_DEVICE. */
 bool executor_finish(Executor *executor, Error *error);
-/* Zeroes gradients and metrics: the start of a step. */
+/* The start of a step: the next run begins gradients and metrics, all later ones add to them. */
 void executor_zero(Executor *executor);
 
 /* Memory of the device. */

@@ -54,7 +54,7 @@ void KERNEL(linear_cross_entropy)(const OpCall *call) {
         if (!d_x) continue;
         gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
                      .a = d_logits, .lda = vocabulary, .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
-        gemm(&(Gemm){.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = vocabulary,
+        gemm(&(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = vocabulary,
                      .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = d_w, .ldc = columns});
     }
     double sum = 0;
@@ -106,7 +106,7 @@ TensorId op_last_row(Graph *graph, TensorId x) {
     return row;
 }
 
-const Op op_rule_linear_cross_entropy = {.name = "linear_cross_entropy", .adds_to = 5, .loss = true, .gradient = gradient, .cost = cost,
+const Op op_rule_linear_cross_entropy = {.name = "linear_cross_entropy", .adds_to = 5, .begins = 3, .loss = true, .gradient = gradient, .cost = cost,
                                          .workspace = workspace};
 const Op op_rule_last_row = {.name = "last_row"};
 

@@ -50,7 +50,7 @@ void KERNEL(grouped_linear_grad_input)(const OpCall *call) {
 void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {
     int64_t experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Grouped grouped = {
-        .product = {.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE,
+        .product = {.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE,
                     .m = out, .n = in,
                     .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
         .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)sizeof(W),
@@ -95,7 +95,7 @@ const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradien
                                    .workspace = workspace};
 const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = cost,
                                               .workspace = workspace};
-const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .cost = cost,
+const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .begins = 1, .cost = cost,
                                                .workspace = workspace};
 
 #endif

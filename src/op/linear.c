@@ -47,7 +47,7 @@ void KERNEL(linear_grad_weight)(const OpCall *call) {
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
     W *partials = call->workspace;
     const T *d_y = narrowed(call, call->out[1] ? (T *)(partials + kernel_blocks(rows) * out) : call->workspace);
-    gemm(&(Gemm){.transpose_a = true, .accumulate = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = out, .n = in,
+    gemm(&(Gemm){.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = out, .n = in,
                  .k = rows, .a = d_y, .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in});
     if (call->out[1]) bias_grad(call->out[1], d_y, partials, rows, out);
 }
@@ -92,6 +92,6 @@ static int64_t weight_workspace(const Graph *graph, const Node *node) {
 
 const Op op_rule_linear = {.name = "linear", .gradient = gradient, .cost = product_cost};
 const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .cost = product_cost, .workspace = narrow_workspace};
-const Op op_rule_linear_grad_weight = {.name = "linear_grad_weight", .adds_to = 3, .cost = product_cost, .workspace = weight_workspace};
+const Op op_rule_linear_grad_weight = {.name = "linear_grad_weight", .adds_to = 3, .begins = 1, .cost = product_cost, .workspace = weight_workspace};
 
 #endif

@@ -26,6 +26,7 @@ typedef struct OpCall {
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
     const void *attributes;
     void *workspace;
+    bool fresh;     /* output Op.begins holds nothing yet: write it instead of adding to it */
     Device *device; /* whose memory it is */
 } OpCall;
 
@@ -37,6 +38,7 @@ typedef struct Op {
     const char *name;
     OpClass class;
     uint32_t adds_to; /* bit i: output i is added to (gradients, metrics, states), never overwritten; not recomputed */
+    int begins;       /* 1 + the output of adds_to that the kernel writes whole when OpCall.fresh says so, which spares zeroing and reading it; 0: none */
     bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool loss;        /* adds to a loss metric: differentiation starts here */
     /* Appends the backward nodes. `node` is a copy. d_out[i] is the gradient of output i or TENSOR_NONE; sets d_in[i] to the
