@@ -132,7 +132,6 @@ static void a_model_is_evaluated_as_on_the_cpu(void **state) {
 
 int main(void) {
     train_main();
-    setenv("ROCEMU_MEMORY", "256", 0); /* MiB, as in test_train_gpu */
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(losses_and_gradients_of_whole_models_are_those_of_the_cpu),
         TRAIN_TEST(a_model_is_evaluated_as_on_the_cpu),
