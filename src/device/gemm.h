@@ -1,7 +1,7 @@
 /* Matrix products on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions. The one place that decides who
  * computes a product: our own packed kernels, for AVX-512, AVX2 or any CPU, chosen once by what the CPU can do. oneDNN 2.6.3 was measured
  * as the alternative and left out, on one thread of an Intel CPU without AMX: in bf16 ours is 1.4 to 1.8 times faster, in fp32 oneDNN is
- * 0 to 10% faster at widths of 256 and more, 10 to 25% at 64 and 128; tools/bench_gemm.c measures it again.
+ * 0 to 10% faster at widths of 256 and more, 10 to 25% at 64 and 128; bench/machine.py measures it again.
  *
  * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three functions runs it:
  * K is cut by k alone (where C is accumulated into, by m, n and k), and each element's sum never depends on how rows and columns were
