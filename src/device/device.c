@@ -31,10 +31,18 @@ Device *device_open(DeviceKind choice, int index, Error *error) {
 }
 
 void device_close(Device *device) {
-    if (!device || !device->gpu) return;
-    gpu_gemm_close(device);
-    gpu_close(device->gpu);
+    if (!device || device == device_cpu()) return;
+    if (device->gpu) {
+        gpu_gemm_close(device);
+        gpu_close(device->gpu);
+    }
     free(device);
+}
+
+Device *device_describe(const DeviceInfo *info) {
+    Device *device = memory_allocate(sizeof *device);
+    *device = (Device){.info = *info};
+    return device;
 }
 
 const DeviceInfo *device_info(const Device *device) { return &device->info; }

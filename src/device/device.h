@@ -34,6 +34,8 @@ typedef struct Device Device;
  * several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with what is missing. */
 Device *device_open(DeviceKind choice, int index, Error *error);
 void device_close(Device *device);
+/* A device that need not be here, to plan for: only device_info may be asked of it. Closed like any other. */
+Device *device_describe(const DeviceInfo *info);
 /* The CPU: always there, needs no closing. */
 Device *device_cpu(void);
 const DeviceInfo *device_info(const Device *device);

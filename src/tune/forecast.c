@@ -135,14 +135,17 @@ bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cl
     rank.batch.tokens = forecast->microbatches * round;
     rank.layout.dp = 0; /* as many as there are GPUs */
     rank.layout.zero = layout->zero;
-    HardwareDevice room;
+    Device *device = hardware_device(&cluster->hardware);
     Session session;
-    if (!session_plan_rank(&session, &rank, hardware_device(&cluster->hardware, &room), 0, (int)cluster->gpus, error)) return false;
-    forecast->memory = rank_memory(&session, cluster);
-    forecast->fits = cluster->hardware.memory <= 0 || forecast->memory.total <= cluster->hardware.memory;
-    add_time(forecast, &session, cluster);
-    session_free(&session);
-    return true;
+    bool planned = session_plan_rank(&session, &rank, device, 0, (int)cluster->gpus, error);
+    if (planned) {
+        forecast->memory = rank_memory(&session, cluster);
+        forecast->fits = cluster->hardware.memory <= 0 || forecast->memory.total <= cluster->hardware.memory;
+        add_time(forecast, &session, cluster);
+        session_free(&session);
+    }
+    device_close(device);
+    return planned;
 }
 
 static bool is_better(const Forecast *a, const Forecast *b) {

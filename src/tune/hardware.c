@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "device/internal.h"
 
 #define TERA 1e12
 #define GIGA 1e9
@@ -153,11 +152,8 @@ bool hardware_of_device(Hardware *hardware, const Device *device) {
     return false;
 }
 
-Device *hardware_device(const Hardware *hardware, HardwareDevice *device) {
-    _Static_assert(sizeof(Device) <= sizeof(HardwareDevice), "a description has room for a device");
-    Device *described = (Device *)device;
-    *described = (Device){
-        .info = {.kind = hardware->kind, .processors = hardware->processors, .wave = hardware->wave, .memory = (int64_t)hardware->memory}};
-    snprintf(described->info.name, sizeof described->info.name, "%s", hardware->title);
-    return described;
+Device *hardware_device(const Hardware *hardware) {
+    DeviceInfo info = {.kind = hardware->kind, .processors = hardware->processors, .wave = hardware->wave, .memory = (int64_t)hardware->memory};
+    snprintf(info.name, sizeof info.name, "%s", hardware->title);
+    return device_describe(&info);
 }

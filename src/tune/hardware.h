@@ -50,9 +50,7 @@ const char *hardware_names(void);
 /* Rates in proportion to a measured product (FLOP/s) and copy (bytes/s, read and written), which become the best; 0: not measured. */
 void hardware_calibrate(Hardware *hardware, double product, double copy);
 
-/* A description without a processor behind it, for planning programs of GPUs that are not here. Nothing may be allocated on it. Valid as long as
- * `device`. */
-typedef struct HardwareDevice { void *room[64]; } HardwareDevice;
-Device *hardware_device(const Hardware *hardware, HardwareDevice *device);
+/* A device to plan programs for that is not here; the caller closes it. */
+Device *hardware_device(const Hardware *hardware);
 
 #endif
