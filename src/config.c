@@ -16,7 +16,7 @@ static const Option rows[] = {
     {"recompute", OPTION_CHOICE, FIELD(recompute), "none", 0, 0, "none|norm|attention|block", "", "activations computed again instead of kept: less memory, same bits"},
     {"on_nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", "", "on NaN or infinity: name the tensor and stop, or skip the update"},
     {"plan", OPTION_BOOL, FIELD(plan), "false", 0, 0, NULL, "", "print parameters, program and memory table, and stop before allocating"},
-    {"hang", OPTION_REAL, FIELD(hang), "1800", 0, 1e9, NULL, "seconds", "without a finished step or evaluation, after which a rank says where it is stuck and ends; 0: never"},
+    {"hang", OPTION_REAL, FIELD(hang), "1800", 0, 1e9, NULL, "seconds", "without a finished step or batch of evaluation, after which a rank says where it is stuck and ends; 0: never"},
     {"profile", OPTION_INT, FIELD(profile), "0", 0, 1e6, NULL, "steps", "after this many steps print the time per operation, worst first, and stop"},
     {"dump", OPTION_STRING, FIELD(dump), "", 0, 0, NULL, "", "a folder for inputs, logits, loss, weights and gradients of the first step"},
     {"tensorboard", OPTION_BOOL, FIELD(tensorboard), "true", 0, 0, NULL, "", "write TensorBoard event files into the run folder"},

@@ -104,6 +104,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
         done = executor_finish(input->executor, error);
         sum += executor_get_metric(input->executor, model->loss, 0);
         if (rank == 0) progress_update(&progress, i + 1);
+        if (input->watchdog) watchdog_alive(input->watchdog, input->step);
     }
     progress_finish(&progress);
     loader_close(loader);
@@ -140,8 +141,10 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
     return usable || name_source(session->config, error);
 }
 
-bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error) {
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session, corpus);
+    input.watchdog = watchdog;
+    input.step = session->step;
     exchange_finish_weights(session->exchange);
     return evaluate_shard(&input, result, error) || name_source(session->config, error);
 }

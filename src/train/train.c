@@ -19,7 +19,6 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
-#include "launch/watchdog.h"
 #include "train/profile.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -328,7 +327,7 @@ static bool finish_saves(Loop *loop, Error *error) {
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
-    if (!evaluate(&loop->session, &loop->corpus, &result, error)) return false;
+    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, &result, error)) return false;
     if (!loop->metrics) return true;
     if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
     else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);

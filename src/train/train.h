@@ -3,6 +3,7 @@
 #define SMELT_TRAIN_TRAIN_H
 
 #include "data/data.h"
+#include "launch/watchdog.h"
 #include "train/metrics.h"
 #include "train/session.h"
 
@@ -37,11 +38,13 @@ typedef struct EvaluationInput {
     Comm *comm;                  /* whose ranks share the batches; all of them get the result */
     const Tokenizer *tokenizer;  /* whose tokens the shard has; NULL: the byte tokenizer's with `bytes`, else it is not known */
     bool bytes, document_mask;
+    Watchdog *watchdog;          /* hears of every batch, as a sign of life at `step`; NULL: none */
+    int64_t step;
 } EvaluationInput;
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* A session's model on the validation part of its corpus. */
-bool evaluate(Session *session, const Corpus *corpus, Evaluation *result, Error *error);
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
