@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -14,6 +15,8 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -114,6 +117,32 @@ static inline void assert_message(const Error *error, const char *fragment)
     assert_int_equal(error->code, ERROR_CHECKPOINT);
     if (!strstr(error->message, fragment))
         fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
+}
+
+/* Starts this program with --save-forever RUN, which writes every step that was saved to its output as an int64_t; waits for the first and kills it
+ * `delay` later. Returns the last such step. */
+static inline int64_t fixture_kill_saver(const char *run, struct timespec delay)
+{
+    int ends[2], status;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    pid_t victim = fork();
+    assert_true(victim >= 0);
+    if (victim == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        execl("/proc/self/exe", "saver", "--save-forever", run, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    int64_t step, acknowledged;
+    assert_int_equal(read(ends[0], &acknowledged, sizeof acknowledged), sizeof acknowledged);
+    nanosleep(&delay, NULL);
+    assert_int_equal(kill(victim, SIGKILL), 0);
+    assert_int_equal(waitpid(victim, &status, 0), victim);
+    assert_true(WIFSIGNALED(status));
+    while (read(ends[0], &step, sizeof step) == sizeof step)
+        acknowledged = step;
+    close(ends[0]);
+    return acknowledged;
 }
 
 #endif

@@ -297,31 +297,6 @@ static int save_forever(const char *run)
     }
 }
 
-/* Starts save_forever, waits for one step to be acknowledged, kills it `delay` later; returns the last such step. */
-static int64_t victim_run(const char *run, struct timespec delay)
-{
-    int ends[2], status;
-    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    pid_t victim = fork();
-    assert_true(victim >= 0);
-    if (victim == 0) {
-        dup2(ends[1], STDOUT_FILENO);
-        execl("/proc/self/exe", "test_ckpt_ranks", "--save-forever", run, (char *)NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    int64_t step, acknowledged;
-    assert_int_equal(read(ends[0], &acknowledged, sizeof acknowledged), sizeof acknowledged);
-    nanosleep(&delay, NULL);
-    assert_int_equal(kill(victim, SIGKILL), 0);
-    assert_int_equal(waitpid(victim, &status, 0), victim);
-    assert_true(WIFSIGNALED(status));
-    while (read(ends[0], &step, sizeof step) == sizeof step)
-        acknowledged = step;
-    close(ends[0]);
-    return acknowledged;
-}
-
 static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void **state)
 {
     Fixture *fixture = *state;
@@ -329,7 +304,7 @@ static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void *
     srand(3);
     for (int round = 0; round < 20; round++) {
         struct timespec delay = {.tv_nsec = rand() % 40000000};
-        int64_t acknowledged = victim_run(fixture->run, delay), latest = latest_good(fixture->run);
+        int64_t acknowledged = fixture_kill_saver(fixture->run, delay), latest = latest_good(fixture->run);
         assert_true(latest >= acknowledged);
         for (int i = 0; i < VICTIM_ELEMENTS; i++)
             expected[i] = (uint32_t)latest;

@@ -38,15 +38,11 @@ static void print_help(FILE *file) {
 
 static bool print_forecast(const ForecastOptions *options, const Config *config, Error *error) {
     Cluster cluster = {.gpus = options->gpus};
-    Measured measured = {0};
+    Measured measured;
     Forecast forecast;
-    if (!hardware_find(&cluster.hardware, options->gpu, error)) return false;
+    if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
-    if (*options->bench && !measured_read(&measured, options->bench, error)) return false;
-    if (*options->bench) {
-        cluster.measured = &measured;
-        hardware_calibrate(&cluster.hardware, measured.best, measured.bandwidth);
-    }
+    if (*options->bench) cluster.measured = &measured;
     int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
     bool made = forecast_best(&forecast, config, &cluster, zero, options->search, error);
     if (made) forecast_print(&forecast, config, &cluster, stdout);

@@ -33,14 +33,10 @@ static void print_help(FILE *file) {
 
 static bool judge(const SizeOptions *options, const Config *config, int *faults, Error *error) {
     SizeQuestion question = {.config = config, .tensor = options->tensor};
-    Measured measured = {0};
+    Measured measured;
     Sizing sizing;
-    if (!hardware_find(&question.hardware, options->gpu, error)) return false;
-    if (*options->bench && !measured_read(&measured, options->bench, error)) return false;
-    if (*options->bench) {
-        question.measured = &measured;
-        hardware_calibrate(&question.hardware, measured.best, measured.bandwidth);
-    }
+    if (!settings_hardware(options->gpu, options->bench, &question.hardware, &measured, error)) return false;
+    if (*options->bench) question.measured = &measured;
     size_check(&sizing, &question);
     size_print(&sizing, &question, stdout);
     *faults = sizing.faults;

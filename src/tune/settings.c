@@ -34,3 +34,12 @@ bool settings_read(const OptionTable *table, void *values, Config *config, Optio
     }
     return config_check(config, error);
 }
+
+bool settings_hardware(const char *gpu, const char *bench, Hardware *hardware, Measured *measured, Error *error) {
+    *measured = (Measured){0};
+    if (!hardware_find(hardware, gpu, error)) return false;
+    if (!*bench) return true;
+    if (!measured_read(measured, bench, error)) return false;
+    hardware_calibrate(hardware, measured->best, measured->bandwidth);
+    return true;
+}
