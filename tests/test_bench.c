@@ -4,6 +4,7 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "base/fp8.h"
 #include "bench/bench.h"
 #include "process.h"
 
@@ -177,6 +178,46 @@ static void an_arena_is_filled_with_normal_numbers_to_its_end(void **state) {
     bench_arena_close(&arena);
 }
 
+/* -- fp8 ----------------------------------------------------------------------------------------------------------- */
+
+static void numbers_of_fp8_are_those_of_both_forms(void **state) {
+    (void)state;
+    static const struct { uint8_t code; float ocp, fnuz; } known[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-10f}, {0x07, 7 * 0x1p-9f, 7 * 0x1p-10f}, {0x08, 0x1p-6f, 0x1p-7f},
+                                                                     {0x38, 1, 0.5f}, {0x41, 2.25f, 1.125f}, {0xc1, -2.25f, -1.125f}, {0x7e, 448, 224}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        assert_true(fp8_widen(known[i].code, false) == known[i].ocp);
+        assert_true(fp8_widen(known[i].code, true) == known[i].fnuz);
+    }
+    assert_true(fp8_widen(0x7f, true) == 240 && isnan(fp8_widen(0x7f, false)) && isnan(fp8_widen(0xff, false)) && isnan(fp8_widen(0x80, true)));
+}
+
+/* Every number is its own nearest one; halfway between two neighbours lies the one with an even code. */
+static void fp8_is_rounded_to_the_nearest_and_to_even(void **state) {
+    (void)state;
+    for (int fnuz = 0; fnuz < 2; fnuz++)
+        for (int code = 0; code < (fnuz ? 0x7f : 0x7e); code++) {
+            float low = fp8_widen((uint8_t)code, fnuz), high = fp8_widen((uint8_t)(code + 1), fnuz), middle = (low + high) / 2;
+            assert_int_equal(fp8_narrow(low, fnuz), code);
+            assert_int_equal(fp8_narrow(middle, fnuz), code + code % 2);
+            assert_int_equal(fp8_narrow(nextafterf(middle, 0), fnuz), code);
+            assert_int_equal(fp8_narrow(nextafterf(middle, high), fnuz), code + 1);
+            if (code) assert_int_equal(fp8_narrow(-low, fnuz), code | 0x80);
+        }
+}
+
+static void fp8_ends_at_its_largest_number(void **state) {
+    (void)state;
+    assert_int_equal(fp8_narrow(460, false), 0x7e);
+    assert_int_equal(fp8_narrow(-INFINITY, false), 0xfe);
+    assert_int_equal(fp8_narrow(300, true), 0x7f);
+    assert_int_equal(fp8_narrow(-1e30f, true), 0xff);
+    assert_int_equal(fp8_narrow(-0.0f, false), 0x80);
+    assert_int_equal(fp8_narrow(-0.0f, true), 0x00); /* which has no negative zero */
+    assert_int_equal(fp8_narrow(-0x1p-20f, true), 0x00);
+    assert_int_equal(fp8_narrow(NAN, false), 0x7f);
+    assert_int_equal(fp8_narrow(NAN, true), 0x80);
+}
+
 /* -- Products ------------------------------------------------------------------------------------------------------ */
 
 static void gemm_measures_every_shape_and_checks_it(void **state) {
@@ -195,6 +236,22 @@ static void gemm_measures_every_shape_and_checks_it(void **state) {
     }
     assert_int_equal(own, 2 * 3 * 2); /* shapes, layouts, types */
     json_decref(json);
+}
+
+static void one_provider_can_be_asked_for(void **state) {
+    (void)state;
+    expect_code("gemm m=16 n=8 k=24 provider=own cache=hot json=%s/own.json" QUICK, 0, NULL);
+    json_t *json = read_json("own.json"), *rows = json_object_get(json, "rows");
+    assert_int_equal(json_array_size(rows), 2); /* bf16 and fp32 */
+    assert_string_equal(text_of(json_array_get(rows, 0), "provider"), "own");
+    assert_string_equal(text_of(json_array_get(rows, 1), "provider"), "own");
+    json_decref(json);
+}
+
+static void what_only_gpus_have_is_refused_on_a_cpu(void **state) {
+    (void)state;
+    expect_code("gemm type=fp8 device=cpu", ERROR_USAGE, "fp8");
+    expect_code("memory kernel=upload_pinned device=cpu", ERROR_USAGE, "upload_pinned");
 }
 
 static void results_name_the_machine_and_the_settings(void **state) {
@@ -441,7 +498,12 @@ int main(void) {
         cmocka_unit_test(a_call_takes_as_long_as_it_sleeps),
         cmocka_unit_test(sets_of_an_arena_rotate_without_overlap),
         cmocka_unit_test(an_arena_is_filled_with_normal_numbers_to_its_end),
+        cmocka_unit_test(numbers_of_fp8_are_those_of_both_forms),
+        cmocka_unit_test(fp8_is_rounded_to_the_nearest_and_to_even),
+        cmocka_unit_test(fp8_ends_at_its_largest_number),
         cmocka_unit_test(gemm_measures_every_shape_and_checks_it),
+        cmocka_unit_test(one_provider_can_be_asked_for),
+        cmocka_unit_test(what_only_gpus_have_is_refused_on_a_cpu),
         cmocka_unit_test(results_name_the_machine_and_the_settings),
         cmocka_unit_test(a_plot_is_a_picture_with_a_curve_for_each_series),
         cmocka_unit_test(products_of_a_model_are_those_of_its_step),

@@ -129,7 +129,7 @@ static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, 
     double median[2], best[2];
     bool good = open_program(&program, bench, spec, sequences, precision, error) && time_passes(bench, &program, median, best, &cost, error);
     for (int pass = 0; good && pass < 2; pass++)
-        bench_row(bench, (BenchCell[]){{.text = names[pass]}, {.text = bench_precision_name(precision)}, {.number = (double)spec->length}, {.number = (double)sequences},
+        bench_row(bench, (BenchCell[]){{.text = names[pass]}, {.text = precision_name(precision)}, {.number = (double)spec->length}, {.number = (double)sequences},
                                        {.number = (double)spec->heads.heads}, {.number = (double)spec->heads.kv_heads}, {.number = (double)spec->heads.head_dim},
                                        {.number = (double)spec->window}, {.number = 1e6 * median[pass]}, {.number = cost.flops[pass] / median[pass] / 1e12},
                                        {.number = cost.flops[pass] / best[pass] / 1e12}, {.number = cost.bytes[pass] / median[pass] / 1e9}});
@@ -179,9 +179,6 @@ static bool run(Bench *bench, Error *error) {
     int length_count = 0, head_dim_count = 0;
     int64_t *lengths = bench_list("lengths", length_text, most_length, &length_count, error);
     int64_t *head_dims = lengths ? bench_list("head_dims", head_dim_text, most_head_dim, &head_dim_count, error) : NULL;
-    bench->results.plot = (BenchPlot){.title = "Causal attention", .x = "length", .y = "tflops", .series = {"pass", "head_dim"}, .x_label = "tokens of a sequence",
-                                      .y_label = "TFLOP/s", .x_logarithmic = true};
-    if (head_dims) bench_columns(bench, columns, sizeof columns / sizeof *columns);
     bool good = head_dims && sweep(bench, spec, lengths, length_count, head_dims, head_dim_count, error);
     free(lengths);
     free(head_dims);
@@ -195,6 +192,9 @@ const Benchmark bench_attention = {
                    "With CONFIG.yaml its heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Causal attention", .x = "length", .y = "tflops", .series = {"pass", "head_dim"}, .x_label = "tokens of a sequence",
+             .y_label = "TFLOP/s", .x_logarithmic = true},
     .options_size = sizeof(AttentionOptions),
     .run = run,
 };

@@ -1,6 +1,6 @@
 /* Benchmarks: what this machine can do, measured with the code that trains on it. One file is one benchmark; each is a row of a table: its name, its
- * options, and a function that measures and adds rows to a table of results. What they share is here: timing (timing.c), results as text, CSV and JSON with
- * the machine's description (results.c), a picture of them (plot.c).
+ * options, its columns, and a function that measures and adds rows to a table of results. What they share is here: timing (timing.c), results as text, CSV and
+ * JSON with the machine's description (results.c), a picture of them (plot.c).
  *
  * The command makes a Bench, gives it to one benchmark and writes what came of it. A Bench owns its results; the device is opened by the benchmark that
  * needs one and closed by the command. */
@@ -73,7 +73,7 @@ typedef struct Bench {
     const char *positional;       /* the argument that is no option; "" when there is none */
     Device *device;               /* NULL until bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
-    BenchResults results;
+    BenchResults results;         /* begins with the benchmark's columns and plot */
     bool silent;                  /* prints and writes nothing: a rank other than the first */
 } Bench;
 
@@ -84,6 +84,9 @@ typedef struct Benchmark {
     BenchConfig config;
     OptionTable table;
     size_t options_size;
+    const BenchColumn *columns;
+    int column_count;
+    BenchPlot plot;
     bool (*run)(Bench *bench, Error *error);
 } Benchmark;
 
@@ -94,9 +97,7 @@ bool bench_open_device(Bench *bench, Precision precision, Error *error);
 
 /* -- Results (results.c) ------------------------------------------------------------------------------------------- */
 
-/* Names the columns and prints their header to stdout. */
-void bench_columns(Bench *bench, const BenchColumn *columns, int count);
-/* Adds a row, one cell per column, and prints it. Texts are copied. */
+/* Adds a row, one cell per column, and prints it to stdout, the first after the columns' names. Texts are copied. */
 void bench_row(Bench *bench, const BenchCell *cells);
 /* Writes csv=, json= and plot= where they were given. ERROR_DATA when a file cannot be written. */
 bool bench_write(const Bench *bench, Error *error);
@@ -124,14 +125,15 @@ typedef struct BenchTime {
     int64_t calls;  /* in all */
 } BenchTime;
 
-/* Calls once to warm up, then `repeats` times as often as fill `seconds` together, at least once each. On a GPU by the device's own clock, so that calls queue
- * up behind each other. False when the device failed. */
+/* Calls as often as fill `seconds`, at least once, in `repeats` repeats, after half as many that are not counted: they bring clocks and power to where the
+ * work holds them. On a GPU by the device's own clock, so that calls queue up behind each other. False when the device failed. */
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error);
 
 /* Bytes of the largest cache between processor and memory: on the CPU as the system says, else 32 MiB; on a GPU 256 MiB, the most that any has. */
 int64_t bench_cache_bytes(const Device *device);
 
-/* Memory of the device with random normal numbers in `type`, to be cut into sets that are used in turn: a set that comes again has left all caches. */
+/* Memory of the device with random normal numbers in `type` (fp8: the device's own form), to be cut into sets that are used in turn: a set that comes again has
+ * left all caches. */
 typedef struct BenchArena { Device *device; char *memory; int64_t bytes; } BenchArena;
 /* Room for twice the cache, at least for one set of `set_bytes`; with `cold` false for that alone. ERROR_MEMORY. */
 bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error);
@@ -139,6 +141,7 @@ void bench_arena_close(BenchArena *arena);
 /* Start of the set of `set_bytes` (a multiple of 256) for a call. */
 char *bench_arena_set(const BenchArena *arena, int64_t set_bytes, int64_t call);
 
+static inline int64_t bench_type_bytes(GemmType type) { return type == GEMM_FP8 ? 1 : type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
 static inline int64_t bench_round(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /* -- Shared between benchmarks ------------------------------------------------------------------------------------- */
@@ -164,6 +167,5 @@ bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure 
 /* Peak FLOP/s of the device in bf16 as the vendor says; NAN when it is not known or another precision is asked for. */
 double bench_peak(const Bench *bench, Precision precision);
 
-const char *bench_precision_name(Precision precision);
 
 #endif

@@ -241,9 +241,6 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
     const char *size_text = *options->bytes ? options->bytes : device_is_gpu(bench->device) ? "1Ki..1Gi" : "1Ki..64Mi";
     int64_t *sizes = bench_list("bytes", size_text, most_bytes, &size_count, error), *ranks = all;
     if (sizes && *options->ranks) ranks = bench_list("ranks", options->ranks, 1 << 20, &rank_count, error);
-    bench->results.plot = (BenchPlot){.title = "Collectives", .x = "size", .y = "busbw", .series = {"operation", "ranks"}, .x_label = "bytes of a message",
-                                      .y_label = "bus bandwidth, GB/s", .x_logarithmic = true, .y_logarithmic = true};
-    if (sizes && ranks) bench_columns(bench, columns, sizeof columns / sizeof *columns);
     int64_t wrong = 0;
     bool good = sizes && ranks && measure_groups(bench, comm, ranks, rank_count, sizes, size_count, &wrong, error);
     if (ranks != all) free(ranks);
@@ -269,6 +266,9 @@ const Benchmark bench_collective = {
     .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number of ranks and size, in nccl-tests' columns\n"
                    "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Collectives", .x = "size", .y = "busbw", .series = {"operation", "ranks"}, .x_label = "bytes of a message",
+             .y_label = "bus bandwidth, GB/s", .x_logarithmic = true, .y_logarithmic = true},
     .options_size = sizeof(CollectiveOptions),
     .run = run,
 };

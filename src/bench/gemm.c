@@ -1,7 +1,7 @@
 /* Matrix products: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so that each product finds its
- * operands out of the caches, as in training. On a GPU smelt's own kernels and what training chooses (the vendor's library where it is there) side by side; on a CPU
- * smelt's own beside oneDNN's in fp32, where that library is there.
- * A row of every result is compared with dot products in double. */
+ * operands out of the caches, as in training. On a GPU smelt's own kernels and what training chooses (the vendor's library where it is there) side by side, and the
+ * vendor's products of fp8; on a CPU smelt's own beside oneDNN's in fp32, where that library is there.
+ * Three rows of every result are compared with dot products in double. */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <math.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/bf16.h"
+#include "base/fp8.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -21,13 +22,13 @@
 typedef struct GemmOptions {
     BenchOptions common;
     const char *m, *n, *k;
-    int type, layout, cache;
+    int type, layout, cache, provider;
 } GemmOptions;
 
-enum { TYPE_ALL, TYPE_BF16, TYPE_FP32 };      /* type= */
-enum { CACHE_COLD, CACHE_HOT };               /* cache= */
+enum { TYPE_ALL, TYPE_BF16, TYPE_FP8, TYPE_FP32 }; /* type= */
+enum { CACHE_COLD, CACHE_HOT };                    /* cache= */
 enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL }; /* layout= */
-static const int64_t MOST = 1 << 22;           /* of a dimension: leading dimensions of GPU kernels are below 2^23 */
+static const int64_t MOST = 1 << 22;                  /* of a dimension: leading dimensions of GPU kernels are below 2^23 */
 
 #define FIELD(name) offsetof(GemmOptions, name)
 static const Option rows[] = {
@@ -35,9 +36,10 @@ static const Option rows[] = {
     {"m", OPTION_STRING, FIELD(m), "", 0, 0, NULL, "", "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"},
     {"n", OPTION_STRING, FIELD(n), "", 0, 0, NULL, "", "columns of C, likewise; empty: n = m"},
     {"k", OPTION_STRING, FIELD(k), "", 0, 0, NULL, "", "depth, likewise; empty: k = m"},
-    {"type", OPTION_CHOICE, FIELD(type), "all", 0, 0, "all|bf16|fp32", "", "of A and B; GPUs have bf16"},
+    {"type", OPTION_CHOICE, FIELD(type), "all", 0, 0, "all|bf16|fp8|fp32", "", "of A and B; fp32 on CPUs, fp8 (e4m3, layout nt) on GPUs whose library has it"},
     {"layout", OPTION_CHOICE, FIELD(layout), "nt", 0, 0, "nt|nn|tn|all", "", "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"},
     {"cache", OPTION_CHOICE, FIELD(cache), "cold", 0, 0, "cold|hot", "", "cold: operands rotate through twice the last cache; hot: the same ones again"},
+    {"provider", OPTION_CHOICE, FIELD(provider), "all", 0, 0, "all|own|chosen|vendor|onednn", "", "whose products: smelt's own, what training runs, the vendor's in fp8, oneDNN's"},
 };
 #undef FIELD
 
@@ -144,13 +146,11 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, bool gpu
 /* Bytes of the operands; A and B lie together. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 
-static int64_t unit_of(GemmType type) { return type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
-
-static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type; }
+static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_FP8 ? GEMM_BF16 : type; }
 
 static Sizes sizes_of(const Shape *shape, GemmType type) {
-    int64_t a = bench_round(shape->m * shape->k * unit_of(type)), b = bench_round(shape->k * shape->n * unit_of(type));
-    return (Sizes){.a = a, .inputs = a + b, .output = bench_round(shape->m * shape->n * unit_of(output_of(shape, type)))};
+    int64_t unit = bench_type_bytes(type), a = bench_round(shape->m * shape->k * unit), b = bench_round(shape->k * shape->n * unit);
+    return (Sizes){.a = a, .inputs = a + b, .output = bench_round(shape->m * shape->n * bench_type_bytes(output_of(shape, type)))};
 }
 
 /* As training calls it: weights' gradients are added to. */
@@ -163,8 +163,8 @@ static Gemm product_of(const Shape *shape, GemmType type, const char *inputs, ch
     return g;
 }
 
-typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider;
-static const char *const provider_names[] = {"own", "chosen", "onednn"};
+typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_VENDOR, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider; /* provider= without all */
+static const char *const provider_names[] = {"own", "chosen", "vendor", "onednn"};
 
 /* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; 0 when it is done. */
 typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
@@ -180,13 +180,16 @@ static Sgemm find_sgemm(void **library) {
 /* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random numbers for the next. */
 typedef struct Work { const Shape *shape; GemmType type; Provider provider; Sgemm sgemm; BenchArena inputs, outputs; } Work;
 
-static void run_product(const Work *work, const Gemm *product) {
+/* False where nobody computes it, which only products of fp8 meet. */
+static bool run_product(const Work *work, const Gemm *product) {
     Device *device = work->inputs.device;
     const Gemm *g = product;
+    if (work->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, product);
     if (work->provider == PROVIDER_ONEDNN)
         work->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb, g->accumulate ? 1 : 0, g->c, g->ldc);
     else if (device_is_gpu(device) && work->provider == PROVIDER_OWN) gpu_gemm(device, product);
     else device_gemm(device, product);
+    return true;
 }
 
 static void run_work(void *context, int64_t call) {
@@ -198,20 +201,22 @@ static void run_work(void *context, int64_t call) {
 
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
 
-static double element(const void *data, GemmType type, int64_t index) {
+static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
+    if (type == GEMM_FP8) return fp8_widen(((const uint8_t *)data)[index], fnuz);
     if (type == GEMM_BF16) return bf16_widen(((const uint16_t *)data)[index]);
     return ((const float *)data)[index];
 }
 
 /* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order; GPUs truncate within a step. So 32 times k 2^-24 rms
- * leaves room and is far from one product that is missing. C in bf16 is half a unit in its last place off besides. */
-static double bound_of(double exact, double squares, int64_t k, GemmType output) {
-    double rms = sqrt(squares / (double)k), rounding = output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
-    return 32 * (double)k * 0x1p-24 * rms + rounding * fabs(exact);
+ * leaves room and is far from one product that is missing. Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms
+ * is still far from an element that is wrong, which is off by sqrt(k) rms. C in bf16 is half a unit in its last place off besides. */
+static double bound_of(const Gemm *g, double exact, double squares) {
+    double rms = sqrt(squares / (double)g->k), sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, rounding = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    return (double)g->k * sums * rms + rounding * fabs(exact);
 }
 
-/* Whether row `row` of C, at up to 512 columns, is what A and B in host memory make. */
-static bool row_is_right(const Gemm *g, int64_t row) {
+/* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
+static bool row_is_right(const Gemm *g, bool fnuz, int64_t row, const char *c) {
     const int64_t most_columns = 512;
     int64_t step = (g->n + most_columns - 1) / most_columns;
     int wrong = 0;
@@ -219,33 +224,42 @@ static bool row_is_right(const Gemm *g, int64_t row) {
     for (int64_t column = 0; column < g->n; column += step) {
         double sum = 0, squares = 0;
         for (int64_t p = 0; p < g->k; p++) {
-            double a = element(g->a, g->input, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-            double b = element(g->b, g->input, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+            double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
+            double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
             sum += a * b;
             squares += a * b * a * b;
         }
-        double c = element(g->c, g->output, row * g->ldc + column);
-        wrong += !(fabs(c - sum) <= bound_of(sum, squares, g->k, g->output));
+        wrong += !(fabs(element(c, g->output, fnuz, column) - sum) <= bound_of(g, sum, squares));
     }
     return wrong == 0;
 }
 
-/* Makes the product once, with C zero before, and checks its first, middle and last row. */
-static bool product_is_right(const Work *work, bool *right, Error *error) {
+static bool rows_are_right(const Work *work, const Gemm *product, const char *inputs, bool *right, Error *error) {
+    Device *device = work->inputs.device;
+    Gemm on_host = product_of(work->shape, work->type, inputs, NULL);
+    const int64_t rows[] = {0, product->m / 2, product->m - 1}, bytes = product->n * bench_type_bytes(product->output);
+    *right = true;
+    for (int i = 0; i < 3; i++) {
+        char *on_device = (char *)product->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
+        if (!c) return false;
+        *right = row_is_right(&on_host, device_fp8_is_fnuz(device), rows[i], c) && *right;
+        device_view_close(device, c, on_device, bytes, VIEW_READ);
+    }
+    return true;
+}
+
+/* Makes the product once, with C zero before, and checks its first, middle and last row. `made` is false where nobody computes it. */
+static bool check_product(const Work *work, bool *made, bool *right, Error *error) {
     Device *device = work->inputs.device;
     Sizes sizes = sizes_of(work->shape, work->type);
     Gemm product = product_of(work->shape, work->type, work->inputs.memory, work->outputs.memory);
     device_fill(device, product.c, 0, sizes.output);
-    run_product(work, &product);
+    *made = run_product(work, &product);
+    if (!*made) return device_ok(device, error);
     char *inputs = device_view(device, work->inputs.memory, sizes.inputs, VIEW_READ, error);
-    char *output = inputs ? device_view(device, product.c, sizes.output, VIEW_READ, error) : NULL;
-    if (output) {
-        Gemm on_host = product_of(work->shape, work->type, inputs, output);
-        *right = row_is_right(&on_host, 0) && row_is_right(&on_host, product.m / 2) && row_is_right(&on_host, product.m - 1);
-    }
-    if (output) device_view_close(device, output, product.c, sizes.output, VIEW_READ);
+    bool read = inputs && rows_are_right(work, &product, inputs, right, error);
     if (inputs) device_view_close(device, inputs, work->inputs.memory, sizes.inputs, VIEW_READ);
-    return output && device_ok(device, error);
+    return read && device_ok(device, error);
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
@@ -256,32 +270,39 @@ static const BenchColumn columns[] = {
     {"tflops", 3, 9},            {"best_tflops", 3, 11},    {"gbps", 1, 8},          {"check", BENCH_TEXT, 5},
 };
 
-typedef struct Tally { int wrong; double best; char best_shape[96]; } Tally;
+static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_FP8] = "fp8"};
+
+/* `unmade`: products that nobody computes. */
+typedef struct Tally { int wrong, unmade; double best; char best_shape[96]; } Tally;
 
 static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) {
     static const char *const layouts[] = {"nt", "nn", "tn"};
     const Shape *s = work->shape;
-    bool right;
+    bool made, right;
     BenchTime time;
-    if (!product_is_right(work, &right, error) || !bench_time(bench, run_work, (void *)work, &time, error)) return false;
+    if (!check_product(work, &made, &right, error)) return false;
+    tally->unmade += !made;
+    if (!made) return true;
+    if (!bench_time(bench, run_work, (void *)work, &time, error)) return false;
     Sizes sizes = sizes_of(s, work->type);
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k, bytes = (double)(sizes.inputs + sizes.output);
-    const char *output = output_of(s, work->type) == GEMM_BF16 ? "bf16" : "fp32";
-    bench_row(bench, (BenchCell[]){{.text = s->name}, {.text = layouts[s->layout]}, {.text = work->type == GEMM_BF16 ? "bf16" : "fp32"}, {.text = output},
+    bench_row(bench, (BenchCell[]){{.text = s->name}, {.text = layouts[s->layout]}, {.text = type_names[work->type]}, {.text = type_names[output_of(s, work->type)]},
                                    {.text = provider_names[work->provider]}, {.number = (double)s->m}, {.number = (double)s->n}, {.number = (double)s->k},
                                    {.number = (double)s->calls}, {.number = 1e6 * time.seconds}, {.number = flops / time.seconds / 1e12},
                                    {.number = flops / time.best / 1e12}, {.number = bytes / time.seconds / 1e9}, {.text = right ? "ok" : "WRONG"}});
     tally->wrong += !right;
     if (flops / time.seconds <= tally->best) return true;
     tally->best = flops / time.seconds;
-    snprintf(tally->best_shape, sizeof tally->best_shape, "%" PRId64 " x %" PRId64 " x %" PRId64, s->m, s->n, s->k);
+    snprintf(tally->best_shape, sizeof tally->best_shape, "%s %" PRId64 " x %" PRId64 " x %" PRId64, type_names[work->type], s->m, s->n, s->k);
     return true;
 }
 
-static bool has_provider(const Work *work) {
-    bool gpu = device_is_gpu(work->inputs.device);
+static bool is_wanted(const Work *work, int provider_option) {
+    bool gpu = device_is_gpu(work->inputs.device), fp8 = work->type == GEMM_FP8;
+    if (provider_option && provider_option != (int)work->provider + 1) return false;
     if (work->provider == PROVIDER_ONEDNN) return !gpu && work->sgemm && work->type == GEMM_F32;
-    return work->provider == PROVIDER_OWN || gpu;
+    if (work->provider == PROVIDER_VENDOR) return fp8;
+    return !fp8 && (work->provider == PROVIDER_OWN || gpu);
 }
 
 static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
@@ -299,7 +320,7 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
     for (int i = 0; good && i < shapes->count; i++)
         for (work.provider = PROVIDER_OWN; good && work.provider < PROVIDER_COUNT; work.provider++) {
             Work one = work;
-            if (!has_provider(&work)) continue;
+            if (!is_wanted(&work, options->provider)) continue;
             one.shape = &shapes->items[i];
             if (!cold) {
                 one.inputs.bytes = sizes_of(one.shape, type).inputs;
@@ -313,20 +334,48 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
     return good;
 }
 
+/* fp8 has the forward layout alone, and the vendors' libraries alone. A line says what is missing. */
+static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
+    const char *library = device_gemm_library(bench->device);
+    Shapes straight = {0};
+    for (int i = 0; library && i < shapes->count; i++)
+        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&straight, &shapes->items[i]);
+    tally->unmade = shapes->count - straight.count;
+    bool good = !straight.count || measure_type(bench, &straight, GEMM_FP8, tally, error);
+    if (!library) log_info("fp8: only the vendors' libraries have such products, and there is none here");
+    else if (good && tally->unmade) log_info("fp8: %s on %s has no product for %d of %d shapes", library, device_info(bench->device)->name, tally->unmade, shapes->count);
+    free(straight.items);
+    return good;
+}
+
+static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
+    static const struct { GemmType type; int option; bool cpu, gpu; } types[] = {
+        {GEMM_BF16, TYPE_BF16, true, true}, {GEMM_FP8, TYPE_FP8, false, true}, {GEMM_F32, TYPE_FP32, true, false}};
+    int wanted = ((const GemmOptions *)bench->options)->type;
+    bool good = true;
+    for (int i = 0; good && i < 3; i++) {
+        if ((wanted != TYPE_ALL && wanted != types[i].option) || !(device_is_gpu(bench->device) ? types[i].gpu : types[i].cpu)) continue;
+        good = types[i].type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, types[i].type, tally, error);
+    }
+    return good;
+}
+
 static bool run(Bench *bench, Error *error) {
     const GemmOptions *options = (const GemmOptions *)bench->options;
     Shapes shapes = {0};
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
     bool gpu = device_is_gpu(bench->device);
-    if (gpu && options->type == TYPE_FP32) return error_set(error, ERROR_USAGE, "type=fp32: GPUs have products of bf16 only; give device=cpu");
-    if (bench->configured) shapes_of_model(&shapes, &bench->config);
-    else if (!shapes_of_sweep(&shapes, options, gpu, error)) return false;
-    bench_columns(bench, columns, sizeof columns / sizeof *columns);
-    bench->results.plot = (BenchPlot){.title = "Matrix products", .x = bench->configured ? "us" : "m", .y = "tflops", .series = {"type", "provider", "layout"},
-                                      .x_label = bench->configured ? "microseconds" : "rows of C", .y_label = "TFLOP/s", .x_logarithmic = true};
-    bool good = (options->type == TYPE_FP32 || measure_type(bench, &shapes, GEMM_BF16, &tally, error)) &&
-                (options->type == TYPE_BF16 || gpu || measure_type(bench, &shapes, GEMM_F32, &tally, error));
+    if (gpu && options->type == TYPE_FP32) return error_set(error, ERROR_USAGE, "type=fp32: GPUs have products of bf16 and fp8 only; give device=cpu");
+    if (!gpu && options->type == TYPE_FP8) return error_set(error, ERROR_USAGE, "type=fp8: CPUs have products of bf16 and fp32 only; some GPUs have fp8");
+    if (bench->configured) {
+        shapes_of_model(&shapes, &bench->config);
+        bench->results.plot.x = "us";
+        bench->results.plot.x_label = "microseconds";
+    } else if (!shapes_of_sweep(&shapes, options, gpu, error)) {
+        return false;
+    }
+    bool good = measure_types(bench, &shapes, &tally, error);
     free(shapes.items);
     if (good && tally.best > 0) log_info("best: %.3f TFLOP/s, %s", tally.best / 1e12, tally.best_shape);
     if (!good || !tally.wrong) return good;
@@ -338,10 +387,13 @@ const Benchmark bench_gemm = {
     .summary = "matrix products: of a model's step, or a sweep of m, n, k",
     .explanation = "With CONFIG.yaml: every product of one microbatch of its training step, and how often it occurs. Without: a sweep over m, n and k.\n"
                    "Operands are random normal numbers that rotate through twice the last cache. A sample of every result is checked in double precision.\n"
-                   "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there); on a CPU\n"
-                   "oneDNN's product in fp32, where libdnnl is installed.\n",
+                   "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), and fp8 of the vendor's\n"
+                   "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's product in fp32 (onednn), where libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Matrix products", .x = "m", .y = "tflops", .series = {"type", "provider", "layout"},
+             .x_label = "rows of C", .y_label = "TFLOP/s", .x_logarithmic = true},
     .options_size = sizeof(GemmOptions),
     .run = run,
 };

@@ -55,15 +55,16 @@ static void step(void *context, int64_t call) {
 
 static bool open_update(Update *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
     Device *device = bench->device;
-    int64_t elements = graph->parameter_extent, wide = bench_round(elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE));
-    bool narrow = graph->precision == PRECISION_BF16;
-    int64_t needed = 2 * wide + (narrow ? wide / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
+    int64_t kept = bench_round(graph->parameter_extent * precision_unit(graph->precision));
+    GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
+    bool copies = graph->precision == PRECISION_BF16;
+    int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
                      optimizer_workspace_bytes(graph, config, NULL, device_is_gpu(device)), available = device_available(device);
     if (available >= 0 && needed > available)
-        return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters", (long long)elements,
+        return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters", (long long)model_parameters(graph),
                          (long long)needed, (long long)available);
-    return bench_arena_open(&update->master, device, wide, false, GEMM_F32, error) && bench_arena_open(&update->gradients, device, wide, false, GEMM_F32, error) &&
-           (!narrow || bench_arena_open(&update->weights, device, bench_round(wide / 2), false, GEMM_BF16, error)) &&
+    return bench_arena_open(&update->master, device, kept, false, type, error) && bench_arena_open(&update->gradients, device, kept, false, type, error) &&
+           (!copies || bench_arena_open(&update->weights, device, bench_round(kept / 2), false, GEMM_BF16, error)) &&
            (update->optimizer = optimizer_create(graph, config, NULL, device, error));
 }
 
@@ -73,11 +74,11 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     Update update = {0};
     BenchTime time;
     double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
-    double wide = (double)precision_bytes(graph->precision, TYPE_WIDE), narrow = graph->precision == PRECISION_BF16 ? 2 : 0;
-    double bytes = parameters * (3 * wide + narrow) + 2 * state;
+    double kept = (double)precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)), copy = graph->precision == PRECISION_BF16 ? 2 : 0;
+    double bytes = parameters * (3 * kept + copy) + 2 * state;
     bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);
     if (good)
-        bench_row(bench, (BenchCell[]){{.text = name == OPTIMIZER_MUON ? "muon" : "adamw"}, {.text = bench_precision_name(graph->precision)}, {.number = parameters},
+        bench_row(bench, (BenchCell[]){{.text = name == OPTIMIZER_MUON ? "muon" : "adamw"}, {.text = precision_name(graph->precision)}, {.number = parameters},
                                        {.number = bytes}, {.number = 1e3 * time.seconds}, {.number = bytes / time.seconds / 1e9},
                                        {.number = bytes / time.best / 1e9}, {.number = parameters / time.seconds / 1e9}, {.number = state}});
     optimizer_free(update.optimizer);
@@ -89,9 +90,6 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
 
 static bool measure_all(Bench *bench, const Graph *graph, Error *error) {
     const OptimizerOptions *options = (const OptimizerOptions *)bench->options;
-    bench_columns(bench, columns, sizeof columns / sizeof *columns);
-    bench->results.plot = (BenchPlot){.title = "Optimizers", .x = "parameters", .y = "gbps", .series = {"optimizer"}, .x_label = "parameters", .y_label = "GB/s",
-                                      .x_logarithmic = true};
     return (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
            (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
 }
@@ -121,6 +119,9 @@ const Benchmark bench_optimizer = {
                    "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
     .config = BENCH_CONFIG_OPTIONAL,
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Optimizers", .x = "parameters", .y = "gbps", .series = {"optimizer"}, .x_label = "parameters", .y_label = "GB/s",
+             .x_logarithmic = true},
     .options_size = sizeof(OptimizerOptions),
     .run = run,
 };

@@ -17,13 +17,12 @@
 
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 
-void bench_columns(Bench *bench, const BenchColumn *columns, int count) {
-    bench->results.columns = columns;
-    bench->results.column_count = count;
-    if (bench->silent) return;
-    for (int i = 0; i < count; i++) printf(columns[i].decimals == BENCH_TEXT ? "%-*s " : "%*s ", columns[i].width, columns[i].name);
+static void print_header(const BenchResults *results) {
+    for (int i = 0; i < results->column_count; i++) {
+        const BenchColumn *column = &results->columns[i];
+        printf(column->decimals == BENCH_TEXT ? "%-*s " : "%*s ", column->width, column->name);
+    }
     putchar('\n');
-    fflush(stdout);
 }
 
 static void print_cell(const BenchColumn *column, const BenchCell *cell) {
@@ -39,6 +38,7 @@ void bench_row(Bench *bench, const BenchCell *cells) {
     BenchCell *row = results->cells + results->row_count++ * count;
     for (int i = 0; i < count; i++) row[i] = (BenchCell){.text = cells[i].text ? memory_copy_string(cells[i].text) : NULL, .number = cells[i].number};
     if (bench->silent) return;
+    if (results->row_count == 1) print_header(results);
     for (int i = 0; i < count; i++) print_cell(&results->columns[i], &row[i]);
     putchar('\n');
     fflush(stdout);
@@ -61,9 +61,11 @@ int bench_column(const BenchResults *results, const char *name) {
 
 static json_t *or_null(double number) { return number > 0 ? json_integer((json_int_t)number) : json_null(); }
 
-static json_t *describe_gpu(const DeviceInfo *info) {
+static json_t *describe_gpu(const Device *device) {
+    const DeviceInfo *info = device_info(device);
     if (info->kind == DEVICE_CPU) return json_null();
-    return json_pack("{s:s, s:s, s:i, s:I}", "name", info->name, "target", info->target, "processors", info->processors, "memory_bytes", (json_int_t)info->memory);
+    return json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors, "memory_bytes", (json_int_t)info->memory,
+                     "products", device_gemm_library(device));
 }
 
 /* What stands in results: no user, no address. */
@@ -71,12 +73,11 @@ static json_t *describe_machine(const Bench *bench) {
     char *cpu = run_describe_machine();
     struct utsname names;
     bool named = uname(&names) == 0;
-    const DeviceInfo *info = device_info(bench->device ? bench->device : device_cpu());
     json_t *machine = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", named ? names.nodename : "unknown", "cpu", cpu, "system",
                                 named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
                                 or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes", or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)),
                                 "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes", or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu",
-                                describe_gpu(info));
+                                describe_gpu(bench->device ? bench->device : device_cpu()));
     free(cpu);
     return machine;
 }
@@ -194,17 +195,12 @@ static bool write_file(const Bench *bench, const char *option, const char *path,
 
 bool bench_write(const Bench *bench, Error *error) {
     const BenchOptions *options = bench->options;
-    if (bench->silent || !bench->results.column_count) return true;
+    if (bench->silent || !bench->results.row_count) return true;
     return write_file(bench, "csv", options->csv, write_csv, error) && write_file(bench, "json", options->json, write_json, error) &&
            write_file(bench, "plot", options->plot, write_plot, error);
 }
 
-/* -- Names --------------------------------------------------------------------------------------------------------- */
-
-const char *bench_precision_name(Precision precision) {
-    static const char *const names[] = {[PRECISION_BF16] = "bf16", [PRECISION_FP32] = "fp32", [PRECISION_FP64] = "fp64"};
-    return names[precision];
-}
+/* -- The device ---------------------------------------------------------------------------------------------------- */
 
 bool bench_open_device(Bench *bench, Precision precision, Error *error) {
     if (bench->options->threads) omp_set_num_threads((int)bench->options->threads);

@@ -175,9 +175,6 @@ static bool run(Bench *bench, Error *error) {
     bool good = check_space(&file, error) && (file.buffer = memory_map((size_t)file.block, error));
     if (good) {
         fill_block(&file);
-        bench_columns(bench, columns, sizeof columns / sizeof *columns);
-        bench->results.plot = (BenchPlot){.title = "Storage", .x = "block", .y = "gbps", .series = {"test"}, .x_label = "bytes of an operation", .y_label = "GB/s",
-                                          .x_logarithmic = true, .y_logarithmic = true};
         good = run_tests(bench, &file, error);
     }
     memory_unmap(file.buffer, (size_t)file.block);
@@ -192,6 +189,9 @@ const Benchmark bench_storage = {
                    "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps pages that it was told to drop.\n",
     .positional = "FOLDER",
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Storage", .x = "block", .y = "gbps", .series = {"test"}, .x_label = "bytes of an operation", .y_label = "GB/s",
+             .x_logarithmic = true, .y_logarithmic = true},
     .options_size = sizeof(StorageOptions),
     .run = run,
 };

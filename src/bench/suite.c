@@ -27,7 +27,7 @@ static const Option rows[] = {
     {"configs", OPTION_STRING, FIELD(configs), "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
      0, 0, NULL, "", "configuration files with commas between them"},
     {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune", "", "finetune: of all weights, which computes the same"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32", "", "data type; same: as the configurations say"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64|pure_bf16", "", "data type; same: as the configurations say"},
     {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"},
     {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
     {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches", "of a step; 0: as batch.tokens of the configuration says"},
@@ -61,7 +61,7 @@ static const char perf_header[] =
 static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
     const SuiteOptions *options = (const SuiteOptions *)bench->options;
     const DeviceInfo *info = device_info(bench->device);
-    const char *type = bench_precision_name((Precision)entry->config.precision), *mode = modes[options->mode];
+    const char *type = precision_name((Precision)entry->config.precision), *mode = modes[options->mode];
     struct utsname names;
     char performance[32] = "";
     if (entry->done) snprintf(performance, sizeof performance, "%.2f", entry->speed.tokens_per_second);
@@ -125,7 +125,7 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
-    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = bench_precision_name(precision)}, {.number = 1},
+    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = precision_name(precision)}, {.number = 1},
                                    {.number = (double)entry->config.data.length}, {.number = none * (double)speed->microbatch},
                                    {.number = none * (double)speed->accumulation}, {.number = none * speed->tokens_per_second}, {.number = none * speed->flops / 1e12},
                                    {.number = none * 100 * speed->flops / bench_peak(bench, precision)}, {.number = best > 0 ? none * 100 * speed->flops / best : NAN},
@@ -173,13 +173,8 @@ static bool run(Bench *bench, Error *error) {
     int length_count = 1;
     int64_t as_configured = 0, *lengths = *options->lengths ? bench_list("lengths", options->lengths, most_length, &length_count, error) : &as_configured;
     if (!lengths) return false;
-    bool good = bench_open_device(bench, options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1), error);
-    if (good) {
-        bench_columns(bench, columns, sizeof columns / sizeof *columns);
-        bench->results.plot = (BenchPlot){.title = "Training", .x = "length", .y = "tflops_per_gpu", .series = {"model", "type"}, .x_label = "tokens of a sequence",
-                                          .y_label = "TFLOP/s per GPU", .x_logarithmic = true};
-        good = measure_all(bench, lengths, length_count, error);
-    }
+    Precision precision = options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1);
+    bool good = bench_open_device(bench, precision, error) && measure_all(bench, lengths, length_count, error);
     if (lengths != &as_configured) free(lengths);
     return good;
 }
@@ -190,6 +185,9 @@ const Benchmark bench_suite = {
     .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. perf= appends each row to a perf.csv\n"
                    "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Training", .x = "length", .y = "tflops_per_gpu", .series = {"model", "type"}, .x_label = "tokens of a sequence",
+             .y_label = "TFLOP/s per GPU", .x_logarithmic = true},
     .options_size = sizeof(SuiteOptions),
     .run = run,
 };

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/bf16.h"
+#include "base/fp8.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -28,12 +29,14 @@ static int ascending(const void *a, const void *b) {
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error) {
     enum { MOST_CALLS = 1 << 20 };
     const BenchOptions *options = bench->options;
-    int64_t repeats = options->repeats, done = 2;
+    int64_t repeats = options->repeats;
     double *samples = memory_allocate((size_t)repeats * sizeof *samples);
     time_calls(bench->device, work, context, 0, 1);
     double one = time_calls(bench->device, work, context, 1, 1);
     double wanted = options->seconds / (double)repeats / fmax(one, 1e-9);
     int64_t calls = wanted > MOST_CALLS ? MOST_CALLS : wanted > 1 ? (int64_t)wanted : 1;
+    int64_t done = 2 + (repeats + 1) / 2 * calls;
+    time_calls(bench->device, work, context, 2, done - 2);
     for (int64_t i = 0; i < repeats; i++, done += calls) samples[i] = time_calls(bench->device, work, context, done, calls) / (double)calls;
     qsort(samples, (size_t)repeats, sizeof *samples, ascending);
     double middle = repeats % 2 ? samples[repeats / 2] : (samples[repeats / 2 - 1] + samples[repeats / 2]) / 2;
@@ -58,21 +61,27 @@ int64_t bench_cache_bytes(const Device *device) {
 /* A prime number of random values, laid over the memory again and again: no row or column of a matrix meets itself. */
 enum { POOL = 262139 };
 
-static void *make_pool(GemmType type) {
+static void *make_pool(GemmType type, bool fnuz) {
     float *wide = memory_allocate(POOL * sizeof *wide);
     rng_normals(1, RNG_STREAM_BENCH, 0, POOL, wide);
-    if (type != GEMM_BF16) return wide;
-    uint16_t *narrow = memory_allocate(POOL * sizeof *narrow);
-    for (int i = 0; i < POOL; i++) narrow[i] = bf16_narrow(wide[i]);
+    if (type == GEMM_F32) return wide;
+    char *narrow = memory_allocate((size_t)(POOL * bench_type_bytes(type)));
+    for (int i = 0; i < POOL; i++) {
+        if (type == GEMM_FP8) ((uint8_t *)narrow)[i] = fp8_narrow(wide[i], fnuz);
+        else ((uint16_t *)narrow)[i] = bf16_narrow(wide[i]);
+    }
     free(wide);
     return narrow;
 }
 
 static void fill(const BenchArena *arena, GemmType type) {
-    int64_t piece = POOL * (type == GEMM_BF16 ? 2 : 4);
-    char *pool = make_pool(type);
-    for (int64_t at = 0; at < arena->bytes; at += piece)
-        device_upload(arena->device, arena->memory + at, pool, arena->bytes - at < piece ? arena->bytes - at : piece);
+    char *pool = make_pool(type, device_fp8_is_fnuz(arena->device));
+    int64_t pool_bytes = POOL * bench_type_bytes(type), filled = arena->bytes < pool_bytes ? arena->bytes : pool_bytes;
+    device_upload(arena->device, arena->memory, pool, filled);
+    for (int64_t more; filled < arena->bytes; filled += more) {
+        more = arena->bytes - filled < filled ? arena->bytes - filled : filled;
+        device_copy(arena->device, arena->memory + filled, arena->memory, more);
+    }
     device_synchronize(arena->device);
     free(pool);
 }

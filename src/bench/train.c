@@ -246,7 +246,7 @@ bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure 
 
 double bench_peak(const Bench *bench, Precision precision) {
     Hardware hardware;
-    bool known = device_is_gpu(bench->device) && precision == PRECISION_BF16 && hardware_of_device(&hardware, bench->device);
+    bool known = device_is_gpu(bench->device) && precision_is_bf16(precision) && hardware_of_device(&hardware, bench->device);
     return known && hardware.peak_bf16 > 0 ? hardware.peak_bf16 : NAN;
 }
 
@@ -264,10 +264,7 @@ static bool run(Bench *bench, Error *error) {
     TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
     if (!bench_open_device(bench, (Precision)config->precision, error) || !bench_train_measure(bench, config, &measure, &speed, error)) return false;
     double best = bench_best_product(bench, (Precision)config->precision);
-    bench_columns(bench, columns, sizeof columns / sizeof *columns);
-    bench->results.plot = (BenchPlot){.title = "Training", .x = "microbatch", .y = "tokens_s", .series = {"type"}, .x_label = "sequences of a microbatch",
-                                      .y_label = "tokens/s"};
-    bench_row(bench, (BenchCell[]){{.text = bench_precision_name((Precision)config->precision)}, {.number = (double)speed.parameters},
+    bench_row(bench, (BenchCell[]){{.text = precision_name((Precision)config->precision)}, {.number = (double)speed.parameters},
                                    {.number = (double)config->data.length}, {.number = (double)speed.microbatch}, {.number = (double)speed.accumulation},
                                    {.number = 1e3 * speed.step_seconds}, {.number = speed.tokens_per_second}, {.number = speed.flops / 1e12},
                                    {.number = 100 * speed.flops / bench_peak(bench, (Precision)config->precision)},
@@ -282,6 +279,9 @@ const Benchmark bench_train = {
                    "without recomputation; % of peak is of the vendor's figure for the GPU, % of best of the best large product measured here.\n",
     .config = BENCH_CONFIG_REQUIRED,
     .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns, .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Training", .x = "microbatch", .y = "tokens_s", .series = {"type"}, .x_label = "sequences of a microbatch",
+             .y_label = "tokens/s"},
     .options_size = sizeof(TrainOptions),
     .run = run,
 };

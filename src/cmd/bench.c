@@ -105,7 +105,8 @@ static int run_benchmark(const Benchmark *benchmark, int argc, char **argv) {
     Error error = {0};
     void *options = memory_allocate(benchmark->options_size);
     Bench *bench = memory_allocate(sizeof *bench);
-    *bench = (Bench){.benchmark = benchmark, .options = options, .open_device = cmd_open_device};
+    *bench = (Bench){.benchmark = benchmark, .options = options, .open_device = cmd_open_device,
+                     .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
     sort_arguments(benchmark, argc, argv, &given);
     bool done = read_arguments(bench, &given, options, &strings, &error) && run(bench, &error);
     device_close(bench->device);

@@ -55,10 +55,11 @@ void device_fill(Device *device, void *memory, int byte, int64_t bytes);
 void device_upload(Device *device, void *to, const void *from, int64_t bytes);
 /* Within the device; the two must not overlap. */
 void device_copy(Device *device, void *to, const void *from, int64_t bytes);
-/* Host memory that the device reaches at full speed (pinned; on the CPU just memory), zeroed or not. ERROR_MEMORY. */
+/* Host memory that the device reaches itself (pinned; on the CPU just memory), zeroed or not: uploads from it may still read it when they return. Much of it takes
+ * seconds. ERROR_MEMORY. */
 void *device_allocate_host(Device *device, int64_t bytes, Error *error);
 void device_free_host(Device *device, void *memory, int64_t bytes);
-/* To host memory; waits. */
+/* To host memory; waits. Large copies of other memory than pinned, either way, take all cores. */
 void device_download(Device *device, void *to, const void *from, int64_t bytes);
 void device_synchronize(Device *device);
 
@@ -72,6 +73,12 @@ void device_view_close(Device *device, void *view, void *memory, int64_t bytes, 
 
 /* C = A B on the device, as gemm.h says, on the vendor's library or on our own kernels. On a GPU: bf16 inputs. */
 void device_gemm(Device *device, const Gemm *product);
+/* The same with A and B in fp8 and C in bf16 or fp32, which only the vendors' libraries do: false, with nothing done, where there is none or it declines. */
+bool device_gemm_fp8(Device *device, const Gemm *product);
+/* Whether the device's e4m3 is the FNUZ one (base/fp8.h). */
+bool device_fp8_is_fnuz(const Device *device);
+/* The vendor's library of products with its version, "cuBLASLt 130100"; NULL without one. */
+const char *device_gemm_library(const Device *device);
 
 /* A kernel of src/kernel/MODULE.c. */
 typedef struct GpuKernel { const char *module, *name; } GpuKernel;
@@ -84,7 +91,8 @@ void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, c
  * 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False where the device has no such engine or its driver does not know it. */
 bool device_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
 
-/* Between begin and end nothing is done: launches only note which kernels they need, which the end loads on all threads. GPU only. */
+/* Between begin and end nothing is done: launches only note which kernels they need. The first launch of one that is not loaded loads all that were noted, on
+ * all threads. GPU only. */
 void device_prepare_begin(Device *device);
 void device_prepare_end(Device *device);
 

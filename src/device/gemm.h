@@ -12,12 +12,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64 } GemmType;
+typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64, GEMM_FP8 } GemmType; /* FP8: e4m3, for device_gemm_fp8 alone */
 
 /* A is m x k (stored k x m when transpose_a), B is k x n (stored n x k when transpose_b), C is m x n.
  * `input` is the type of A and B, `output` the type of C; sums are fp32 (fp64 for GEMM_F64).
  * `bias` (may be NULL) has n elements of the sum's type and is added to every row.
- * With `accumulate`, C += A B; only where output is the sum's type. No operand may overlap C. m, n or k may be 0:
+ * With `accumulate`, C += A B, rounded once. No operand may overlap C. m, n or k may be 0:
  * without k, C becomes 0 (or bias, or C + bias). With zero rows or columns pointers may be NULL. */
 typedef struct Gemm {
     bool transpose_a, transpose_b;

@@ -1,5 +1,6 @@
 /* Who computes a product: on the CPU gemm.c; on a GPU the vendor's library where it is there and can, else our own kernels. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "device/gemm_choices.h"
@@ -25,4 +26,15 @@ void device_gemm(Device *device, const Gemm *product) {
     Gpu *gpu = device->gpu;
     if (!gpu) gemm(product);
     else if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, product, gpu->recording)) gpu_gemm(device, product);
+}
+
+bool device_gemm_fp8(Device *device, const Gemm *product) {
+    Gpu *gpu = device->gpu;
+    return gpu && gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, product, gpu->recording);
+}
+
+bool device_fp8_is_fnuz(const Device *device) { return !strcmp(device->info.target, "gfx942"); }
+
+const char *device_gemm_library(const Device *device) {
+    return device->gpu && device->gpu->vendor_gemm ? vendor_gemm_name(device->gpu->vendor_gemm) : NULL;
 }

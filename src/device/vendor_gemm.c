@@ -20,7 +20,7 @@ static const uint64_t WORKSPACE_BYTES = 64 << 20;
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
-enum { TYPE_F32 = 0, TYPE_BF16 = 14, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 }; /* the same in both */
+enum { TYPE_F32 = 0, TYPE_BF16 = 14, TYPE_E4M3 = 28, TYPE_E4M3_FNUZ = 1000, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 }; /* the same in both */
 
 #define LT_API(CALL)                                                                                                                           \
     CALL(create, "Create", (void **handle))                                                                                                    \
@@ -72,7 +72,7 @@ enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDI
 typedef struct Shape {
     int64_t m, n, k, lda, ldb, ldc;
     int16_t align_a, align_b, align_c; /* bytes, at most 256 */
-    uint8_t transpose_a, transpose_b, accumulate, wide, bias, zero[5];
+    uint8_t transpose_a, transpose_b, accumulate, wide, bias, fp8, zero[4];
 } Shape;
 static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
 
@@ -191,17 +191,18 @@ static Shape shape_of(const Gemm *g) {
     return (Shape){.m = g->m, .n = g->n, .k = g->k, .lda = g->lda, .ldb = g->ldb, .ldc = g->ldc,
                    .align_a = alignment_of(g->a), .align_b = alignment_of(g->b), .align_c = alignment_of(g->c),
                    .transpose_a = g->transpose_a, .transpose_b = g->transpose_b, .accumulate = g->accumulate, .wide = g->output == GEMM_F32,
-                   .bias = g->bias != NULL};
+                   .bias = g->bias != NULL, .fp8 = g->input == GEMM_FP8};
 }
 
 static void describe(const Shape *s, char text[256]) {
-    snprintf(text, 256, "%c%c m=%lld n=%lld k=%lld ld=%lld,%lld,%lld aligned=%d,%d,%d %s%s%s", s->transpose_a ? 't' : 'n', s->transpose_b ? 't' : 'n',
+    snprintf(text, 256, "%c%c m=%lld n=%lld k=%lld ld=%lld,%lld,%lld aligned=%d,%d,%d %s%s%s%s", s->transpose_a ? 't' : 'n', s->transpose_b ? 't' : 'n',
              (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb, (long long)s->ldc, s->align_a, s->align_b, s->align_c,
-             s->wide ? "fp32" : "bf16", s->accumulate ? "+=" : "", s->bias ? " bias" : "");
+             s->fp8 ? "fp8>" : "", s->wide ? "fp32" : "bf16", s->accumulate ? "+=" : "", s->bias ? " bias" : "");
 }
 
 static bool is_offered(const Gemm *g) {
-    bool types = g->input == GEMM_BF16 && (g->output == GEMM_F32 || (g->output == GEMM_BF16 && !g->accumulate));
+    bool inputs = g->input == GEMM_BF16 || (g->input == GEMM_FP8 && !g->accumulate && !g->bias);
+    bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
     return types && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
 }
 
@@ -217,15 +218,20 @@ static bool layout_open(VendorGemm *v, void **layout, int type, int64_t rows, in
     return v->call.layout_create(layout, type, (uint64_t)columns, (uint64_t)rows, leading) == 0;
 }
 
+/* fp8 without pointers to scales has scales of one. */
+static int input_type(const VendorGemm *v, const Gemm *g) {
+    return g->input == GEMM_BF16 ? TYPE_BF16 : device_fp8_is_fnuz(v->host.device) ? TYPE_E4M3_FNUZ : TYPE_E4M3;
+}
+
 static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     const Library *library = v->library;
-    int type = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
+    int input = input_type(v, g), output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
     bool done = v->call.operation_create(&problem->operation, library->compute_f32, TYPE_F32) == 0 &&
                 problem_set(v, problem, library->set_transpose_a, g->transpose_b ? library->transposed : library->straight) &&
                 problem_set(v, problem, library->set_transpose_b, g->transpose_a ? library->transposed : library->straight) &&
-                layout_open(v, &problem->a, TYPE_BF16, g->transpose_b ? g->n : g->k, g->transpose_b ? g->k : g->n, g->ldb) &&
-                layout_open(v, &problem->b, TYPE_BF16, g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
-                layout_open(v, &problem->d, type, g->m, g->n, g->ldc);
+                layout_open(v, &problem->a, input, g->transpose_b ? g->n : g->k, g->transpose_b ? g->k : g->n, g->ldb) &&
+                layout_open(v, &problem->b, input, g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
+                layout_open(v, &problem->d, output, g->m, g->n, g->ldc);
     if (done && g->bias)
         done = problem_set(v, problem, library->set_epilogue, EPILOGUE_BIAS) &&
                problem_set(v, problem, library->set_bias_type, narrows_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
@@ -430,14 +436,15 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
 static bool judge(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
     Sample sample = sample_of(&trial->product);
     char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    char *own = v->host.own ? own_rows(v, &trial->product, &sample) : NULL;
+    bool judged = v->host.own && trial->product.input == GEMM_BF16;
+    char *own = judged ? own_rows(v, &trial->product, &sample) : NULL;
     bool good = rows && again;
     snprintf(why, 128, "it does not run");
     if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->product, &sample)))) {
         snprintf(why, 128, "it gives other bits from run to run");
         good = false;
     }
-    if (good && v->host.own) {
+    if (good && judged) {
         snprintf(why, 128, "there is no memory to check it");
         good = own && rows_agree(&trial->product, &sample, rows, own, why);
     }

@@ -31,9 +31,10 @@ void vendor_gemm_close(VendorGemm *vendor);
 /* "cuBLASLt 130100" */
 const char *vendor_gemm_name(const VendorGemm *vendor);
 
-/* Launches the product; false when it declines, with nothing done to C: inputs other than bf16, an empty product, a shape that the library has no trusted
+/* Launches the product; false when it declines, with nothing done to C: inputs other than bf16 and fp8, an empty product, a shape that the library has no trusted
  * algorithm for, or one that was never run before while `recording`, when nothing can be measured. Where cuBLASLt writes C in bf16 it takes the bias
- * rounded to bf16. */
+ * rounded to bf16. Products of fp8 (the device's own e4m3, scales of one, no bias, not added to C) are trusted when they give the same bits twice: smelt has no
+ * kernel to judge them by. Hopper's library has them where A is straight, B is transposed and all dimensions are multiples of 16. */
 bool vendor_gemm_run(VendorGemm *vendor, const Gemm *product, bool recording);
 
 #endif
