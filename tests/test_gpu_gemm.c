@@ -1,5 +1,6 @@
 /* smelt's own matrix products on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against a loop in double precision: all layouts and types, sizes that
- * fill tiles and sizes that do not, batches, symmetric products, products of experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are.
+ * fill tiles and sizes that do not, batches, symmetric products, products of experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are, beside
+ * the vendor's.
  *
  * What must not be read or written is NaN: the gaps between rows, slots without an expert, C before it is written.
  *
@@ -269,6 +270,7 @@ static void symmetric_products_are_whole_and_symmetric_to_the_bit(void **state) 
     skip_without_device();
     check_symmetric(1, 8, 16, true);
     check_symmetric(2, 328, 40, true);
+    check_symmetric(2, 520, 72, true);
     check_symmetric(2, 65, 33, false);
 }
 
@@ -356,18 +358,26 @@ static void check_grad_input(const Experts *e) {
     free(before.host), matrix_free(&result), free_call(e, &c);
 }
 
-static void check_grad_weight(const Experts *e) {
+static void check_grad_weight(const Experts *e, bool fresh) {
     Call c = new_call(e, GEMM_F32);
+    if (fresh) {
+        for (int64_t i = 0; i < c.w.rows; i++)
+            for (int64_t j = 0; j < c.w.ld; j++) matrix_set(&c.w, i, j, NAN);
+        matrix_upload(&c.w);
+    }
     Matrix before = matrix_copy(&c.w);
+    c.call.fresh = fresh;
     set_operand(&c.call.in[0], c.call.in_shape[0], c.y.device, 2, (int64_t[]){e->slots, e->out});
     set_operand(&c.call.in[1], c.call.in_shape[1], c.x.device, 2, (int64_t[]){e->slots, e->in});
     set_operand(&c.call.out[0], c.call.out_shape[0], c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
     run_twice(&c, gpu_kernels[OP_grouped_linear_grad_weight], &c.w, &before);
     for (int64_t i = 0; i < e->experts; i++)
-        expect_product(&(Expected){.a = &c.y, .b = &c.x, .c = &c.w, .d = &before, .transpose_a = true, .m = e->out, .n = e->in, .k = e->offset[i + 1] - e->offset[i],
+        expect_product(&(Expected){.a = &c.y, .b = &c.x, .c = &c.w, .d = fresh ? NULL : &before, .transpose_a = true, .m = e->out, .n = e->in, .k = e->offset[i + 1] - e->offset[i],
                                    .a_depth = e->offset[i], .b_depth = e->offset[i], .c_row = i * e->out, .alpha = 1, .beta = 1});
     free(before.host), free_call(e, &c);
 }
+static void check_grad_weight_added(const Experts *e) { check_grad_weight(e, false); }
+static void check_grad_weight_begun(const Experts *e) { check_grad_weight(e, true); }
 
 static const Experts expert_cases[] = {
     {.experts = 4, .slots = 340, .in = 72, .out = 40, .offset = (const int32_t[]){0, 0, 131, 132, 331}},       /* one without slots, one with a single one */
@@ -376,13 +386,104 @@ static const Experts expert_cases[] = {
     {.experts = 3, .slots = 50, .in = 33, .out = 21, .offset = (const int32_t[]){0, 7, 30, 49}},               /* odd */
 };
 
+/* Several rounds of tiles for every processor; experts' last rows fill more than half a tile, less, nothing, or are all they have. Too much for an emulator. */
+static const Experts many_tiles = {.experts = 5, .slots = 6000, .in = 264, .out = 2048, .offset = (const int32_t[]){0, 1000, 2300, 2300, 2364, 5900}};
+
 static void check_experts(void (*check)(const Experts *e)) {
     skip_without_device();
     for (size_t i = 0; i < sizeof expert_cases / sizeof *expert_cases; i++) check(&expert_cases[i]);
+    if (device_info(check_device())->kind == DEVICE_CUDA) check(&many_tiles);
 }
 static void products_of_experts_match_a_loop(void **state) { (void)state, check_experts(check_forward); }
 static void input_gradients_of_experts_match_a_loop(void **state) { (void)state, check_experts(check_grad_input); }
-static void weight_gradients_of_experts_are_added_to(void **state) { (void)state, check_experts(check_grad_weight); }
+static void weight_gradients_of_experts_are_added_to(void **state) { (void)state, check_experts(check_grad_weight_added); }
+static void weight_gradients_of_experts_begin_without_what_was_there(void **state) { (void)state, check_experts(check_grad_weight_begun); }
+
+/* -- Adding to bf16 ------------------------------------------------------------------------------------------------ */
+
+/* The same elements in fp32. */
+static Matrix matrix_widened(const Matrix *m) {
+    Matrix wide = matrix_new(GEMM_F32, m->rows, m->columns, m->ld, false);
+    for (int64_t i = 0; i < m->rows; i++)
+        for (int64_t j = 0; j < m->columns; j++) matrix_set(&wide, i, j, matrix_get(m, i, j));
+    matrix_upload(&wide);
+    return wide;
+}
+
+/* What was made in bf16 is what was made in fp32, rounded: so it was rounded once. */
+static void expect_rounded(Matrix *narrow, Matrix *wide) {
+    matrix_download(narrow), matrix_download(wide);
+    expect_no_failure();
+    Matrix rounded = matrix_copy(narrow);
+    for (int64_t i = 0; i < wide->rows; i++)
+        for (int64_t j = 0; j < wide->ld; j++) matrix_set(&rounded, i, j, matrix_get(wide, i, j));
+    assert_memory_equal(narrow->host, rounded.host, (size_t)matrix_bytes(narrow));
+    free(rounded.host);
+}
+
+/* C += A B in bf16 and in fp32, from the same C, where `run` makes one or more products of which `first` is the first. */
+static void check_rounded_once(Gemm first, Matrix *c, void (*run)(const Gemm *first, const void *more), const void *more) {
+    Matrix wide = matrix_widened(c);
+    first.input = GEMM_BF16, first.accumulate = true;
+    first.output = GEMM_BF16, first.c = c->device, first.ldc = c->ld;
+    run(&first, more);
+    first.output = GEMM_F32, first.c = wide.device;
+    run(&first, more);
+    expect_rounded(c, &wide);
+    matrix_free(&wide);
+}
+
+static void run_one(const Gemm *first, const void *more) { (void)more, gpu_gemm(check_device(), first); }
+static void run_batch_in_place(const Gemm *first, const void *more) {
+    GemmBatch batch = *(const GemmBatch *)more;
+    batch.first = *first, batch.first.accumulate = false, batch.d = first->c;
+    gpu_gemm_batch(check_device(), &batch);
+}
+static void run_experts(const Gemm *first, const void *more) {
+    GemmGrouped grouped = *(const GemmGrouped *)more;
+    grouped.first = *first;
+    gpu_gemm_grouped(check_device(), &grouped);
+}
+
+static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
+    (void)state;
+    skip_without_device();
+    static const Size sizes[] = {{136, 264, 72, true}, {65, 31, 17, false}, {24, 40, 0, true}};
+    for (int i = 0; i < 12; i++) {
+        const Size *s = &sizes[i / 4];
+        bool transpose_a = i & 1, transpose_b = i & 2;
+        Matrix a = matrix_new(GEMM_BF16, transpose_a ? s->k : s->m, transpose_a ? s->m : s->k, transpose_a ? s->m : s->k, true);
+        Matrix b = matrix_new(GEMM_BF16, transpose_b ? s->n : s->k, transpose_b ? s->k : s->n, transpose_b ? s->k : s->n, true);
+        Matrix c = matrix_new(GEMM_BF16, s->m, s->n, padded(s->n, s->padded), true);
+        Gemm product = {.transpose_a = transpose_a, .transpose_b = transpose_b, .m = s->m, .n = s->n, .k = s->k, .a = a.device, .lda = a.ld, .b = b.device, .ldb = b.ld};
+        check_rounded_once(product, &c, run_one, NULL);
+        matrix_free(&a), matrix_free(&b), matrix_free(&c);
+    }
+}
+
+static void a_batch_is_added_to_bf16_and_rounded_once(void **state) {
+    (void)state;
+    skip_without_device();
+    enum { COUNT = 3, M = 136, N = 72, K = 40 };
+    Matrix a = matrix_new(GEMM_BF16, COUNT * M, K, K, true), b = matrix_new(GEMM_BF16, COUNT * K, N, N, true), c = matrix_new(GEMM_BF16, COUNT * M, N, N, true);
+    GemmBatch batch = {.count = COUNT, .stride_a = M * K, .stride_b = K * N, .stride_c = M * N, .alpha = 0.75, .beta = -1.25};
+    check_rounded_once((Gemm){.m = M, .n = N, .k = K, .a = a.device, .lda = K, .b = b.device, .ldb = N}, &c, run_batch_in_place, &batch);
+    matrix_free(&a), matrix_free(&b), matrix_free(&c);
+}
+
+/* Outputs, then gradients of weights. */
+static void check_experts_rounded_once(const Experts *e) {
+    Call c = new_call(e, GEMM_BF16);
+    Matrix y = matrix_new(GEMM_BF16, e->slots, e->out, e->out, true), g = matrix_new(GEMM_BF16, e->experts * e->out, e->in, e->in, true);
+    GemmGrouped grouped = {.offset = c.offset, .experts = e->experts};
+    Gemm forward = {.transpose_b = true, .m = e->slots, .n = e->out, .k = e->in, .a = c.x.device, .lda = e->in, .b = c.w.device, .ldb = e->in};
+    Gemm grad_weight = {.transpose_a = true, .m = e->out, .n = e->in, .k = e->slots, .a = c.y.device, .lda = e->out, .b = c.x.device, .ldb = e->in};
+    check_rounded_once(forward, &y, run_experts, &grouped);
+    grouped.slots_are_depth = true;
+    check_rounded_once(grad_weight, &g, run_experts, &grouped);
+    matrix_free(&y), matrix_free(&g), free_call(e, &c);
+}
+static void products_of_experts_are_added_to_bf16_and_rounded_once(void **state) { (void)state, check_experts(check_experts_rounded_once); }
 
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
@@ -415,6 +516,7 @@ static double median_seconds(void (*run)(const void *what), const void *what) {
 }
 
 static void run_product(const void *what) { gpu_gemm(check_device(), what); }
+static void run_vendors(const void *what) { device_gemm(check_device(), what); }
 static void run_batch(const void *what) { gpu_gemm_batch(check_device(), what); }
 static void run_grouped(const void *what) { gpu_gemm_grouped(check_device(), what); }
 
@@ -435,6 +537,7 @@ static void speed_of_layer(int64_t rows, int64_t out, int64_t in) {
     for (int i = 0; i < 3; i++) {
         forms[i].input = GEMM_BF16;
         print_speed("linear", &forms[i], median_seconds(run_product, &forms[i]), 1);
+        print_speed("  the vendor's", &forms[i], median_seconds(run_vendors, &forms[i]), 1);
     }
     device_free(check_device(), x, rows * in * 2), device_free(check_device(), w, out * in * 2);
     device_free(check_device(), y, rows * out * 2), device_free(check_device(), g, out * in * 4);
@@ -449,15 +552,18 @@ static void speed_of_experts(int64_t out, int64_t in) {
     int32_t *device_offset = upload_offsets(&e);
     int64_t weights = EXPERTS * out * in;
     void *x = speed_memory(SLOTS * in, true), *w = speed_memory(weights, true), *y = speed_memory(SLOTS * out, true), *g = speed_memory(2 * weights, false);
-    GemmGrouped forms[] = {
+    GemmGrouped forms[6] = {
         {.first = {.transpose_b = true, .m = SLOTS, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = in, .c = y, .ldc = out, .output = GEMM_BF16}},
         {.first = {.m = SLOTS, .n = in, .k = out, .a = y, .lda = out, .b = w, .ldb = in, .c = x, .ldc = in, .output = GEMM_BF16}},
         {.first = {.transpose_a = true, .m = out, .n = in, .k = SLOTS, .a = y, .lda = out, .b = x, .ldb = in, .c = g, .ldc = in, .output = GEMM_F32, .accumulate = true},
          .slots_are_depth = true},
     };
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"16 experts", "16 experts", "16 experts, fp32 +=", "16 experts, fp32", "16 experts, bf16 +=", "16 experts, bf16"};
+    forms[3] = forms[4] = forms[5] = forms[2];
+    forms[3].first.accumulate = forms[5].first.accumulate = false, forms[4].first.output = forms[5].first.output = GEMM_BF16;
+    for (int i = 0; i < 6; i++) {
         forms[i].first.input = GEMM_BF16, forms[i].offset = device_offset, forms[i].experts = EXPERTS;
-        print_speed("16 experts", &forms[i].first, median_seconds(run_grouped, &forms[i]), 1);
+        print_speed(names[i], &forms[i].first, median_seconds(run_grouped, &forms[i]), 1);
     }
     device_free(check_device(), x, SLOTS * in * 2), device_free(check_device(), w, weights * 2), device_free(check_device(), device_offset, sizeof offset);
     device_free(check_device(), y, SLOTS * out * 2), device_free(check_device(), g, weights * 4);
@@ -496,6 +602,10 @@ int main(void) {
         cmocka_unit_test(products_of_experts_match_a_loop),
         cmocka_unit_test(input_gradients_of_experts_match_a_loop),
         cmocka_unit_test(weight_gradients_of_experts_are_added_to),
+        cmocka_unit_test(weight_gradients_of_experts_begin_without_what_was_there),
+        cmocka_unit_test(a_product_is_added_to_bf16_and_rounded_once),
+        cmocka_unit_test(a_batch_is_added_to_bf16_and_rounded_once),
+        cmocka_unit_test(products_of_experts_are_added_to_bf16_and_rounded_once),
         cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

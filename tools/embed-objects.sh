@@ -20,7 +20,7 @@ for file in "$@"; do
         awk -v prefix="$file." '
             /^\.visible \.entry/ { name = $3; sub(/\(.*/, "", name); out = prefix name; text = bounds = "" }
             out { text = text $0 "\n" }
-            out && $2 == "bounds" { bounds = ".maxntid " $3 "\n.minnctapersm " $4 "\n" }
+            out && $2 == "bounds" { bounds = ".maxntid " $3 "\n.minnctapersm " $4 "\n" ($5 ? ".reqnctapercluster " $5 "\n" : "") }
             !out && !/globl/ { header = header $0 "\n" }
             /^}/ { sub(/\n\)[^\n]*\n/, "\n)\n" bounds, text); printf "%s%s", header, text > out; close(out); out = "" }' "$file"
         for piece in "$file".*; do embed "$piece" "$module" "$target" "${piece##*.}"; done ;;

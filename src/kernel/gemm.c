@@ -3,35 +3,17 @@
  * C is cut into tiles; a block makes whole tiles, so every sum runs over the depth in one order. Tiles are numbered product after product; in a product a band of
  * rows of tiles goes column by column, so that blocks that run together share what they read in the second-level cache. On NVIDIA there are as many blocks as
  * processors, and each goes from tile to tile, already reading for the next one; on AMD a block makes one tile, and two blocks share a processor. Where the sizes of
- * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles. */
+ * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles.
+ *
+ * On Hopper all this is for what its copy engine cannot reach; other products are gemm_hopper.h's. Either makes the same bits for the same arguments, always. */
 #include "kernel/gemm.h"
-
-typedef struct GemmArguments {
-    GLOBAL const bf16 *a, *b;
-    GLOBAL void *c;
-    GLOBAL const void *d;          /* as C, or NULL */
-    GLOBAL const float *bias;      /* or NULL */
-    GLOBAL const int32_t *offset;  /* of the experts' slots, or NULL */
-    int64_t lda, ldb, ldc, stride_a, stride_b, stride_c;
-    int32_t m, n, k;               /* m, or k with slots_are_depth, is not used with offset */
-    int32_t products, tiles;       /* tiles of a product whose size does not depend on offset */
-    float alpha, beta;
-    /* true or false, as words: */
-    int32_t transpose_a, transpose_b; /* read by gemm_any alone */
-    int32_t slots_are_depth, symmetric;
-    int32_t wide;                  /* C and D are fp32 */
-    int32_t fours;                 /* C, D and bias can be accessed by aligned fours of columns, and C's rows too if it is symmetric */
-} GemmArguments;
+#include "kernel/gemm_hopper.h"
 
 #ifdef GPU_DEVICE
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-#if defined GEMM_WGMMA
-enum { BAND = 16 }; /* rows of tiles: about square together with the tiles in flight */
-#else
-enum { BAND = 8 };
-#endif
+enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in flight */
 
 typedef struct Tile {
     int32_t product, row, column; /* of C */
@@ -43,32 +25,11 @@ typedef struct Tile {
 /* A walk along the tiles: the product that was reached and the number of its first tile. */
 typedef struct Walk { int32_t product, first; } Walk;
 
-INLINE int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
-
 INLINE int32_t tiles_of(const GemmArguments *g, int32_t product) {
     if (!g->offset) return g->tiles;
     int32_t slots = g->offset[product + 1] - g->offset[product];
-    if (g->slots_are_depth) return slots > 0 ? g->tiles : 0;
+    if (g->slots_are_depth) return slots > 0 || !g->d ? g->tiles : 0;
     return divide_up(slots, TILE_ROWS) * divide_up(g->n, TILE_COLUMNS);
-}
-
-/* Row and column, in tiles, of tile `index` of a product. */
-INLINE void place_in_band(int32_t index, int32_t rows, int32_t columns, int32_t *row, int32_t *column) {
-    int32_t band = index / (BAND * columns), height = least(BAND, rows - band * BAND), inner = index - band * BAND * columns;
-    *row = band * BAND + inner % height;
-    *column = inner / height;
-}
-
-/* The same among the tiles that reach the diagonal or lie below it. WIDTH rows of tiles are as high as a tile is wide, so rows p WIDTH .. have p + 1 columns each, and
- * before them lie WIDTH p (p + 1) / 2 tiles. */
-INLINE void place_below_diagonal(int32_t index, int32_t *row, int32_t *column) {
-    enum { WIDTH = TILE_COLUMNS / TILE_ROWS };
-    int32_t p = (int32_t)(0.5f * (fast_sqrt(8.0f / WIDTH * (float)index + 1) - 1));
-    while (p > 0 && WIDTH * p * (p + 1) / 2 > index) p--;
-    while (WIDTH * (p + 1) * (p + 2) / 2 <= index) p++;
-    int32_t inner = index - WIDTH * p * (p + 1) / 2;
-    *row = p * WIDTH + inner / (p + 1);
-    *column = inner % (p + 1);
 }
 
 /* Goes on to the product that has tile `index`, which must not be less than before; past the last one when there is none. */
@@ -96,7 +57,7 @@ INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
         else tile.rows = slots;
     }
     if (g->symmetric) place_below_diagonal(index - walk->first, &tile.row, &tile.column);
-    else place_in_band(index - walk->first, divide_up(tile.rows, TILE_ROWS), divide_up(g->n, TILE_COLUMNS), &tile.row, &tile.column);
+    else place_in_band(index - walk->first, BAND, divide_up(tile.rows, TILE_ROWS), divide_up(g->n, TILE_COLUMNS), &tile.row, &tile.column);
     tile.row *= TILE_ROWS;
     tile.column *= TILE_COLUMNS;
     tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
@@ -119,12 +80,6 @@ INLINE Reader reader_of_b(const GemmArguments *g, const Tile *t, Layout layout) 
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-/* Element (row, column) of a product's C or D, from their start. */
-INLINE int64_t place_of(const GemmArguments *g, const Tile *t, int32_t row, int32_t column) {
-    int64_t product = g->offset && !g->slots_are_depth ? t->slot * g->ldc : t->product * g->stride_c;
-    return product + row * g->ldc + column;
-}
-
 INLINE f32x4 read_four(GLOBAL const void *from, int64_t at, bool wide) {
     if (wide) return *(GLOBAL const f32x4 *)((GLOBAL const float *)from + at);
     u32x2 pairs = *(GLOBAL const u32x2 *)((GLOBAL const bf16 *)from + at);
@@ -144,12 +99,12 @@ INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, i
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_ROWS * PASS_COLUMNS; i += WAVE) {
         int32_t r = row + i / PASS_COLUMNS, c = column + i % PASS_COLUMNS;
         if (r >= t->rows || c >= g->n || (g->symmetric && r < c)) continue;
-        int64_t at = place_of(g, t, r, c);
+        int64_t at = place_of(g, t->slot, t->product, r, c);
         float x = g->alpha * pass[pass_at(i / PASS_COLUMNS, i % PASS_COLUMNS)];
         if (g->bias) x += g->bias[c];
         if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : widen(((GLOBAL const bf16 *)g->d)[at]));
         write_one(g->c, at, x, g->wide);
-        if (g->symmetric && r > c) write_one(g->c, place_of(g, t, c, r), x, g->wide);
+        if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->product, c, r), x, g->wide);
     }
 }
 
@@ -164,7 +119,7 @@ enum {
 INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL float *pass, bool wide) {
     int lane = opaque(lane_id()), down = lane / FOURS_ACROSS, across = lane % FOURS_ACROSS * 4;
     int32_t rows = column + across < g->n ? t->rows - row - down : 0;
-    int64_t at = place_of(g, t, row + down, column + across), step = FOURS_STEP * g->ldc;
+    int64_t at = place_of(g, t->slot, t->product, row + down, column + across), step = FOURS_STEP * g->ldc;
     f32x4 d[FOURS], bias = 0;
     UNROLL for (int i = 0; i < FOURS; i++) {
         d[i] = 0;
@@ -185,7 +140,7 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
         int across = i / FOURS_DOWN, down = i % FOURS_DOWN * 4;
         f32x4 x;
         UNROLL for (int e = 0; e < 4; e++) x[e] = pass[pass_at(down + e, across)];
-        if (column + across < g->n && row + down < t->rows) write_four(g->c, place_of(g, t, column + across, row + down), x, false);
+        if (column + across < g->n && row + down < t->rows) write_four(g->c, place_of(g, t->slot, t->product, column + across, row + down), x, false);
     }
 }
 
@@ -256,9 +211,7 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
 
 #elif defined __NVPTX__
 
-/* Stages that reading is ahead of the sums. A stage is filled again when all waves are known to be done with it: one barrier after mma.sync read it, two after wgmma
- * began to. */
-enum { AHEAD = 2 };
+enum { AHEAD = STAGES - 1 }; /* stages that reading is ahead of the sums */
 
 extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
@@ -299,7 +252,7 @@ INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
     int line = g->wide ? 32 : 64, across = TILE_COLUMNS / line; /* elements in 128 bytes */
     _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : TILE_ROWS * across; i < TILE_ROWS * across; i += GEMM_THREADS) {
         int32_t row = t->row + i / across, column = t->column + i % across * line;
-        if (row < t->rows && column < g->n) prefetch((GLOBAL const char *)g->d + place_of(g, t, row, column) * (128 / line));
+        if (row < t->rows && column < g->n) prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->product, row, column) * (128 / line));
     }
 }
 
@@ -318,22 +271,11 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
         for (int32_t step = 0; step < tile.steps; step++) {
             LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;
             copies_wait();
-#if defined GEMM_WGMMA
-            shared_to_async();
-            barrier();
-            sums_add(&sums, ready, a, b);
-            ahead_read(&ahead, g, stage + AHEAD, a, b);
-            sums_wait_for_earlier();
-#else
             barrier();
             ahead_read(&ahead, g, stage + AHEAD, a, b);
             sums_add(&sums, ready, a, b);
-#endif
             stage = (stage + 1) % STAGES;
         }
-#if defined GEMM_WGMMA
-        sums_wait(&sums);
-#endif
         barrier();
         tile_write(g, &tile, &sums, (LOCAL float *)(stages + (stage + AHEAD) % STAGES * STAGE_ELEMENTS));
     }
@@ -347,10 +289,21 @@ KERNEL(gemm_tn, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_LINES); }
 KERNEL(gemm_tt, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_DEPTH); }
 KERNEL(gemm_any, GemmArguments) { multiply(&a, LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
 
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER_KERNEL(name, left, right)                                 \
+    KERNEL(name, GemmHopper) {                                           \
+        CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);               \
+        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), left, right);       \
+    }
+HOPPER_KERNEL(gemm_hopper_nn, LAYOUT_DEPTH, LAYOUT_LINES)
+HOPPER_KERNEL(gemm_hopper_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
+HOPPER_KERNEL(gemm_hopper_tn, LAYOUT_LINES, LAYOUT_LINES)
+HOPPER_KERNEL(gemm_hopper_tt, LAYOUT_LINES, LAYOUT_DEPTH)
+#endif
+
 #else
 
 #include <assert.h>
-#include <string.h>
 
 #include "kernel/gemm_launch.h"
 #include "kernel/launch.h"
@@ -360,35 +313,59 @@ LAUNCHER(gemm, gemm_nt, GemmArguments)
 LAUNCHER(gemm, gemm_tn, GemmArguments)
 LAUNCHER(gemm, gemm_tt, GemmArguments)
 LAUNCHER(gemm, gemm_any, GemmArguments)
-
-/* What the kernels were compiled for. */
-typedef struct Geometry { int32_t columns; int shared; bool stays; } Geometry;
-
-static Geometry geometry_of(const DeviceInfo *info) {
-    const int a_bytes = TILE_ROWS * TILE_DEPTH * 2;
-    if (info->kind == DEVICE_HIP) return (Geometry){.columns = 128};
-    if (!strcmp(info->target, "sm_90a")) return (Geometry){.columns = 256, .shared = 4 * 3 * a_bytes, .stays = true};
-    return (Geometry){.columns = 128, .shared = 3 * 2 * a_bytes, .stays = true};
-}
+LAUNCHER(gemm, gemm_hopper_nn, GemmHopper)
+LAUNCHER(gemm, gemm_hopper_nt, GemmHopper)
+LAUNCHER(gemm, gemm_hopper_tn, GemmHopper)
+LAUNCHER(gemm, gemm_hopper_tt, GemmHopper)
 
 static bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
 /* Whether eight neighbours in memory can be read at once: all of `side` values side by side. */
 static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride) { return is_aligned(data) && (side | ld | stride) % 8 == 0; }
 
-static int64_t tiles_below_diagonal(int64_t rows, int64_t width) {
-    int64_t tiles = 0;
-    for (int64_t i = 0; i < rows; i++) tiles += i / width + 1;
-    return tiles;
+/* -- On Hopper ----------------------------------------------------------------------------------------------------- */
+
+/* An operand [sheets][rows][columns]. */
+static bool map_operand(const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride) {
+    return device_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
 }
+
+/* C and D, which may be fp32: pairs of bf16 then. */
+static bool map_result(const Device *device, TensorMap *map, const GemmArguments *g, const void *data, int64_t sheets) {
+    int64_t width = g->wide ? 2 : 1;
+    return map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
+}
+
+/* False where the copy engine cannot read the operands or write C. Slots of all experts, as rows or depth, are one sheet. */
+static bool launch_hopper(Device *device, const GemmArguments *g) {
+    GemmHopper h = {.product = *g};
+    bool by_rows = g->offset && !g->slots_are_depth;
+    int64_t a_sheets = g->offset ? 1 : g->products, b_sheets = g->slots_are_depth ? 1 : g->products, c_sheets = by_rows ? 1 : g->products;
+    if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
+    if (!map_operand(device, &h.a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
+        !map_operand(device, &h.b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
+        !map_result(device, &h.c, g, g->c, c_sheets) || (g->d && !map_result(device, &h.d, g, g->d, c_sheets)))
+        return false;
+    int64_t half_rows = ceil_divide(g->m, UNIT_ROWS / 2), columns = ceil_divide(g->n, HOPPER_COLUMNS), clusters = device_info(device)->processors / HOPPER_CLUSTER;
+    int64_t most = (by_rows ? half_rows + g->products : half_rows * g->products) * columns;
+    LaunchShape shape = {.x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+    if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
+    else (g->transpose_b ? launch_gemm_hopper_nt : launch_gemm_hopper_nn)(device, shape, &h);
+    return true;
+}
+
+/* -- Launches ------------------------------------------------------------------------------------------------------ */
 
 /* `most_tiles`: of all products together. */
 static void launch_product(Device *device, const GemmArguments *g, int64_t most_tiles) {
     const DeviceInfo *info = device_info(device);
-    Geometry geometry = geometry_of(info);
-    LaunchShape shape = {.threads = GEMM_THREADS, .shared = geometry.shared, .x = ceil_divide(most_tiles, 8) * 8};
-    if (geometry.stays) shape.x = most_tiles < info->processors ? most_tiles : info->processors;
+    LaunchShape shape = {.threads = GEMM_THREADS, .x = ceil_divide(most_tiles, 8) * 8};
     bool chunks = in_chunks(g->a, g->transpose_a ? g->m : g->k, g->lda, g->stride_a) && in_chunks(g->b, g->transpose_b ? g->k : g->n, g->ldb, g->stride_b);
+    if (chunks && launch_hopper(device, g)) return;
+    if (info->kind == DEVICE_CUDA) {
+        shape.shared = 3 * (TILE_ROWS + TILE_COLUMNS) * TILE_DEPTH * 2;
+        shape.x = most_tiles < info->processors ? most_tiles : info->processors;
+    }
     if (!chunks) launch_gemm_any(device, shape, g);
     else if (g->transpose_a) (g->transpose_b ? launch_gemm_tt : launch_gemm_tn)(device, shape, g);
     else (g->transpose_b ? launch_gemm_nt : launch_gemm_nn)(device, shape, g);
@@ -403,21 +380,20 @@ static GemmArguments arguments_of(const Gemm *product) {
                            .d = product->accumulate ? product->c : NULL, .beta = product->accumulate};
 }
 
-static void finish_arguments(GemmArguments *g, const Geometry *geometry) {
-    int64_t rows = ceil_divide(g->m, TILE_ROWS), tiles = rows * ceil_divide(g->n, geometry->columns);
-    g->tiles = (int32_t)(g->symmetric ? tiles_below_diagonal(rows, geometry->columns / TILE_ROWS) : tiles);
+static void finish_arguments(GemmArguments *g) {
+    int64_t rows = ceil_divide(g->m, TILE_ROWS);
+    g->tiles = (int32_t)(g->symmetric ? rows * (rows + 1) / 2 : rows * ceil_divide(g->n, TILE_COLUMNS));
     g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
 }
 
 void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
-    Geometry geometry = geometry_of(device_info(device));
     GemmArguments g = arguments_of(&batch->first);
     if (g.m == 0 || g.n == 0) return;
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
     g.products = (int32_t)batch->count, g.symmetric = batch->symmetric;
-    finish_arguments(&g, &geometry);
+    finish_arguments(&g);
     launch_product(device, &g, batch->count * g.tiles);
 }
 
@@ -426,14 +402,13 @@ void gpu_gemm(Device *device, const Gemm *product) {
 }
 
 void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
-    Geometry geometry = geometry_of(device_info(device));
     GemmArguments g = arguments_of(&grouped->first);
     if (g.m == 0 || g.n == 0) return;
     g.offset = grouped->offset, g.products = (int32_t)grouped->experts, g.slots_are_depth = grouped->slots_are_depth;
     if (grouped->slots_are_depth) g.stride_c = (int64_t)g.m * g.n;
     else g.stride_b = (int64_t)g.n * g.k;
-    finish_arguments(&g, &geometry);
-    int64_t columns = ceil_divide(g.n, geometry.columns), rows = ceil_divide(g.m, TILE_ROWS) + grouped->experts;
+    finish_arguments(&g);
+    int64_t columns = ceil_divide(g.n, TILE_COLUMNS), rows = ceil_divide(g.m, TILE_ROWS) + grouped->experts;
     launch_product(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);
 }
 

@@ -1,36 +1,76 @@
 /* What one block does of a matrix product: bf16 tiles of A and B on their way from global to shared memory, and the sums of a tile of C in registers. For
- * gemm.c alone.
+ * gemm.c alone; what runs on Hopper (gemm_hopper.h) shares the arguments.
  *
- * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH of the depth k, in 128-byte rows of shared memory that are permuted as
- * mma.h says, which is also the 128-byte swizzle of Hopper's wgmma. Either a row is a line, or it is one step of the depth for 64 lines; then each 64
- * lines are a panel of TILE_DEPTH rows. Both forms have as many rows as lines.
+ * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH of the depth k, in rows of shared memory that are permuted as mma.h says.
+ * Either a row is a line, or it is one step of the depth for a panel of 32 or 64 lines; then a panel has TILE_DEPTH rows.
  *
- * Sums: on AMD and with mma.sync a wave makes 64 rows of a tile of C in blocks of 32 x 32 by mma.h; with wgmma, whose operands come straight from shared
- * memory, four waves make 64 rows together, each 16 of them, in all columns. At the end a wave lays its part out in shared memory, row by row, in several passes. */
+ * Sums: a wave makes 64 rows of a tile of C in blocks of 32 x 32 by mma.h. At the end it lays its part out in shared memory, row by row, in several passes. */
 #ifndef SMELT_KERNEL_GEMM_H
 #define SMELT_KERNEL_GEMM_H
 
-#include "kernel/hopper.h"
 #include "kernel/mma.h"
 
-enum { GEMM_THREADS = 256, TILE_ROWS = 128, TILE_DEPTH = 64 };
+enum { GEMM_THREADS = 256, TILE_ROWS = 128, TILE_COLUMNS = 128, TILE_DEPTH = 64 };
+
+/* C = alpha A B + beta D + bias. */
+typedef struct GemmArguments {
+    GLOBAL const bf16 *a, *b;
+    GLOBAL void *c;
+    GLOBAL const void *d;          /* as C, or NULL */
+    GLOBAL const float *bias;      /* or NULL */
+    GLOBAL const int32_t *offset;  /* of the experts' slots, or NULL */
+    int64_t lda, ldb, ldc, stride_a, stride_b, stride_c;
+    int32_t m, n, k;               /* m, or k with slots_are_depth, is not used with offset */
+    int32_t products, tiles;       /* tiles of a product whose size does not depend on offset */
+    float alpha, beta;
+    /* true or false, as words: */
+    int32_t transpose_a, transpose_b; /* read by gemm_any alone */
+    int32_t slots_are_depth, symmetric;
+    int32_t wide;                  /* C and D are fp32 */
+    int32_t fours;                 /* C, D and bias can be accessed by aligned fours of columns, and C's rows too if it is symmetric */
+} GemmArguments;
 
 #ifdef GPU_DEVICE
 
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define GEMM_WGMMA
-enum { TILE_COLUMNS = 256, STAGES = 4 };
-#elif defined __NVPTX__
-enum { TILE_COLUMNS = 128, STAGES = 3 };
+INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+INLINE int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+INLINE bool slots_are_rows(const GemmArguments *g) { return g->offset && !g->slots_are_depth; }
+
+/* Element (row, column) of the C or D of a product, which begins at slot `slot`, from their start. */
+INLINE int64_t place_of(const GemmArguments *g, int64_t slot, int32_t product, int32_t row, int32_t column) {
+    return (slots_are_rows(g) ? slot * g->ldc : product * g->stride_c) + row * g->ldc + column;
+}
+
+/* Row and column, in tiles, of tile `index` of a product whose tiles are counted band after band of rows, in a band column by column. */
+INLINE void place_in_band(int32_t index, int32_t band_rows, int32_t rows, int32_t columns, int32_t *row, int32_t *column) {
+    int32_t band = index / (band_rows * columns), height = least(band_rows, rows - band * band_rows), inner = index - band * band_rows * columns;
+    *row = band * band_rows + inner % height;
+    *column = inner / height;
+}
+
+/* The same among the tiles that reach the diagonal or lie below it: row p has p + 1. */
+INLINE void place_below_diagonal(int32_t index, int32_t *row, int32_t *column) {
+    int32_t p = (int32_t)(0.5f * (fast_sqrt(8.0f * (float)index + 1) - 1));
+    while (p > 0 && p * (p + 1) / 2 > index) p--;
+    while ((p + 1) * (p + 2) / 2 <= index) p++;
+    *row = p;
+    *column = index - p * (p + 1) / 2;
+}
+
+#if defined __NVPTX__
+/* Into the second-level cache. */
+INLINE void prefetch(GLOBAL const void *data) { __asm__ volatile("prefetch.global.L2 [%0];" : : "l"(data)); }
+enum { STAGES = 3 };
 #else
-enum { TILE_COLUMNS = 128, STAGES = 1 };
+enum { STAGES = 1 };
 #endif
 
 enum {
     A_ELEMENTS = TILE_ROWS * TILE_DEPTH,
     STAGE_ELEMENTS = A_ELEMENTS + TILE_COLUMNS * TILE_DEPTH,
-    PANEL_LINES = TILE_COLUMNS == 128 && WAVE == 32 ? 32 : 64, /* what a wave reads of a panel must be known at compile time */
-    CHUNKS = TILE_COLUMNS * TILE_DEPTH / 8 / GEMM_THREADS,     /* most that a thread reads of a tile */
+    PANEL_LINES = WAVE == 32 ? 32 : 64,                    /* what a wave reads of a panel must be known at compile time */
+    CHUNKS = TILE_COLUMNS * TILE_DEPTH / 8 / GEMM_THREADS, /* most that a thread reads of a tile */
 };
 
 /* -- From global to shared memory ---------------------------------------------------------------------------------- */
@@ -50,7 +90,6 @@ typedef struct Reader {
 } Reader;
 
 INLINE int chunks_of(int count) { return count * TILE_DEPTH / 8 / GEMM_THREADS; }
-INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* Elements in a row of shared memory; and the row, and the first element in it, of a thread's chunk i. */
 INLINE int row_width(Layout layout) { return layout == LAYOUT_LINES ? PANEL_LINES : TILE_DEPTH; }
@@ -123,8 +162,6 @@ INLINE void reader_copy(Reader *r, LOCAL bf16 *tile, Layout layout, int count) {
     UNROLL for (int i = 0; i < chunks_of(count); i++) copy_chunk(chunk_at(tile, layout, i), r->data + r->offset[i], chunk_exists(r, layout, i));
     reader_advance(r);
 }
-/* Into the second-level cache. */
-INLINE void prefetch(GLOBAL const void *data) { __asm__ volatile("prefetch.global.L2 [%0];" : : "l"(data)); }
 INLINE void copies_commit(void) { __asm__ volatile("cp.async.commit_group;" : : : "memory"); }
 /* All but the last committed group of copies have arrived. */
 INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : "memory"); }
@@ -134,11 +171,7 @@ INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : 
 /* -- Passes -------------------------------------------------------------------------------------------------------- */
 
 /* What a wave lays out at once, 1024 or 2048 sums in fp32, with 16-byte chunks permuted against bank conflicts. */
-#if defined GEMM_WGMMA
-enum { PASS_ROWS = 16, PASS_COLUMNS = 64 };
-#else
 enum { PASS_ROWS = MMA, PASS_COLUMNS = WAVE == 64 ? 64 : 32 };
-#endif
 enum { PASSES = TILE_ROWS * TILE_COLUMNS * WAVE / GEMM_THREADS / PASS_ROWS / PASS_COLUMNS };
 
 INLINE int pass_at(int row, int column) { return row * PASS_COLUMNS + ((column / 4 ^ ((row ^ row >> 3) & 7)) * 4 | column % 4); }
@@ -163,9 +196,7 @@ INLINE void wave_barrier(void) {
 #endif
 }
 
-/* -- Sums by mma.h ------------------------------------------------------------------------------------------------- */
-
-#ifndef GEMM_WGMMA
+/* -- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
     WAVE_ROWS = 64 / MMA, /* blocks of a wave */
@@ -213,67 +244,6 @@ INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
 }
 INLINE int pass_row(int i) { return (wave_id() / WAVES_ACROSS * WAVE_ROWS + i * PASS_BLOCKS / WAVE_COLUMNS) * MMA; }
 INLINE int pass_column(int i) { return (wave_id() % WAVES_ACROSS * WAVE_COLUMNS + i * PASS_BLOCKS % WAVE_COLUMNS) * MMA; }
-
-#else
-
-/* -- Sums by wgmma ------------------------------------------------------------------------------------------------- */
-
-typedef struct Sums { float x[TILE_COLUMNS / 2]; } Sums;
-
-#define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
-#define NAMED_128                                                                                                                          \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "   \
-    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "   \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "   \
-    "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-    "%127}"
-
-/* A matrix descriptor (PTX ISA, "Matrix Descriptor Format"): 128-byte swizzle, 1024 bytes from eight rows to the next eight, a panel's size from panel to panel. */
-INLINE uint64_t descriptor_of(LOCAL const bf16 *tile) {
-    const uint64_t swizzle_128 = (uint64_t)1 << 62, eight_rows = (uint64_t)(8 * 128 / 16) << 32, panel = (uint64_t)(TILE_DEPTH * 128 / 16) << 16;
-    return swizzle_128 | eight_rows | panel | (shared_address(tile) & 0x3ffff) >> 4;
-}
-/* 16 steps of the depth further on, in units of 16 bytes: 32 bytes of each row or 16 rows. */
-INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
-
-#define WGMMA_256                                                                                                                          \
-    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " NAMED_128 ", a, b, add, 1, 1, %132, %133;\n"                                  \
-    "add.s64 a, a, %130; add.s64 b, b, %131;\n"
-
-INLINE void sums_clear(Sums *sums) {
-    UNROLL for (int i = 0; i < TILE_COLUMNS / 2; i++) sums->x[i] = 0;
-}
-
-/* Starts to add the product of a stage. Until sums_wait the registers are the hardware's. */
-INLINE void sums_add(Sums *sums, LOCAL const bf16 *stage, Layout a, Layout b) {
-    uint64_t left = descriptor_of(stage + thread_id() / 128 * 64 * TILE_DEPTH), right = descriptor_of(stage + A_ELEMENTS);
-    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b;\n"
-                     "setp.eq.s32 add, 0, 0; mov.b64 a, %128; mov.b64 b, %129;\n"
-                     "wgmma.fence.sync.aligned;\n" WGMMA_256 WGMMA_256 WGMMA_256 WGMMA_256
-                     "wgmma.commit_group.sync.aligned; }"
-                     : TIED_128(sums->x)
-                     : "l"(left), "l"(right), "n"(descriptor_step(a)), "n"(descriptor_step(b)), "n"(a == LAYOUT_LINES), "n"(b == LAYOUT_LINES)
-                     : "memory");
-}
-/* All products but the last that was started have read their stages. */
-INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
-INLINE void sums_wait(Sums *sums) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(sums->x) : : "memory"); }
-INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
-    int lane = opaque(lane_id()), row = lane / 4, column = lane % 4 * 2;
-    UNROLL for (int n = 0; n < PASS_COLUMNS / 8; n++) {
-        const float *x = sums->x + i * PASS_COLUMNS / 2 + n * 4;
-        *(LOCAL f32x2 *)(pass + pass_at(row, n * 8 + column)) = (f32x2){x[0], x[1]};
-        *(LOCAL f32x2 *)(pass + pass_at(row + 8, n * 8 + column)) = (f32x2){x[2], x[3]};
-    }
-}
-INLINE int pass_row(int i) {
-    (void)i;
-    return wave_id() * PASS_ROWS;
-}
-INLINE int pass_column(int i) { return i * PASS_COLUMNS; }
-
-#endif
 
 #endif
 #endif

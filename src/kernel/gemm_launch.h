@@ -5,8 +5,9 @@
 
 #include "device/device.h"
 
-/* As gemm (device/gemm.h), for bf16 inputs. At full speed where the dimensions that lie in memory side by side and the leading dimensions are multiples of 8
- * and A and B are aligned to 16 bytes; any others are read element by element. Leading dimensions are below 2^23. */
+/* As gemm (device/gemm.h), for bf16 inputs; with `accumulate` C may also be bf16, which is rounded once. At full speed where the dimensions that lie in memory side by side
+ * and the leading dimensions are multiples of 8 and A and B are aligned to 16 bytes; any others are read element by element. On Hopper the same is asked of C, D and bias,
+ * or products go the way of older GPUs. Leading dimensions are below 2^23. */
 void gpu_gemm(Device *device, const Gemm *product);
 
 /* C[i] = alpha A[i] B[i] + beta D[i] (+ bias) for `count` products of one shape, their operands `stride` elements apart; `first` is the first of them, without

@@ -43,6 +43,7 @@ typedef uint16_t u16x8 __attribute__((ext_vector_type(8)));
 #if defined __AMDGCN__
 enum { WAVE = 64 };
 #define KERNEL(name, Arguments) __attribute__((amdgpu_kernel, visibility("protected"))) void name(const Arguments a)
+#define BLOCK_BOUNDS(threads, blocks) (void)0 /* for NVIDIA, below */
 INLINE int thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
 INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
@@ -59,6 +60,9 @@ INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bperm
 #elif defined __NVPTX__
 enum { WAVE = 32 };
 #define KERNEL(name, Arguments) __attribute__((nvptx_kernel)) void name(const Arguments a)
+/* First in a kernel: its blocks have exactly so many threads, and so many of them are to share a processor. Clang knows no such attribute in C:
+ * tools/embed-objects.sh makes directives of it. */
+#define BLOCK_BOUNDS(threads, blocks) __asm__ volatile("// bounds %0 %1" : : "n"(threads), "n"(blocks))
 INLINE int thread_id(void) { return __nvvm_read_ptx_sreg_tid_x(); }
 INLINE int block_x(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
 INLINE int block_y(void) { return __nvvm_read_ptx_sreg_ctaid_y(); }

@@ -15,11 +15,14 @@
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
 
-/* First in a kernel: its blocks have exactly so many threads, and so many of them are to share a processor. Clang knows no such attribute in C:
- * tools/embed-objects.sh makes directives of it. */
-#define BLOCK_BOUNDS(threads, blocks) __asm__ volatile("// bounds %0 %1" : : "n"(threads), "n"(blocks))
+/* BLOCK_BOUNDS of blocks in clusters of `size`, for which the launch need not ask. */
+#define CLUSTER_BOUNDS(threads, blocks, size) __asm__ volatile("// bounds %0 %1 %2" : : "n"(threads), "n"(blocks), "n"(size))
 
 enum { WARPGROUP = 128, PANEL_COLUMNS = 64, GROUP_ROWS = 64 };
+
+/* Registers of each thread of a warpgroup from now on, a multiple of 8: more, when others have left as many, or fewer. All warps of the group. */
+#define registers_take(count) __asm__ volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(count))
+#define registers_leave(count) __asm__ volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(count))
 
 /* -- Barriers ------------------------------------------------------------------------------------------------------ */
 
@@ -38,12 +41,25 @@ INLINE void shared_barrier_arrive(SharedBarrier b) { __asm__ volatile("mbarrier.
 INLINE void shared_barrier_expect(SharedBarrier b, int bytes) {
     __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(address_of(b)), "r"(bytes) : "memory");
 }
+/* Arrives at the same barrier of block `rank` of the cluster. */
+INLINE void shared_barrier_arrive_at(SharedBarrier b, int rank) {
+    __asm__ volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+                     : : "r"(address_of(b)), "r"(rank) : "memory");
+}
 /* Until phase `turn` (0, 1, 2 ...) is over. */
 INLINE void shared_barrier_wait(SharedBarrier b, int turn) {
     int done;
     do __asm__ volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.b32 %0, 1, 0, done; }"
                         : "=r"(done) : "r"(address_of(b)), "r"(turn & 1) : "memory");
     while (!done);
+}
+
+/* Barriers that were initialized before are there for the other blocks of the cluster, after cluster_barrier. */
+INLINE void shared_barriers_to_cluster(void) { __asm__ volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+/* All threads of the cluster. */
+INLINE void cluster_barrier(void) {
+    warp_barrier();
+    __asm__ volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
 /* Hardware barrier `id` (1 .. 15) of `threads`: some wait, the others only arrive. */
@@ -69,10 +85,43 @@ INLINE void copy_box(LOCAL bf16 *to, uint64_t map, int column, int row, int shee
                      : : "r"(address_of(to)), "l"(map), "r"(column), "r"(row), "r"(sheet), "r"(address_of(b)) : "memory");
 }
 
+/* The same into every block of the cluster whose bit of `ranks` is set, at the same place; each block's barrier gets the bytes. */
+INLINE void copy_box_to_cluster(LOCAL bf16 *to, uint64_t map, int column, int row, int sheet, SharedBarrier b, int ranks) {
+    __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;"
+                     : : "r"(address_of(to)), "l"(map), "r"(column), "r"(row), "r"(sheet), "r"(address_of(b)), "h"((int16_t)ranks) : "memory");
+}
+
 /* `bytes` bytes as they lie; both addresses and the size are multiples of 16. */
 INLINE void copy_bytes(LOCAL void *to, GLOBAL const void *from, int bytes, SharedBarrier b) {
     __asm__ volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                      : : "r"(address_of(to)), "l"(from), "r"(bytes), "r"(address_of(b)) : "memory");
+}
+
+/* The box at (column, row, sheet) out of shared memory; elements beyond the tensor's edges are left out. After copy_out_commit the thread's copies_read waits until
+ * such boxes are read, copies_done until they are written. */
+INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL const bf16 *from) {
+    __asm__ volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
+                     : : "l"(map), "r"(column), "r"(row), "r"(sheet), "r"(address_of(from)) : "memory");
+}
+INLINE void copy_out_commit(void) { __asm__ volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+INLINE void copies_read(void) { __asm__ volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
+INLINE void copies_done(void) { __asm__ volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
+
+/* Four blocks of 8 x 8 of bf16, as wgmma's sums hold them rounded: lanes 8 i .. 8 i + 7 give the addresses of the rows of block i. */
+INLINE void store_matrices(LOCAL const void *row, const uint32_t *x) {
+    __asm__ volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     : : "r"(address_of(row)), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+
+/* A block of 8 x 8 of bf16, of which every lane holds a pair as in wgmma's sums, transposed. */
+INLINE uint32_t transpose_matrix(uint32_t x) {
+    uint32_t y;
+    __asm__ volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+/* If `there`, without a branch: else no lane exchange would run beside another. */
+INLINE void store_two_if(GLOBAL void *to, uint32_t x, uint32_t y, bool there) {
+    __asm__ volatile("{ .reg .pred there; setp.ne.b32 there, %3, 0; @there st.global.v2.b32 [%0], {%1, %2}; }" : : "l"(to), "r"(x), "r"(y), "r"((int)there) : "memory");
 }
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */
