@@ -85,16 +85,15 @@ void device_free(Device *device, void *memory, int64_t bytes) {
 }
 
 void *device_allocate_host(Device *device, int64_t bytes, Error *error) {
-    void *memory = NULL;
     if (!device->gpu) return memory_map((size_t)bytes, error);
-    if (device->gpu->call.allocate_host(&memory, bytes ? (size_t)bytes : 1, 0) == 0) return memory;
-    error_set(error, ERROR_MEMORY, "the driver of %s refused %lld bytes of the host's memory", device->info.name, (long long)bytes);
-    return NULL;
+    void *memory = staging_pin(device->gpu, bytes);
+    if (!memory) error_set(error, ERROR_MEMORY, "the driver of %s refused %lld bytes of the host's memory", device->info.name, (long long)bytes);
+    return memory;
 }
 
 void device_free_host(Device *device, void *memory, int64_t bytes) {
     if (!device->gpu) memory_unmap(memory, (size_t)bytes);
-    else if (memory) gpu_check(device->gpu, device->gpu->call.release_host(memory), "release_host");
+    else if (memory) staging_unpin(device->gpu, memory);
 }
 
 static void fill_host(char *memory, int byte, int64_t bytes) {
@@ -112,7 +111,7 @@ void device_fill(Device *device, void *memory, int byte, int64_t bytes) {
 void device_upload(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) memcpy(to, from, (size_t)bytes);
-    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
+    else if (bytes && gpu_ready(gpu) && !staging_upload(gpu, to, from, bytes)) gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
 }
 
 void device_copy(Device *device, void *to, const void *from, int64_t bytes) {
@@ -124,7 +123,7 @@ void device_copy(Device *device, void *to, const void *from, int64_t bytes) {
 void device_download(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = device->gpu;
     if (!gpu) memcpy(to, from, (size_t)bytes);
-    else if (bytes && gpu_ready(gpu)) gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
+    else if (bytes && gpu_ready(gpu) && !staging_download(gpu, to, from, bytes)) gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
     device_synchronize(device);
 }
 

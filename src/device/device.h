@@ -112,6 +112,8 @@ typedef struct DeviceEvent DeviceEvent;
 DeviceStream *device_stream_open(Device *device);
 void device_stream_close(Device *device, DeviceStream *stream);
 DeviceEvent *device_event_open(Device *device);
+/* One that knows when it happened. */
+DeviceEvent *device_event_open_timed(Device *device);
 void device_event_close(Device *device, DeviceEvent *event);
 /* The event happens when what the stream holds now is done. NULL: the device's own stream. */
 void device_event_record(Device *device, DeviceEvent *event, DeviceStream *stream);
@@ -119,6 +121,8 @@ void device_event_record(Device *device, DeviceEvent *event, DeviceStream *strea
 void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream);
 /* Whether it happened. Any thread may ask that called device_use_thread. */
 bool device_event_done(const Device *device, DeviceEvent *event);
+/* Seconds between two timed events that happened. */
+double device_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to);
 /* Lets the calling thread ask for events. */
 void device_use_thread(const Device *device);
 

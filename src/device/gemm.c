@@ -143,6 +143,7 @@ static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, 
     if (narrow && !first) u.addend = sums, u.ld_addend = t.columns;
     if (narrow && !last) u.out = sums, u.ld_out = t.columns, u.out_bf16 = false;
     if (!narrow && (g->accumulate || !first)) u.addend = c, u.ld_addend = g->ldc;
+    if (narrow && g->accumulate && first) u.addend = c, u.ld_addend = g->ldc, u.addend_bf16 = true;
     return u;
 }
 
@@ -190,7 +191,7 @@ static void multiply_step(const Walk *w, Scratch *s, Step step) {
     const GemmKernel *kernel = w->kernel;
     GemmUpdate update = update_for(w->g, w->tile, s->sums, step.index, w->blocks);
     update.out = (char *)update.out + step.row * update.ld_out * (int64_t)(update.out_bf16 ? 2 : kernel->element);
-    if (update.addend) update.addend = (const char *)update.addend + step.row * update.ld_addend * (int64_t)kernel->element;
+    if (update.addend) update.addend = (const char *)update.addend + step.row * update.ld_addend * (int64_t)(update.addend_bf16 ? 2 : kernel->element);
     Step next = step_after(w, step);
     GemmAhead ahead[2] = {0};
     if (next.index < w->blocks) ahead[0] = ahead_of(a_of(w, next), next.rows, next.depth, w->g->input);
@@ -285,7 +286,7 @@ typedef struct Group {
 
 /* By shape alone, as bits depend on it. */
 static int64_t pieces_of(const Gemm *g) {
-    if (!g->accumulate || g->m == 0 || g->n == 0) return 1;
+    if (!g->accumulate || g->output == GEMM_BF16 || g->m == 0 || g->n == 0) return 1;
     int64_t room = PARTIALS / smaller(g->m, PARTIALS + 1) / g->n, pieces = 1;
     while (pieces < MOST_PIECES && 2 * pieces * PIECE_DEPTH <= g->k && 2 * pieces - 1 <= room) pieces *= 2;
     return pieces;

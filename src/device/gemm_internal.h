@@ -10,6 +10,7 @@
 /* Where a block of finished sums goes: out = sums (+ addend) (+ bias). Leading dimensions count elements. */
 typedef struct GemmUpdate {
     const void *addend; int64_t ld_addend; /* sum type, or NULL */
+    bool addend_bf16;                      /* it is that instead */
     const void *bias;                      /* sum type, or NULL */
     void *out; int64_t ld_out;
     bool out_bf16;

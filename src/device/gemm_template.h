@@ -267,10 +267,22 @@ INLINE void GEMM_NAME(store_bf16)(uint16_t *to, VECTOR v, int64_t columns) {
 }
 #endif
 
+#if GEMM_FROM_BF16
+INLINE VECTOR GEMM_NAME(load_bf16)(const uint16_t *from, int64_t columns) {
+    HALVES halves = {0};
+    memcpy(&halves, from, columns >= GEMM_LANES ? sizeof halves : (size_t)columns * 2);
+    return (VECTOR)(__builtin_convertvector(halves, BITS) << 16);
+}
+#endif
+
 /* One vector of a row: sums + addend + bias to its place. */
 INLINE void GEMM_NAME(finish)(VECTOR v, const GemmUpdate *u, int64_t row, int64_t column, int64_t columns) {
     bool whole = columns >= GEMM_LANES;
     size_t bytes = whole ? sizeof v : (size_t)columns * sizeof(GEMM_SUM);
+#if GEMM_FROM_BF16
+    if (u->addend && u->addend_bf16) v += GEMM_NAME(load_bf16)((const uint16_t *)u->addend + row * u->ld_addend + column, columns);
+    else
+#endif
     if (u->addend) {
         const GEMM_SUM *from = (const GEMM_SUM *)u->addend + row * u->ld_addend + column;
         v += whole ? GEMM_NAME(load)(from) : GEMM_NAME(load_bytes)(from, bytes);

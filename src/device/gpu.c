@@ -145,6 +145,7 @@ Gpu *gpu_open(DeviceKind kind, int index, DeviceInfo *info, Error *error) {
 }
 
 void gpu_close(Gpu *gpu) {
+    staging_close(gpu);
     for (int i = 0; i < gpu->module_count; i++)
         if (gpu->modules[i].handle) gpu->call.module_unload(gpu->modules[i].handle);
     for (int i = 0; i < 2; i++)
@@ -194,10 +195,7 @@ static Module *find_module(Gpu *gpu, const GpuKernel *kernel) {
 
 void device_prepare_begin(Device *device) { device->gpu->preparing = true; }
 
-void device_prepare_end(Device *device) {
-    device->gpu->preparing = false;
-    load_wanted(device->gpu);
-}
+void device_prepare_end(Device *device) { device->gpu->preparing = false; }
 
 static bool load_function(Gpu *gpu, Function *function, const GpuKernel *kernel) {
     Module *module = find_module(gpu, kernel);
@@ -300,10 +298,13 @@ void device_stream_close(Device *device, DeviceStream *stream) {
     if (stream) device->gpu->call.stream_destroy(stream);
 }
 
-DeviceEvent *device_event_open(Device *device) {
+static DeviceEvent *open_event(Device *device, unsigned flags) {
     void *event = NULL;
-    return gpu_check(device->gpu, device->gpu->call.event_create(&event, EVENT_WITHOUT_TIME), "event_create") ? event : NULL;
+    return gpu_check(device->gpu, device->gpu->call.event_create(&event, flags), "event_create") ? event : NULL;
 }
+
+DeviceEvent *device_event_open(Device *device) { return open_event(device, EVENT_WITHOUT_TIME); }
+DeviceEvent *device_event_open_timed(Device *device) { return open_event(device, 0); }
 
 void device_event_close(Device *device, DeviceEvent *event) {
     if (event) device->gpu->call.event_destroy(event);
@@ -320,6 +321,11 @@ void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream)
 }
 
 bool device_event_done(const Device *device, DeviceEvent *event) { return device->gpu->call.event_query(event) == 0; }
+
+double device_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to) {
+    float milliseconds = 0;
+    return device->gpu->call.event_elapsed(&milliseconds, from, to) == 0 ? milliseconds / 1e3 : 0;
+}
 
 void device_use_thread(const Device *device) { use_in_thread(device->gpu); }
 

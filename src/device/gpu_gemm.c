@@ -1,4 +1,4 @@
-/* Who computes a product: on the CPU gemm.c; on a GPU the vendor's library where it is there and can, else our own kernels. */
+/* Who computes a product: on the CPU gemm.c; on a GPU the vendor's library where it is there, can and is quicker, else our own kernels. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 void gpu_gemm_open(Device *device) {
     char *path = gemm_choices_default_path();
     Error missing = {0};
-    VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .narrow = gpu_cast, .choices = path};
+    VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .own_races = true, .narrow = gpu_cast, .choices = path};
     device->gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!device->gpu->vendor_gemm) log_info("products on smelt's own kernels: %s", missing.message);
     free(path);

@@ -26,6 +26,8 @@ typedef struct Gpu {
     Module *modules; int module_count;
     Function functions[GPU_MAX_FUNCTIONS];
     struct VendorGemm *vendor_gemm; /* NULL: our own kernels only */
+    struct Staging *staging;        /* NULL: no large copy yet */
+    struct Pinned *pinned; int pinned_count; /* blocks of the host's memory */
     bool recording, preparing;
     Error failure; /* code ERROR_NONE: none yet */
 } Gpu;
@@ -41,6 +43,14 @@ void gpu_close(Gpu *gpu);
 /* The vendor's products, if its library is there. */
 void gpu_gemm_open(Device *device);
 void gpu_gemm_close(Device *device);
+/* Copies as device_upload and device_download say (the latter waits), if they are large: false when nothing was done. */
+typedef struct Staging Staging;
+bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes);
+bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes);
+void staging_close(Gpu *gpu);
+/* A block of host memory that the GPU reaches itself: copies to and from it are not staged. NULL when refused. */
+void *staging_pin(Gpu *gpu, int64_t bytes);
+void staging_unpin(Gpu *gpu, void *memory);
 /* Notes the failure of a call (result != 0) unless there was one before; whether all is well. */
 bool gpu_check(Gpu *gpu, int result, const char *call);
 
