@@ -30,7 +30,7 @@ endif
 GPU_CC ?= clang-19
 GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
 GPU_FLAGS := -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding
-GPU_MODULES := $(patsubst src/kernel/%.c,%,$(shell grep -l '^KERNEL' src/kernel/*.c))
+GPU_MODULES := $(patsubst src/kernel/%.c,%,$(shell grep -lE '^(FLAT_)?KERNEL' src/kernel/*.c))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
 
 # Everything in src/ but main.c is the library that tests link; op files are host half + one object per variant.

@@ -2,7 +2,7 @@
 """smelt against PyTorch on one GPU, or several of one machine: same shapes, random tokens, in turn on the same machine.
 
 For every row of gpu.json: PyTorch's best known form (compiled, SDPA, fused AdamW; transformers' ZayaForCausalLM with grouped_mm for ZAYA1; `peer` in
-gpu.json names mode and precision), then smelt (bf16 with fp32 master weights and optimizer state). Medians of the measured steps; memory is what
+gpu.json names mode and precision), then smelt: in pure bf16 where the peer is that, and in bf16 with fp32 master weights and optimizer state. Medians of the measured steps; memory is what
 nvidia-smi or rocm-smi shows while the program runs, polled; seconds to the first step count from the start of the process. smelt is killed after the last
 measured step, since its checkpoint is not what is measured here.
 
@@ -75,8 +75,11 @@ def run(command, enough=lambda: False):
     return process.returncode, output, peak[0]
 
 
-def run_smelt(arguments, row, shape, folder, ranks, zero):
-    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, f"run-{row}-{ranks}-{zero}")
+MODES = {"pure_bf16": "pure bf16", "bf16": "bf16, fp32 masters"}
+
+
+def run_smelt(arguments, row, shape, folder, ranks, zero, precision):
+    config, shard, runs = os.path.join(folder, "row.yaml"), os.path.join(folder, row), os.path.join(folder, f"run-{row}-{ranks}-{zero}-{precision}")
     zaya = shape["family"] == "zaya"
     model = {"family": shape["family"], "layers": shape["layers"], "width": shape["width"], "heads": shape["query_heads"],
              "kv_heads": shape["key_value_heads"], "head_dim": shape["head_dim"], "ffn": shape["expert_width" if zaya else "ffn_width"],
@@ -103,13 +106,13 @@ def run_smelt(arguments, row, shape, folder, ranks, zero):
 
     launch = [] if ranks == 1 else ["launch", "-n", str(ranks), "--"]
     command = [arguments.smelt, *launch, "train", config, f"run={runs}", f"data.train={shard}", "data.valid_fraction=0", "data.document_mask=false",
-               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens * ranks}", f"layout.zero={zero}", "steps=1000000",
+               f"data.length={shape['sequence']}", f"batch.sequences={shape['microbatch']}", f"batch.tokens={tokens * ranks}", f"layout.zero={zero}", f"precision={precision}", "steps=1000000",
                f"device={arguments.device}", "optimizer.lr=3e-4", "schedule.kind=constant", "tensorboard=false"] + arguments.set
     code, output, memory = run(command, enough)
     steps = read_steps()
     if len(steps) < arguments.steps + 3:
         return {"error": f"exit code {code}: {output[-600:]}"}
-    return {"mode": "bf16, fp32 masters" if ranks == 1 else f"ZeRO-{zero}", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
+    return {"mode": MODES[precision] if ranks == 1 else f"ZeRO-{zero}", "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps[3:]), "memory_gib": memory,
             "seconds_to_first_step": first[0] if first else float("nan"), "loss_last": steps[-1]["loss"]}
 
 
@@ -187,9 +190,10 @@ def peer(arguments):
 def race(arguments, row, shape, folder, ranks, zero, parallel, alone, results):
     """PyTorch, then smelt. `alone` keeps what each program reached on one GPU."""
     base = None
-    for program in ([] if arguments.no_peer else ["pytorch"]) + ["smelt"]:
+    pure = ranks == 1 and shape["peer"].endswith(":bf16")
+    for program, precision in ([] if arguments.no_peer else [("pytorch", "")]) + ([("smelt", "pure_bf16")] if pure else []) + [("smelt", "bf16")]:
         peer_runs = program == "pytorch"
-        result = run_peer(arguments, row, shape, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero)
+        result = run_peer(arguments, row, shape, ranks, parallel) if peer_runs else run_smelt(arguments, row, shape, folder, ranks, zero, precision)
         if "error" in result:
             print(f"{row} {program} on {ranks} failed: {result['error']}", flush=True)
             continue

@@ -12,7 +12,8 @@ static const Option rows[] = {
     {"stop_at", OPTION_INT, FIELD(stop_at), "0", 0, MANY, NULL, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end"},
     {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to train"},
     {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all; does not change the results"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32|fp64", "", "type of matrices and activations; masters and sums are fp32 (fp64)"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32|fp64|pure_bf16", "",
+     "type of matrices and activations; sums, and what is kept from step to step, are fp32 (fp64); pure_bf16 keeps that in bf16 too, without masters"},
     {"recompute", OPTION_CHOICE, FIELD(recompute), "none", 0, 0, "none|norm|attention|block", "", "activations computed again instead of kept: less memory, same bits"},
     {"on_nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", "", "on NaN or infinity: name the tensor and stop, or skip the update"},
     {"plan", OPTION_BOOL, FIELD(plan), "false", 0, 0, NULL, "", "print parameters, program and memory table, and stop before allocating"},
@@ -85,6 +86,8 @@ static const Option rows[] = {
     {"layout.zero", OPTION_INT, FIELD(layout.zero), "1", 0, 3, NULL, "", "ranks share out 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing"},
     {"layout.shard", OPTION_INT, FIELD(layout.shard), "0", 0, 1 << 20, NULL, "ranks", "that share these out, such as those of a node; other groups hold copies; 0: all"},
     {"layout.bucket_mb", OPTION_REAL, FIELD(layout.bucket_mb), "0", 0, 1 << 20, NULL, "MiB", "of gradients that travel at once; 0: 256 on AMD GPUs, else 64"},
+    {"layout.reduce", OPTION_CHOICE, FIELD(layout.reduce), "fp32", 0, 0, "fp32|bf16", "",
+     "in which matrices' gradients travel and are summed over ranks; bf16 halves the traffic; pure_bf16 knows no other, fp64 keeps its own"},
 
     {"eval.every", OPTION_INT, FIELD(eval_every), "0", 0, MANY, NULL, "steps", "between evaluations; 0: only at the end"},
     {"eval.batches", OPTION_INT, FIELD(eval_batches), "0", 0, MANY, NULL, "microbatches", "of an evaluation; 0: the whole validation part"},

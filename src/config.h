@@ -43,7 +43,8 @@ typedef struct ScheduleConfig { int kind; int64_t warmup, decay; double minimum;
 typedef struct DataConfig { const char *train, *valid, *separator, *tokenizer; double valid_fraction; int64_t length; bool document_mask; } DataConfig;
 typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
 
-typedef struct LayoutConfig { int64_t dp, zero, shard; double bucket_mb; } LayoutConfig;
+typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
+typedef struct LayoutConfig { int64_t dp, zero, shard; double bucket_mb; int reduce; } LayoutConfig;
 
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 

@@ -305,8 +305,8 @@ Device *check_device(void) {
 }
 
 /* Three runs: the plain one, the one that is recorded, and a replay. */
-static void check_on_device(CheckBuild build, const void *argument, const Results *reference, double bound, bool gradients) {
-    Run *run = run_create(build, argument, check_device(), PRECISION_BF16, "", gradients);
+static void check_on_device(CheckBuild build, const void *argument, Precision precision, const Results *reference, double bound, bool gradients) {
+    Run *run = run_create(build, argument, check_device(), precision, "", gradients);
     Results first = run_results(run);
     compare(&first, reference, bound, device_info(check_device())->name);
     for (int i = 0; i < 2; i++) {
@@ -318,6 +318,13 @@ static void check_on_device(CheckBuild build, const void *argument, const Result
     run_free(run);
 }
 
+/* Whether pure bf16 is another problem than bf16. */
+static bool has_narrow_gradients(const Graph *graph) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph_get(graph, graph->parameters[i].tensor)->type == TYPE_COMPUTE && graph_get(graph, graph->parameters[i].tensor)->gradient) return true;
+    return false;
+}
+
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
     static const char *const isas[] = {"generic", "avx2", "avx512"};
     bool gradients = !bounds.forward_only;
@@ -325,18 +332,22 @@ void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
     int threads = omp_get_max_threads();
     Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, "", gradients);
     Results reference = run_results(run);
+    bool pure = has_narrow_gradients(run->check.graph);
     run_free(run);
     if (check_device()) {
-        check_on_device(build, argument, &reference, bf16_bound, gradients);
+        check_on_device(build, argument, PRECISION_BF16, &reference, bf16_bound, gradients);
+        if (pure) check_on_device(build, argument, PRECISION_PURE_BF16, &reference, bf16_bound, gradients);
         results_free(&reference);
         return;
     }
     if (gradients) check_all_differences(build, argument, &reference, bounds.difference ? bounds.difference : 1e-6);
-    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP32; precision++)
+    static const Precision precisions[] = {PRECISION_BF16, PRECISION_FP32, PRECISION_PURE_BF16};
+    for (int i = 0; i < (pure ? 3 : 2); i++)
         for (int isa = 0; isa < 3; isa++) {
-            bool bf16 = precision == PRECISION_BF16;
+            Precision precision = precisions[i];
+            bool bf16 = precision_is_bf16(precision);
             char what[64];
-            snprintf(what, sizeof what, "%s kernels in %s", isas[isa], bf16 ? "bf16" : "fp32");
+            snprintf(what, sizeof what, "%s kernels in %s", isas[isa], precision_name(precision));
             run = run_create(build, argument, device_cpu(), precision, isas[isa], gradients);
             omp_set_num_threads(2);
             Results results = run_results(run);

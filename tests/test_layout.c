@@ -1,4 +1,5 @@
 /* Data parallelism: the layout by itself, and training with real ranks under mpirun (and over TCP), compared with one process. */
+#include "base/bf16.h"
 #include "train_run.h"
 
 #include "layout/timetable.h"
@@ -129,18 +130,28 @@ static Updater updater_make(const Setting *setting, int rank, int size, Device *
     Error error = {0};
     u.optimizer = optimizer_create(graph, &setting->config.optimizer, &part, device, &error);
     assert_non_null(u.optimizer);
-    u.master_bytes = layout->local_extent * 4;
-    u.whole_bytes = layout->extent * 4;
+    int64_t unit = precision_unit(graph->precision);
+    u.master_bytes = layout->local_extent * unit;
+    u.whole_bytes = layout->extent * unit;
     u.master = device_allocate(device, u.master_bytes, &error);
     u.weights = device_allocate(device, u.whole_bytes, &error);
     u.gradients = device_allocate(device, u.whole_bytes, &error);
-    float *values = calloc((size_t)layout->extent, sizeof *values);
-    for (int i = 0; i < graph->parameter_count; i++)
-        for (int64_t k = 0; k < graph->parameters[i].count; k++) values[graph->parameters[i].offset + k] = value_of(i, k);
+    device_fill(device, u.weights, 0, u.whole_bytes);
+    char *values = calloc((size_t)layout->extent, (size_t)unit);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        void *at = values + p->offset * unit;
+        for (int64_t k = 0; k < p->count; k++) {
+            if (graph_kept_bytes(graph, p) == 2) ((uint16_t *)at)[k] = bf16_narrow(value_of(i, k));
+            else ((float *)at)[k] = value_of(i, k);
+        }
+    }
     device_upload(device, u.gradients, values, u.whole_bytes);
     for (int i = 0; i < layout->piece_count; i++) {
         const OptimizerPiece *piece = &layout->pieces[i];
-        device_upload(device, u.master + piece->local * 4, values + graph->parameters[piece->parameter].offset + piece->first, piece->count * 4);
+        const Parameter *p = &graph->parameters[piece->parameter];
+        int64_t element = graph_kept_bytes(graph, p);
+        device_upload(device, u.master + piece->local * unit, values + p->offset * unit + piece->first * element, piece->count * element);
     }
     free(values);
     return u;
@@ -156,18 +167,20 @@ static void updater_drop(Updater *u, Device *device) {
 
 /* The rank's pieces, weights of the compute type included, must be those of the one that makes the whole update. */
 static void compare_updates(const Updater *part, const Updater *whole, Device *device) {
-    size_t unit = precision_bytes(part->session.config->precision, TYPE_COMPUTE);
+    int64_t unit = (int64_t)precision_bytes(part->session.config->precision, TYPE_COMPUTE);
     for (int i = 0; i < part->session.layout->piece_count; i++) {
         const OptimizerPiece *piece = &part->session.layout->pieces[i];
-        int64_t ours = part->session.model.graph->parameters[piece->parameter].offset + piece->first;
-        int64_t theirs = whole->session.model.graph->parameters[piece->parameter].offset + piece->first;
-        char *a = malloc((size_t)piece->count * 4), *b = malloc((size_t)piece->count * 4);
-        device_download(device, a, part->master + piece->local * 4, piece->count * 4);
-        device_download(device, b, whole->master + theirs * 4, piece->count * 4);
-        assert_memory_equal(a, b, (size_t)piece->count * 4);
-        device_download(device, a, part->weights + ours * (int64_t)unit, piece->count * (int64_t)unit);
-        device_download(device, b, whole->weights + theirs * (int64_t)unit, piece->count * (int64_t)unit);
-        assert_memory_equal(a, b, (size_t)piece->count * unit);
+        const Graph *graph = part->session.model.graph;
+        const Parameter *p = &graph->parameters[piece->parameter], *q = &whole->session.model.graph->parameters[piece->parameter];
+        int64_t element = graph_kept_bytes(graph, p), kept = precision_unit(graph->precision), bytes = piece->count * element;
+        int64_t ours = p->offset + piece->first * p->width, theirs = q->offset + piece->first * q->width, count = piece->count * p->width;
+        char *a = malloc((size_t)bytes), *b = malloc((size_t)bytes);
+        device_download(device, a, part->master + piece->local * kept, bytes);
+        device_download(device, b, whole->master + q->offset * kept + piece->first * element, bytes);
+        assert_memory_equal(a, b, (size_t)bytes);
+        device_download(device, a, part->weights + ours * unit, count * unit);
+        device_download(device, b, whole->weights + theirs * unit, count * unit);
+        assert_memory_equal(a, b, (size_t)(count * unit));
         free(a);
         free(b);
     }
@@ -198,6 +211,7 @@ static void the_updates_of_all_ranks_are_the_update_of_one(void **state) {
     for (int optimizer = 0; optimizer < 2; optimizer++) {
         check_updates(device_cpu(), PRECISION_FP32, optimizer);
         check_updates(device_cpu(), PRECISION_BF16, optimizer);
+        check_updates(device_cpu(), PRECISION_PURE_BF16, optimizer);
     }
 }
 
@@ -214,7 +228,10 @@ static Device *open_gpu(void) {
 static void the_updates_of_all_ranks_are_the_update_of_one_on_a_gpu(void **state) {
     (void)state;
     Device *gpu = open_gpu();
-    for (int optimizer = 0; optimizer < 2; optimizer++) check_updates(gpu, PRECISION_BF16, optimizer);
+    for (int optimizer = 0; optimizer < 2; optimizer++) {
+        check_updates(gpu, PRECISION_BF16, optimizer);
+        check_updates(gpu, PRECISION_PURE_BF16, optimizer);
+    }
     device_close(gpu);
 }
 
@@ -460,6 +477,46 @@ static void the_same_layout_gives_the_same_bits(void **state) {
     }
 }
 
+/* Of the loss of every step, in nats. */
+static double largest_difference(const char *run, const char *other) {
+    double largest = 0;
+    for (int i = 0; i < 20; i++) largest = fmax(largest, fabs(recorded(run, "step", i, "loss") - recorded(other, "step", i, "loss")));
+    return largest;
+}
+
+/* A gradient's rounding to bf16, 2^-9 of it, turns AdamW's steps of 1e-3 by about as much: thousandths of a nat that is learned. */
+static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    static const struct { int ranks, stage; const char *more; } layouts[] = {{3, 0, ""}, {3, 1, ""}, {3, 3, ""}, {4, 2, "layout.shard=2"}};
+    train_ranks(0, SIX_MICROBATCHES " run=one");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        char run[16];
+        snprintf(run, sizeof run, "many-%zu", i);
+        train_ranks(layouts[i].ranks, SIX_MICROBATCHES " layout.reduce=bf16 layout.zero=%d %s run=%s", layouts[i].stage, layouts[i].more, run);
+        double off = largest_difference(run, "one");
+        if (!(off > 0 && off < 5e-3)) fail_msg("the losses of stage %d differ by %.3g", layouts[i].stage, off);
+    }
+    train_ranks(3, SIX_MICROBATCHES " layout.reduce=bf16 layout.zero=3 run=again");
+    assert_same_steps("again", "many-2");
+}
+
+/* The noise of the rounding does not depend on who holds an element: stages that sum gradients alike give the same bits, the others differ by their sums in bf16. */
+static void pure_bf16_learns_the_same_on_any_ranks_in_any_stage(void **state) {
+    (void)state;
+    if (!has_mpi()) skip();
+    train_ranks(0, SIX_MICROBATCHES " precision=pure_bf16 optimizer.name=muon run=one");
+    for (int stage = 0; stage <= 3; stage++) {
+        char run[16];
+        snprintf(run, sizeof run, "pure-%d", stage);
+        train_ranks(3, SIX_MICROBATCHES " precision=pure_bf16 optimizer.name=muon layout.zero=%d run=%s", stage, run);
+        double off = largest_difference(run, "one");
+        if (!(off < 0.02)) fail_msg("the losses of stage %d differ by %.3g", stage, off);
+    }
+    assert_same_steps("pure-0", "pure-1");
+    assert_same_steps("pure-2", "pure-3");
+}
+
 static void ranks_without_a_microbatch_add_nothing(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -573,6 +630,8 @@ int main(void) {
         TRAIN_TEST(llama_with_muon_learns_the_same_on_any_ranks_in_any_stage),
         TRAIN_TEST(groups_that_hold_copies_learn_the_same),
         TRAIN_TEST(the_same_layout_gives_the_same_bits),
+        TRAIN_TEST(gradients_that_travel_in_bf16_teach_nearly_the_same),
+        TRAIN_TEST(pure_bf16_learns_the_same_on_any_ranks_in_any_stage),
         TRAIN_TEST(ranks_without_a_microbatch_add_nothing),
         TRAIN_TEST(a_growing_batch_is_the_same_on_any_ranks),
         TRAIN_TEST(a_run_goes_on_with_other_numbers_of_ranks_and_in_other_stages),

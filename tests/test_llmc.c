@@ -33,7 +33,7 @@ static void start(Fixture *f, Precision precision)
     assert_true(source_read_config("tests/golden/gpt2", &f->config, &f->strings, &error));
     f->model = model_build(&f->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     f->master = memory_allocate(f->model.graph->parameter_extent * sizeof *f->master);
-    assert_true(source_load_weights("tests/golden/gpt2", &f->config, PRECISION_FP32, f->master, &step, &error));
+    assert_true(source_load_weights("tests/golden/gpt2", &f->config, f->model.graph, f->master, &step, &error));
     if (!llmc_write(f->path, &f->config.model, precision, f->master, false, &error))
         fail_msg("%s", error.message);
 }
@@ -83,7 +83,7 @@ static void both_versions_come_back(void **state)
         assert_int_equal(config.model.vocabulary, 64);
         assert_int_equal(config.model.ffn, 128);
         float *master = memory_allocate(f.model.graph->parameter_extent * sizeof *master);
-        assert_true(source_load_weights(f.path, &config, PRECISION_FP32, master, &step, &error));
+        assert_true(source_load_weights(f.path, &config, f.model.graph, master, &step, &error));
         for (int i = 0; i < f.model.graph->parameter_count; i++) {
             const Parameter *p = &f.model.graph->parameters[i];
             for (int64_t j = p->offset; j < p->offset + p->count; j++) {

@@ -10,7 +10,7 @@ static const double NORM_BOUND = 0.02;
 enum { STEPS = 10 };
 
 static void train_on(const char *device, const char *run, const char *settings) {
-    train_good("%s precision=bf16 threads=1 steps=%d data.valid_fraction=0 device=%s run=%s", settings, STEPS, device, run);
+    train_good("%s threads=1 steps=%d data.valid_fraction=0 device=%s run=%s", settings, STEPS, device, run);
 }
 
 static void assert_close_steps(const char *run, const char *reference) {
@@ -48,7 +48,7 @@ static void assert_same_text(const char *words) {
 
 static void a_tiny_zaya_trains_with_muon_as_on_the_cpu_and_generates(void **state) {
     (void)state;
-    check_training("model.family=zaya optimizer.name=muon");
+    check_training("model.family=zaya optimizer.name=muon precision=bf16");
     char *words = memory_format("generate first 65 tokens=4 text=false threads=1 device=%s", getenv("SMELT_TEST_DEVICE"));
     assert_same_text(words);
     free(words);
@@ -56,7 +56,12 @@ static void a_tiny_zaya_trains_with_muon_as_on_the_cpu_and_generates(void **stat
 
 static void a_tiny_llama_trains_with_adamw_as_on_the_cpu(void **state) {
     (void)state;
-    check_training("model.family=llama optimizer.name=adamw");
+    check_training("model.family=llama optimizer.name=adamw precision=bf16");
+}
+
+static void tiny_models_without_masters_train_as_on_the_cpu(void **state) {
+    (void)state;
+    check_training("model.family=zaya optimizer.name=muon precision=pure_bf16");
 }
 
 int main(void) {
@@ -64,6 +69,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_tiny_zaya_trains_with_muon_as_on_the_cpu_and_generates),
         TRAIN_TEST(a_tiny_llama_trains_with_adamw_as_on_the_cpu),
+        TRAIN_TEST(tiny_models_without_masters_train_as_on_the_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

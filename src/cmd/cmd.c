@@ -4,7 +4,7 @@
 #include "base/log.h"
 
 Device *cmd_open_device(int choice, Precision precision, Error *error) {
-    bool cpu = choice == DEVICE_AUTO && precision != PRECISION_BF16;
+    bool cpu = choice == DEVICE_AUTO && !precision_is_bf16(precision);
     return cpu ? device_cpu() : device_open(choice, 0, error);
 }
 

@@ -65,7 +65,7 @@ static bool write_from_memory(const char *in, const char *out, const Config *con
     if (!master) return false;
     export.master = master;
     int64_t step = 0;
-    bool written = source_load_weights(in, config, export.precision, master, &step, error) && write_model(&export, out, overwrite, error);
+    bool written = source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, overwrite, error);
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);
@@ -107,7 +107,7 @@ static bool convert(const char *in, const char *out, const ConvertOptions *optio
                          config.model.vocabulary, BYTE_VOCABULARY);
     if (folder && !hf_read(in, &origin, error)) return false;
     bool found = !wanted || find_tokenizer(in, &config, &own, &origin.content, error);
-    bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && config.precision == PRECISION_BF16);
+    bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model, .precision = half ? PRECISION_BF16 : PRECISION_FP32, .bytes = bytes,
                        .shard_bytes = options->shard_bytes, .source = folder ? in : own, .origin = origin.content,
                        .keep = folder && options->dtype == CONVERT_SAME};

@@ -126,7 +126,8 @@ static bool check_memory(const char *folder, const Graph *graph, const Plan *pla
 }
 
 static Precision choose_precision(const Config *config, const EvalOptions *options) {
-    return options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
+    if (options->precision == PRECISION_OF_MODEL) return precision_is_bf16(config->precision) ? PRECISION_BF16 : config->precision;
+    return options->precision - 1;
 }
 
 static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences, int64_t length, Error *error) {

@@ -88,7 +88,7 @@ static bool print_plan(const Config *config, Device *device, Error *error) {
 
 /* Each rank of a machine has a GPU of its own, or sees no other: then its launcher has chosen. */
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
-    if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && config->precision != PRECISION_BF16)) return device_cpu();
+    if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
     Device *device = device_open(config->device, comm_local_rank(comm), error);
     if (comm_local_rank(comm) == 0 || (device && device_is_gpu(device))) return device;
     device_close(device);

@@ -9,7 +9,7 @@
 #include "graph/graph.h"
 #include "op/op.h"
 
-typedef struct Span { int64_t begin, end; } Span; /* in elements */
+typedef struct Span { int64_t begin, end; } Span; /* in units */
 
 struct Executor {
     const Graph *graph;
@@ -39,8 +39,9 @@ void *executor_arena(const Executor *executor, Arena arena) { return executor->a
 static void *in_arena(const Executor *executor, void *const *arenas, TensorId id) {
     const Tensor *tensor = graph_get(executor->graph, id);
     if (id == TENSOR_NONE) return NULL;
-    bool elements = tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT;
-    size_t unit = elements ? precision_bytes(executor->graph->precision, tensor->type) : 1;
+    int64_t unit = 1;
+    if (tensor->arena == ARENA_WEIGHT) unit = (int64_t)precision_bytes(executor->graph->precision, TYPE_COMPUTE);
+    if (tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT) unit = precision_unit(executor->graph->precision);
     return (char *)arenas[tensor->arena] + tensor->offset * unit;
 }
 
@@ -86,6 +87,7 @@ static void bind(Executor *executor) {
             if (node->out[j]) memcpy(call->out_shape[j], graph_get(graph, node->out[j])->shape, sizeof call->out_shape[j]);
         }
         call->attributes = node->attributes;
+        call->narrow = precision_kept(graph->precision, TYPE_COMPUTE) == TYPE_COMPUTE;
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
         call->device = executor->backend.device;
     }
@@ -106,7 +108,7 @@ static bool overlaps_any(const Span *spans, int count, Span span) {
 
 /* What is left of the arena between `begun`, which do not overlap. */
 static void find_gaps(Executor *executor, Span *begun, int count) {
-    int64_t at = 0, end = executor->bytes[ARENA_GRADIENT] / (int64_t)precision_bytes(executor->graph->precision, TYPE_WIDE);
+    int64_t at = 0, end = executor->bytes[ARENA_GRADIENT] / precision_unit(executor->graph->precision);
     executor->gaps = memory_allocate((count + 1) * sizeof *executor->gaps);
     qsort(begun, count, sizeof *begun, compare_spans);
     for (int i = 0; i <= count; i++) {
@@ -126,7 +128,7 @@ static void find_begins(Executor *executor) {
             TensorId output = graph->nodes[i].out[j];
             const Tensor *tensor = graph_get(graph, output);
             if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
-            Span span = {tensor->offset, tensor->offset + graph_elements(graph, output)};
+            Span span = {tensor->offset, tensor->offset + graph_units(graph, output)};
             if (op_table[graph->nodes[i].op]->begins == j + 1 && !overlaps_any(seen, seen_count, span)) {
                 executor->begins[i] = true;
                 begun[begun_count++] = span;
@@ -164,7 +166,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
     return true;
 }
 
-/* Loads all kernels at once. */
+/* All kernels are to be loaded at once. */
 static void prepare(Executor *executor) {
     device_prepare_begin(executor->backend.device);
     run_nodes(executor, 0, executor->graph->node_count);
@@ -285,7 +287,7 @@ bool executor_finish(Executor *executor, Error *error) {
 
 void executor_zero(Executor *executor) {
     Device *device = executor->backend.device;
-    int64_t unit = (int64_t)precision_bytes(executor->graph->precision, TYPE_WIDE);
+    int64_t unit = precision_unit(executor->graph->precision);
     char *gradients = executor->arena[ARENA_GRADIENT];
     for (int i = 0; i < executor->gap_count; i++)
         device_fill(device, gradients + executor->gaps[i].begin * unit, 0, (executor->gaps[i].end - executor->gaps[i].begin) * unit);

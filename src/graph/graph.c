@@ -10,12 +10,17 @@
 #include "base/memory.h"
 #include "op/op.h"
 
-enum { PARAMETER_ALIGNMENT = 64 }; /* elements */
+enum { PARAMETER_ALIGNMENT = 64 }; /* units */
 
 size_t precision_bytes(Precision precision, TypeClass type) {
     if (type == TYPE_INT32) return 4;
     if (precision == PRECISION_FP64) return 8;
-    return type == TYPE_COMPUTE && precision == PRECISION_BF16 ? 2 : 4;
+    return type == TYPE_COMPUTE && precision_is_bf16(precision) ? 2 : 4;
+}
+
+const char *precision_name(Precision precision) {
+    static const char *const names[] = {[PRECISION_BF16] = "bf16", [PRECISION_FP32] = "fp32", [PRECISION_FP64] = "fp64", [PRECISION_PURE_BF16] = "pure_bf16"};
+    return names[precision];
 }
 
 const char *arena_name(Arena arena) {
@@ -84,14 +89,15 @@ TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int
     int64_t offset = graph->parameter_extent, count = 1;
     if (!fused) offset = (offset + PARAMETER_ALIGNMENT - 1) / PARAMETER_ALIGNMENT * PARAMETER_ALIGNMENT;
     for (int i = 0; i < rank; i++) count *= shape[i];
+    TypeClass type = compute ? TYPE_COMPUTE : TYPE_WIDE;
     Parameter parameter = {.name = own(graph, memory_copy_string(name)), .kind = kind, .rank = rank, .offset = offset, .count = count,
-                           .init_mean = init_mean, .init_std = init_std, .fused = fused};
+                           .width = precision_width(graph->precision, type), .init_mean = init_mean, .init_std = init_std, .fused = fused};
     for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.shape[i] = i < rank ? shape[i] : 1;
     parameter.tensor = append_tensor(graph, (Tensor){.name = parameter.name, .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
-        .type = compute ? TYPE_COMPUTE : TYPE_WIDE, .rank = rank, .offset = offset}, shape);
+        .type = type, .rank = rank, .offset = offset}, shape);
     graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
     graph->parameters[graph->parameter_count++] = parameter;
-    graph->parameter_extent = offset + count;
+    graph->parameter_extent = offset + count * parameter.width;
     return parameter.tensor;
 }
 
@@ -100,7 +106,7 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
     for (int i = 1; i < count; i++) {
         const Tensor *part = graph_get(graph, parts[i]);
         assert(part->arena == view.arena && part->rank == view.rank);
-        assert(part->offset == view.offset + graph_elements(graph, parts[0]) / graph_get(graph, parts[0])->shape[0] * view.shape[0]);
+        assert(part->offset == view.offset + graph_units(graph, parts[0]) / graph_get(graph, parts[0])->shape[0] * view.shape[0]);
         view.shape[0] += part->shape[0];
     }
     return append_tensor(graph, view, view.shape);
@@ -116,8 +122,8 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     assert(graph_is_parameter(graph, parameter));
     Tensor *tensor = &graph->tensors[parameter];
     if (tensor->gradient) return tensor->gradient;
-    Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)), .arena = ARENA_GRADIENT, .type = TYPE_WIDE,
-                       .rank = tensor->rank, .offset = tensor->offset};
+    Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)), .arena = ARENA_GRADIENT,
+                       .type = precision_kept(graph->precision, tensor->type), .rank = tensor->rank, .offset = tensor->offset};
     int64_t shape[TENSOR_MAX_RANK];
     memcpy(shape, tensor->shape, sizeof shape);
     TensorId id = append_tensor(graph, gradient, shape);
@@ -151,6 +157,14 @@ int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const Tenso
 int64_t graph_elements(const Graph *graph, TensorId tensor) {
     const Tensor *t = graph_get(graph, tensor);
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
+}
+
+int64_t graph_units(const Graph *graph, TensorId tensor) {
+    return graph_elements(graph, tensor) * precision_width(graph->precision, graph_get(graph, tensor)->type);
+}
+
+TypeClass graph_kept(const Graph *graph, const Parameter *parameter) {
+    return precision_kept(graph->precision, graph_get(graph, parameter->tensor)->type);
 }
 
 int64_t graph_columns(const Graph *graph, TensorId tensor) {

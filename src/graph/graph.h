@@ -6,6 +6,8 @@
  *
  * A tensor is a shape, a type class and an offset in an arena. Types are classes, not formats: COMPUTE is bf16, fp32 or
  * fp64 as the run's precision says, WIDE is fp32 (fp64 when precision is fp64), so one graph serves every precision.
+ * What is kept from step to step of a parameter (its value, gradient and optimizer state) is WIDE; pure bf16 keeps it in
+ * the type in which the parameter is read, so that matrices have no masters.
  *
  * The graph owns nodes, tensors, parameters, attributes and names. Misuse by our own code is an assert. */
 #ifndef SMELT_GRAPH_GRAPH_H
@@ -23,18 +25,27 @@ typedef int TensorId;
 enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTPUTS = 12 };
 
 typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32 } TypeClass;
-typedef enum Precision { PRECISION_BF16, PRECISION_FP32, PRECISION_FP64 } Precision;
+typedef enum Precision { PRECISION_BF16, PRECISION_FP32, PRECISION_FP64, PRECISION_PURE_BF16 } Precision;
 size_t precision_bytes(Precision precision, TypeClass type);
+const char *precision_name(Precision precision);
+static inline bool precision_is_bf16(Precision precision) { return precision == PRECISION_BF16 || precision == PRECISION_PURE_BF16; }
+/* The type in which what is kept of a parameter of type `type` is kept. */
+static inline TypeClass precision_kept(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
+/* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */
+static inline int64_t precision_unit(Precision precision) { return (int64_t)precision_bytes(precision, precision_kept(precision, TYPE_COMPUTE)); }
+static inline int64_t precision_width(Precision precision, TypeClass type) {
+    return (int64_t)precision_bytes(precision, precision_kept(precision, type)) / precision_unit(precision);
+}
 
 typedef enum Arena {
     ARENA_INPUT,      /* written by the caller before a run */
     ARENA_CONSTANT,   /* written once, by nodes without inputs, when the executor is made */
     ARENA_WEIGHT,     /* matrix parameters in the COMPUTE type; the master arena itself where the types agree */
-    ARENA_MASTER,     /* every parameter in the WIDE type; vectors are read from here */
-    ARENA_GRADIENT,   /* WIDE, offsets as in the master arena; zeroed at the start of a step, then added to */
+    ARENA_MASTER,     /* every parameter in the type that it is kept in; vectors are read from here */
+    ARENA_GRADIENT,   /* in the same types at the same offsets; zeroed at the start of a step, then added to */
     ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,      /* lives from run to run: caches of generation */
-    ARENA_ACTIVATION, /* planned: alive from its producer to its last reader */
+    ARENA_ACTIVATION, /* planned: alive from its producer to its last reader, which may put its own output there */
     ARENA_COUNT
 } Arena;
 const char *arena_name(Arena arena);
@@ -45,7 +56,7 @@ typedef struct Tensor {
     TypeClass type;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset;    /* elements in the WEIGHT, MASTER and GRADIENT arenas, bytes in the others (set by the planner) */
+    int64_t offset;    /* units in the WEIGHT, MASTER and GRADIENT arenas, bytes in the others (set by the planner) */
     int producer;      /* node, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
@@ -64,13 +75,14 @@ typedef enum ParameterKind {
 const char *parameter_kind_name(ParameterKind kind);
 
 /* A parameter's name is its tensor name in the family's Hugging Face folder. Parameters lie one after another in
- * declaration order; each starts at a multiple of 64 elements unless it is `fused` to the one before it. */
+ * declaration order; each starts at a multiple of 64 units unless it is `fused` to the one before it. */
 typedef struct Parameter {
     char *name;
     ParameterKind kind;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset, count;   /* elements in the master arena */
+    int64_t offset, count;   /* units in the master arena; elements */
+    int64_t width;           /* units of an element */
     double init_mean, init_std;
     bool fused;              /* no gap before it, so that graph_fuse can view both as one matrix */
     bool transposed;         /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
@@ -93,7 +105,7 @@ typedef struct Graph {
     Node *nodes; int node_count;
     Tensor *tensors; int tensor_count;          /* tensors[0] is TENSOR_NONE */
     Parameter *parameters; int parameter_count;
-    int64_t parameter_extent;                   /* elements of the master arena, gaps included */
+    int64_t parameter_extent;                   /* units of the master arena, gaps included */
     int64_t metric_extent, input_bytes, constant_bytes, state_bytes; /* used by graph_tensor to place what is not planned */
     Precision precision;
     bool training;                              /* builders may skip what only gradients need */
@@ -130,6 +142,11 @@ int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
 int64_t graph_elements(const Graph *graph, TensorId tensor);
+/* Units of a parameter, a view of some, or their gradient. */
+int64_t graph_units(const Graph *graph, TensorId tensor);
+/* The type in which a parameter, its gradient and its optimizer state are kept, and the bytes of an element. */
+TypeClass graph_kept(const Graph *graph, const Parameter *parameter);
+static inline int64_t graph_kept_bytes(const Graph *graph, const Parameter *parameter) { return parameter->width * precision_unit(graph->precision); }
 /* Product of all dimensions but the last; and the last. */
 int64_t graph_rows(const Graph *graph, TensorId tensor);
 int64_t graph_columns(const Graph *graph, TensorId tensor);
@@ -186,7 +203,8 @@ typedef struct PlanBlock {
 /* Places blocks, which it sorts, so that those needed at the same time do not overlap; multiples of what all sizes are multiples of. Returns the end. */
 int64_t plan_blocks(PlanBlock *blocks, int count);
 
-/* Gives every tensor its offset. Activations are placed best-fit by lifetime; offsets are multiples of 256 bytes. */
+/* Gives every tensor its offset. Activations are placed best-fit by lifetime, some in the memory of what is read last for them (Op.in_place); offsets are multiples
+ * of 256 bytes. */
 Plan graph_plan(Graph *graph, const Backend *backend);
 /* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */
 void graph_print(const Graph *graph, FILE *file);

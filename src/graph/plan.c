@@ -1,4 +1,5 @@
-/* Lifetimes to offsets. Every activation lives from its producer to its last reader; a node's scratch lives for that node.
+/* Lifetimes to offsets. Every activation lives from its producer to its last reader, and what an operation may do in place (Op.in_place) of a tensor that it
+ * is the last to read takes that tensor's memory; a node's scratch lives for that node.
  * Blocks are placed largest first, each into the smallest gap that it fits between the blocks already placed whose
  * lifetimes overlap its own, or on top. The result is close to the floor (most bytes alive at once), which is printed too.
  * What travels between ranks is placed in the same way (layout/timetable.c). */
@@ -81,45 +82,64 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     return most;
 }
 
-/* One block per activation tensor and per scratch; offsets are written through `target`. */
-static int collect_blocks(Graph *graph, const Backend *backend, PlanBlock *blocks, int64_t *workspace) {
-    int *last = memory_allocate(graph->tensor_count * sizeof *last), count = 0;
+/* The input that the node's first output takes the memory of (Op.in_place), if nothing reads it later. `last` readers are by tensor. */
+static TensorId overwritten(const Graph *graph, int index, const int *last) {
+    const Node *node = &graph->nodes[index];
+    int place = op_table[node->op]->in_place;
+    TensorId input = place ? node->in[place - 1] : TENSOR_NONE, output = node->out[0];
+    const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
+    bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
+    bool free = input && planned && !from->keep && last[input] == index && tensor_bytes(graph, input) == tensor_bytes(graph, output);
+    return free ? input : TENSOR_NONE;
+}
+
+/* The blocks of a graph while they are listed: of each activation its block, and the tensor whose memory it takes. */
+typedef struct Listing { PlanBlock *blocks; int count, *last, *block; TensorId *source; } Listing;
+
+static void list_output(Listing *list, Graph *graph, int node, int index) {
+    TensorId id = graph->nodes[node].out[index];
+    Tensor *tensor = &graph->tensors[id];
+    if (!id || tensor->arena != ARENA_ACTIVATION || tensor->producer != node) return;
+    int end = tensor->keep ? graph->node_count - 1 : list->last[id] > node ? list->last[id] : node;
+    list->source[id] = index == 0 ? overwritten(graph, node, list->last) : TENSOR_NONE;
+    list->block[id] = list->source[id] ? list->block[list->source[id]] : list->count++;
+    PlanBlock *block = &list->blocks[list->block[id]];
+    if (list->source[id]) block->life[0].last = end;
+    else *block = (PlanBlock){.bytes = tensor_bytes(graph, id), .life = {{node, end}, NEVER}, .target = &tensor->offset};
+}
+
+/* One block per activation and per scratch, or for several activations that take each other's memory; offsets are written through `target`. */
+static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
     for (int i = 0; i < graph->node_count; i++)
-        for (int j = 0; j < graph->nodes[i].inputs; j++) last[graph->nodes[i].in[j]] = i;
-    for (int i = 1; i < graph->tensor_count; i++) {
-        Tensor *tensor = &graph->tensors[i];
-        if (tensor->arena != ARENA_ACTIVATION || tensor->producer < 0) continue;
-        int end = tensor->keep ? graph->node_count - 1 : last[i] > tensor->producer ? last[i] : tensor->producer;
-        blocks[count++] = (PlanBlock){.bytes = tensor_bytes(graph, i), .life = {{tensor->producer, end}, NEVER}, .target = &tensor->offset};
-    }
+        for (int j = 0; j < graph->nodes[i].inputs; j++) list->last[graph->nodes[i].in[j]] = i;
     for (int i = 0; i < graph->node_count; i++) {
+        for (int j = 0; j < graph->nodes[i].outputs; j++) list_output(list, graph, i, j);
         int64_t bytes = align(backend->workspace(graph, &graph->nodes[i]));
         if (bytes > *workspace) *workspace = bytes;
-        if (bytes) blocks[count++] = (PlanBlock){.bytes = bytes, .life = {{i, i}, NEVER}, .target = &graph->nodes[i].workspace};
+        if (bytes) list->blocks[list->count++] = (PlanBlock){.bytes = bytes, .life = {{i, i}, NEVER}, .target = &graph->nodes[i].workspace};
     }
-    free(last);
-    return count;
 }
 
 static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
-    PlanBlock *blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *blocks);
-    int count = collect_blocks(graph, backend, blocks, &plan->workspace);
-    plan->activation_floor = most_alive(blocks, count, graph->node_count);
-    plan->bytes[ARENA_ACTIVATION] = plan_blocks(blocks, count);
-    free(blocks);
+    Listing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
+                    .last = memory_allocate(graph->tensor_count * sizeof *list.last), .block = memory_allocate(graph->tensor_count * sizeof *list.block),
+                    .source = memory_allocate(graph->tensor_count * sizeof *list.source)};
+    list_blocks(&list, graph, backend, &plan->workspace);
+    plan->activation_floor = most_alive(list.blocks, list.count, graph->node_count);
+    plan->bytes[ARENA_ACTIVATION] = plan_blocks(list.blocks, list.count);
+    for (int i = 0; i < graph->node_count; i++) { /* sources come first */
+        TensorId first = graph->nodes[i].out[0];
+        if (first && list.source[first]) graph->tensors[first].offset = graph->tensors[list.source[first]].offset;
+    }
+    free(list.blocks);
+    free(list.last);
+    free(list.block);
+    free(list.source);
 }
 
 Plan graph_plan(Graph *graph, const Backend *backend) {
     Plan plan = {0};
     bool backward = false;
-    for (int i = 0; i < graph->node_count; i++) {
-        const Node *node = &graph->nodes[i];
-        const Op *op = op_table[node->op];
-        Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
-        if (op->once) continue;
-        if (node->clone_of < 0) plan.flops += cost.flops;
-        plan.traffic += cost.bytes;
-    }
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         backward |= tensor->arena == ARENA_GRADIENT;
@@ -128,11 +148,19 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }
     }
-    int64_t wide = precision_bytes(graph->precision, TYPE_WIDE), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    plan.bytes[ARENA_MASTER] = graph->parameter_extent * wide;
-    plan.bytes[ARENA_WEIGHT] = compute == wide ? 0 : graph->parameter_extent * compute;
-    plan.bytes[ARENA_GRADIENT] = backward ? graph->parameter_extent * wide : 0;
+    int64_t unit = precision_unit(graph->precision), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
+    plan.bytes[ARENA_MASTER] = graph->parameter_extent * unit;
+    plan.bytes[ARENA_WEIGHT] = compute == unit ? 0 : graph->parameter_extent * compute;
+    plan.bytes[ARENA_GRADIENT] = backward ? graph->parameter_extent * unit : 0;
     place_activations(graph, backend, &plan);
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        const Op *op = op_table[node->op];
+        Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
+        if (op->once) continue;
+        if (node->clone_of < 0) plan.flops += cost.flops;
+        plan.traffic += cost.bytes;
+    }
     return plan;
 }
 

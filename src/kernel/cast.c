@@ -1,30 +1,28 @@
-/* fp32 to bf16: weights from their masters. */
-#include "kernel/gpu.h"
+/* fp32 to bf16 and back: weights from their masters, gradients on their way between ranks. */
+#include "kernel/vector.h"
 
-typedef struct CastArguments { GLOBAL bf16 *to; GLOBAL const float *from; int64_t count; } CastArguments;
-
-enum { THREADS = 256, PER_THREAD = 8 };
+typedef struct CastArguments { GLOBAL bf16 *narrow; GLOBAL float *wide; int64_t count; } CastArguments;
 
 #ifdef GPU_DEVICE
 
-KERNEL(cast, CastArguments) {
-    int64_t at = ((int64_t)block_x() * THREADS + thread_id()) * PER_THREAD;
-    if (at + PER_THREAD <= a.count) {
-        f32x4 low = *(GLOBAL const f32x4 *)(a.from + at), high = *(GLOBAL const f32x4 *)(a.from + at + 4);
-        *(GLOBAL u32x4 *)(a.to + at) = (u32x4){narrow_pair(low.x, low.y), narrow_pair(low.z, low.w), narrow_pair(high.x, high.y), narrow_pair(high.z, high.w)};
-    } else {
-        for (; at < a.count; at++) a.to[at] = narrow(a.from[at]);
-    }
-}
+INLINE void narrow_unit(const CastArguments *a, int64_t at, int unit) { store8_narrow(a->narrow + at, load8_wide(a->wide + at, unit), unit); }
+INLINE void widen_unit(const CastArguments *a, int64_t at, int unit) { store8_wide(a->wide + at, load8_narrow(a->narrow + at, unit), unit); }
+FLAT_KERNEL(narrow_all, CastArguments, narrow_unit)
+FLAT_KERNEL(widen_all, CastArguments, widen_unit)
 
 #else
 
 #include "kernel/launch.h"
 
-LAUNCHER(cast, cast, CastArguments)
+LAUNCHER(cast, narrow_all, CastArguments)
+LAUNCHER(cast, widen_all, CastArguments)
 
 void gpu_cast(Device *device, bf16 *to, const float *from, int64_t count) {
-    launch_cast(device, (LaunchShape){.x = ceil_divide(count, THREADS * PER_THREAD), .threads = THREADS}, &(CastArguments){to, from, count});
+    launch_narrow_all(device, flat_shape(count), &(CastArguments){to, (float *)from, count});
+}
+
+void gpu_widen(Device *device, float *to, const bf16 *from, int64_t count) {
+    launch_widen_all(device, flat_shape(count), &(CastArguments){(bf16 *)from, to, count});
 }
 
 #endif

@@ -389,8 +389,8 @@ GPU_SCRATCH(cca_grad) { return workspace_layout(node->attributes, graph_rows(gra
 /* The parameters' gradients that are sums over chunks of rows. */
 static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
     const char *at = call->workspace;
-    gpu_add_partials(call->device, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
-    gpu_add_partials(call->device, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
+    gpu_add_partials_kept(call, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
+    gpu_add_partials_kept(call, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
 GPU_OP(cca_grad) {

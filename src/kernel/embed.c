@@ -40,11 +40,12 @@ typedef struct EmbedGradArguments {
     const SortedRow GLOBAL *sorted;
     const bf16 GLOBAL *table;
     const float GLOBAL *bias, *scale;
-    float GLOBAL *d_table;
+    void GLOBAL *d_table;          /* fp32, bf16 where `narrow` */
     float GLOBAL *pieces;          /* of each chunk, of the run that came from the chunk before, and of the one that begins here and goes on */
     float GLOBAL *partials;        /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles;        /* tiles: blocks along the columns */
+    bool narrow;
 } EmbedGradArguments;
 
 #ifdef GPU_DEVICE
@@ -129,11 +130,20 @@ typedef struct RunEnd { bool ends; f32x4 d_entry, entry; } RunEnd;
 
 INLINE int32_t sorted_token(const EmbedGradArguments *a, int64_t at) { return at >= 0 && at < a->rows ? a->sorted[at].token : -1; }
 
+INLINE f32x4 load_entry(const EmbedGradArguments *a, int64_t at, int unit) {
+    return a->narrow ? load4_narrow((const bf16 GLOBAL *)a->d_table + at, unit) : load4_wide((const float GLOBAL *)a->d_table + at, unit);
+}
+
+INLINE void store_entry(const EmbedGradArguments *a, int64_t at, f32x4 x, int unit) {
+    if (a->narrow) store4_narrow((bf16 GLOBAL *)a->d_table + at, x, unit);
+    else store4_wide((float GLOBAL *)a->d_table + at, x, unit);
+}
+
 INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state, int64_t at, int32_t token, int unit) {
     RunEnd end = {.ends = at + 1 == state->end || a->sorted[at + 1].token != token};
     if (!end.ends) return end;
     int64_t entry = (int64_t)token * a->columns + state->column;
-    end.d_entry = load4_wide(a->d_table + entry, unit);
+    end.d_entry = load_entry(a, entry, unit);
     if (a->scale) end.entry = load4_narrow(a->table + entry, unit);
     return end;
 }
@@ -142,7 +152,7 @@ INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state,
 INLINE void finish_run(const EmbedGradArguments *a, ChunkState *state, const RunEnd *end, int64_t at, int32_t token, f32x4 bias, f32x4 scale, int unit) {
     bool comes = state->before == token, goes = at + 1 == state->end && state->after == token;
     if (comes || goes) store4_wide(a->pieces + (2 * state->chunk + !comes) * a->columns + state->column, state->run, unit);
-    else store4_wide(a->d_table + (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
+    else store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
     state->bias_sum += state->run;
     state->scale_sum += state->run * (end->entry + bias);
     state->run = 0;
@@ -211,8 +221,8 @@ INLINE void join_pieces(const EmbedGradArguments *a, int unit) {
     }
     for (; piece <= later; piece++) sum += load4_wide(pieces + piece * stride, unit);
     if (a->scale) sum *= load4_wide(a->scale + column, unit);
-    float GLOBAL *d_entry = a->d_table + (int64_t)token * a->columns + column;
-    store4_wide(d_entry, load4_wide(d_entry, unit) + sum, unit);
+    int64_t entry = (int64_t)token * a->columns + column;
+    store_entry(a, entry, load_entry(a, entry, unit) + sum, unit);
 }
 
 KERNEL(grad_joins, EmbedGradArguments) { join_pieces(&a, 4); }
@@ -276,7 +286,7 @@ GPU_OP(embed_grad) {
         .d_stream = call->in[0], .table = call->in[2], .bias = call->in[3], .scale = call->in[4], .d_table = call->out[0],
         .sorted = sort_rows(call, (SortedRow *)lists, (SortedRow *)(lists + sizes.list), (int32_t *)counts),
         .pieces = (float *)pieces, .partials = (float *)partials,
-        .rows = rows, .columns = columns, .tiles = ceil_divide(columns, unit * THREADS),
+        .rows = rows, .columns = columns, .tiles = ceil_divide(columns, unit * THREADS), .narrow = call->narrow,
     };
     int64_t chunks = ceil_divide(rows, CHUNK);
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};

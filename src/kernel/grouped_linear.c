@@ -24,7 +24,7 @@ GPU_OP(grouped_linear_grad_input) {
 
 GPU_OP(grouped_linear_grad_weight) {
     int64_t slots = call->in_shape[0][0], experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
-    Gemm first = {.transpose_a = true, .accumulate = !call->fresh, .input = GEMM_BF16, .output = GEMM_F32, .m = out, .n = in, .k = slots,
+    Gemm first = {.transpose_a = true, .accumulate = !call->fresh, .input = GEMM_BF16, .output = gpu_gemm_kept(call), .m = out, .n = in, .k = slots,
                   .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in};
     gpu_gemm_grouped(call->device, &(GemmGrouped){.first = first, .offset = call->in[2], .experts = experts, .slots_are_depth = true});
 }

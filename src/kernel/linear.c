@@ -93,7 +93,7 @@ static int64_t narrowed_bytes(const LinearAttributes *attributes, int64_t rows, 
 GPU_OP(linear_grad_weight) {
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
     const bf16 *d_y = narrowed(call, call->workspace);
-    device_gemm(call->device, &(Gemm){.transpose_a = true, .accumulate = !call->fresh, .input = GEMM_BF16, .output = GEMM_F32, .m = out, .n = in, .k = rows, .a = d_y,
+    device_gemm(call->device, &(Gemm){.transpose_a = true, .accumulate = !call->fresh, .input = GEMM_BF16, .output = gpu_gemm_kept(call), .m = out, .n = in, .k = rows, .a = d_y,
                                       .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in});
     float *partials = (float *)((char *)call->workspace + narrowed_bytes(call->attributes, rows, out));
     if (call->out[1]) bias_grad(call->device, call->out[1], d_y, partials, rows, out);

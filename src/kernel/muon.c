@@ -1,5 +1,5 @@
 /* What Muon does to memory around its products (optim/muon_gpu.c), for all matrices of one shape at once: momentum and the direction's norm, the
- * direction in bf16, and at the end the update; 34 bytes a parameter in all. The pass that writes directions reads momentum and gradient again
+ * direction in bf16, and at the end the update; 34 bytes a parameter in all, or 20 where all is kept in bf16. The pass that writes directions reads momentum and gradient again
  * instead of rounding a direction twice. Owns no memory. */
 #include "kernel/optim.h"
 
@@ -20,40 +20,46 @@ INLINE bf16 GLOBAL *chunk_direction(const MuonGroup *a, const Chunk GLOBAL *chun
     return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->inner;
 }
 
-/* m = momentum m + scale g at `unit` elements; `sum` with the squares of their direction added. */
-INLINE double update_momentum(const MuonGroup *a, float GLOBAL *momentum, const float GLOBAL *gradient, double sum, int unit) {
-    f32x4 g = load4_wide(gradient, unit), m = a->momentum * load4_wide(momentum, unit) + a->scale * g;
-    store4_wide(momentum, m, unit);
+INLINE f32x4 gradient_at(const MuonGroup *a, int64_t at, bool narrow, int unit) { return load_kept(a->arenas.gradients, at, narrow, unit); }
+INLINE f32x4 momentum_at(const MuonGroup *a, int64_t at, bool narrow, int unit) { return load_kept(a->arenas.momentum, at, narrow, unit); }
+
+/* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction added. */
+INLINE double update_momentum(const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool narrow, int unit) {
+    int64_t at = chunk->offset + i;
+    f32x4 g = gradient_at(a, at, narrow, unit), m = a->momentum * momentum_at(a, at, narrow, unit) + a->scale * g;
+    store_kept(a->arenas.momentum, at, m, narrow ? noise_of(~seed, chunk->first + i) : (u32x4)0, narrow, unit);
     return add_squares(sum, direction_of(a, m, g));
 }
 
-KERNEL(momentum, MuonGroup) {
-    const Chunk GLOBAL *chunk = a.chunks + block_x();
-    float GLOBAL *momentum = a.arenas.momentum + chunk->offset;
-    const float GLOBAL *gradients = a.arenas.gradients + chunk->offset;
+INLINE void update_momenta(const MuonGroup *a, bool narrow) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
     int64_t fours = chunk_fours(chunk), i;
     double sum = 0;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = update_momentum(&a, momentum + i, gradients + i, sum, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) sum = update_momentum(&a, momentum + i, gradients + i, sum, 1);
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = update_momentum(a, chunk, seed, i, sum, narrow, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) sum = update_momentum(a, chunk, seed, i, sum, narrow, 1);
     sum = block_sum_double(sum);
-    if (thread_id() == 0) a.partials[block_x()] = sum;
+    if (thread_id() == 0) a->partials[block_x()] = sum;
 }
 
-INLINE void write_direction(const MuonGroup *a, bf16 GLOBAL *x, const float GLOBAL *momentum, const float GLOBAL *gradient, float factor,
-                            int unit) {
-    store4_narrow(x, factor * direction_of(a, load4_wide(momentum, unit), load4_wide(gradient, unit)), unit);
+KERNEL(momentum, MuonGroup) { update_momenta(&a, false); }
+KERNEL(momentum_narrow, MuonGroup) { update_momenta(&a, true); }
+
+INLINE void write_direction(const MuonGroup *a, bf16 GLOBAL *x, int64_t at, float factor, bool narrow, int unit) {
+    store4_narrow(x, factor * direction_of(a, momentum_at(a, at, narrow, unit), gradient_at(a, at, narrow, unit)), unit);
 }
 
-KERNEL(direction, MuonGroup) {
-    const Chunk GLOBAL *chunk = a.chunks + block_x();
-    const float GLOBAL *momentum = a.arenas.momentum + chunk->offset, *gradients = a.arenas.gradients + chunk->offset;
-    bf16 GLOBAL *x = chunk_direction(&a, chunk);
-    float factor = 1 / ((float)a.norms[chunk->matrix - a.first_matrix] + (float)MUON_EPSILON);
+INLINE void write_directions(const MuonGroup *a, bool narrow) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    bf16 GLOBAL *x = chunk_direction(a, chunk);
+    float factor = 1 / ((float)a->norms[chunk->matrix - a->first_matrix] + (float)MUON_EPSILON);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(&a, x + i, momentum + i, gradients + i, factor, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS)
-        write_direction(&a, x + i, momentum + i, gradients + i, factor, 1);
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->offset + i, factor, narrow, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->offset + i, factor, narrow, 1);
 }
+
+KERNEL(direction, MuonGroup) { write_directions(&a, false); }
+KERNEL(direction_narrow, MuonGroup) { write_directions(&a, true); }
 
 /* The sum of squares of a row, in every lane of the wave that has it. */
 INLINE float row_squares(const bf16 GLOBAL *row, int64_t order) {
@@ -76,39 +82,49 @@ KERNEL(add_identity, IdentityArguments) {
     if (lane_id() == 0) a.square[at + row] = narrow(a.identity + a.linear * widen(a.gram[at + row]) + a.quadratic * squares);
 }
 
-INLINE void apply_direction(const MuonGroup *a, float GLOBAL *master, bf16 GLOBAL *weights, const bf16 GLOBAL *x, int unit) {
-    f32x4 p = a->keep * load4_wide(master, unit) - a->rate * load4_narrow(x, unit);
-    store4_wide(master, p, unit);
-    store4_narrow(weights, p, unit);
+INLINE void apply_direction(const MuonGroup *a, const Chunk GLOBAL *chunk, const bf16 GLOBAL *x, uint32_t seed, int64_t i, bool narrow, int unit) {
+    int64_t at = chunk->offset + i;
+    f32x4 p = a->keep * load_kept(a->arenas.master, at, narrow, unit) - a->rate * load4_narrow(x + i, unit);
+    u32x4 noise = narrow ? noise_of(seed, chunk->first + i) : (u32x4)0;
+    store_kept(a->arenas.master, at, p, noise, narrow, unit);
+    if (!a->arenas.weights) return;
+    if (narrow) store_kept(a->arenas.weights, at, p, noise, true, unit);
+    else store4_narrow(a->arenas.weights + at, p, unit);
 }
 
-KERNEL(apply, MuonGroup) {
-    const Chunk GLOBAL *chunk = a.chunks + block_x();
-    float GLOBAL *master = a.arenas.master + chunk->offset;
-    bf16 GLOBAL *weights = a.arenas.weights + chunk->offset;
-    const bf16 GLOBAL *x = chunk_direction(&a, chunk);
+INLINE void apply_directions(const MuonGroup *a, bool narrow) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    const bf16 GLOBAL *x = chunk_direction(a, chunk);
+    uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) apply_direction(&a, master + i, weights + i, x + i, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) apply_direction(&a, master + i, weights + i, x + i, 1);
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) apply_direction(a, chunk, x, seed, i, narrow, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) apply_direction(a, chunk, x, seed, i, narrow, 1);
 }
+
+KERNEL(apply, MuonGroup) { apply_directions(&a, false); }
+KERNEL(apply_narrow, MuonGroup) { apply_directions(&a, true); }
 
 #else
 
 #include "kernel/launch.h"
 
 LAUNCHER(muon, momentum, MuonGroup)
+LAUNCHER(muon, momentum_narrow, MuonGroup)
 LAUNCHER(muon, direction, MuonGroup)
+LAUNCHER(muon, direction_narrow, MuonGroup)
 LAUNCHER(muon, add_identity, IdentityArguments)
 LAUNCHER(muon, apply, MuonGroup)
+LAUNCHER(muon, apply_narrow, MuonGroup)
 
 static LaunchShape block_per_chunk(const MuonGroup *group) {
     return (LaunchShape){.x = group->matrices * group->chunks_each, .threads = OPTIM_THREADS};
 }
 
 void gpu_muon_load(Device *device, const MuonGroup *group) {
-    launch_momentum(device, block_per_chunk(group), group);
+    bool narrow = group->arenas.narrow;
+    (narrow ? launch_momentum_narrow : launch_momentum)(device, block_per_chunk(group), group);
     gpu_norms_of_partials(device, group->chunks_each, group->matrices, group->partials, group->norms);
-    launch_direction(device, block_per_chunk(group), group);
+    (narrow ? launch_direction_narrow : launch_direction)(device, block_per_chunk(group), group);
 }
 
 void gpu_muon_add_identity(Device *device, const bf16 *gram, bf16 *square, int64_t order, int64_t count, int64_t stride, double identity,
@@ -117,6 +133,8 @@ void gpu_muon_add_identity(Device *device, const bf16 *gram, bf16 *square, int64
     launch_add_identity(device, shape, &(IdentityArguments){gram, square, order, stride, (float)identity, (float)linear, (float)quadratic});
 }
 
-void gpu_muon_apply(Device *device, const MuonGroup *group) { launch_apply(device, block_per_chunk(group), group); }
+void gpu_muon_apply(Device *device, const MuonGroup *group) {
+    (group->arenas.narrow ? launch_apply_narrow : launch_apply)(device, block_per_chunk(group), group);
+}
 
 #endif

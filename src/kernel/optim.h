@@ -9,12 +9,14 @@
 
 enum { OPTIM_THREADS = 256 };
 
-/* fp32 but for the weights; `variance` has its own offsets (Chunk.inner), the others share theirs. */
+/* fp32 but for the weights, or where `narrow` all bf16; `variance` has its own offsets (Chunk.inner), the others share theirs. */
 typedef struct OptimArenas {
-    float GLOBAL *master;
-    bf16 GLOBAL *weights;
-    const float GLOBAL *gradients;
-    float GLOBAL *momentum, *variance;
+    void GLOBAL *master;
+    bf16 GLOBAL *weights; /* NULL: the master weights serve */
+    const void GLOBAL *gradients;
+    void GLOBAL *momentum, *variance;
+    int64_t step;
+    bool narrow;
 } OptimArenas;
 
 /* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
@@ -35,8 +37,8 @@ typedef struct MuonGroup {
 
 #include "device/device.h"
 
-/* *norm = sqrt of the sum of squares of `gradients` over `count` chunks. `partials` takes a double for each chunk. */
-void gpu_gradient_norm(Device *device, const Chunk *chunks, int64_t count, const float *gradients, double *partials, double *norm);
+/* *norm = sqrt of the sum of squares of `gradients` (fp32, or bf16 where narrow) over `count` chunks. `partials` takes a double for each chunk. */
+void gpu_gradient_norm(Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool narrow, double *partials, double *norm);
 /* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count. */
 void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms);
 
@@ -61,6 +63,31 @@ void gpu_muon_apply(Device *device, const MuonGroup *group);
 INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->offset | chunk->inner) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
 
 enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */
+
+/* Elements of an arena that is bf16 or fp32, which is a constant in every kernel. */
+INLINE f32x4 load_kept(const void GLOBAL *arena, int64_t at, bool narrow, int unit) {
+    return narrow ? load4_narrow((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
+}
+
+/* Rounds by chance where narrow: `noise` holds the bits. */
+INLINE void store_kept(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool narrow, int unit) {
+    if (!narrow) {
+        store4_wide((float GLOBAL *)arena + at, x, unit);
+        return;
+    }
+    u32x4 bits = __builtin_bit_cast(u32x4, x);
+    UNROLL for (int i = 0; i < unit; i++) bits[i] = optim_round(bits[i], noise[i]);
+    bf16 GLOBAL *to = (bf16 GLOBAL *)arena + at;
+    if (unit == 1) *to = (bf16)bits.x;
+    else *(u32x2 GLOBAL *)to = (u32x2){bits.x | bits.y << 16, bits.z | bits.w << 16};
+}
+
+/* Of the elements of a parameter from `element` on. */
+INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
+    u32x4 noise;
+    UNROLL for (int i = 0; i < 4; i++) noise[i] = optim_noise(seed, element + i);
+    return noise;
+}
 
 INLINE double add_squares(double sum, f32x4 x) {
     UNROLL for (int i = 0; i < 4; i++) sum += (double)x[i] * (double)x[i];

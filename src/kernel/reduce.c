@@ -12,6 +12,7 @@ enum {
 
 typedef struct AddPartialsArguments {
     float GLOBAL *target[REDUCE_SUMS]; /* block_y says which; NULL: nobody asked for it */
+    bf16 GLOBAL *narrow;               /* the only target, instead of these; or NULL */
     const float GLOBAL *partials;
     int64_t blocks, columns, stride;   /* stride: floats from a block's partial sums to the next block's */
 } AddPartialsArguments;
@@ -26,7 +27,7 @@ KERNEL(add_partials, AddPartialsArguments) {
     int64_t column = (int64_t)block_x() * SUM_COLUMNS + lane, block = part;
     float GLOBAL *target = a.target[0];
     UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a.target[i] : target;
-    if (!target) return;
+    if (!target && !a.narrow) return;
     const float GLOBAL *partials = a.partials + block_y() * a.columns + column;
     float sum = 0;
     if (column < a.columns) {
@@ -41,7 +42,8 @@ KERNEL(add_partials, AddPartialsArguments) {
     barrier();
     if (part > 0 || column >= a.columns) return;
     for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
-    target[column] += sum;
+    if (a.narrow) a.narrow[column] = narrow(widen(a.narrow[column]) + sum);
+    else target[column] += sum;
 }
 
 /* `stride` is the threads of the grid. */
@@ -70,6 +72,13 @@ void gpu_add_partial_sums(Device *device, float *const *targets, int count, cons
     assert(count <= REDUCE_SUMS);
     for (int i = 0; i < count; i++) arguments.target[i] = targets[i];
     launch_add_partials(device, (LaunchShape){.x = ceil_divide(columns, SUM_COLUMNS), .y = count, .threads = THREADS}, &arguments);
+}
+
+void gpu_add_partials_kept(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {
+    AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = columns};
+    if (call->narrow) arguments.narrow = target;
+    else arguments.target[0] = target;
+    launch_add_partials(call->device, (LaunchShape){.x = ceil_divide(columns, SUM_COLUMNS), .y = 1, .threads = THREADS}, &arguments);
 }
 
 void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns) {

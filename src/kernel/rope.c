@@ -1,5 +1,5 @@
-/* Rotary position embedding of packed qkv rows. A thread takes 8 channels and their partners, half the rotated channels away, or copies 8 channels that do not
- * turn: the ends of heads and the values. The table is made by the host once, in double precision as on the CPU. */
+/* Rotary position embedding of packed qkv rows. A thread takes 8 channels and their partners, half the rotated channels away, or, unless it is done in place,
+ * copies 8 channels that do not turn: the ends of heads and the values. The table is made by the host once, in double precision as on the CPU. */
 #include "kernel/vector.h"
 
 typedef struct RopeArguments {
@@ -8,8 +8,9 @@ typedef struct RopeArguments {
     const float GLOBAL *table;
     bf16 GLOBAL *y;
     int32_t columns, rotated, dim, half; /* of a row; heads that turn; channels of a head; pairs of a head */
+    int32_t places;                      /* of a head: its channels without the partners, in place only those that turn */
     float sign;
-    Tiling tiling;                       /* of the rows without the partners */
+    Tiling tiling;                       /* of a row's places */
 } RopeArguments;
 
 #ifdef GPU_DEVICE
@@ -17,7 +18,7 @@ typedef struct RopeArguments {
 INLINE void rope_unit(const RopeArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
-    int head_places = a->dim - a->half, head = place.column / head_places, within = place.column - head * head_places;
+    int head = place.column / a->places, within = place.column - head * a->places;
     bool turns = head < a->rotated && within < a->half;
     /* Behind the pairs of a head, and behind all heads, places skip the partners. */
     int column = head < a->rotated ? head * a->dim + within + (turns ? 0 : a->half) : place.column + a->rotated * a->half;
@@ -65,9 +66,10 @@ GPU_OP(rope) {
     const RopeAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], half = call->in_shape[2][1] / 2, dim = attributes->heads.head_dim;
     int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, unit = half % 8 == 0 && dim % 8 == 0 ? 8 : 1;
+    bool in_place = call->out[0] == call->in[0];
     RopeArguments arguments = {.x = call->in[0], .positions = call->in[1], .table = call->in[2], .y = call->out[0], .columns = columns,
-                               .rotated = rotated, .dim = dim, .half = half, .sign = attributes->sign,
-                               .tiling = tile_matrix(rows, columns - rotated * half, unit)};
+                               .rotated = rotated, .dim = dim, .half = half, .places = in_place ? half : dim - half, .sign = attributes->sign,
+                               .tiling = tile_matrix(rows, in_place ? rotated * half : columns - rotated * half, unit)};
     (unit == 8 ? launch_rope_8 : launch_rope_1)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 

@@ -1,10 +1,11 @@
-/* Tickets of what is on its way, bucket by bucket, and the stops at which something is sent, waited for or put away. Owns the tickets alone: all memory is that
- * of the executor. */
+/* Tickets of what is on its way, bucket by bucket, and the stops at which something is sent, waited for or put away. Owns the tickets, and room for a bucket in
+ * bf16 where gradients are narrowed; all other memory is that of the executor. */
 #include "layout/exchange.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/bf16.h"
 #include "base/memory.h"
 #include "kernel/launch.h"
 #include "model/model.h"
@@ -19,6 +20,7 @@ struct Exchange {
     Executor *executor;
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
+    uint16_t *room;                  /* as large as the largest bucket of gradients, in bf16, where these are narrowed */
 };
 
 typedef struct Name { char text[32]; } Name;
@@ -31,16 +33,28 @@ static Name bucket_name(const char *what, int bucket) {
 
 static Precision precision_of(const Exchange *exchange) { return executor_graph(exchange->executor)->precision; }
 static Device *device_of(const Exchange *exchange) { return executor_backend(exchange->executor)->device; }
-static int64_t unit_of(const Exchange *exchange, TypeClass class) { return (int64_t)precision_bytes(precision_of(exchange), class); }
-
-static CommType comm_type(const Exchange *exchange, TypeClass class) {
-    int64_t bytes = unit_of(exchange, class);
-    return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16;
+/* Bytes of a unit. */
+static int64_t unit_of(const Exchange *exchange, Arena arena) {
+    return arena == ARENA_WEIGHT ? (int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE) : precision_unit(precision_of(exchange));
 }
 
-/* Element `at` of an arena of the executor. */
-static void *element(const Exchange *exchange, Arena arena, int64_t at) {
-    return (char *)executor_arena(exchange->executor, arena) + at * unit_of(exchange, arena == ARENA_WEIGHT ? TYPE_COMPUTE : TYPE_WIDE);
+static CommType comm_type(int64_t bytes) { return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16; }
+
+/* Of a bucket's elements. */
+static int64_t width_of(const Exchange *exchange, const LayoutBucket *bucket) {
+    return precision_width(precision_of(exchange), bucket->vectors ? TYPE_WIDE : TYPE_COMPUTE);
+}
+
+static bool is_narrowed(const Layout *layout, const LayoutBucket *bucket) { return layout->narrows && !bucket->vectors; }
+
+/* Bytes of a bucket's gradients on their way, by element. */
+static int64_t gradient_bytes(const Exchange *exchange, const LayoutBucket *bucket) {
+    return is_narrowed(exchange->layout, bucket) ? (int64_t)sizeof *exchange->room : unit_of(exchange, ARENA_GRADIENT) * width_of(exchange, bucket);
+}
+
+/* Unit `at` of an arena of the executor. */
+static void *place(const Exchange *exchange, Arena arena, int64_t at) {
+    return (char *)executor_arena(exchange->executor, arena) + at * unit_of(exchange, arena);
 }
 
 static void wait_for(Exchange *exchange, CommTicket *ticket) {
@@ -48,9 +62,9 @@ static void wait_for(Exchange *exchange, CommTicket *ticket) {
     *ticket = 0;
 }
 
-static int64_t bucket_elements(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
+static int64_t bucket_units(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
 
-/* This rank's part of a bucket, from an aligned element on: `slack` elements before it are another rank's, and what is done to them has no effect. */
+/* This rank's part of a bucket in units, from an aligned one on: `slack` units before it are another rank's, and what is done to them has no effect. */
 typedef struct Own { int64_t in_bucket, local, count; } Own;
 
 static Own own_of(const Exchange *exchange, const LayoutBucket *bucket) {
@@ -61,49 +75,72 @@ static Own own_of(const Exchange *exchange, const LayoutBucket *bucket) {
 
 /* -- Gradients ----------------------------------------------------------------------------------------------------- */
 
+/* The bucket's gradients become bf16, from where they began. */
+static void narrow_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
+    Device *device = device_of(exchange);
+    int64_t count = bucket_units(bucket);
+    if (device_is_gpu(device)) gpu_cast(device, exchange->room, gradients, count);
+    else model_round_weights(gradients, exchange->room, count);
+    device_copy(device, gradients, exchange->room, count * (int64_t)sizeof *exchange->room);
+}
+
+/* What this rank needs of them becomes fp32 again, where that belongs. */
+static void widen_gradients(const Exchange *exchange, const LayoutBucket *bucket, char *gradients) {
+    Device *device = device_of(exchange);
+    Own own = own_of(exchange, bucket);
+    float *to = (float *)gradients + own.in_bucket;
+    device_copy(device, exchange->room, gradients + own.in_bucket * (int64_t)sizeof *exchange->room, own.count * (int64_t)sizeof *exchange->room);
+    if (device_is_gpu(device)) gpu_widen(device, to, exchange->room, own.count);
+    else
+        for (int64_t i = 0; i < own.count; i++) to[i] = bf16_widen(exchange->room[i]);
+}
+
 /* Collectives end in the order in which they were issued, so the last ticket stands for all. */
 static void send_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
     const LayoutBucket *bucket = &layout->buckets[b];
-    CommType type = comm_type(exchange, TYPE_WIDE);
-    void *gradients = element(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients);
+    CommType type = comm_type(gradient_bytes(exchange, bucket));
+    void *gradients = place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients);
+    if (is_narrowed(layout, bucket)) narrow_gradients(exchange, bucket, gradients);
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
-        exchange->gradients[b] = comm_all_reduce(exchange->ranks.all, name.text, gradients, bucket_elements(bucket), type, COMM_SUM);
+        exchange->gradients[b] = comm_all_reduce(exchange->ranks.all, name.text, gradients, bucket_units(bucket) / width_of(exchange, bucket), type, COMM_SUM);
         return;
     }
     exchange->gradients[b] = comm_reduce_scatter(exchange->ranks.group, name.text, gradients, bucket->pieces, type, COMM_SUM);
     if (layout->replicas == 1) return;
     int64_t begin = layout_own_begin(layout, bucket), count = layout_own_end(layout, bucket) - begin;
-    char *own = (char *)gradients + (begin - bucket->begin) * unit_of(exchange, TYPE_WIDE);
+    char *own = (char *)gradients + (begin - bucket->begin) * gradient_bytes(exchange, bucket);
     exchange->gradients[b] = comm_all_reduce(exchange->ranks.replicas, name.text, own, count, type, COMM_SUM);
 }
 
 /* Adds what has come into a slot to the sums of the rank's own part. */
 static void add_gradients(const Exchange *exchange, int b) {
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    void *sum = element(exchange, ARENA_GRADIENT, own.local);
-    OpCall call = {.in = {sum, element(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients + own.in_bucket)}, .out = {sum},
+    void *sum = place(exchange, ARENA_GRADIENT, own.local);
+    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients + own.in_bucket)}, .out = {sum},
                    .in_shape = {{own.count, 1, 1, 1}, {own.count, 1, 1, 1}}, .out_shape = {{own.count, 1, 1, 1}},
-                   .attributes = &(AddAttributes){.wide = true}, .device = device_of(exchange)};
+                   .attributes = &(AddAttributes){.wide = precision_kept(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE}, .device = device_of(exchange)};
     if (own.count) executor_backend(exchange->executor)->kernels[OP_add](&call);
 }
 
 static void finish_gradients(Exchange *exchange, int b) {
     if (!exchange->gradients[b]) return;
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
-    if (exchange->layout->stage >= STAGE_GRADIENTS && exchange->layout->buckets[b].sharded) add_gradients(exchange, b);
+    if (is_narrowed(exchange->layout, bucket)) widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients));
+    if (exchange->layout->stage >= STAGE_GRADIENTS && bucket->sharded) add_gradients(exchange, b);
 }
 
 /* Makes a slot ready for the program to add to. */
 static void clear_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
-    int64_t begin = exchange->timetable->buckets[b].gradients, count = bucket_elements(&layout->buckets[b]);
+    int64_t begin = exchange->timetable->buckets[b].gradients, count = bucket_units(&layout->buckets[b]);
     for (int other = 0; other < layout->bucket_count; other++) {
-        int64_t first = exchange->timetable->buckets[other].gradients, end = first + bucket_elements(&layout->buckets[other]);
+        int64_t first = exchange->timetable->buckets[other].gradients, end = first + bucket_units(&layout->buckets[other]);
         if (first < begin + count && begin < end) finish_gradients(exchange, other);
     }
-    device_fill(device_of(exchange), element(exchange, ARENA_GRADIENT, begin), 0, count * unit_of(exchange, TYPE_WIDE));
+    device_fill(device_of(exchange), place(exchange, ARENA_GRADIENT, begin), 0, count * unit_of(exchange, ARENA_GRADIENT));
 }
 
 void exchange_set_last(Exchange *exchange, bool last) { exchange->last = last; }
@@ -116,9 +153,9 @@ void exchange_finish_gradients(Exchange *exchange) {
 
 /* Sends the rank's part, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
-    void *weights = element(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights);
+    void *weights = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights);
     exchange->weights[b] = comm_all_gather(exchange->ranks.group, bucket_name("weights", b).text, weights, exchange->layout->buckets[b].pieces,
-                                           comm_type(exchange, TYPE_COMPUTE));
+                                           comm_type(unit_of(exchange, ARENA_WEIGHT)));
 }
 
 /* Fills a slot. */
@@ -126,8 +163,8 @@ static void begin_gathering(Exchange *exchange, int index) {
     if (index >= exchange->timetable->gathering_count) return;
     int b = exchange->timetable->gatherings[index].bucket;
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    void *slot = element(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights + own.in_bucket);
-    if (own.count) device_copy(device_of(exchange), slot, element(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, TYPE_COMPUTE));
+    void *slot = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights + own.in_bucket);
+    if (own.count) device_copy(device_of(exchange), slot, place(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, ARENA_WEIGHT));
     gather_weights(exchange, b);
 }
 
@@ -150,10 +187,11 @@ void exchange_send_weights(void *context, int b) {
 void exchange_make_weights(Exchange *exchange, int b) {
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     int64_t at = exchange->layout->stage < STAGE_WEIGHTS ? exchange->timetable->buckets[b].weights + own.in_bucket : own.local;
-    void *weights = element(exchange, ARENA_WEIGHT, at), *master = element(exchange, ARENA_MASTER, own.local);
-    if (weights != master && device_is_gpu(device_of(exchange))) gpu_cast(device_of(exchange), weights, master, own.count);
-    else if (weights != master && precision_of(exchange) == PRECISION_BF16) model_round_weights(master, weights, own.count);
-    else if (weights != master) device_copy(device_of(exchange), weights, master, own.count * unit_of(exchange, TYPE_COMPUTE));
+    void *weights = place(exchange, ARENA_WEIGHT, at), *master = place(exchange, ARENA_MASTER, own.local);
+    if (weights != master && precision_of(exchange) != PRECISION_BF16)
+        device_copy(device_of(exchange), weights, master, own.count * unit_of(exchange, ARENA_WEIGHT));
+    else if (weights != master && device_is_gpu(device_of(exchange))) gpu_cast(device_of(exchange), weights, master, own.count);
+    else if (weights != master) model_round_weights(master, weights, own.count);
     exchange_send_weights(exchange, b);
 }
 
@@ -182,12 +220,26 @@ static void at_stop(void *context, int stop) {
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor) {
+int64_t exchange_bytes(const Layout *layout, const Timetable *timetable) {
+    int64_t most = 0;
+    for (int b = 0; b < layout->bucket_count; b++) {
+        int64_t units = bucket_units(&layout->buckets[b]);
+        if (is_narrowed(layout, &layout->buckets[b]) && !span_is_empty(timetable->buckets[b].writes) && units > most) most = units;
+    }
+    return most * (int64_t)sizeof(uint16_t);
+}
+
+Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor, Error *error) {
     Exchange *exchange = memory_allocate(sizeof *exchange);
+    int64_t bytes = exchange_bytes(layout, timetable);
     *exchange = (Exchange){.layout = layout, .timetable = timetable, .ranks = *ranks, .executor = executor};
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     if (layout_all_ranks(layout) > 1) executor_set_stops(executor, timetable->stops, timetable->stop_count, at_stop, exchange);
+    if (bytes && !(exchange->room = device_allocate(device_of(exchange), bytes, error))) {
+        exchange_free(exchange);
+        return NULL;
+    }
     return exchange;
 }
 
@@ -195,6 +247,7 @@ void exchange_free(Exchange *exchange) {
     if (!exchange) return;
     exchange_finish_gradients(exchange);
     exchange_finish_weights(exchange);
+    device_free(device_of(exchange), exchange->room, exchange_bytes(exchange->layout, exchange->timetable));
     free(exchange->gradients);
     free(exchange->weights);
     free(exchange);

@@ -2,6 +2,8 @@
  * weights of a bucket from the moment when they are updated, beside the other updates and the next step's forward part. All ranks do this in the same order,
  * which the timetable and the layout decide. With one rank nothing travels and nothing is waited for.
  *
+ * With layout->narrows, gradients of matrices are rounded to bf16 where they lie before they are sent, and widened again where this rank needs them.
+ *
  * Owned by the session; the layout, the timetable, the comms and the executor outlive it. */
 #ifndef SMELT_LAYOUT_EXCHANGE_H
 #define SMELT_LAYOUT_EXCHANGE_H
@@ -14,8 +16,10 @@ typedef struct Exchange Exchange;
 /* The ranks that exchange: all of them, those of this rank's group, and those of the other groups in its place. */
 typedef struct Ranks { Comm *all, *group, *replicas; } Ranks;
 
-/* For the program that the executor runs; sets its stops. */
-Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor);
+/* For the program that the executor runs; sets its stops. ERROR_MEMORY. */
+Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor, Error *error);
+/* What it takes of the device's memory. */
+int64_t exchange_bytes(const Layout *layout, const Timetable *timetable);
 void exchange_free(Exchange *exchange);
 
 /* Whether the gradients are complete after the next run, so that they are summed over the ranks during it. */

@@ -38,7 +38,7 @@ static int *layers_of(const Graph *graph) {
         for (int j = 0; j < graph->nodes[i].inputs; j++) {
             TensorId tensor = graph->nodes[i].in[j];
             if (!graph_is_parameter(graph, tensor)) continue;
-            int64_t begin = graph_get(graph, tensor)->offset, end = begin + graph_elements(graph, tensor);
+            int64_t begin = graph_get(graph, tensor)->offset, end = begin + graph_units(graph, tensor);
             for (int k = parameter_at(graph, begin); k < graph->parameter_count && graph->parameters[k].offset < end; k++) {
                 if (!seen[k]) layers[k] = graph->nodes[i].layer;
                 seen[k] = true;
@@ -54,7 +54,7 @@ typedef struct Cutting {
     Layout *layout;
     Graph *graph;
     const OptimizerConfig *optimizer;
-    int64_t bucket_elements;
+    int64_t bucket_units;
     const int *layers;
     int64_t *offsets; /* per parameter: where it goes */
 } Cutting;
@@ -65,35 +65,34 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
     if (b->fused) return false;
     if ((a->kind == PARAMETER_EMBEDDING) != (b->kind == PARAMETER_EMBEDDING)) return true; /* they are ready at other times */
     if (cutting->layout->stage == 3 && bucket->sharded && cutting->layers[previous] != cutting->layers[next]) return true;
-    return end - bucket->begin + b->count > cutting->bucket_elements;
+    return end - bucket->begin + b->count * b->width > cutting->bucket_units;
 }
 
-static LayoutBucket *open_bucket(Layout *layout, int64_t begin, bool sharded) {
+static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class) {
     layout->buckets = memory_resize(layout->buckets, (layout->bucket_count + 1) * sizeof *layout->buckets);
-    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin, .end = begin, .sharded = sharded};
+    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin, .end = begin, .vectors = class == CLASS_VECTOR, .sharded = layout->stage && class != CLASS_VECTOR};
     return &layout->buckets[layout->bucket_count++];
 }
 
-/* Places the parameters of a class, or all of them (CLASS_COUNT), from layout->extent on. */
+/* Places the parameters of a class from layout->extent on. */
 static void cut_class(Cutting *cutting, Class class) {
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
-    bool sharded = class == CLASS_ADAMW || class == CLASS_MUON;
-    int64_t unit = class == CLASS_ADAMW ? (int64_t)LAYOUT_ALIGNMENT * layout->size : LAYOUT_ALIGNMENT;
+    int64_t unit = layout->stage && class == CLASS_ADAMW ? (int64_t)LAYOUT_ALIGNMENT * layout->size : LAYOUT_ALIGNMENT;
     LayoutBucket *bucket = NULL;
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (class != CLASS_COUNT && class_of(graph, cutting->optimizer, p) != class) continue;
+        if (class_of(graph, cutting->optimizer, p) != class) continue;
         if (!bucket || closes(cutting, bucket, layout->extent, previous, i)) {
             layout->extent = round_up(layout->extent, LAYOUT_ALIGNMENT);
             if (bucket) layout->extent = bucket->end = bucket->begin + round_up(layout->extent - bucket->begin, unit);
-            bucket = open_bucket(layout, layout->extent, sharded);
+            bucket = open_bucket(layout, layout->extent, class);
         }
         assert(!p->fused || previous == i - 1);
         if (!p->fused) layout->extent = round_up(layout->extent, LAYOUT_ALIGNMENT);
         cutting->offsets[i] = layout->extent;
-        layout->extent += p->count;
+        layout->extent += p->count * p->width;
         previous = i;
     }
     if (bucket) layout->extent = bucket->end = bucket->begin + round_up(layout->extent - bucket->begin, unit);
@@ -176,11 +175,11 @@ static void append_pieces(Layout *layout, const Graph *graph, int b) {
     int64_t begin = layout_own_begin(layout, bucket), end = layout_own_end(layout, bucket);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        int64_t first = p->offset > begin ? p->offset : begin, last = p->offset + p->count < end ? p->offset + p->count : end;
+        int64_t first = p->offset > begin ? p->offset : begin, last = p->offset + p->count * p->width < end ? p->offset + p->count * p->width : end;
         if (first >= last) continue;
         layout->pieces = memory_resize(layout->pieces, (layout->piece_count + 1) * sizeof *layout->pieces);
         layout->pieces[layout->piece_count++] =
-            (OptimizerPiece){.parameter = i, .first = first - p->offset, .count = last - first, .local = bucket->local + first - begin, .bucket = b,
+            (OptimizerPiece){.parameter = i, .first = (first - p->offset) / p->width, .count = (last - first) / p->width, .local = bucket->local + first - begin, .bucket = b,
                              .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
     }
 }
@@ -200,11 +199,10 @@ static double balance_of(const double *load, int size) {
 static void cut(Cutting *cutting) {
     Layout *layout = cutting->layout;
     double *load = memory_allocate(layout->size * sizeof *load);
-    if (!layout->stage) cut_class(cutting, CLASS_COUNT);
-    for (Class class = CLASS_VECTOR; class < CLASS_COUNT && layout->stage; class++) {
+    for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
         int first = layout->bucket_count;
         cut_class(cutting, class);
-        for (int b = first; b < layout->bucket_count && class != CLASS_VECTOR; b++) {
+        for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
             layout->buckets[b].pieces = memory_allocate((layout->size + 1) * sizeof(int64_t));
             if (class == CLASS_ADAMW) cut_evenly(layout, &layout->buckets[b]);
             else cut_by_matrices(cutting, &layout->buckets[b], load);
@@ -229,11 +227,12 @@ Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const Layo
     Layout *layout = memory_allocate(sizeof *layout);
     int stage = ranks > 1 && config->shard != 1 ? (int)config->zero : 0, size = stage && config->shard ? (int)config->shard : ranks;
     assert(ranks % size == 0);
-    *layout = (Layout){.rank = rank % size, .size = size, .replica = rank / size, .replicas = ranks / size, .stage = stage};
+    *layout = (Layout){.rank = rank % size, .size = size, .replica = rank / size, .replicas = ranks / size, .stage = stage,
+                       .narrows = ranks > 1 && config->reduce == REDUCE_BF16 && precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)) == 4};
     int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout, .graph = graph, .optimizer = optimizer, .layers = layers, .offsets = layout->offsets,
-                       .bucket_elements = bucket_bytes / (int64_t)precision_bytes(graph->precision, TYPE_WIDE)};
+                       .bucket_units = bucket_bytes / precision_unit(graph->precision)};
     cut(&cutting);
     free(layers);
     layout_place(layout, graph);

@@ -12,6 +12,8 @@
  * Instead of all ranks, groups of some consecutive ones (of a node) can share these things out among themselves: "replicas" of each other, between which only
  * gradients are summed. Ranks and sizes below are those inside such a group.
  *
+ * Arenas and offsets count units (graph.h), which are elements but for vectors in pure bf16.
+ *
  * A rank's own arenas (master weights, optimizer state) hold the vectors and its pieces of all buckets, one after another: "local" offsets. The names and shapes
  * of parameters do not change, so that a checkpoint of one layout is read by any other through the list of what a rank holds.
  *
@@ -23,10 +25,11 @@
 #include "graph/graph.h"
 #include "optim/optim.h"
 
-enum { LAYOUT_ALIGNMENT = 64 }; /* elements: buckets start at multiples of it, and local offsets have the same distance from one as the whole arenas' */
+enum { LAYOUT_ALIGNMENT = 64 }; /* units: buckets start at multiples of it, and local offsets have the same distance from one as the whole arenas' */
 
 typedef struct LayoutBucket {
-    int64_t begin, end; /* elements of the whole arenas */
+    int64_t begin, end; /* units of the whole arenas */
+    bool vectors;       /* all in it is read in the WIDE type; else all in the COMPUTE type */
     bool sharded;       /* false: every rank holds it all */
     int64_t *pieces;    /* [size + 1] ascending offsets from `begin`: piece r belongs to rank r. NULL unless sharded */
     int64_t local;      /* where this rank's piece, or all of it, begins in the rank's own arenas */
@@ -36,10 +39,11 @@ typedef struct Layout {
     int rank, size;
     int replica, replicas; /* the group's number, and how many there are; 0 and 1 in stage 0 */
     int stage;             /* 0 where one rank has all */
-    int64_t extent;       /* elements of the whole arenas, padding included */
-    int64_t local_extent; /* elements of this rank's own arenas; `extent` in stage 0 */
+    int64_t extent;       /* units of the whole arenas, padding included */
+    int64_t local_extent; /* units of this rank's own arenas; `extent` in stage 0 */
     LayoutBucket *buckets;
     int bucket_count;
+    bool narrows;         /* gradients that are fp32 travel in bf16 */
     double muon_balance;  /* Muon's work of the busiest rank over the mean; 0: none is shared out */
     int64_t *offsets;     /* per parameter, in the whole arenas */
     OptimizerPiece *pieces; /* what this rank holds of the master weights, and updates */
@@ -58,7 +62,7 @@ OptimizerPart layout_part(const Layout *layout);
 /* Of all replicas. */
 static inline int layout_all_ranks(const Layout *layout) { return layout->size * layout->replicas; }
 
-/* This rank's piece of a sharded bucket, or all of it: elements of the whole arenas. */
+/* This rank's piece of a sharded bucket, or all of it: units of the whole arenas. */
 static inline int64_t layout_own_begin(const Layout *layout, const LayoutBucket *bucket) {
     return bucket->begin + (bucket->sharded ? bucket->pieces[layout->rank] : 0);
 }

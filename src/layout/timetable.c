@@ -68,7 +68,7 @@ static PlanBlock slot_of(const LayoutBucket *bucket, int64_t *target) {
     return (PlanBlock){.bytes = bucket->end - bucket->begin, .life = {NEVER, NEVER}, .target = target};
 }
 
-/* Elements of all slots. A bucket has one slot for both passes. */
+/* Units of all slots. A bucket has one slot for both passes. */
 static int64_t place_weights(Timetable *timetable, const Layout *layout) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;

@@ -1,6 +1,6 @@
 /* When a program touches what the layout has cut, known before it runs since the program is static; and from that, where what does not stay lies meanwhile.
  *
- * Arenas of a rank, in elements, by stage:
+ * Arenas of a rank, in units, by stage:
  *   WEIGHT    1, 2: the whole one. 3: the rank's own part, local offsets; then slots, in which buckets are gathered for as long as they are read
  *   GRADIENT  1: the whole one. 2, 3: sums of the rank's own part, local offsets; then slots, in which buckets are while the program adds to them and until
  *             they are reduced

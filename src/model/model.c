@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/hash.h"
 #include "base/rng.h"
 #include "kernel/launch.h"
@@ -181,35 +182,53 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     return count;
 }
 
-/* Elements `first` to `first + count - 1` of a parameter's own sequence of normals, as many as a core's cache holds. */
-static void initialize_block(const Parameter *p, Precision precision, uint64_t seed, int64_t first, int64_t count, void *master) {
+/* As many at once as a core's cache holds. */
+static void initialize_block(Precision precision, Normals normals, int64_t first, int64_t count, void *to) {
     enum { BLOCK = 4096 };
     float noise[BLOCK] = {0};
-    for (int64_t end = first + count; first < end; first += BLOCK) {
-        int64_t block = end - first < BLOCK ? end - first : BLOCK;
-        if (p->init_std > 0) rng_normals(seed, hash_bytes(p->name, strlen(p->name)), (uint64_t)first, block, noise);
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int64_t block = count - at < BLOCK ? count - at : BLOCK;
+        if (normals.deviation > 0) rng_normals(normals.seed, normals.stream, (uint64_t)(first + at), block, noise);
         for (int64_t j = 0; j < block; j++) {
-            double value = p->init_mean + p->init_std * noise[j];
-            if (precision == PRECISION_FP64) ((double *)master)[p->offset + first + j] = value;
-            else ((float *)master)[p->offset + first + j] = (float)value;
+            double value = normals.mean + normals.deviation * noise[j];
+            if (precision == PRECISION_FP64) ((double *)to)[at + j] = value;
+            else if (normals.narrow) ((uint16_t *)to)[at + j] = bf16_narrow((float)value);
+            else ((float *)to)[at + j] = (float)value;
         }
     }
 }
 
-void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
+void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to) {
     enum { TASK = 1 << 18 };
+    const Parameter *p = &graph->parameters[part->parameter];
+    Normals normals = {.seed = seed, .stream = hash_bytes(p->name, strlen(p->name)), .mean = p->init_mean, .deviation = p->init_std,
+                       .narrow = graph_kept(graph, p) == TYPE_COMPUTE};
+    int64_t element = graph_kept_bytes(graph, p), first = part->first, count = part->count;
+    if (device_is_gpu(device)) {
+        gpu_normals(device, to, first, count, &normals);
+    } else {
+#pragma omp parallel for schedule(static)
+        for (int64_t at = 0; at < count; at += TASK)
+            initialize_block(graph->precision, normals, first + at, count - at < TASK ? count - at : TASK, (char *)to + at * element);
+    }
+    /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
+    if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA && count && first + count == p->count) {
+        float single = -1;
+        double twice = -1;
+        device_upload(device, (char *)to + (count - 1) * element, graph->precision == PRECISION_FP64 ? (void *)&twice : &single, element);
+    }
+}
+
+static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master) {
+    int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-#pragma omp parallel for schedule(static)
-        for (int64_t first = 0; first < p->count; first += TASK)
-            initialize_block(p, graph->precision, seed, first, p->count - first < TASK ? p->count - first : TASK, master);
-        /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
-        if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA) {
-            int64_t last = p->offset + p->count - 1;
-            if (graph->precision == PRECISION_FP64) ((double *)master)[last] = -1;
-            else ((float *)master)[last] = -1;
-        }
+        model_initialize_part(graph, config, seed, &(ParameterPart){.parameter = i, .count = p->count}, device, (char *)master + p->offset * unit);
     }
+}
+
+void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
+    initialize_all(graph, config, seed, device_cpu(), master);
 }
 
 void model_round_weights(const float *from, uint16_t *to, int64_t count) {
@@ -222,16 +241,13 @@ void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 }
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
+    if (graph->precision != PRECISION_BF16) return;
     if (device_is_gpu(device)) gpu_cast(device, weights, master, graph->parameter_extent);
-    else if (graph->precision == PRECISION_BF16) model_round_weights(master, weights, graph->parameter_extent);
+    else model_round_weights(master, weights, graph->parameter_extent);
 }
 
 bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
-    int64_t bytes = graph->parameter_extent * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
-    void *view = device_view(device, master, bytes, VIEW_WRITE, error);
-    if (!view) return error_context(error, "initial weights");
-    model_initialize(graph, config, seed, view);
-    device_view_close(device, view, master, bytes, VIEW_WRITE);
+    initialize_all(graph, config, seed, device, master);
     model_cast_weights(graph, device, master, weights);
-    return true;
+    return device_ok(device, error);
 }

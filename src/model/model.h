@@ -37,13 +37,18 @@ void model_free(Model *model);
 int64_t model_parameters(const Graph *graph);
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
-/* Initial weights: a pure function of seed, parameter name and element. `master` is the WIDE arena. */
+/* Elements first to first + count - 1 of a parameter of the graph. */
+typedef struct ParameterPart { int parameter; int64_t first, count; } ParameterPart;
+/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the type that the parameter is kept in. `to` is
+ * memory of the device. */
+void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to);
+/* All of them, into a MASTER arena of the host. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
 /* Rounds to the nearest bf16, ties to even. */
 void model_round_weights(const float *from, uint16_t *to, int64_t count);
 /* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the device. */
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
-/* model_initialize and model_cast_weights for arenas of a device. ERROR_MEMORY. */
+/* The same into arenas of a device, then model_cast_weights. ERROR_DEVICE. */
 bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);
 
 #endif

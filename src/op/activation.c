@@ -1,6 +1,7 @@
 /* Activation functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation, SwiGLU (arXiv 2002.05202; the gate half first,
  * then the up half), and the clamp that MPT puts on queries, keys and values. Threads share out whole rows: were they to cut a row, an element could
- * move between the vector and the scalar form of a loop, whose bits differ. Cheap to compute and dear to keep, so the recompute policies count
+ * move between the vector and the scalar form of a loop, whose bits differ. For the same reason loops are marked as free of dependencies between elements,
+ * not left to be found so at run time: the output may lie in an input's memory. Cheap to compute and dear to keep, so the recompute policies count
  * them with the norms. */
 #include "op/activation.h"
 #include "op/kernel.h"
@@ -12,14 +13,16 @@ static const W inverse_sqrt_2 = (W)0.70710678118654752440, inverse_sqrt_2_pi = (
 /* 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)): the tanh form is x times a sigmoid of 2u = x (a + b x^2). */
 static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573071176 * 0.044715);
 
-static void gelu_tanh(T *restrict y, const T *restrict x, int64_t count) {
+static void gelu_tanh(T *y, const T *x, int64_t count) {
+#pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         W v = widen(x[i]);
         y[i] = narrow(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))));
     }
 }
 
-static void gelu_tanh_grad(T *restrict d_x, const T *restrict d_y, const T *restrict x, int64_t count) {
+static void gelu_tanh_grad(T *d_x, const T *d_y, const T *x, int64_t count) {
+#pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         W v = widen(x[i]), s = 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)));
         d_x[i] = narrow(widen(d_y[i]) * (s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v)));
@@ -38,6 +41,7 @@ void KERNEL(gelu)(const OpCall *call) {
     }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
+#pragma omp simd
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
             W v = widen(x[i]);
             y[i] = narrow((W)0.5 * v * (1 + wide_erf(v * inverse_sqrt_2)));
@@ -56,6 +60,7 @@ void KERNEL(gelu_grad)(const OpCall *call) {
     }
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
+#pragma omp simd
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
             W v = widen(x[i]);
             W cumulative = (W)0.5 * (1 + wide_erf(v * inverse_sqrt_2)), density = inverse_sqrt_2_pi * wide_exp((W)-0.5 * v * v);
@@ -85,8 +90,9 @@ void KERNEL(swiglu_grad)(const OpCall *call) {
     int64_t rows = call->in_shape[0][0], width = call->in_shape[0][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        const T *restrict gate = x + 2 * r * width, *restrict up = gate + width, *restrict d_out = d_y + r * width;
-        T *restrict d_gate = d_x + 2 * r * width, *restrict d_up = d_gate + width;
+        const T *gate = x + 2 * r * width, *up = gate + width, *d_out = d_y + r * width;
+        T *d_gate = d_x + 2 * r * width, *d_up = d_gate + width;
+#pragma omp simd
         for (int64_t j = 0; j < width; j++) {
             W g = widen(gate[j]), d = widen(d_out[j]), s = 1 / (1 + wide_exp(-g));
             d_gate[j] = narrow(d * widen(up[j]) * s * (1 + g * (1 - s)));
@@ -172,11 +178,11 @@ static Cost clamp_cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 2.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .gradient = gelu_gradient, .cost = cost};
-const Op op_rule_gelu_grad = {.name = "gelu_grad", .cost = cost};
+const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .in_place = 1, .gradient = gelu_gradient, .cost = cost};
+const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = 1, .cost = cost};
 const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .cost = cost};
-const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .cost = cost};
-const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .gradient = clamp_gradient, .cost = clamp_cost};
-const Op op_rule_clamp_grad = {.name = "clamp_grad", .cost = clamp_cost};
+const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = 2, .cost = cost};
+const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .in_place = 1, .gradient = clamp_gradient, .cost = clamp_cost};
+const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = 1, .cost = clamp_cost};
 
 #endif

@@ -27,6 +27,7 @@ void KERNEL(scale_add)(const OpCall *call) {
     int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
+#pragma omp simd /* the sum may lie in the memory of x */
         for (int64_t j = 0; j < columns; j++) sum[r * columns + j] = x[r * columns + j] + previous[r * columns + j] * scale[j];
 }
 
@@ -91,8 +92,8 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     return op_partials_bytes(graph, graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0]));
 }
 
-const Op op_rule_add = {.name = "add", .gradient = add_gradient, .cost = cost};
-const Op op_rule_scale_add = {.name = "scale_add", .gradient = scale_add_gradient, .cost = cost};
+const Op op_rule_add = {.name = "add", .in_place = 1, .gradient = add_gradient, .cost = cost};
+const Op op_rule_scale_add = {.name = "scale_add", .in_place = 1, .gradient = scale_add_gradient, .cost = cost};
 const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = 2, .cost = cost, .workspace = grad_workspace};
 
 #endif

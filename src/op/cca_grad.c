@@ -221,14 +221,19 @@ static void convolve_chunk_grad(const Backward *b, int64_t chunk, int64_t head, 
 
 /* -- Step 3 -------------------------------------------------------------------------------------------------------- */
 
-/* As kernel_add_partials, for sums that keep each head's taps apart where the parameter interleaves them. */
-static void add_tap_sums(W *restrict target, const W *restrict sums, int64_t chunks, const CcaShape *s) {
-    for (int64_t chunk = 0; chunk < chunks; chunk++)
-        for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
-            for (int64_t i = 0; i < s->dim; i++) {
-                target[2 * (column + i)] += sums[i];
-                target[2 * (column + i) + 1] += sums[s->dim + i];
-            }
+/* The sums of all chunks, in those of the first, `count` each. */
+static void join_chunks(W *restrict sums, int64_t chunks, int64_t count) {
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < count; first += KERNEL_BLOCK)
+        for (int64_t chunk = 1; chunk < chunks; chunk++)
+            for (int64_t i = first; i < kernel_min(count, first + KERNEL_BLOCK); i++) sums[i] += sums[chunk * count + i];
+}
+
+/* Sums keep each head's taps apart where the parameter interleaves them. */
+static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
+    join_chunks(sums, chunks, 2 * s->convolved);
+    for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
+        for (int64_t i = 0; i < s->dim; i++) kernel_add_kept(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
 }
 
 void KERNEL(cca_grad)(const OpCall *call) {
@@ -253,9 +258,10 @@ void KERNEL(cca_grad)(const OpCall *call) {
         for (int64_t task; (task = cca_take(&next)) < tasks;)
             convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
     }
-    add_tap_sums(call->out[1], b.depthwise_sums, chunks, &s);
+    add_taps(call, b.depthwise_sums, chunks, &s);
     kernel_add_partials(call->out[2], b.depthwise_bias_sums, chunks, s.convolved);
-    kernel_add_partials(call->out[3], b.grouped_sums, chunks, s.convolved * 2 * s.dim);
+    join_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
+    kernel_add_kept(call, call->out[3], 0, b.grouped_sums, s.convolved * 2 * s.dim);
     kernel_add_partials(call->out[4], b.grouped_bias_sums, blocks, s.convolved);
     kernel_add_partials(call->out[5], b.temperature_sums, blocks, s.kv_heads);
 }

@@ -38,7 +38,7 @@ void KERNEL(linear_cross_entropy)(const OpCall *call) {
     const T *x = call->in[0], *w = call->in[1];
     const int32_t *targets = call->in[2];
     const W *scale = call->in[3];
-    W *loss = call->out[0], *d_w = call->out[2];
+    W *loss = call->out[0];
     T *d_x = call->out[1];
     int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], vocabulary = call->in_shape[1][0];
     int64_t chunk = chunk_rows(rows, vocabulary);
@@ -54,8 +54,8 @@ void KERNEL(linear_cross_entropy)(const OpCall *call) {
         if (!d_x) continue;
         gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
                      .a = d_logits, .lda = vocabulary, .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
-        gemm(&(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = vocabulary,
-                     .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = d_w, .ldc = columns});
+        gemm(&(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = kernel_gemm_kept(call), .m = vocabulary,
+                     .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = call->out[2], .ldc = columns});
     }
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += row_losses[r];

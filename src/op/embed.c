@@ -1,5 +1,5 @@
-/* Token embedding into the WIDE residual stream, with ZAYA1's learned entry (bias before scale) when given. The backward pass walks all
- * rows in order for one block of columns at a time: threads share out columns, so sums need no atomics and keep their order. */
+/* Token embedding into the WIDE residual stream, with ZAYA1's learned entry (bias before scale) when given. The backward pass adds up the rows of each token
+ * before they meet its entry, once, for one block of columns at a time: threads share out columns, so sums need no atomics and keep their order. */
 #include "op/kernel.h"
 
 #ifdef KERNEL_VARIANT
@@ -21,31 +21,46 @@ void KERNEL(embed)(const OpCall *call) {
     }
 }
 
-void KERNEL(embed_grad)(const OpCall *call) {
-    const W *d_stream = call->in[0], *bias = call->in[3], *scale = call->in[4];
-    const int32_t *tokens = call->in[1];
-    const T *table = call->in[2];
-    W *d_table = call->out[0], *d_bias = call->out[1], *d_scale = call->out[2];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
-#pragma omp parallel for schedule(static)
-    for (int64_t first = 0; first < columns; first += KERNEL_BLOCK) {
-        int64_t end = kernel_min(columns, first + KERNEL_BLOCK);
-        for (int64_t r = 0; r < rows; r++) {
-            const W *restrict d_row = d_stream + r * columns;
-            const T *restrict entry = table + tokens[r] * columns;
-            W *restrict d_entry = d_table + tokens[r] * columns;
-            if (!scale) {
-                for (int64_t j = first; j < end; j++) d_entry[j] += d_row[j];
-                continue;
-            }
-            for (int64_t j = first; j < end; j++) {
-                W d_scaled = d_row[j] * scale[j];
-                d_entry[j] += d_scaled;
-                d_bias[j] += d_scaled;
-                d_scale[j] += d_row[j] * (widen(entry[j]) + bias[j]);
-            }
-        }
+/* rows[r]: the next row with the token of row r, -1: none. Returns how many tokens there are, and their first rows in `firsts`. `last` has room for the vocabulary. */
+static int64_t chain_rows(const int32_t *tokens, int64_t count, int32_t *rows, int32_t *firsts, int32_t *last, int64_t vocabulary) {
+    int64_t found = 0;
+    memset(last, -1, vocabulary * sizeof *last);
+    for (int64_t r = 0; r < count; r++) {
+        int32_t before = last[tokens[r]];
+        if (before < 0) firsts[found++] = (int32_t)r;
+        else rows[before] = (int32_t)r;
+        rows[r] = -1;
+        last[tokens[r]] = (int32_t)r;
     }
+    return found;
+}
+
+/* Adds the rows of one token's chain to its entry, and to the sums of bias and scale, in columns `first` to `end` - 1. */
+static void add_chain(const OpCall *call, int64_t row, const int32_t *rows, int64_t first, int64_t end) {
+    const W *d_stream = call->in[0], *bias = call->in[3], *scale = call->in[4];
+    W *d_bias = call->out[1], *d_scale = call->out[2], sum[KERNEL_BLOCK] = {0};
+    int64_t columns = call->in_shape[0][1], at = ((const int32_t *)call->in[1])[row] * columns + first;
+    const T *restrict entry = (const T *)call->in[2] + at;
+    for (; row >= 0; row = rows[row]) {
+        const W *restrict d_row = d_stream + row * columns + first;
+        for (int64_t j = 0; j < end - first; j++) sum[j] += d_row[j];
+    }
+    for (int64_t j = 0; j < end - first && scale; j++) {
+        W d_scaled = sum[j] * scale[first + j];
+        d_scale[first + j] += sum[j] * (widen(entry[j]) + bias[first + j]);
+        d_bias[first + j] += d_scaled;
+        sum[j] = d_scaled;
+    }
+    kernel_add_kept(call, call->out[0], at, sum, end - first);
+}
+
+void KERNEL(embed_grad)(const OpCall *call) {
+    int64_t count = call->in_shape[0][0], columns = call->in_shape[0][1], vocabulary = call->in_shape[2][0];
+    int32_t *rows = call->workspace, *firsts = rows + count;
+    int64_t tokens = chain_rows(call->in[1], count, rows, firsts, firsts + count, vocabulary);
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < columns; first += KERNEL_BLOCK)
+        for (int64_t i = 0; i < tokens; i++) add_chain(call, firsts[i], rows, first, kernel_min(columns, first + KERNEL_BLOCK));
 }
 
 #else
@@ -82,7 +97,11 @@ static Cost grad_cost(const Graph *graph, const Node *node) {
                   .bytes = row_bytes(graph, tokens, table, TYPE_COMPUTE) + 3 * row_bytes(graph, tokens, table, TYPE_WIDE)};
 }
 
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
+    return (2 * graph_elements(graph, node->in[1]) + graph_rows(graph, node->in[2])) * (int64_t)sizeof(int32_t);
+}
+
 const Op op_rule_embed = {.name = "embed", .gradient = gradient, .cost = cost};
-const Op op_rule_embed_grad = {.name = "embed_grad", .adds_to = 7, .cost = grad_cost};
+const Op op_rule_embed_grad = {.name = "embed_grad", .adds_to = 7, .cost = grad_cost, .workspace = grad_workspace};
 
 #endif

@@ -50,10 +50,10 @@ void KERNEL(grouped_linear_grad_input)(const OpCall *call) {
 void KERNEL(grouped_linear_grad_weight)(const OpCall *call) {
     int64_t experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Grouped grouped = {
-        .product = {.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE,
+        .product = {.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = kernel_gemm_kept(call),
                     .m = out, .n = in,
                     .a = call->in[0], .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in},
-        .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)sizeof(W),
+        .a_row = out * (int64_t)sizeof(T), .b_row = in * (int64_t)sizeof(T), .c_expert = out * in * (int64_t)(call->narrow ? sizeof(T) : sizeof(W)),
         .slots_are_depth = true};
     grouped_run(&grouped, call, call->in[2], experts);
 }

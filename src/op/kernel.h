@@ -85,6 +85,9 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 #endif
 
 #if defined KERNEL_VARIANT
+/* The type of a COMPUTE parameter's gradient. */
+static inline GemmType kernel_gemm_kept(const OpCall *call) { return call->narrow ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
+
 /* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */
 static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
     memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
@@ -98,6 +101,16 @@ static inline void kernel_add_partials(W *target, const W *partials, int64_t blo
         for (int64_t block = 0; block < blocks; block++)
             for (int64_t j = first; j < end; j++) target[j] += partials[block * columns + j];
     }
+}
+
+/* target[j] += sum[j], for the gradient of a COMPUTE parameter from element `at` on. */
+static inline void kernel_add_kept(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
+    W *restrict wide = (W *)target + at;
+    T *restrict narrowed = (T *)target + at;
+    if (call->narrow)
+        for (int64_t j = 0; j < count; j++) narrowed[j] = narrow(widen(narrowed[j]) + sum[j]);
+    else
+        for (int64_t j = 0; j < count; j++) wide[j] += sum[j];
 }
 #endif
 

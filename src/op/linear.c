@@ -47,7 +47,7 @@ void KERNEL(linear_grad_weight)(const OpCall *call) {
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
     W *partials = call->workspace;
     const T *d_y = narrowed(call, call->out[1] ? (T *)(partials + kernel_blocks(rows) * out) : call->workspace);
-    gemm(&(Gemm){.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_WIDE, .m = out, .n = in,
+    gemm(&(Gemm){.transpose_a = true, .accumulate = !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = kernel_gemm_kept(call), .m = out, .n = in,
                  .k = rows, .a = d_y, .lda = out, .b = call->in[1], .ldb = in, .c = call->out[0], .ldc = in});
     if (call->out[1]) bias_grad(call->out[1], d_y, partials, rows, out);
 }

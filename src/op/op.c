@@ -24,7 +24,7 @@ extern const OpKernel kernel_table_avx512_fp32[], kernel_table_avx512_bf16[];
 
 static const OpKernel *cpu_kernels(Precision precision, const char *isa) {
     if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
-    bool bf16 = precision == PRECISION_BF16, any = isa == NULL || isa[0] == '\0';
+    bool bf16 = precision_is_bf16(precision), any = isa == NULL || isa[0] == '\0';
     (void)any;
 #ifdef __x86_64__
     if ((any || !strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -44,12 +44,19 @@ static int64_t cpu_workspace(const Graph *graph, const Node *node) {
 bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {
     *backend = (Backend){.device = device, .kernels = gpu_kernels, .workspace = gpu_workspace};
     if (!device_is_gpu(device)) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa), .workspace = cpu_workspace};
-    else if (precision != PRECISION_BF16) return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16, or device=cpu");
+    else if (!precision_is_bf16(precision)) return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16 or pure_bf16, or device=cpu");
     return true;
 }
 
 Backend op_cpu_backend(Precision precision) {
     return (Backend){.device = device_cpu(), .kernels = cpu_kernels(precision, ""), .workspace = cpu_workspace};
+}
+
+bool op_in_place(const Graph *graph, const Node *node) {
+    int index = op_table[node->op]->in_place - 1;
+    if (index < 0 || !node->in[index] || !node->out[0]) return false;
+    const Tensor *from = graph_get(graph, node->in[index]), *to = graph_get(graph, node->out[0]);
+    return from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 && from->offset == to->offset;
 }
 
 static double tensor_bytes(const Graph *graph, TensorId tensor) {

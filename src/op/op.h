@@ -27,6 +27,7 @@ typedef struct OpCall {
     const void *attributes;
     void *workspace;
     bool fresh;     /* output Op.begins holds nothing yet: write it instead of adding to it */
+    bool narrow;    /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device; /* whose memory it is */
 } OpCall;
 
@@ -39,6 +40,8 @@ typedef struct Op {
     OpClass class;
     uint32_t adds_to; /* bit i: output i is added to (gradients, metrics, states), never overwritten; not recomputed */
     int begins;       /* 1 + the output of adds_to that the kernel writes whole when OpCall.fresh says so, which spares zeroing and reading it; 0: none */
+    int in_place;     /* 1 + the input whose memory output 0 may take, being as large, where nothing reads it later: the kernel reads each element before anything
+                       * writes it, in the thread that writes it; 0: none */
     bool once;        /* without run-time inputs: run when the executor is made, outputs in the constant arena */
     bool loss;        /* adds to a loss metric: differentiation starts here */
     /* Appends the backward nodes. `node` is a copy. d_out[i] is the gradient of output i or TENSOR_NONE; sets d_in[i] to the
@@ -62,6 +65,8 @@ Backend op_cpu_backend(Precision precision);
 
 /* -- For the host halves of op files (op.c) ------------------------------------------------------------------------ */
 
+/* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
+bool op_in_place(const Graph *graph, const Node *node);
 /* Bytes of all tensors of a node, each once (an output that is added to, twice): the default cost. */
 double op_tensor_bytes(const Graph *graph, const Node *node);
 /* Scratch for one WIDE partial sum of `columns` per KERNEL_BLOCK rows. */

@@ -20,14 +20,14 @@ void KERNEL(rope_table)(const OpCall *call) {
     }
 }
 
-static void rope_head(T *restrict y, const T *restrict x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
-#pragma omp simd /* the halves of one head do not overlap */
+static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+#pragma omp simd /* the halves of one head do not overlap; y may be x */
     for (int64_t i = 0; i < half; i++) {
         W a = widen(x[i]), b = widen(x[half + i]), s = sign * sine[i];
         y[i] = narrow(a * cosine[i] - b * s);
         y[half + i] = narrow(b * cosine[i] + a * s);
     }
-    memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+    if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
 }
 
 void KERNEL(rope)(const OpCall *call) {
@@ -47,7 +47,7 @@ void KERNEL(rope)(const OpCall *call) {
         T *to = y + r * columns;
         for (int64_t head = 0; head < rotated; head++)
             rope_head(to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
-        memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
+        if (to != from) memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
     }
 }
 
@@ -81,16 +81,16 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     d_in[0] = rotate(graph, d_out[0], node->in[1], node->in[2], &attributes->heads, -attributes->sign);
 }
 
-/* Two products and a sum for each rotated channel; of the table, a row per row. */
+/* Two products and a sum for each rotated channel; of the table, a row per row. In place only what turns is touched. */
 static Cost cost(const Graph *graph, const Node *node) {
     const RopeAttributes *attributes = node->attributes;
     double angles = (double)graph_rows(graph, node->in[0]) * graph_columns(graph, node->in[2]);
-    double qkv = (double)graph_elements(graph, node->in[0]) * precision_bytes(graph->precision, TYPE_COMPUTE);
-    return (Cost){.flops = 3 * angles * (attributes->heads.heads + attributes->heads.kv_heads),
-                  .bytes = 2 * qkv + angles * precision_bytes(graph->precision, TYPE_WIDE)};
+    double rotated = angles * (attributes->heads.heads + attributes->heads.kv_heads);
+    double moved = op_in_place(graph, node) ? rotated : (double)graph_elements(graph, node->in[0]);
+    return (Cost){.flops = 3 * rotated, .bytes = 2 * moved * precision_bytes(graph->precision, TYPE_COMPUTE) + angles * precision_bytes(graph->precision, TYPE_WIDE)};
 }
 
 const Op op_rule_rope_table = {.name = "rope_table", .once = true};
-const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .gradient = gradient, .cost = cost};
+const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .in_place = 1, .gradient = gradient, .cost = cost};
 
 #endif

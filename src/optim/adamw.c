@@ -24,17 +24,20 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
     rates[RATES_CONTROLLER] = adamw_rates(0.9, 0.999, 1e-8, config->controller_lr, 0, 1, step);
     rates[RATES_PLAIN] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, 0, scale, step);
     rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
-    size_t wide = optimizer->wide;
+    size_t kept = optim_kept(optimizer, segment);
     if (optimizer->gpu) {
-        OptimArenas arenas = optim_arenas(optimizer, update);
+        OptimArenas arenas = optim_arenas(optimizer, segment, update);
         gpu_adamw(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, &arenas, rates);
         return;
     }
 #pragma omp parallel for schedule(static)
     for (int64_t i = segment->first; i < segment->end; i++) {
         const Chunk *chunk = &optimizer->chunks[i];
-        optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, optim_at(update->master, chunk->offset, wide),
-                                  optim_at(update->weights, chunk->offset, optimizer->compute), optim_at(update->gradients, chunk->offset, wide),
-                                  optim_at(optimizer->momentum, chunk->offset, wide), optim_at(optimizer->variance, chunk->inner, wide));
+        void *master = optim_at(update->master, chunk->offset, kept), *weights = update->weights ? optim_at(update->weights, chunk->offset, optimizer->compute) : master;
+        void *momentum = optim_at(optimizer->momentum, chunk->offset, kept), *variance = optim_at(optimizer->variance, chunk->inner, kept);
+        const void *gradient = optim_at(update->gradients, chunk->offset, kept);
+        uint32_t seed = optim_noise_seed(chunk->key, step);
+        if (segment->narrow) narrow_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);
+        else optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, master, weights, gradient, momentum, variance);
     }
 }

@@ -10,6 +10,23 @@
 
 enum { OPTIM_CHUNK = 1 << 14 };
 
+/* Thirty-two bits that look random, of an element in a step: what decides the rounding of a parameter and its state where they are kept in bf16. The mixer is
+ * the one that H. Wellons' search found least biased of its form ("lowbias32"). A function of the step, the parameter's name (`key`) and the element alone,
+ * whoever holds it. */
+static inline uint32_t optim_mix(uint32_t x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+static inline uint32_t optim_noise_seed(uint32_t key, int64_t step) { return optim_mix(key + (uint32_t)step * 0x9e3779b9u); }
+static inline uint32_t optim_noise(uint32_t seed, int64_t element) { return optim_mix(seed + (uint32_t)element * 0x9e3779b9u); }
+/* fp32 bits to bf16, up or down by chance (16 bits of `noise`), so that the expected value is that before: many updates that are each below half a unit in
+ * the last place add up to what they should. Infinity and NaN stay what they are. */
+static inline uint32_t optim_round(uint32_t bits, uint32_t noise) {
+    uint32_t rounded = (bits + (noise & 0xffff)) >> 16;
+    return (bits & 0x7f800000u) != 0x7f800000u ? rounded : bits >> 16 | ((bits & 0x7fffffu) != 0 ? 0x40 : 0);
+}
+
 /* One AdamW update as the kernels need it: g is multiplied by `scale`, p by `keep` (decay), and moves by step_size * m / (sqrt(v) *
  * inverse_root_bias2 + epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
 typedef struct AdamwRates {
@@ -19,8 +36,10 @@ typedef struct AdamwRates {
 typedef enum RateGroup { RATES_CONTROLLER, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
 
 typedef struct Chunk {
-    int64_t offset, count; /* elements of the master arena */
+    int64_t offset, count; /* elements of the master arena, of the type that the segment has */
     int64_t inner;         /* its first element in the variance arena under AdamW, in its matrix under Muon */
+    int64_t first;         /* element of its parameter */
+    uint32_t key;          /* of its parameter, for optim_noise_seed */
     int32_t rates;         /* a RateGroup; AdamW only */
     int32_t matrix;        /* its index in the list of matrices; Muon only */
 } Chunk;

@@ -22,12 +22,13 @@ typedef struct Matrix {
     int group, piece; /* a group has one segment's matrices */
 } Matrix;
 
-/* Chunks whose weights and gradients lie `shift` elements after their master weights in arenas of the whole model. */
+/* Chunks whose weights and gradients lie `shift` elements after their master weights in arenas of the whole model. All their elements are WIDE or, in pure
+ * bf16, `narrow`. */
 typedef struct Segment {
     int64_t first, end; /* chunks */
     int64_t shift;
     int bucket;
-    bool primary;
+    bool primary, narrow;
 } Segment;
 
 /* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts
@@ -66,9 +67,10 @@ struct Optimizer {
     bool gpu;
     const OptimKernels *kernels; /* the CPU's */
     size_t wide, compute;        /* bytes of W and T */
+    int64_t unit;                /* of the arenas, in bytes */
     OptimizerPiece *pieces;
     int piece_count, bucket_count;
-    int64_t *variance_offset;    /* per piece; -1 where Muon updates */
+    int64_t *variance_offset;    /* per piece, in units; -1 where Muon updates */
     bool local_weights, local_gradients;
     OptimizerHook updated;       /* or NULL */
     void *updated_context;
@@ -90,8 +92,10 @@ struct Optimizer {
 };
 
 static inline void *optim_at(const void *arena, int64_t element, size_t width) { return (char *)arena + element * (int64_t)width; }
+static inline size_t optim_kept(const Optimizer *optimizer, const Segment *segment) { return segment->narrow ? optimizer->compute : optimizer->wide; }
 
-/* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. */
+/* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. `weights` is NULL where the master weights are
+ * what the program reads. */
 typedef struct Update {
     void *master, *weights;
     const void *gradients;
@@ -109,11 +113,22 @@ void muon_step(const Optimizer *optimizer, const Segment *segment, const Update 
 /* What the direction of such a matrix is multiplied by. */
 double muon_rate(const Matrix *matrix, double lr);
 /* The step of matrices first .. end - 1, a group, on a GPU (muon_gpu.c). */
-void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const Update *update);
+void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int first, int end, const Update *update);
+
+/* The kernels' passes over a narrow chunk, a block of elements at a time: widened, updated by the same kernels, rounded by chance (narrow.c). Memory is that of
+ * the chunk's elements, all bf16. */
+void narrow_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master, uint16_t *weights,
+                  const uint16_t *gradient, uint16_t *momentum, uint16_t *variance);
+double narrow_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);
+double narrow_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum, const uint16_t *gradient);
+void narrow_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x, const uint16_t *momentum,
+                      const uint16_t *gradient);
+void narrow_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master, uint16_t *weights,
+                  const uint16_t *x);
 
 /* What GPU kernels take. */
-static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Update *update) {
-    return (OptimArenas){update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance};
+static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment *segment, const Update *update) {
+    return (OptimArenas){update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->narrow};
 }
 
 #endif

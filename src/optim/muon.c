@@ -107,6 +107,7 @@ void muon_lay_out(Optimizer *optimizer) {
 
 typedef struct Group {
     const Optimizer *optimizer;
+    const Segment *segment;
     const Matrix *matrices;
     int count;
     bool swapped; /* what is called x lies in y */
@@ -221,13 +222,16 @@ static void complete_gram(const Group *group, bool polynomial) {
 /* x = u / |u| with u = g + momentum * m, m updated; norms are of whole directions, from their chunks in order. */
 static void load_direction(const Group *group, const Update *update) {
     const Optimizer *o = group->optimizer;
+    size_t kept = optim_kept(o, group->segment);
     double decay = o->config.momentum, scale = update->scale;
     int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        o->partials[i] = o->kernels->momentum(decay, scale, c->count, optim_at(o->momentum, c->offset, o->wide),
-                                              optim_at(update->gradients, c->offset, o->wide));
+        void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
+        o->partials[i] = group->segment->narrow
+                             ? narrow_momentum(o->kernels, decay, scale, c, optim_noise_seed(c->key, update->step), momentum, gradient)
+                             : o->kernels->momentum(decay, scale, c->count, momentum, gradient);
     }
     for (int k = 0; k < group->count; k++) {
         double sum = 0;
@@ -237,22 +241,27 @@ static void load_direction(const Group *group, const Update *update) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        o->kernels->direction(decay, scale, 1 / (o->norms[c->matrix] + MUON_EPSILON), c->count,
-                              optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute), optim_at(o->momentum, c->offset, o->wide),
-                              optim_at(update->gradients, c->offset, o->wide));
+        void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
+        void *x = optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute);
+        double factor = 1 / (o->norms[c->matrix] + MUON_EPSILON);
+        if (group->segment->narrow) narrow_direction(o->kernels, decay, scale, factor, c->count, x, momentum, gradient);
+        else o->kernels->direction(decay, scale, factor, c->count, x, momentum, gradient);
     }
 }
 
 static void apply_direction(const Group *group, const Update *update) {
     const Optimizer *o = group->optimizer;
-    double lr = update->lr;
+    double keep = 1 - update->lr * o->config.weight_decay;
     int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         const Matrix *m = &o->matrices[c->matrix];
-        o->kernels->apply(1 - lr * o->config.weight_decay, muon_rate(m, lr), c->count, optim_at(update->master, c->offset, o->wide),
-                          optim_at(update->weights, c->offset, o->compute), optim_at(current(group, m), c->inner, o->compute));
+        void *master = optim_at(update->master, c->offset, optim_kept(o, group->segment)), *x = optim_at(current(group, m), c->inner, o->compute);
+        void *weights = update->weights ? optim_at(update->weights, c->offset, o->compute) : master;
+        if (group->segment->narrow)
+            narrow_apply(o->kernels, keep, muon_rate(m, update->lr), c, optim_noise_seed(c->key, update->step), master, weights, x);
+        else o->kernels->apply(keep, muon_rate(m, update->lr), c->count, master, weights, x);
     }
 }
 
@@ -277,7 +286,7 @@ void muon_step(const Optimizer *optimizer, const Segment *segment, const Update 
     int last = optimizer->chunks[segment->end - 1].matrix;
     for (int first = optimizer->chunks[segment->first].matrix, end; first <= last; first = end) {
         end = group_end(optimizer, first);
-        if (optimizer->gpu) muon_step_group_gpu(optimizer, first, end, update);
-        else step_group(&(Group){optimizer, optimizer->matrices + first, end - first, false}, update);
+        if (optimizer->gpu) muon_step_group_gpu(optimizer, segment, first, end, update);
+        else step_group(&(Group){optimizer, segment, optimizer->matrices + first, end - first, false}, update);
     }
 }

@@ -73,11 +73,11 @@ static void multiply_update(Products *p) {
     p->y = x;
 }
 
-void muon_step_group_gpu(const Optimizer *optimizer, int first, int end, const Update *update) {
+void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int first, int end, const Update *update) {
     const Matrix *m = &optimizer->matrices[first];
     Products products = products_of(optimizer, first, end);
     MuonGroup group = {
-        .arenas = optim_arenas(optimizer, update),
+        .arenas = optim_arenas(optimizer, segment, update),
         .chunks = optimizer->device_chunks + m->first_chunk,
         .partials = optimizer->partials,
         .norms = optimizer->norms,

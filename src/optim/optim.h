@@ -46,6 +46,8 @@ void optimizer_free(Optimizer *optimizer);
 /* sqrt of the sum of squares over all gradients but the controllers', of pieces that are primary, in fixed blocks and order: independent of threads. NaN
  * or infinity if any gradient is. Waits for a GPU. */
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
+/* Whether all master weights are finite. Waits for a GPU. */
+bool optimizer_is_finite(const Optimizer *optimizer, const void *master);
 
 /* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients (clipping). Writes master and the same
  * elements of `weights`, rounded, unless the arenas are the same. */

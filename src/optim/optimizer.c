@@ -1,6 +1,7 @@
 /* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the list of chunks and, in the device's
  * memory, the state (momentum for all parameters at the offsets of the master arena, variance for those that AdamW updates, one after another) and
  * scratch. Called by the training loop, checkpoints and the memory table. */
+#include "base/hash.h"
 #include "base/memory.h"
 #include "optim/internal.h"
 
@@ -52,14 +53,14 @@ static const Parameter *parameter_of(const Optimizer *optimizer, int piece) {
     return &optimizer->graph->parameters[optimizer->pieces[piece].parameter];
 }
 
-/* Sets variance_offset; returns the elements of the variance arena. Pieces start at multiples of 64 elements. */
+/* Sets variance_offset; returns the units of the variance arena. Pieces start at multiples of 64 units. */
 static int64_t place_variance(Optimizer *optimizer) {
     int64_t extent = 0;
     optimizer->variance_offset = memory_allocate((size_t)optimizer->piece_count * sizeof *optimizer->variance_offset);
     for (int i = 0; i < optimizer->piece_count; i++) {
         bool muon = optimizer_uses_muon(&optimizer->config, parameter_of(optimizer, i));
         optimizer->variance_offset[i] = muon ? -1 : extent;
-        if (!muon) extent += (optimizer->pieces[i].count + 63) / 64 * 64;
+        if (!muon) extent += (optimizer->pieces[i].count * parameter_of(optimizer, i)->width + 63) / 64 * 64;
     }
     return extent;
 }
@@ -69,12 +70,13 @@ static int64_t place_variance(Optimizer *optimizer) {
 /* The chunks from `first` on, which are of the piece, belong to the last segment or to a new one. */
 static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
     const OptimizerPiece *p = &optimizer->pieces[piece];
-    Segment segment = {.first = first, .end = optimizer->chunk_count, .shift = parameter_of(optimizer, piece)->offset + p->first - p->local,
-                       .bucket = p->bucket, .primary = p->primary};
+    const Parameter *parameter = parameter_of(optimizer, piece);
+    Segment segment = {.first = first, .end = optimizer->chunk_count, .shift = (parameter->offset - p->local) / parameter->width + p->first,
+                       .bucket = p->bucket, .primary = p->primary, .narrow = graph_kept(optimizer->graph, parameter) == TYPE_COMPUTE};
     bool opens = first == 0 || first == optimizer->controller_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
-    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary) {
+    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary && last->narrow == segment.narrow) {
         last->end = segment.end;
         return;
     }
@@ -84,12 +86,18 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
 
 static int64_t chunks_of(int64_t count) { return (count + OPTIM_CHUNK - 1) / OPTIM_CHUNK; }
 
+/* What of a chunk its parameter decides. */
+static Chunk chunk_of(const Parameter *parameter, int64_t first) {
+    return (Chunk){.first = first, .key = (uint32_t)hash_bytes(parameter->name, strlen(parameter->name))};
+}
+
 static void append_chunks(Optimizer *optimizer, Chunk whole) {
     optimizer->chunks = memory_resize(optimizer->chunks, (size_t)(optimizer->chunk_count + chunks_of(whole.count)) * sizeof(Chunk));
     for (int64_t first = 0; first < whole.count; first += OPTIM_CHUNK) {
         Chunk chunk = whole;
         chunk.offset += first;
         chunk.inner += first;
+        chunk.first += first;
         chunk.count = whole.count - first < OPTIM_CHUNK ? whole.count - first : OPTIM_CHUNK;
         optimizer->chunks[optimizer->chunk_count++] = chunk;
     }
@@ -101,7 +109,13 @@ static void append_adamw_chunks(Optimizer *optimizer, bool controllers) {
         RateGroup rates = rate_group(&optimizer->config, parameter_of(optimizer, i)->kind);
         int64_t first = optimizer->chunk_count;
         if (optimizer->variance_offset[i] < 0 || (rates == RATES_CONTROLLER) != controllers) continue;
-        append_chunks(optimizer, (Chunk){.offset = piece->local, .count = piece->count, .inner = optimizer->variance_offset[i], .rates = rates});
+        const Parameter *parameter = parameter_of(optimizer, i);
+        Chunk whole = chunk_of(parameter, piece->first);
+        whole.offset = piece->local / parameter->width;
+        whole.count = piece->count;
+        whole.inner = optimizer->variance_offset[i] / parameter->width;
+        whole.rates = rates;
+        append_chunks(optimizer, whole);
         extend_segments(optimizer, first, i);
     }
 }
@@ -110,7 +124,11 @@ static void append_muon_chunks(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->matrix_count; i++) {
         Matrix *matrix = &optimizer->matrices[i];
         matrix->first_chunk = optimizer->chunk_count;
-        append_chunks(optimizer, (Chunk){.offset = matrix->offset, .count = matrix->rows * matrix->columns, .matrix = i});
+        Chunk whole = chunk_of(parameter_of(optimizer, matrix->piece), optimizer->pieces[matrix->piece].first + matrix->offset - optimizer->pieces[matrix->piece].local);
+        whole.offset = matrix->offset;
+        whole.count = matrix->rows * matrix->columns;
+        whole.matrix = i;
+        append_chunks(optimizer, whole);
         matrix->end_chunk = optimizer->chunk_count;
         extend_segments(optimizer, matrix->first_chunk, matrix->piece);
     }
@@ -120,6 +138,7 @@ static void append_muon_chunks(Optimizer *optimizer) {
 
 static const OptimKernels *choose_kernels(Precision precision) {
     int i = 0;
+    if (precision == PRECISION_PURE_BF16) precision = PRECISION_BF16;
     while (optim_kernels[i].precision != precision || !optim_kernels[i].supported()) i++;
     return &optim_kernels[i];
 }
@@ -135,10 +154,11 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->kernels = choose_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
+    optimizer->unit = precision_unit(graph->precision);
     if (part) take_part(optimizer, part);
     else take_everything(optimizer);
-    optimizer->momentum_bytes = (part ? part->extent : graph->parameter_extent) * (int64_t)optimizer->wide;
-    optimizer->variance_bytes = place_variance(optimizer) * (int64_t)optimizer->wide;
+    optimizer->momentum_bytes = (part ? part->extent : graph->parameter_extent) * optimizer->unit;
+    optimizer->variance_bytes = place_variance(optimizer) * optimizer->unit;
     muon_lay_out(optimizer);
     append_adamw_chunks(optimizer, true);
     optimizer->controller_end = optimizer->chunk_count;
@@ -172,7 +192,7 @@ static bool allocate_arenas(Optimizer *optimizer, Error *error) {
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, Device *device, Error *error) {
     Optimizer *optimizer = lay_out(graph, config, part, device_is_gpu(device));
-    assert(!optimizer->gpu || graph->precision == PRECISION_BF16);
+    assert(!optimizer->gpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
     if (!allocate_arenas(optimizer, error)) {
@@ -220,50 +240,56 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* Where gradients of a segment's chunks are, by the offsets of the chunks. */
 static const void *gradients_of(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
-    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optimizer->wide);
+    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optim_kept(optimizer, segment));
 }
 
-/* Puts the norm of each segment into `norms` of the scratch, and then here. */
-static void norms_gpu(const Optimizer *optimizer, const void *gradients, double *norms) {
+/* The sum of squares of each segment from `first` on, whose chunks lie at their offsets from `arena`, or from their gradients in it. Waits for a GPU. */
+static void sum_segments(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
     double *on_device = optimizer->norms + optimizer->matrix_count;
-    for (int i = optimizer->controller_segments; i < optimizer->segment_count; i++) {
-        const Segment *segment = &optimizer->segments[i];
-        gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first,
-                          gradients_of(optimizer, segment, gradients), optimizer->partials, on_device + i);
-    }
-    device_download(optimizer->device, norms, on_device, optimizer->segment_count * (int64_t)sizeof *norms);
-}
-
-static double gradient_norm_gpu(const Optimizer *optimizer, const void *gradients) {
-    double *norms = memory_allocate((size_t)optimizer->segment_count * sizeof *norms), sum = 0;
-    norms_gpu(optimizer, gradients, norms);
-    for (int i = optimizer->controller_segments; i < optimizer->segment_count; i++)
-        if (optimizer->segments[i].primary) sum += norms[i] * norms[i];
-    free(norms);
-    return sqrt(sum);
-}
-
-double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
-    if (optimizer->gpu) return gradient_norm_gpu(optimizer, gradients);
-    double sum = 0;
-    for (int k = optimizer->controller_segments; k < optimizer->segment_count; k++) {
+    for (int k = first; k < optimizer->segment_count; k++) {
         const Segment *segment = &optimizer->segments[k];
-        const void *from = gradients_of(optimizer, segment, gradients);
-        if (!segment->primary) continue;
+        const void *from = gradients ? gradients_of(optimizer, segment, arena) : arena;
+        if (optimizer->gpu) {
+            gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, from, segment->narrow,
+                              optimizer->partials, on_device + k);
+            continue;
+        }
 #pragma omp parallel for schedule(static)
         for (int64_t i = segment->first; i < segment->end; i++) {
             const Chunk *chunk = &optimizer->chunks[i];
-            optimizer->partials[i] = optimizer->kernels->sum_squares(chunk->count, optim_at(from, chunk->offset, optimizer->wide));
+            const void *at = optim_at(from, chunk->offset, optim_kept(optimizer, segment));
+            optimizer->partials[i] = segment->narrow ? narrow_sum_squares(optimizer->kernels, chunk->count, at) : optimizer->kernels->sum_squares(chunk->count, at);
         }
-        for (int64_t i = segment->first; i < segment->end; i++) sum += optimizer->partials[i];
+        squares[k] = 0;
+        for (int64_t i = segment->first; i < segment->end; i++) squares[k] += optimizer->partials[i];
     }
+    if (!optimizer->gpu) return;
+    device_download(optimizer->device, squares, on_device, optimizer->segment_count * (int64_t)sizeof *squares);
+    for (int k = first; k < optimizer->segment_count; k++) squares[k] *= squares[k];
+}
+
+double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
+    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
+    sum_segments(optimizer, optimizer->controller_segments, gradients, true, squares);
+    for (int k = optimizer->controller_segments; k < optimizer->segment_count; k++)
+        if (optimizer->segments[k].primary) sum += squares[k];
+    free(squares);
     return sqrt(sum);
+}
+
+bool optimizer_is_finite(const Optimizer *optimizer, const void *master) {
+    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
+    sum_segments(optimizer, 0, master, false, squares);
+    for (int k = 0; k < optimizer->segment_count; k++) sum += squares[k];
+    free(squares);
+    return isfinite(sum);
 }
 
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
     const Segment *segment = &optimizer->segments[index];
     Update shifted = *update;
-    shifted.weights = optim_at(update->weights, optimizer->local_weights ? 0 : segment->shift, optimizer->compute);
+    bool serves = update->weights == update->master || (!segment->narrow && optimizer->unit != (int64_t)optimizer->wide);
+    shifted.weights = serves ? NULL : optim_at(update->weights, optimizer->local_weights ? 0 : segment->shift, optimizer->compute);
     shifted.gradients = gradients_of(optimizer, segment, update->gradients);
     if (index < optimizer->controller_segments && optimizer->config.controller_lr == 0) return;
     if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
@@ -287,7 +313,7 @@ void optimizer_step(Optimizer *optimizer, void *master, void *weights, const voi
 
 static OptimizerState state_of(const Optimizer *optimizer, int piece, const char *kind, const void *arena, int64_t offset) {
     const OptimizerPiece *p = &optimizer->pieces[piece];
-    return (OptimizerState){kind, p->parameter, p->first, p->count, optim_at(arena, offset, optimizer->wide), p->primary};
+    return (OptimizerState){kind, p->parameter, p->first, p->count, optim_at(arena, offset, (size_t)optimizer->unit), p->primary};
 }
 
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity) {

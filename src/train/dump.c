@@ -20,8 +20,10 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 
 /* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
 static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
-    size_t unit = precision_bytes(session->config->precision, TYPE_WIDE);
-    StoredTensor tensor = {.name = p->name, .type = wide_type(session), .rank = p->rank, .data = arena + p->offset * unit};
+    const Graph *graph = session->model.graph;
+    size_t unit = graph_kept_bytes(graph, p);
+    StoredTensor tensor = {.name = p->name, .type = graph_kept(graph, p) == TYPE_COMPUTE ? STORED_BF16 : wide_type(session), .rank = p->rank,
+                           .data = arena + p->offset * precision_unit(graph->precision)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {
         *copy = memory_allocate(p->count * unit);

@@ -36,20 +36,32 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
     return -1;
 }
 
-const char *numerics_bad_parameter(const Session *session) {
+/* A GPU's come in blocks, so that little memory is touched. */
+static bool finite_piece(const Session *session, const OptimizerPiece *piece, void *block, int64_t block_bytes) {
     const Graph *graph = session->model.graph;
-    const Layout *layout = session->layout;
     Device *device = session->backend.device;
-    Error ignored = {0};
-    int64_t bytes = session->plan.bytes[ARENA_MASTER];
-    void *arena = executor_arena(session->executor, ARENA_MASTER);
-    const char *master = device_view(device, arena, bytes, VIEW_READ, &ignored), *bad = NULL;
-    for (int i = 0; i < layout->piece_count && master && !bad; i++) {
-        const OptimizerPiece *piece = &layout->pieces[i];
-        const char *values = master + piece->local * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
-        if (first_bad(graph, values, TYPE_WIDE, piece->count) >= 0) bad = graph->parameters[piece->parameter].name;
+    const Parameter *p = &graph->parameters[piece->parameter];
+    int64_t element = graph_kept_bytes(graph, p), most = block_bytes / element;
+    const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + piece->local * precision_unit(graph->precision);
+    if (!device_is_gpu(device)) return first_bad(graph, values, graph_kept(graph, p), piece->count) < 0;
+    for (int64_t at = 0; at < piece->count; at += most) {
+        int64_t count = piece->count - at < most ? piece->count - at : most;
+        device_download(device, block, values + at * element, count * element);
+        if (first_bad(graph, block, graph_kept(graph, p), count) >= 0) return false;
     }
-    device_view_close(device, (void *)master, arena, bytes, VIEW_READ);
+    return true;
+}
+
+const char *numerics_bad_parameter(const Session *session) {
+    if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
+    const int64_t block_bytes = 256 << 20;
+    void *block = device_is_gpu(session->backend.device) ? memory_allocate((size_t)block_bytes) : NULL;
+    const char *bad = NULL;
+    for (int i = 0; i < session->layout->piece_count && !bad; i++) {
+        const OptimizerPiece *piece = &session->layout->pieces[i];
+        if (!finite_piece(session, piece, block, block_bytes)) bad = session->model.graph->parameters[piece->parameter].name;
+    }
+    free(block);
     return bad;
 }
 

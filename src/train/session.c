@@ -19,11 +19,11 @@ static int64_t bucket_bytes(const Config *config, const Device *device) {
 /* Arenas as large as the rank's part of them. */
 static Plan plan_program(const Session *session, Graph *graph, const Timetable *timetable) {
     Plan plan = graph_plan(graph, &session->backend);
-    int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
+    int64_t unit = precision_unit(graph->precision), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
     if (!session->layout->stage) return plan;
-    plan.bytes[ARENA_MASTER] = session->layout->local_extent * wide;
+    plan.bytes[ARENA_MASTER] = session->layout->local_extent * unit;
     plan.bytes[ARENA_WEIGHT] = timetable->weight_extent * compute;
-    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = timetable->gradient_extent * wide;
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = timetable->gradient_extent * unit;
     return plan;
 }
 
@@ -76,7 +76,7 @@ Budget session_budget(const Session *session) {
     Budget budget = {
         .weights = plan->bytes[ARENA_WEIGHT],
         .master = plan->bytes[ARENA_MASTER],
-        .gradients = plan->bytes[ARENA_GRADIENT],
+        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->timetable),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, &part),
         .activations = plan->bytes[ARENA_ACTIVATION],
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, &part, device_is_gpu(session->backend.device)),
@@ -182,30 +182,18 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-/* Initial weights are functions of the parameters' names: each rank makes those that it holds of one parameter after another. */
-static bool initialize_piece(Session *session, const OptimizerPiece *piece, Error *error) {
-    Graph one = *session->model.graph;
-    Parameter parameter = one.parameters[piece->parameter];
-    int64_t unit = (int64_t)precision_bytes(one.precision, TYPE_WIDE);
-    char *values = memory_map(parameter.count * unit, error), *to = executor_arena(session->executor, ARENA_MASTER);
-    if (!values) return error_context(error, "initial weights of %s", parameter.name);
-    parameter.offset = 0;
-    one.parameters = &parameter;
-    one.parameter_count = 1;
-    model_initialize(&one, &session->config->model, session->config->seed, values);
-    device_upload(session->backend.device, to + piece->local * unit, values + piece->first * unit, piece->count * unit);
-    memory_unmap(values, parameter.count * unit);
-    return true;
-}
-
 static bool initialize(Session *session, Error *error) {
     void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
     if (!session->layout->stage)
         return model_initialize_on(session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
-    for (int i = 0; i < session->layout->piece_count; i++)
-        if (!initialize_piece(session, &session->layout->pieces[i], error)) return false;
+    for (int i = 0; i < session->layout->piece_count; i++) {
+        const OptimizerPiece *piece = &session->layout->pieces[i];
+        ParameterPart part = {piece->parameter, piece->first, piece->count};
+        model_initialize_part(session->model.graph, &session->config->model, session->config->seed, &part, session->backend.device,
+                              (char *)master + piece->local * precision_unit(session->model.graph->precision));
+    }
     session_spread_weights(session);
-    return comm_ok(session->comm, error);
+    return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
 }
 
 static bool open_groups(Session *session, Error *error) {
@@ -215,6 +203,20 @@ static bool open_groups(Session *session, Error *error) {
     session->ranks.group = comm_split(session->comm, layout->replica, "group", error);
     session->ranks.replicas = session->ranks.group ? comm_split(session->comm, layout->rank, "replicas", error) : NULL;
     return session->ranks.replicas != NULL;
+}
+
+/* Has the kernels of initialisation and update loaded together with those of the programs, which are noted already. */
+static void note_kernels(Session *session) {
+    Error ignored;
+    Device *device = session->backend.device;
+    void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
+    const void *gradients = executor_arena(session->executor, ARENA_GRADIENT);
+    if (!device_is_gpu(device)) return;
+    device_prepare_begin(device);
+    model_initialize_on(session->model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
+    optimizer_gradient_norm(session->optimizer, gradients);
+    optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);
+    device_prepare_end(device);
 }
 
 bool session_start(Session *session, Comm *comm, Error *error) {
@@ -233,8 +235,10 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
     session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
-    session->exchange = exchange_create(session->layout, session->timetable, &session->ranks, session->executor);
-    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator);
+    note_kernels(session);
+    session->exchange = exchange_create(session->layout, session->timetable, &session->ranks, session->executor, error);
+    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator, error);
+    if (!session->exchange || !session->evaluation_exchange) return false;
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
     return initialize(session, error);
 }
@@ -260,12 +264,13 @@ void session_free(Session *session) {
 
 bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error) {
     Device *device = session->backend.device;
-    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t unit = precision_unit(graph->precision);
     char *to = executor_arena(session->executor, ARENA_MASTER);
     for (int i = 0; i < session->layout->piece_count; i++) {
         const OptimizerPiece *piece = &session->layout->pieces[i];
-        int64_t from = graph->parameters[piece->parameter].offset + piece->first;
-        device_upload(device, to + piece->local * unit, (const char *)master + from * unit, piece->count * unit);
+        const Parameter *p = &graph->parameters[piece->parameter];
+        int64_t element = graph_kept_bytes(graph, p);
+        device_upload(device, to + piece->local * unit, (const char *)master + p->offset * unit + piece->first * element, piece->count * element);
     }
     session_spread_weights(session);
     return device_ok(device, error) && comm_ok(session->comm, error);

@@ -57,6 +57,8 @@ void session_spread_weights(Session *session);
 
 /* -- Checkpoints: parameters, optimizer state, step (state.c) ------------------------------------------------------ */
 
+/* Gets ready to save beside what the program does: called after the first step, which shall not wait for it. */
+void session_prepare_save(Session *session);
 /* Begins to save the step: returns when this rank's part is copied, and may be changed again. The save before must have ended. Collective. */
 bool session_save_start(Session *session, Error *error);
 
@@ -70,7 +72,7 @@ typedef struct SaveReport {
 /* Whether a save has ended since the last call; `wait`s for the one under way. */
 bool session_save_end(Session *session, bool wait, SaveReport *report);
 
-/* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise), and gets ready to save. Collective. */
+/* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise). Collective. */
 bool session_resume(Session *session, Error *error);
 /* Loads only the weights of the newest checkpoint of `run`, configured so, into `master` (a WIDE arena of `graph`). */
 bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/bf16.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf.h"
@@ -96,33 +97,43 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 
 /* -- Weights -------------------------------------------------------------------------------------------------------- */
 
-static void convert(Precision to, void *target, Precision from, const void *source, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        double value = from == PRECISION_FP64 ? ((const double *)source)[i] : ((const float *)source)[i];
-        if (to == PRECISION_FP64) ((double *)target)[i] = value;
-        else ((float *)target)[i] = (float)value;
+static double kept_value(size_t bytes, const void *values, int64_t index) {
+    return bytes == 8 ? ((const double *)values)[index] : bytes == 4 ? ((const float *)values)[index] : bf16_widen(((const uint16_t *)values)[index]);
+}
+
+static void set_kept_value(size_t bytes, void *values, int64_t index, double value) {
+    if (bytes == 8) ((double *)values)[index] = value;
+    else if (bytes == 4) ((float *)values)[index] = (float)value;
+    else ((uint16_t *)values)[index] = bf16_narrow((float)value);
+}
+
+/* Graphs of one model in different precisions. */
+static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
+    for (int i = 0; i < to->parameter_count; i++) {
+        const Parameter *p = &to->parameters[i], *q = &from->parameters[i];
+        size_t bytes = graph_kept_bytes(to, p), given = graph_kept_bytes(from, q);
+        void *values = target + p->offset * precision_unit(to->precision);
+        const void *read = source + q->offset * precision_unit(from->precision);
+#pragma omp parallel for schedule(static)
+        for (int64_t j = 0; j < p->count; j++) set_kept_value(bytes, values, j, kept_value(given, read, j));
     }
 }
 
-static bool load_model(const char *folder, const Config *config, Precision precision, void *master, Error *error) {
-    Model model = model_build(&config->model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool loaded = llmc_is_model(folder) ? llmc_load_weights(folder, model.graph, master, error)
-                                        : hf_load_weights(folder, &config->model, model.graph, master, error);
-    model_free(&model);
-    return loaded;
+static bool load_kept(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+    if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
+    return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error) : hf_load_weights(folder, &config->model, graph, master, error);
 }
 
-bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error) {
+bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     *step = 0;
-    if (!source_is_run(folder)) return load_model(folder, config, precision, master, error);
-    Precision saved = config->precision;
-    Model model = model_build(&config->model, saved, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_extent * precision_bytes(saved, TYPE_WIDE);
-    bool same = precision_bytes(saved, TYPE_WIDE) == precision_bytes(precision, TYPE_WIDE);
-    void *weights = same ? master : memory_map(bytes, error);
-    bool loaded = weights && session_load_weights(model.graph, config, folder, weights, step, error);
-    if (loaded && !same) convert(precision, master, saved, weights, model.graph->parameter_extent);
-    if (!same) memory_unmap(weights, bytes);
+    Precision given = source_is_run(folder) ? config->precision : precision_unit(graph->precision) == 8 ? PRECISION_FP64 : PRECISION_FP32;
+    if (precision_unit(given) == precision_unit(graph->precision)) return load_kept(folder, config, graph, master, step, error);
+    Model model = model_build(&config->model, given, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    size_t bytes = model.graph->parameter_extent * precision_unit(given);
+    void *weights = memory_map(bytes, error);
+    bool loaded = weights && load_kept(folder, config, model.graph, weights, step, error);
+    if (loaded) convert(graph, master, model.graph, weights);
+    memory_unmap(weights, bytes);
     model_free(&model);
     return loaded;
 }
@@ -154,11 +165,13 @@ static void load_wide(const HfReader *reader, int parameter, Device *device, cha
 
 static bool load_folder(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     HfReader *reader = hf_reader_open(folder, &config->model, graph, error);
-    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
+        char *kept = (char *)master + p->offset * unit;
         if (skips_matrices(graph) && is_matrix(graph, i)) load_rounded(reader, i, device, (uint16_t *)weights + p->offset, p->count);
-        else load_wide(reader, i, device, (char *)master + p->offset * unit, p->count * (int64_t)unit);
+        else if (graph_kept(graph, p) == TYPE_COMPUTE) load_rounded(reader, i, device, (uint16_t *)kept, p->count);
+        else load_wide(reader, i, device, kept, p->count * graph_kept_bytes(graph, p));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);
@@ -169,9 +182,9 @@ static bool load_folder(const char *folder, const Config *config, const Graph *g
 bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error) {
     *step = 0;
     if (is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
-    int64_t bytes = graph->parameter_extent * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t bytes = graph->parameter_extent * precision_unit(graph->precision);
     void *view = device_view(device, master, bytes, VIEW_WRITE, error);
-    bool loaded = view && source_load_weights(folder, config, graph->precision, view, step, error);
+    bool loaded = view && source_load_weights(folder, config, graph, view, step, error);
     device_view_close(device, view, master, bytes, VIEW_WRITE);
     if (loaded) model_cast_weights(graph, device, master, weights);
     return loaded;
@@ -184,7 +197,7 @@ bool source_load_program(const char *folder, const Config *config, Executor *exe
 
 /* The huge pages in which vectors lie; the kernel gives no memory for the others. */
 static int64_t vector_bytes(const Graph *graph) {
-    const int64_t page = 2 << 20, unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    const int64_t page = 2 << 20, unit = precision_unit(graph->precision);
     int64_t bytes = 0, seen = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];

@@ -19,9 +19,9 @@ char *source_tokenizer_file(const char *folder);
 char *source_tokenizer(const char *folder, const Config *config);
 /* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
-/* Fills `master`, host memory of the size of the WIDE arena of a graph of config->model in `precision` (any, whatever the source's is), with the newest weights. `*step` receives the
- * step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
-bool source_load_weights(const char *folder, const Config *config, Precision precision, void *master, int64_t *step, Error *error);
+/* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision, whatever the source's is), with the newest weights.
+ * `*step` receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
+bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter; of the
  * master arena of a program without gradients in bf16 only the vectors are filled, which is all that it reads there. */
 bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);

@@ -1,11 +1,12 @@
-/* A session as a checkpoint: every parameter in the WIDE type under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
+/* A session as a checkpoint: every parameter in the type that it is kept in under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
  * cursor and the schedule are functions of step and configuration, so nothing else is needed to continue bit for bit.
  *
  * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever wrote it, so any number of ranks continues what
  * any other began. A save copies the rank's part into host memory that the Saver keeps for that, which is all that the training waits for; a thread writes it.
- * That memory is made ready (on a GPU: pinned, seconds for a large model) beside the first steps. The Saver belongs to the session. With checkpoint.async=false
- * there is neither copy nor thread. */
+ * The system gives that memory when it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
+ * belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,7 +18,7 @@
 #include "train/run.h"
 #include "train/session.h"
 
-enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64, COPY_BLOCK = 256 << 20 };
+enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64 };
 
 /* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
@@ -30,7 +31,7 @@ static int64_t interval_bytes(const Interval *interval) { return interval->count
 /* Elements [first, first + count) of a parameter, which lie at `memory`. */
 static void append(IntervalList *list, const Graph *graph, int index, char *name, int64_t first, int64_t count, void *memory) {
     const Parameter *p = &graph->parameters[index];
-    Interval interval = {.name = name, .type = graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32, .rank = p->rank, .first = first, .count = count};
+    Interval interval = {.name = name, .type = graph_kept(graph, p) == TYPE_COMPUTE ? STORED_BF16 : graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32, .rank = p->rank, .first = first, .count = count};
     memcpy(interval.shape, p->shape, sizeof p->shape);
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
     list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
@@ -54,13 +55,13 @@ static IntervalList session_intervals(const Session *session, bool own) {
     const Graph *graph = session->model.graph;
     const Layout *layout = session->layout;
     char *master = executor_arena(session->executor, ARENA_MASTER);
-    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE), skipped = 0;
+    int64_t unit = precision_unit(graph->precision), skipped = 0;
     IntervalList list = {0};
     for (int i = 0; i < layout->piece_count; i++) {
         OptimizerPiece piece = layout->pieces[i];
         if (own && !cut_to_own(layout, piece.primary, &piece.first, &piece.count, &skipped)) continue;
         append(&list, graph, piece.parameter, memory_copy_string(graph->parameters[piece.parameter].name), piece.first, piece.count,
-               master + (piece.local + skipped) * unit);
+               master + piece.local * unit + skipped * graph_kept_bytes(graph, &graph->parameters[piece.parameter]));
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
@@ -69,7 +70,8 @@ static IntervalList session_intervals(const Session *session, bool own) {
         OptimizerState *state = &states[i];
         if (own && !cut_to_own(layout, state->primary, &state->first, &state->count, &skipped)) continue;
         char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->parameter].name);
-        append(&list, graph, state->parameter, name, state->first, state->count, (char *)state->data + skipped * unit);
+        append(&list, graph, state->parameter, name, state->first, state->count,
+               (char *)state->data + skipped * graph_kept_bytes(graph, &graph->parameters[state->parameter]));
     }
     free(states);
     return list;
@@ -99,18 +101,14 @@ static void list_close_views(IntervalList *list, Device *device, ViewAccess acce
 
 /* -- Saving -------------------------------------------------------------------------------------------------------- */
 
-/* Host memory for one or more intervals, one after another. */
-typedef struct CopyBlock { void *memory; int64_t bytes; } CopyBlock;
-
 struct Saver {
     IntervalList list; /* what this rank writes */
     Device *device;
-    bool copies;       /* into blocks, so that saving is asynchronous */
-    CopyBlock *blocks;
-    size_t block_count;
-    pthread_t thread;  /* makes the blocks, until it is joined before the first save */
-    bool preparing;
-    Error refused;     /* why there are no blocks */
+    char *copy;        /* of all intervals, one after another, so that saving is asynchronous; or NULL */
+    int64_t copy_bytes;
+    pthread_t thread;  /* touches the copy's pages */
+    bool touching;     /* there is one to join */
+    atomic_bool enough;
     CheckpointJob *job;
     json_t *metadata;
     double stall;
@@ -124,52 +122,41 @@ int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t m
     return !config->checkpoint_async ? 0 : layout->stage ? held : (held + layout->size - 1) / layout->size;
 }
 
-/* A driver that pins much memory at once keeps the program's own calls waiting: hence blocks. Their pages are touched, since no save shall wait for them. */
-static void *make_blocks(void *context) {
+static void *touch_pages(void *context) {
     Saver *saver = context;
-    bool gpu = device_is_gpu(saver->device);
-    char *to = NULL;
-    int64_t room = 0, total = 0;
-    if (gpu) device_use_thread(saver->device);
-    for (size_t i = 0; i < saver->list.count; i++) total += copy_room(&saver->list.items[i]);
-    if (gpu && !memory_check(total, "the host's copy of a checkpoint", "set checkpoint.async=false", &saver->refused)) return NULL;
-    for (size_t i = 0; i < saver->list.count; i++) {
-        int64_t bytes = copy_room(&saver->list.items[i]);
-        if (bytes > room) {
-            room = bytes > COPY_BLOCK ? bytes : total < COPY_BLOCK ? total : COPY_BLOCK;
-            to = device_allocate_host(saver->device, room, &saver->refused);
-            if (!to) return NULL;
-            if (!gpu) memset(to, 0, (size_t)room);
-            saver->blocks[saver->block_count++] = (CopyBlock){to, room};
-        }
-        saver->list.items[i].data = to;
-        to += bytes, room -= bytes, total -= bytes;
-    }
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    for (int64_t at = 0; at < saver->copy_bytes && !atomic_load(&saver->enough); at += page) ((volatile char *)saver->copy)[at] = 0;
     return NULL;
 }
 
-static void free_blocks(Saver *saver) {
-    for (size_t i = 0; i < saver->block_count; i++) device_free_host(saver->device, saver->blocks[i].memory, saver->blocks[i].bytes);
-    saver->block_count = 0;
-    saver->copies = false;
+void session_prepare_save(Session *session) {
+    Saver *saver = session->saver;
+    if (saver->copy && !saver->touching && !atomic_load(&saver->enough)) saver->touching = pthread_create(&saver->thread, NULL, touch_pages, saver) == 0;
 }
 
-/* The blocks are there afterwards, or saving does without. */
-static void finish_blocks(Saver *saver) {
-    if (saver->preparing) pthread_join(saver->thread, NULL);
-    saver->preparing = false;
-    if (saver->refused.code == ERROR_NONE || !saver->copies) return;
-    log_warn("training will wait for its checkpoints to be written: %s", saver->refused.message);
-    free_blocks(saver);
+/* What was not touched by now is touched when it is written. */
+static void finish_touching(Saver *saver) {
+    atomic_store(&saver->enough, true);
+    if (saver->touching) pthread_join(saver->thread, NULL);
+    saver->touching = false;
+}
+
+/* On the CPU the copy is part of the plan's memory, which was checked. */
+static void map_copy(Saver *saver) {
+    Error refused = {0};
+    for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
+    if (!device_is_gpu(saver->device) || memory_check(saver->copy_bytes, "the host's copy of a checkpoint", "set checkpoint.async=false", &refused))
+        saver->copy = memory_map((size_t)saver->copy_bytes, &refused);
+    if (!saver->copy) log_warn("training will wait for its checkpoints to be written: %s", refused.message);
+    int64_t at = 0;
+    for (size_t i = 0; i < saver->list.count && saver->copy; at += copy_room(&saver->list.items[i++])) saver->list.items[i].data = saver->copy + at;
 }
 
 static void saver_open(Session *session) {
     Saver *saver = session->saver = memory_allocate(sizeof *session->saver);
-    *saver = (Saver){.list = session_intervals(session, true), .device = session->backend.device, .copies = session->config->checkpoint_async};
-    if (!saver->copies) return;
-    saver->blocks = memory_allocate((saver->list.count + 1) * sizeof *saver->blocks);
-    saver->preparing = pthread_create(&saver->thread, NULL, make_blocks, saver) == 0;
-    if (!saver->preparing) make_blocks(saver);
+    saver->list = session_intervals(session, true);
+    saver->device = session->backend.device;
+    if (session->config->checkpoint_async) map_copy(saver);
 }
 
 void session_close_saver(Session *session) {
@@ -178,9 +165,8 @@ void session_close_saver(Session *session) {
     Error ignored = {0};
     if (saver->job) checkpoint_finish(saver->job, NULL, &ignored);
     json_decref(saver->metadata);
-    if (saver->preparing) pthread_join(saver->thread, NULL);
-    free_blocks(saver);
-    free(saver->blocks);
+    finish_touching(saver);
+    memory_unmap(saver->copy, (size_t)saver->copy_bytes);
     list_free(&saver->list);
     free(saver);
     session->saver = NULL;
@@ -226,13 +212,13 @@ bool session_save_start(Session *session, Error *error) {
     int64_t attempt;
     if (!agree_on_attempt(session, &attempt, error)) return false;
     Saver *saver = session->saver;
-    finish_blocks(saver);
+    finish_touching(saver);
     saver->step = session->step;
     json_decref(saver->metadata);
     saver->metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
                                 (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
     CheckpointPlan plan = plan_save(session, attempt);
-    bool held = saver->copies ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
+    bool held = saver->copy ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
     if (held) saver->job = checkpoint_start(&plan);
     saver->stall = log_seconds() - start;
     return held;
@@ -240,13 +226,13 @@ bool session_save_start(Session *session, Error *error) {
 
 bool session_save_end(Session *session, bool wait, SaveReport *report) {
     Saver *saver = session->saver;
-    if (!saver || !saver->job || !(wait || !saver->copies || checkpoint_is_done(saver->job))) return false;
+    if (!saver || !saver->job || !(wait || !saver->copy || checkpoint_is_done(saver->job))) return false;
     double start = log_seconds();
     CheckpointStats stats = {0};
     *report = (SaveReport){.step = saver->step};
     report->saved = checkpoint_finish(saver->job, &stats, &report->error);
     saver->job = NULL;
-    if (!saver->copies) list_close_views(&saver->list, saver->device, VIEW_READ);
+    if (!saver->copy) list_close_views(&saver->list, saver->device, VIEW_READ);
     report->stall = saver->stall + (log_seconds() - start);
     report->seconds = stats.seconds;
     report->bytes = stats.bytes;
@@ -315,7 +301,7 @@ bool session_resume(Session *session, Error *error) {
 
 bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error) {
     IntervalList list = {0};
-    int64_t unit = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         append(&list, graph, i, memory_copy_string(p->name), 0, p->count, (char *)master + p->offset * unit);

@@ -220,7 +220,7 @@ static bool report_load(Loop *loop, int64_t step, Error *error) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_CONTROLLER) continue;
-        device_download(loop->session.backend.device, excess, gradients + p->offset * sizeof *excess, model->experts * sizeof *excess);
+        device_download(loop->session.backend.device, excess, gradients + p->offset * precision_unit(graph->precision), model->experts * sizeof *excess);
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
@@ -370,6 +370,7 @@ static bool run_steps(Loop *loop, Error *error) {
         if (!run_step(loop, error) || !report_save(loop, false, error)) return false;
         int64_t step = loop->session.step;
         watchdog_alive(loop->watchdog, step);
+        session_prepare_save(&loop->session);
         if (loop->corpus.has_valid && (due(step, config->eval_every) || step == config->steps) && !evaluate_and_report(loop, error)) return false;
         if (due(step, config->checkpoint_every)) {
             if (!save(loop, error)) return false;
@@ -391,7 +392,7 @@ static bool run_steps(Loop *loop, Error *error) {
 static double measure_gemm(const Config *config, Device *device) {
     enum { TRIES = 5 };
     bool gpu = device_is_gpu(device);
-    GemmType type = config->precision == PRECISION_BF16 ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
+    GemmType type = precision_is_bf16(config->precision) ? GEMM_BF16 : config->precision == PRECISION_FP32 ? GEMM_F32 : GEMM_F64;
     int64_t size = gpu ? 8192 : 768, bytes = size * size * (int64_t)precision_bytes(config->precision, TYPE_COMPUTE);
     if (type == GEMM_F64 || strstr(device_info(device)->name, "emulated")) return 0; /* for checks, not for speed */
     Error ignored = {0};
@@ -417,7 +418,7 @@ static bool report_start(Loop *loop, Error *error) {
     char *machine = run_describe_machine();
     json_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
                                 (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
-                                "precision", loop->config->precision == PRECISION_BF16 ? "bf16" : loop->config->precision == PRECISION_FP32 ? "fp32" : "fp64",
+                                "precision", precision_name(loop->config->precision),
                                 "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
     char *text = json_dumps(details, JSON_COMPACT), parameters[32];
     log_format_count((double)model_parameters(graph), parameters);
@@ -453,9 +454,9 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     int64_t step;
     if (!session->layout->stage) return source_load_program(folder, origin, session->executor, &step, error);
     Model model = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_extent * precision_bytes(model.graph->precision, TYPE_WIDE);
+    size_t bytes = model.graph->parameter_extent * precision_unit(model.graph->precision);
     void *master = memory_map(bytes, error);
-    bool loaded = master && source_load_weights(folder, origin, model.graph->precision, master, &step, error) &&
+    bool loaded = master && source_load_weights(folder, origin, model.graph, master, &step, error) &&
                   session_set_master(session, model.graph, master, error);
     memory_unmap(master, bytes);
     model_free(&model);

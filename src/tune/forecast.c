@@ -69,12 +69,12 @@ static double newton_schulz_flops(double rows, double columns) {
 static double optimizer_seconds(const Session *session, const Cluster *cluster, int zero) {
     const Graph *graph = session->model.graph;
     const OptimizerConfig *config = &session->config->optimizer;
-    double wide = (double)precision_bytes(graph->precision, TYPE_WIDE), compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE);
+    double compute = (double)precision_bytes(graph->precision, TYPE_COMPUTE);
     double bytes = 0, flops = 0, steps = (double)config->newton_schulz_steps;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         double count = (double)p->count;
-        bytes += count * (8 * wide + (graph->precision == PRECISION_BF16 ? compute : 0));
+        bytes += count * (8 * (double)graph_kept_bytes(graph, p) + (graph->precision == PRECISION_BF16 ? compute : 0));
         if (config->name != OPTIMIZER_MUON || p->kind != PARAMETER_MATRIX) continue;
         double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
         flops += stack * steps * newton_schulz_flops(rows, columns);
@@ -91,7 +91,7 @@ static double exposed_part(double communication, double beside) { return communi
 static void add_communication(Forecast *forecast, const Session *session, const Cluster *cluster) {
     const Graph *graph = session->model.graph;
     double elements = (double)graph->parameter_extent, count = (double)forecast->microbatches;
-    double gradients = elements * (double)precision_bytes(graph->precision, TYPE_WIDE),
+    double gradients = elements * (double)precision_unit(graph->precision),
            weights = elements * (double)precision_bytes(graph->precision, TYPE_COMPUTE);
     double reduce = forecast_all_gather(cluster, gradients), gather = forecast_all_gather(cluster, weights);
     double backward = forecast->work.backward, forward = forecast->work.total - backward;
