@@ -10,7 +10,7 @@ typedef struct PtxCompiler PtxCompiler;
 /* NULL when the library is not there. */
 PtxCompiler *ptx_open(void);
 void ptx_close(PtxCompiler *compiler);
-/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the library does not take the text. May be called by several threads at once. */
+/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the text is not for the library, but for the driver. May be called by several threads at once. */
 void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *target);
 
 #endif

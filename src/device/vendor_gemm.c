@@ -17,6 +17,7 @@
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
+static const int64_t SCRATCH_BYTES = 256 << 20; /* of a trial, at most: more would show in the memory that a run takes */
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
@@ -261,7 +262,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 /* -- Choosing ------------------------------------------------------------------------------------------------------ */
 
 /* A product as it is tried out: itself where running it twice does no harm; where it adds to C, one that adds to other memory, with fewer rows where there is
- * no room for all of them. */
+ * no such room for all of them. */
 typedef struct Trial {
     Gemm product;
     Problem problem;
@@ -323,6 +324,7 @@ static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *prod
     if (!product->accumulate) return true;
     trial->problem = (Problem){0};
     int64_t row = product->ldc * output_bytes(product), room = device_available(v->host.device) / 2;
+    if (room > SCRATCH_BYTES) room = SCRATCH_BYTES;
     if (trial->product.m > room / row) trial->product.m = room / row;
     if (trial->product.m <= 0) return false;
     trial->scratch_bytes = trial->product.m * row;

@@ -73,7 +73,7 @@ INLINE Interval attention_interval(const Attention *a, int64_t base, int row) {
 INLINE float attention_slope(const Attention *a, int head) {
     if (a->alibi <= 0) return 0;
     int i = a->slopes == a->heads ? head + 1 : head < a->slopes / 2 ? 2 * head + 2 : 2 * head + 1 - a->slopes;
-    return fast_exp2(-a->alibi * i / a->slopes) * LOG2_E * fast_reciprocal(a->scale);
+    return fast_exp2(-a->alibi * i * fast_reciprocal(a->slopes)) * LOG2_E * fast_reciprocal(a->scale);
 }
 
 /* -- Extremes of intervals over a tile ----------------------------------------------------------------------------- */

@@ -8,7 +8,8 @@
  * The keys' pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers. Where sums of all columns of dK and dV
  * do not fit in registers, `split` waves share 32 keys: each makes the scores of its own 32 queries of a tile and sums its own part of the columns, and
  * they exchange P^T and dS^T through shared memory as they lie in registers. Heads of 256 are cut into two blocks of 128 output columns in both passes.
- * Heads of 64 and 128 have kernels of their own on NVIDIA's Hopper (attention_grad_hopper.h). Scratch: delta, and two numbers per tile. */
+ * Heads of 64 and 128 have a pass of their own on NVIDIA's Hopper (attention_grad_hopper.h). Scratch: delta, and two numbers per tile; on Hopper, above all
+ * dQ in fp32. */
 #include "kernel/attention.h"
 #include "kernel/attention_grad_hopper.h"
 
@@ -378,18 +379,14 @@ KEYS_PASS(256, 128, 4, 2, 1)
 #endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER(width)                                                                                                      \
-    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, width); }                                 \
-    KERNEL(attention_queries_hopper_##width, AttentionGradHopper) {                                                        \
-        BLOCK_BOUNDS(grad_shape(width, false).groups * WARPGROUP, 1);                                                      \
-        uint64_t map = ARGUMENTS_ADDRESS(attention_queries_hopper_##width);                                                \
-        hopper_gradient_of_queries(&a, map, map + sizeof(TensorMap), grad_shape(width, false));                            \
-    }                                                                                                                      \
-    KERNEL(attention_keys_hopper_##width, AttentionGradHopper) {                                                           \
-        BLOCK_BOUNDS(grad_shape(width, true).groups * WARPGROUP, 1);                                                       \
-        uint64_t map = ARGUMENTS_ADDRESS(attention_keys_hopper_##width);                                                   \
-        hopper_gradient_of_keys(&a, map, map + sizeof(TensorMap), grad_shape(width, true));                                \
-    }
+#define HOPPER(width)                                                                                                        \
+    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                       \
+    KERNEL(attention_items_hopper_##width, AttentionGradHopper) { hopper_items(&a, grad_shape(width)); }                     \
+    KERNEL(attention_grad_hopper_##width, AttentionGradHopper) {                                                             \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                      \
+        hopper_gradient(&a, ARGUMENTS_ADDRESS(attention_grad_hopper_##width), grad_shape(width));                            \
+    }                                                                                                                        \
+    KERNEL(attention_round_hopper_##width, AttentionGradHopper) { hopper_queries_round(&a, grad_shape(width)); }
 HOPPER(64)
 HOPPER(128)
 #endif
@@ -408,10 +405,12 @@ LAUNCHER(attention_grad, attention_keys_256, AttentionGrad)
 
 LAUNCHER(attention_grad, attention_rows_hopper_64, AttentionGradHopper)
 LAUNCHER(attention_grad, attention_rows_hopper_128, AttentionGradHopper)
-LAUNCHER(attention_grad, attention_queries_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_grad, attention_queries_hopper_128, AttentionGradHopper)
-LAUNCHER(attention_grad, attention_keys_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_grad, attention_keys_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_items_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_items_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_grad_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_grad_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_round_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad, attention_round_hopper_128, AttentionGradHopper)
 
 typedef void Launch(Device *device, LaunchShape shape, const AttentionGrad *arguments);
 
@@ -448,25 +447,53 @@ static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequence
     launches[width_index(width)](device, shape, g);
 }
 
+/* What the kernels for Hopper need of scratch, one after the other: sums of dQ, the list of items, HopperRows, marks, and the next item. */
+typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, bytes; } HopperScratch;
+static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t heads, int64_t kv_heads, int width) {
+    GradShape shape = grad_shape(width);
+    HopperScratch s = {.places = sequences * heads * ceil_divide(length, shape.tile)};
+    s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
+    s.rows_at = s.list_at + sequences * kv_heads * ceil_divide(length, GRAD_KEYS) * (int64_t)sizeof(GradItem);
+    s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
+    s.bytes = s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t);
+    return s;
+}
+
+/* All but the maps. */
+static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
+    const Attention *a = &g->attention;
+    HopperScratch at = hopper_scratch(sequences, a->length, a->heads, a->kv_heads, a->head_dim);
+    int64_t groups = sequences * a->kv_heads, blocks = ceil_divide(a->length, GRAD_KEYS);
+    /* As many groups side by side as fill the processors, since more would not stay in the cache; twice as many of one head each, which wait less then. */
+    int64_t fill = processors * (a->heads == a->kv_heads ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
+    return (AttentionGradHopper){.attention = *a, .d_out = g->d_out, .out = g->out, .log_sum = g->log_sum, .sums = (float *)scratch,
+                                 .list = (GradItem *)(scratch + at.list_at), .rows = (HopperRows *)(scratch + at.rows_at),
+                                 .marks = (int32_t *)(scratch + at.marks_at), .next = (int32_t *)(scratch + at.marks_at) + at.places,
+                                 .d_queries = g->d_queries, .d_keys = g->d_keys, .d_values = g->d_values,
+                                 .tiles = (int32_t)ceil_divide(a->length, grad_shape(a->head_dim).tile), .blocks = (int32_t)blocks,
+                                 .items = (int32_t)(groups * blocks), .chunks = (int32_t)(2 * ceil_divide(groups, 2 * at_once))};
+}
+
 /* False where the device or the shape is not for it. */
 static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
-    int width = a->head_dim, tiles = (int)ceil_divide(a->length, 64);
-    GradShape of_queries = grad_shape(width, false), of_keys = grad_shape(width, true);
-    AttentionGradHopper hopper = {.attention = *a, .d_out = g->d_out, .out = g->out, .log_sum = g->log_sum, .rows = call->workspace, .d_queries = g->d_queries,
-                                  .d_keys = g->d_keys, .d_values = g->d_values, .tiles = tiles};
+    int width = a->head_dim, processors = device_info(call->device)->processors;
     bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
-    if (!fits || !attention_map(call->device, &hopper.qkv, a->queries, a->length, a->query_stride, sequences) ||
-        !attention_map(call->device, &hopper.d_out_map, g->d_out, a->length, (int64_t)a->heads * width, sequences))
+    TensorMap qkv, d_out;
+    if (!fits || !attention_map(call->device, &qkv, a->queries, a->length, a->query_stride, sequences) ||
+        !attention_map(call->device, &d_out, g->d_out, a->length, (int64_t)a->heads * width, sequences))
         return false;
-    LaunchShape rows = {.x = sequences * tiles, .y = a->heads, .threads = 128};
-    LaunchShape queries = {.x = sequences * a->heads, .y = ceil_divide(a->length, of_queries.groups * 64), .threads = of_queries.groups * 128,
-                           .shared = grad_shared(of_queries)};
-    LaunchShape keys = {.x = sequences * a->kv_heads, .y = ceil_divide(a->length, of_keys.groups * 64), .threads = of_keys.groups * 128,
-                        .shared = grad_shared(of_keys)};
+    AttentionGradHopper hopper = hopper_arguments(g, call->workspace, sequences, processors);
+    hopper.qkv = qkv, hopper.d_out_map = d_out;
+    GradShape shape = grad_shape(width);
+    LaunchShape rows = {.x = sequences * hopper.tiles * (shape.tile / 64), .y = a->heads, .threads = 128};
+    LaunchShape items = {.x = hopper.items, .threads = 32};
+    LaunchShape pass = {.x = hopper.items < processors ? hopper.items : processors, .threads = (GRAD_GROUPS + 1) * 128, .shared = grad_shared(shape)};
+    LaunchShape round = {.x = sequences * hopper.tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
     (width == 64 ? launch_attention_rows_hopper_64 : launch_attention_rows_hopper_128)(call->device, rows, &hopper);
-    (width == 64 ? launch_attention_queries_hopper_64 : launch_attention_queries_hopper_128)(call->device, queries, &hopper);
-    (width == 64 ? launch_attention_keys_hopper_64 : launch_attention_keys_hopper_128)(call->device, keys, &hopper);
+    (width == 64 ? launch_attention_items_hopper_64 : launch_attention_items_hopper_128)(call->device, items, &hopper);
+    (width == 64 ? launch_attention_grad_hopper_64 : launch_attention_grad_hopper_128)(call->device, pass, &hopper);
+    (width == 64 ? launch_attention_round_hopper_64 : launch_attention_round_hopper_128)(call->device, round, &hopper);
     return true;
 }
 
@@ -491,8 +518,9 @@ GPU_SCRATCH(attention_grad) {
     const AttentionSpec *spec = node->attributes;
     int64_t rows = graph_rows(graph, node->in[0]), sequences = rows / spec->length, heads = spec->heads.heads, width = spec->heads.head_dim;
     int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * ceil_divide(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
-    int64_t hopper = sequences * heads * ceil_divide(spec->length, 64) * (int64_t)sizeof(HopperRows);
-    return (width == 64 || width == 128) && hopper > bytes ? hopper : bytes;
+    if (width != 64 && width != 128) return bytes;
+    int64_t hopper = hopper_scratch(sequences, spec->length, heads, spec->heads.kv_heads, (int)width).bytes;
+    return hopper > bytes ? hopper : bytes;
 }
 
 #endif

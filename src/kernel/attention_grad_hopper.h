@@ -1,11 +1,16 @@
-/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and 128 columns; attention_grad.c launches it where the device, the shapes and the alignment allow.
- * The two passes are those of attention_grad.c. In both a warpgroup owns 64 rows of two matrices X and Y, and goes over tiles of rows of two others, U and V:
- *     S = X U^T,  dP = Y V^T,  P = exp(S - log_sum),  dS = P * (dP - delta),  sum of dS U,  and for keys sum of P V
- *     queries: X = Q, Y = dO, U = K, V = V;     keys, on transposed scores: X = K, Y = V, U = Q, V = dO
- * All sums are in registers, where P and dS become the left operands of the last products. Those of a tile run while the scores of the next one are made and its
- * exponentials taken. Tiles come by the copy engine, in a ring of stages that one thread of the last group fills.
+/* The gradient of attention on NVIDIA's Hopper, for heads of 64 and 128 columns, in one pass of five products (FlashAttention-3, arXiv 2407.08608);
+ * attention_grad.c launches it where the device, the shapes and the alignment allow. A block owns 128 keys of one key-value head, 64 per warpgroup, and goes
+ * over tiles of queries of all heads of the group, on transposed scores:
+ *     S = K Q^T,  dP = V dO^T,  P = exp(S - log_sum),  dS = P * (dP - delta),  dV += P dO,  dK += dS Q,  dQ += dS^T K
+ * dK and dV are sums in registers. dS goes through shared memory, whence both groups take it: each makes half of the tile's dQ, over all 128 keys. The
+ * products that use dS run while the scores of the next tile are made and its exponentials taken.
  *
- * A kernel before both passes makes, for each head and each 64 queries, what the passes need of them in one piece: HopperRows. */
+ * dQ is a sum over blocks in fp32, to which the copy engine adds. Each tile of queries has a mark: which block of keys added last. A block waits for the
+ * one before it in the order, so sums have one order. Blocks of keys are handed out by a counter, and a block waits only for those that were handed out
+ * before it: none waits for ever, however few of them run at once.
+ *
+ * Of a third warpgroup four threads are at work: one fetches tiles, three add to dQ. A kernel before the pass makes, for each head and 64 queries, what it
+ * needs of them in one piece, HopperRows, and clears marks and counter; a second one lists the blocks of keys; one behind the pass rounds dQ. */
 #ifndef SMELT_KERNEL_ATTENTION_GRAD_HOPPER_H
 #define SMELT_KERNEL_ATTENTION_GRAD_HOPPER_H
 
@@ -13,44 +18,61 @@
 
 /* Of 64 queries, those beyond the last one with log_sum = infinity, so that their weights are zero. */
 typedef struct HopperRows {
-    struct { float log_sum, delta; } row[64]; /* log_sum to base 2 */
-    int32_t low[64];                          /* first keys that they see */
-    int32_t low_least, low_most, unused[2];
+    float log_sum[64], delta[64]; /* log_sum to base 2 */
+    int32_t low[64];              /* first keys that they see */
+    int32_t low_least, low_most, first, head; /* of all of them; their first row; their head */
 } HopperRows;
+
+/* A block of keys, and the tiles of queries `first` .. `last` of heads `head` .. `end_head` - 1 that it goes over. In the sums of dQ it follows block +
+ * `follows`, 1 or -1; `before` is the last tile of block - 1. */
+typedef struct GradItem { int32_t sequence, head, end_head, block, first, last, before, follows; } GradItem;
+
+enum {
+    GRAD_KEYS = 128, /* of a block */
+    GRAD_GROUPS = 2, /* that multiply */
+    GRAD_PART = 64 * 64, /* sums of dQ that a group makes of a tile */
+    GRAD_STAGES = 3,
+    GRAD_ITEMS = 4,
+    GRAD_BARRIERS = 2 * GRAD_STAGES + 12,
+};
 
 typedef struct AttentionGradHopper {
     TensorMap qkv, d_out_map;
     Attention attention;
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
-    GLOBAL HopperRows *rows;                    /* [sequences][heads][tiles] */
+    GLOBAL float *sums;                         /* of dQ: [sequences][heads][tiles][2][GRAD_PART], in the order of a group's registers */
+    GLOBAL HopperRows *rows;                    /* [sequences][heads][tiles * tile / 64] */
+    GLOBAL int32_t *marks;                      /* [sequences][heads][tiles]: 1 + the block of keys that added last */
+    GLOBAL int32_t *next;                       /* item to hand out */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
-    int32_t tiles;                              /* of 64 queries in a sequence */
+    GLOBAL GradItem *list;                      /* [items] */
+    int32_t tiles, blocks;                      /* of queries and of keys in a sequence */
+    int32_t items, chunks;                      /* blocks of keys in all; see hopper_items */
 } AttentionGradHopper;
 
-/* How a pass is cut: columns of a head, warpgroups of a block, rows of a tile, stages; `held`: X and Y are left operands in registers, where there is room. */
-typedef struct GradShape { int width, groups, tile, stages; bool held; } GradShape;
+/* Columns of a head, and queries of a tile. */
+typedef struct GradShape { int width, tile; } GradShape;
+static inline GradShape grad_shape(int width) { return (GradShape){width, width == 64 ? 128 : 64}; }
 
-static inline GradShape grad_shape(int width, bool of_keys) {
-    if (of_keys) return width == 64 ? (GradShape){64, 2, 64, 4, true} : (GradShape){128, 2, 64, 4, false};
-    return width == 64 ? (GradShape){64, 2, 128, 4, false} : (GradShape){128, 2, 64, 4, true};
-}
 static inline int grad_shared(GradShape s) {
-    return (2 * s.groups * 64 + s.stages * 2 * s.tile) * s.width * 2 + s.stages * (int)sizeof(HopperRows) + 128;
+    int elements = 2 * GRAD_KEYS * s.width + GRAD_STAGES * 2 * s.tile * s.width + GRAD_KEYS * s.tile;
+    return elements * 2 + GRAD_GROUPS * GRAD_PART * 4 + GRAD_STAGES * s.tile / 64 * (int)sizeof(HopperRows) + GRAD_BARRIERS * 8 +
+           GRAD_ITEMS * (int)sizeof(GradItem);
 }
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
 
-/* -- Before both passes -------------------------------------------------------------------------------------------- */
+/* -- Before the pass ----------------------------------------------------------------------------------------------- */
 
 /* The dot products of 16 rows of a warp, four or two at a time. */
-INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, const int width, int64_t base, int head, int tile) {
+INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, const int width, int64_t base, int head, int first_row) {
     const int lanes = width / 8, at_once = WAVE / lanes, count = 16 / at_once;
     const Attention *a = &g->attention;
     int first = wave_id() * 16 + lane_id() / lanes;
     u32x4 x[8], y[8];
     UNROLL for (int i = 0; i < count; i++) {
-        int row = least(tile * 64 + first + i * at_once, a->length - 1);
+        int row = least(first_row + first + i * at_once, a->length - 1);
         int64_t at = ((base + row) * a->heads + head) * width + lane_id() % lanes * 8;
         x[i] = *(GLOBAL const u32x4 *)(g->d_out + at), y[i] = *(GLOBAL const u32x4 *)(g->out + at);
     }
@@ -59,237 +81,274 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
         UNROLL for (int e = 0; e < 4; e++) sum += widen_low(x[i][e]) * widen_low(y[i][e]) + widen_high(x[i][e]) * widen_high(y[i][e]);
         UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         int row = first + i * at_once;
-        bool there = tile * 64 + row < a->length;
+        bool there = first_row + row < a->length;
         if (lane_id() % lanes == 0) {
-            to->row[row].delta = there ? sum : 0;
-            to->row[row].log_sum = there ? g->log_sum[(base + tile * 64 + row) * a->heads + head] * LOG2_E : __builtin_inff();
+            to->delta[row] = there ? sum : 0;
+            to->log_sum[row] = there ? g->log_sum[(base + first_row + row) * a->heads + head] * LOG2_E : __builtin_inff();
         }
     }
 }
 
-/* A block of 128 threads for each tile and head. */
-INLINE void hopper_rows(const AttentionGradHopper *g, const int width) {
+/* A block of 128 threads for each 64 rows, in whole tiles, and head. */
+INLINE void hopper_rows(const AttentionGradHopper *g, const GradShape s) {
     const Attention *a = &g->attention;
-    int sequence = block_x() / g->tiles, tile = block_x() % g->tiles, head = block_y(), first = tile * 64;
-    int64_t base = (int64_t)sequence * a->length;
-    GLOBAL HopperRows *to = g->rows + ((int64_t)sequence * a->heads + head) * g->tiles + tile;
-    hopper_deltas(g, to, width, base, head, tile);
+    int pieces = g->tiles * (s.tile / 64), sequence = block_x() / pieces, piece = block_x() % pieces, head = block_y(), first = piece * 64;
+    int64_t base = (int64_t)sequence * a->length, at = ((int64_t)sequence * a->heads + head) * pieces + piece;
+    GLOBAL HopperRows *to = g->rows + at;
+    hopper_deltas(g, to, s.width, base, head, first);
     if (wave_id() > 0) return;
     Extremes seen = hopper_extremes(a, base, first, 64);
     UNROLL for (int i = 0; i < 64; i += WAVE)
         to->low[i + lane_id()] = attention_interval(a, base, least(first + i + lane_id(), a->length - 1)).low;
-    if (lane_id() == 0) to->low_least = seen.low_least, to->low_most = seen.low_most;
+    if (lane_id() > 0) return;
+    to->low_least = seen.low_least, to->low_most = seen.low_most, to->first = first, to->head = head;
+    if (piece % (s.tile / 64) == 0) g->marks[at / (s.tile / 64)] = 0;
+    if (block_x() == 0 && head == 0) *g->next = 0;
 }
 
-/* -- Both passes --------------------------------------------------------------------------------------------------- */
+/* Item number block_x(). Groups, one per sequence and key-value head, are cut into chunks of as many as run side by side. In even ones blocks come in falling
+ * order, and items grow longer; in odd ones in rising order, and they get shorter: so items end together, and sums follow in the order in which blocks come
+ * to a tile by themselves. By a warp. */
+INLINE void hopper_items(const AttentionGradHopper *g, const GradShape s) {
+    const int pieces = s.tile / 64;
+    int ticket = block_x(), groups = g->items / g->blocks, chunk = (int)((int64_t)(ticket / g->blocks) * g->chunks / groups);
+    int start = (int)(((int64_t)chunk * groups + g->chunks - 1) / g->chunks), end = (int)((((int64_t)chunk + 1) * groups + g->chunks - 1) / g->chunks);
+    int at = ticket - start * g->blocks, group = start + at % (end - start), rank = at / (end - start), heads = g->attention.heads / g->attention.kv_heads;
+    GradItem item = {.sequence = group / g->attention.kv_heads, .head = group % g->attention.kv_heads * heads, .follows = chunk % 2 == 0 ? 1 : -1};
+    item.end_head = item.head + heads;
+    item.block = item.follows > 0 ? g->blocks - 1 - rank : rank;
+    item.first = item.block * GRAD_KEYS / s.tile;
+    int keys = item.block * GRAD_KEYS, last = item.first * pieces, before = -1;
+    GLOBAL const HopperRows *rows = g->rows + (int64_t)item.sequence * g->attention.heads * g->tiles * pieces;
+    for (int i = item.first * pieces + lane_id(); i < g->tiles * pieces; i += WAVE) {
+        int low = rows[i].low_least;
+        if (low < keys + GRAD_KEYS) last = i;
+        if (low < keys) before = i;
+    }
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {
+        last = most(last, (int)shuffle(last, lane_id() ^ mask));
+        before = most(before, (int)shuffle(before, lane_id() ^ mask));
+    }
+    item.last = last / pieces, item.before = before < 0 ? -1 : before / pieces;
+    if (lane_id() == 0) g->list[ticket] = item;
+}
 
-/* A block's shared memory: its rows of X, then of Y; stages, each a tile of U and one of V, and in the keys' pass `rows`; barriers. */
-typedef struct GradBlock { LOCAL bf16 *own, *tiles; LOCAL HopperRows *rows; SharedBarrier full, empty, own_full; bool fills; } GradBlock;
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
+
+/* Steps of an item: heads, and the tiles of each of them. Tiles rise where that lets blocks that run side by side come to a tile shortly one after the
+ * other, while it is in the cache: items of a falling order begin together, those of a rising one end together. */
+typedef struct GradWalk { int tile, head; } GradWalk;
+INLINE bool grad_rises(LOCAL const GradItem *item, int head) { return item->follows > 0 ? head == item->head : head < item->end_head - 1; }
+INLINE GradWalk grad_walk(LOCAL const GradItem *item) {
+    return (GradWalk){grad_rises(item, item->head) ? item->first : item->last, item->head};
+}
+INLINE void grad_walk_on(GradWalk *w, LOCAL const GradItem *item) {
+    bool rises = grad_rises(item, w->head);
+    if (w->tile != (rises ? item->last : item->first)) {
+        w->tile += rises ? 1 : -1;
+        return;
+    }
+    w->head++;
+    w->tile = grad_rises(item, w->head) ? item->first : item->last;
+}
+INLINE int grad_steps(LOCAL const GradItem *item) { return (item->last - item->first + 1) * (item->end_head - item->head); }
+/* Number of the tile of queries and head that a walk has come to. */
+INLINE int64_t grad_place(const AttentionGradHopper *g, LOCAL const GradItem *item, const GradWalk *w) {
+    return ((int64_t)item->sequence * g->attention.heads + w->head) * g->tiles + w->tile;
+}
+
+/* -- Shared memory of a block -------------------------------------------------------------------------------------- */
+
+/* K and V; stages, each a tile of Q and one of dO, and their `rows`; dS, [key][query] in panels; the tile's dQ; the item under way and
+ * the next or the last one, without heads at the end. Of each barrier `full` says that something has come, `empty` that it is not needed any more;
+ * there are two of `sums_full` and `turns` for even and odd steps. */
+typedef struct GradBlock {
+    LOCAL bf16 *keys, *values, *tiles, *d_scores;
+    LOCAL float *sums;
+    LOCAL HopperRows *rows;
+    SharedBarrier full, empty, keys_full, keys_empty, d_scores_full, d_scores_empty, sums_full, sums_empty, turns;
+    LOCAL GradItem *items;
+} GradBlock;
 
 INLINE GradBlock grad_block(const GradShape s) {
-    GradBlock b = {.own = hopper_tiles, .tiles = hopper_tiles + 2 * s.groups * GROUP_ROWS * s.width, .fills = thread_id() == (s.groups - 1) * WARPGROUP};
-    b.rows = (LOCAL HopperRows *)(b.tiles + s.stages * 2 * s.tile * s.width);
-    b.full = (SharedBarrier)(b.rows + s.stages);
-    b.empty = b.full + s.stages;
-    b.own_full = b.empty + s.stages;
+    GradBlock b = {.keys = hopper_tiles, .values = hopper_tiles + GRAD_KEYS * s.width, .tiles = hopper_tiles + 2 * GRAD_KEYS * s.width};
+    b.d_scores = b.tiles + GRAD_STAGES * 2 * s.tile * s.width;
+    b.sums = (LOCAL float *)(b.d_scores + GRAD_KEYS * s.tile);
+    b.rows = (LOCAL HopperRows *)(b.sums + GRAD_GROUPS * GRAD_PART);
+    b.full = (SharedBarrier)(b.rows + GRAD_STAGES * s.tile / 64);
+    b.empty = b.full + GRAD_STAGES;
+    b.keys_full = b.empty + GRAD_STAGES, b.keys_empty = b.keys_full + 1;
+    b.d_scores_full = b.keys_full + 2, b.d_scores_empty = b.keys_full + 3;
+    b.sums_full = b.keys_full + 4, b.sums_empty = b.sums_full + 2 * GRAD_GROUPS;
+    b.turns = b.sums_empty + GRAD_GROUPS;
+    b.items = (LOCAL GradItem *)(b.full + GRAD_BARRIERS);
     return b;
 }
 INLINE LOCAL bf16 *grad_stage(const GradBlock *b, const GradShape s, int stage) { return b->tiles + stage * 2 * s.tile * s.width; }
+INLINE LOCAL HopperRows *grad_rows(const GradBlock *b, const GradShape s, int stage) { return b->rows + stage * (s.tile / 64); }
 
-/* By the thread that fills: barriers, and the copies of the block's own rows from `first` on. */
-INLINE void grad_open(const GradBlock *b, const GradShape s, uint64_t x_map, int x_column, uint64_t y_map, int y_column, int first, int sequence) {
-    for (int i = 0; i < s.stages; i++) shared_barrier_init(b->full + i, 1), shared_barrier_init(b->empty + i, s.groups * 4);
-    shared_barrier_init(b->own_full, 1);
+/* By one thread. */
+INLINE void grad_open(const GradBlock *b) {
+    const int warps = GRAD_GROUPS * 4;
+    for (int i = 0; i < GRAD_STAGES; i++) shared_barrier_init(b->full + i, 1), shared_barrier_init(b->empty + i, warps);
+    shared_barrier_init(b->keys_full, 1), shared_barrier_init(b->keys_empty, warps + 3);
+    shared_barrier_init(b->d_scores_full, warps), shared_barrier_init(b->d_scores_empty, warps);
+    for (int i = 0; i < 2; i++) shared_barrier_init(b->turns + i, 1);
+    for (int i = 0; i < 2 * GRAD_GROUPS; i++) shared_barrier_init(b->sums_full + i, 4);
+    for (int i = 0; i < GRAD_GROUPS; i++) shared_barrier_init(b->sums_empty + i, 1);
     shared_to_async();
-    shared_barrier_expect(b->own_full, 2 * s.groups * GROUP_ROWS * s.width * 2);
-    UNROLL for (int i = 0; i < s.groups; i++) {
-        LOCAL bf16 *to = b->own + i * GROUP_ROWS * s.width;
-        copy_rows(to, x_map, s.width, GROUP_ROWS, x_column, first + i * GROUP_ROWS, sequence, b->own_full);
-        copy_rows(to + s.groups * GROUP_ROWS * s.width, y_map, s.width, GROUP_ROWS, y_column, first + i * GROUP_ROWS, sequence, b->own_full);
-    }
 }
 
-/* This warp is done with a stage; the thread that fills waits for the others if it has something `more` for it. */
-INLINE void grad_release(const GradBlock *b, const Ring *done, bool more) {
+/* By a warp: all its lanes are done with what they did before. */
+INLINE void warp_arrive(SharedBarrier b) {
     warp_barrier();
-    if (lane_id() == 0) shared_barrier_arrive(b->empty + done->stage);
-    if (more) shared_barrier_wait(b->empty + done->stage, done->turn);
+    if (lane_id() == 0) shared_barrier_arrive(b);
 }
 
-/* What a group has in registers: S then P, dP then dS; the sums; P and dS as operands; X and Y if held. */
-typedef struct GradSums { float scores[64], d_weights[64], u[64], v[64]; uint32_t weights[32], d_scores[32], x[32], y[32]; } GradSums;
+/* -- The thread that fetches --------------------------------------------------------------------------------------- */
 
-/* Starts S or dP of a tile: `held`, or the group's own rows, times the tile's. */
-INLINE void product_start(float *sums, const GradShape s, const uint32_t *held, LOCAL const bf16 *own, LOCAL const bf16 *tile) {
-    Descriptor x = operand_at(own, 0), u = operand_at(tile, 0);
-    UNROLL for (int k = 0; k < s.width / 16; k++) {
-        Descriptor b = operand_further(u, depth_bytes(s.tile, k));
-        if (s.held) wgmma_registers(sums, s.tile, held + 4 * k, b, k > 0, 0);
-        else wgmma_shared(sums, s.tile, operand_further(x, depth_bytes(GROUP_ROWS, k)), b, k > 0, 0);
+/* The tile that the walk has come to, to the stage of `ring` once it is empty; goes on to the next ones. */
+INLINE void queries_fetch(const GradBlock *b, const GradShape s, uint64_t map, const AttentionGradHopper *g, LOCAL const GradItem *item, GradWalk *w,
+                          Ring *ring) {
+    const int bytes = s.tile / 64 * (int)sizeof(HopperRows);
+    SharedBarrier full = b->full + ring->stage;
+    LOCAL bf16 *to = grad_stage(b, s, ring->stage);
+    if (ring->turn > 0) shared_barrier_wait(b->empty + ring->stage, ring->turn - 1);
+    shared_barrier_expect(full, 2 * s.tile * s.width * 2 + bytes);
+    copy_bytes(grad_rows(b, s, ring->stage), g->rows + grad_place(g, item, w) * (s.tile / 64), bytes, full);
+    copy_rows(to, map, s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
+    copy_rows(to + s.tile * s.width, map + sizeof(TensorMap), s.width, s.tile, w->head * s.width, w->tile * s.tile, item->sequence, full);
+    ring_on(ring, GRAD_STAGES);
+    grad_walk_on(w, item);
+}
+
+INLINE void keys_fetch(const GradBlock *b, const GradShape s, uint64_t map, const Attention *a, LOCAL const GradItem *item) {
+    int column = (a->heads + item->head / (item->end_head - item->head)) * s.width, row = item->block * GRAD_KEYS;
+    shared_barrier_expect(b->keys_full, 2 * GRAD_KEYS * s.width * 2);
+    copy_rows(b->keys, map, s.width, GRAD_KEYS, column, row, item->sequence, b->keys_full);
+    copy_rows(b->values, map, s.width, GRAD_KEYS, column + a->kv_heads * s.width, row, item->sequence, b->keys_full);
+}
+
+/* The first queries of an item are on their way before the keys of the one before are free. By one thread. */
+INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, uint64_t map) {
+    Ring ring = {0};
+    for (int turn = 0;; turn++) {
+        LOCAL GradItem *item = b->items + turn % GRAD_ITEMS;
+        int ticket = take_ticket(g->next);
+        bool more = ticket < g->items;
+        item->end_head = 0;
+        if (more) {
+            GLOBAL const u32x4 *from = (GLOBAL const u32x4 *)(g->list + ticket);
+            ((LOCAL u32x4 *)item)[0] = from[0], ((LOCAL u32x4 *)item)[1] = from[1];
+        }
+        GradWalk walk = grad_walk(item);
+        if (more) queries_fetch(b, s, map, g, item, &walk, &ring);
+        if (turn > 0) shared_barrier_wait(b->keys_empty, turn - 1);
+        if (!more) break;
+        keys_fetch(b, s, map, &g->attention, item);
+        for (int left = grad_steps(item); left > 1; left--) queries_fetch(b, s, map, g, item, &walk, &ring);
     }
+    shared_barrier_arrive(b->keys_full);
+}
+
+/* -- The threads that add to dQ ------------------------------------------------------------------------------------ */
+
+/* Whether nobody adds to a tile before the item does. */
+INLINE bool grad_begins(const GradShape s, LOCAL const GradItem *item, int tile) {
+    return item->follows > 0 ? item->block == tile * s.tile / GRAD_KEYS : item->block == 0 || tile > item->before;
+}
+
+/* One thread awaits the turns of steps ahead of those that add, and says so by `turns`. */
+INLINE void queries_await(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
+    if (!grad_begins(s, item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
+    if (step > 0) shared_barrier_wait(b->sums_empty, step - 1);
+    shared_barrier_arrive(b->turns + step % 2);
+}
+
+/* Both groups' parts of step number `step` of the block to where they belong. */
+INLINE void queries_add(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
+    int place = (int)grad_place(g, item, w);
+    bool begins = grad_begins(s, item, w->tile);
+    shared_barrier_wait(b->turns + step % 2, step / 2);
+    global_to_async();
+    UNROLL for (int i = 0; i < GRAD_GROUPS; i++) {
+        GLOBAL float *to = g->sums + ((int64_t)place * GRAD_GROUPS + i) * GRAD_PART;
+        shared_barrier_wait(b->sums_full + step % 2 * GRAD_GROUPS + i, step / 2);
+        if (begins) copy_back(to, b->sums + i * GRAD_PART, GRAD_PART * 4);
+        else add_back(to, b->sums + i * GRAD_PART, GRAD_PART * 4);
+        copy_out_commit();
+    }
+    copies_read();
+    UNROLL for (int i = 0; i < GRAD_GROUPS; i++) shared_barrier_arrive(b->sums_empty + i);
+    copies_done();
+    release_value(g->marks + place, item->block + 1);
+}
+
+/* Thread number `role`: 0 and 1 add in even and odd steps, since it takes longer than a step until all see a sum; 2 awaits. */
+INLINE void grad_add(const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int role) {
+    int step = 0;
+    for (int turn = 0;; turn++) {
+        LOCAL const GradItem *item = b->items + turn % GRAD_ITEMS;
+        shared_barrier_wait(b->keys_full, turn);
+        shared_barrier_arrive(b->keys_empty);
+        if (item->end_head == 0) return;
+        GradWalk walk = grad_walk(item);
+        for (int left = grad_steps(item); left > 0; left--) {
+            if (role == 2) queries_await(g, s, b, item, &walk, step);
+            else if (role == step % 2) queries_add(g, s, b, item, &walk, step);
+            grad_walk_on(&walk, item);
+            step++;
+        }
+    }
+}
+
+/* -- The groups that multiply -------------------------------------------------------------------------------------- */
+
+/* What a group has in registers: S then P, dP then dS; the sums; P as operand. */
+typedef struct GradSums { float scores[64], d_weights[64], d_queries[32], d_keys[64], d_values[64]; uint32_t weights[32]; } GradSums;
+
+/* Starts S or dP of a tile: the group's own rows times the tile's. */
+INLINE void product_start(float *sums, const GradShape s, LOCAL const bf16 *own, LOCAL const bf16 *tile) {
+    Descriptor a = operand_at(own, 0), b = operand_at(tile, 0);
+    UNROLL for (int k = 0; k < s.width / 16; k++)
+        wgmma_shared(sums, s.tile, operand_further(a, depth_bytes(GRAD_KEYS, k)), operand_further(b, depth_bytes(s.tile, k)), k > 0, 0);
     wgmma_commit();
 }
-/* Of a stage, where the group's rows of X are at `own`. */
-INLINE void scores_of_tile(GradSums *sums, const GradShape s, LOCAL const bf16 *own, LOCAL const bf16 *stage) {
-    product_start(sums->scores, s, sums->x, own, stage);
-}
-INLINE void d_weights_of_tile(GradSums *sums, const GradShape s, LOCAL const bf16 *own, LOCAL const bf16 *stage) {
-    product_start(sums->d_weights, s, sums->y, own + s.groups * GROUP_ROWS * s.width, stage + s.tile * s.width);
+
+/* Starts the group's part of dQ: the second half of the queries or of the columns is the second group's. */
+INLINE void queries_start(float *sums, const GradShape s, const GradBlock *b, int group) {
+    const int panel = GRAD_KEYS * PANEL_COLUMNS;
+    Descriptor d_scores = operand_at(b->d_scores + (s.tile == 128 ? group * panel : 0), panel * 2);
+    Descriptor keys = operand_at(b->keys + (s.width == 128 ? group * panel : 0), panel * 2);
+    UNROLL for (int k = 0; k < GRAD_KEYS / 16; k++)
+        wgmma_transposed_64(sums, operand_further(d_scores, depth_bytes_transposed(k)), operand_further(keys, depth_bytes_transposed(k)), k > 0, 1);
+    wgmma_commit();
 }
 
-/* Starts to add P V, for keys only, and dS U. */
-INLINE void sums_start(GradSums *sums, const GradShape s, const bool of_keys, LOCAL const bf16 *stage) {
-    Descriptor u = operand_at(stage, s.tile * 128), v = operand_at(stage + s.tile * s.width, s.tile * 128);
-    if (of_keys) UNROLL for (int k = 0; k < s.tile / 16; k++)
-        wgmma_registers(sums->v, s.width, sums->weights + 4 * k, operand_further(v, depth_bytes_transposed(k)), true, 1);
+/* Starts to add P dO. */
+INLINE void values_add(GradSums *sums, const GradShape s, LOCAL const bf16 *stage) {
+    Descriptor d_out = operand_at(stage + s.tile * s.width, s.tile * 128);
     UNROLL for (int k = 0; k < s.tile / 16; k++)
-        wgmma_registers(sums->u, s.width, sums->d_scores + 4 * k, operand_further(u, depth_bytes_transposed(k)), true, 1);
+        wgmma_registers(sums->d_values, s.width, sums->weights + 4 * k, operand_further(d_out, depth_bytes_transposed(k)), true, 1);
     wgmma_commit();
 }
-
-/* Both products of the first tile, once it and the own rows have come. */
-INLINE void first_products(GradSums *sums, const GradShape s, const GradBlock *b, LOCAL const bf16 *own) {
-    shared_barrier_wait(b->own_full, 0);
-    shared_barrier_wait(b->full, 0);
-    warp_barrier();
-    if (s.held) rows_to_operand(sums->x, own, s.width), rows_to_operand(sums->y, own + s.groups * GROUP_ROWS * s.width, s.width);
-    wgmma_begin(sums->scores, s.tile);
-    wgmma_begin(sums->d_weights, s.tile);
-    scores_of_tile(sums, s, own, b->tiles);
-    d_weights_of_tile(sums, s, own, b->tiles);
-    wgmma_wait(sums->scores, s.tile, 0);
-    wgmma_wait(sums->d_weights, s.tile, 0);
+/* Starts to add dS Q. */
+INLINE void keys_add(GradSums *sums, const GradShape s, const GradBlock *b, int group, LOCAL const bf16 *stage) {
+    Descriptor queries = operand_at(stage, s.tile * 128), d_scores = operand_at(b->d_scores + group * GROUP_ROWS * PANEL_COLUMNS, 0);
+    UNROLL for (int k = 0; k < s.tile / 16; k++)
+        wgmma_shared(sums->d_keys, s.width, operand_further(d_scores, depth_bytes(GRAD_KEYS, k)), operand_further(queries, depth_bytes_transposed(k)), true, 1);
+    wgmma_commit();
 }
 
 INLINE void sums_clear(float *x, const int columns) { UNROLL for (int i = 0; i < columns / 2; i++) x[i] = 0; }
 
-/* -- Gradients of queries ------------------------------------------------------------------------------------------ */
-
-INLINE void keys_fill(const GradBlock *b, const GradShape s, uint64_t map, const Attention *a, const HopperPlace *p, int key, int stage) {
-    LOCAL bf16 *to = grad_stage(b, s, stage);
-    shared_barrier_expect(b->full + stage, 2 * s.tile * s.width * 2);
-    copy_rows(to, map, s.width, s.tile, (a->heads + p->kv_head) * s.width, key, p->sequence, b->full + stage);
-    copy_rows(to + s.tile * s.width, map, s.width, s.tile, (a->heads + a->kv_heads + p->kv_head) * s.width, key, p->sequence, b->full + stage);
-}
-
-/* Of the two rows of a lane. */
-typedef struct OwnRows { float log_sum[2], delta[2]; } OwnRows;
-
-INLINE OwnRows own_rows(const AttentionGradHopper *g, const HopperPlace *p, int first) {
-    OwnRows own;
-    UNROLL for (int r = 0; r < 2; r++) {
-        int row = first + group_row(r);
-        GLOBAL const HopperRows *rows = g->rows + ((int64_t)p->sequence * g->attention.heads + p->head) * g->tiles + row / 64;
-        bool there = row < g->attention.length;
-        own.log_sum[r] = there ? rows->row[row % 64].log_sum : __builtin_inff();
-        own.delta[r] = there ? rows->row[row % 64].delta : 0;
-    }
-    return own;
-}
-
-/* S -> P, of keys from `key` on, then dP -> dS. */
-INLINE void weights_of_rows(GradSums *s, const AttentionGradHopper *g, const HopperPlace *p, const Extremes *seen, const OwnRows *own, const int tile, int key) {
-    const Attention *a = &g->attention;
-    if (a->alibi > 0 || !extremes_cover(seen, key, key + tile - 1))
-        hopper_mask(s->scores, tile, a, (int64_t)p->sequence * a->length, p->head, p->first + wave_id() / 4 * GROUP_ROWS, key);
-    UNROLL for (int i = 0; i < tile / 2; i++) s->scores[i] = exp2_or_zero(__builtin_fmaf(s->scores[i], a->scale, -own->log_sum[i / 2 % 2]));
-}
-INLINE void d_scores_of_rows(GradSums *s, const OwnRows *own, const int tile) {
-    UNROLL for (int i = 0; i < tile / 2; i++) s->d_weights[i] = s->scores[i] * (s->d_weights[i] - own->delta[i / 2 % 2]);
-}
-
-INLINE void hopper_gradient_of_queries(const AttentionGradHopper *g, uint64_t qkv, uint64_t d_out, const GradShape shape) {
-    const int width = shape.width, tile = shape.tile, stages = shape.stages, block_rows = shape.groups * GROUP_ROWS;
-    const Attention *a = &g->attention;
-    HopperPlace place = hopper_place(a, block_rows);
-    int64_t base = (int64_t)place.sequence * a->length;
-    int group = wave_id() / 4, first = place.first + group * GROUP_ROWS;
-    GradBlock block = grad_block(shape);
-    Extremes all = hopper_extremes(a, base, place.first, block_rows), seen = hopper_extremes(a, base, first, GROUP_ROWS);
-    int key = all.low_least / tile * tile, count = (all.high_most - key) / tile + 1;
-    if (block.fills) {
-        grad_open(&block, shape, qkv, place.head * width, d_out, place.head * width, place.first, place.sequence);
-        for (int i = 0; i < stages && i < count; i++) keys_fill(&block, shape, qkv, a, &place, key + i * tile, i);
-    }
-    OwnRows rows = own_rows(g, &place, first);
-    barrier();
-
-    GradSums sums;
-    Ring ring = {0}, done = {0};
-    LOCAL const bf16 *own = block.own + group * GROUP_ROWS * width;
-    sums_clear(sums.u, width);
-    first_products(&sums, shape, &block, own);
-    weights_of_rows(&sums, g, &place, &seen, &rows, tile, key);
-    d_scores_of_rows(&sums, &rows, tile);
-    sums_to_operand(sums.d_scores, sums.d_weights, tile);
-    for (int i = 1; i < count; i++) {
-        ring_on(&ring, stages);
-        LOCAL const bf16 *now = grad_stage(&block, shape, ring.stage);
-        shared_barrier_wait(block.full + ring.stage, ring.turn);
-        warp_barrier();
-        wgmma_begin(sums.scores, tile), wgmma_begin(sums.d_weights, tile), wgmma_begin(sums.u, width);
-        scores_of_tile(&sums, shape, own, now);
-        d_weights_of_tile(&sums, shape, own, now);
-        sums_start(&sums, shape, false, grad_stage(&block, shape, done.stage));
-        wgmma_wait(sums.scores, tile, 2);
-        weights_of_rows(&sums, g, &place, &seen, &rows, tile, key + i * tile);
-        sums_here(sums.scores, tile);
-        wgmma_wait(sums.d_weights, tile, 1);
-        d_scores_of_rows(&sums, &rows, tile);
-        sums_here(sums.d_weights, tile);
-        wgmma_wait(sums.u, width, 0);
-        sums_to_operand(sums.d_scores, sums.d_weights, tile);
-        int next = i - 1 + stages;
-        bool more = block.fills && next < count;
-        grad_release(&block, &done, more);
-        if (more) keys_fill(&block, shape, qkv, a, &place, key + next * tile, done.stage);
-        ring_on(&done, stages);
-    }
-    wgmma_begin(sums.u, width);
-    sums_start(&sums, shape, false, grad_stage(&block, shape, done.stage));
-    wgmma_wait(sums.u, width, 0);
-    float factor = a->scale * LN_2;
-    store_sums(g->d_queries + base * a->query_stride + place.head * width, a->query_stride, sums.u, width, first, a->length, (float[]){factor, factor});
-}
-
-/* -- Gradients of keys and values ---------------------------------------------------------------------------------- */
-
-/* Tiles `first` .. `last` of queries, of one head after the other. */
-typedef struct TileWalk { int sequence, first, last, head, tile; } TileWalk;
-INLINE void tile_walk_on(TileWalk *w) {
-    if (w->tile++ < w->last) return;
-    w->tile = w->first;
-    w->head++;
-}
-
-/* The last tile of queries from `first` on that sees a key up to `last_key`. */
-INLINE int hopper_last_touched(const AttentionGradHopper *g, int sequence, int first, int last_key) {
-    int last = first;
-    GLOBAL const HopperRows *rows = g->rows + (int64_t)sequence * g->attention.heads * g->tiles;
-    for (int tile = first + lane_id(); tile < g->tiles; tile += WAVE)
-        if (rows[tile].low_least <= last_key) last = tile;
-    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) last = most(last, (int)shuffle(last, lane_id() ^ mask));
-    return last;
-}
-
-/* The tile that `walk` has come to; walks on. */
-INLINE void queries_fill(const GradBlock *b, const GradShape s, uint64_t qkv, uint64_t d_out, const AttentionGradHopper *g, TileWalk *w, int stage) {
-    LOCAL bf16 *to = grad_stage(b, s, stage);
-    GLOBAL const HopperRows *rows = g->rows + ((int64_t)w->sequence * g->attention.heads + w->head) * g->tiles + w->tile;
-    shared_barrier_expect(b->full + stage, 2 * s.tile * s.width * 2 + (int)sizeof(HopperRows));
-    copy_rows(to, qkv, s.width, s.tile, w->head * s.width, w->tile * s.tile, w->sequence, b->full + stage);
-    copy_rows(to + s.tile * s.width, d_out, s.width, s.tile, w->head * s.width, w->tile * s.tile, w->sequence, b->full + stage);
-    copy_bytes(b->rows + stage, rows, sizeof(HopperRows), b->full + stage);
-    tile_walk_on(w);
-}
-
-/* Transposed scores: rows are keys from `key` on, columns the 64 queries from `query` on. */
-INLINE void hopper_mask_keys(float *x, const Attention *a, int head, int key, int query, LOCAL const HopperRows *rows) {
-    float slope = attention_slope(a, head);
+/* Transposed scores: rows are keys from `key` on, columns the tile's queries. */
+INLINE void hopper_mask_keys(float *x, const int tile, const Attention *a, int key, LOCAL const HopperRows *rows) {
+    float slope = attention_slope(a, rows->head);
     int lane = opaque(lane_id()), first = lane % 4 * 2, from = key + opaque(wave_id()) % 4 * 16 + lane / 4;
-    UNROLL for (int i = 0; i < 32; i += 4)
+    UNROLL for (int i = 0; i < tile / 2; i += 4)
         UNROLL for (int e = 0; e < 2; e++) {
-            int column = i * 2 + first + e, low = rows->low[column], high = query + column;
+            int column = i * 2 + first + e, low = rows[i / 32].low[i * 2 % 64 + first + e], high = rows->first + column;
             UNROLL for (int r = 0; r < 2; r++) {
                 int number = from + r * 8;
                 float biased = x[i + 2 * r + e] + slope * (float)(number - high);
@@ -298,85 +357,174 @@ INLINE void hopper_mask_keys(float *x, const Attention *a, int head, int key, in
         }
 }
 
+INLINE bool keys_all_seen(const GradShape s, int key, LOCAL const HopperRows *rows) {
+    int low = rows[0].low_most;
+    UNROLL for (int i = 1; i < s.tile / 64; i++) low = most(low, rows[i].low_most);
+    return key >= low && key + GROUP_ROWS - 1 <= rows->first;
+}
+
 /* S -> P of 64 keys from `key` on, then dP -> dS, where columns are queries. */
-INLINE void weights_of_columns(GradSums *s, const Attention *a, const TileWalk *w, int key, LOCAL const HopperRows *rows) {
-    int query = w->tile * 64;
-    if (a->alibi > 0 || key < rows->low_most || key + GROUP_ROWS - 1 > query) hopper_mask_keys(s->scores, a, w->head, key, query, rows);
+INLINE void weights_of_columns(GradSums *sums, const GradShape s, const Attention *a, int key, LOCAL const HopperRows *rows) {
     int first = opaque(lane_id()) % 4 * 2;
-    UNROLL for (int i = 0; i < 32; i += 4)
-        UNROLL for (int e = 0; e < 2; e++) {
-            float log_sum = rows->row[i * 2 + first + e].log_sum;
-            UNROLL for (int r = 0; r < 4; r += 2) s->scores[i + r + e] = exp2_or_zero(__builtin_fmaf(s->scores[i + r + e], a->scale, -log_sum));
-        }
+    if (a->alibi > 0 || !keys_all_seen(s, key, rows)) hopper_mask_keys(sums->scores, s.tile, a, key, rows);
+    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
+        f32x2 log_sum = *(LOCAL const f32x2 *)(rows[i / 32].log_sum + i * 2 % 64 + first);
+        UNROLL for (int j = 0; j < 4; j++) sums->scores[i + j] = exp2_or_zero(__builtin_fmaf(sums->scores[i + j], a->scale, -log_sum[j % 2]));
+    }
 }
-INLINE void d_scores_of_columns(GradSums *s, LOCAL const HopperRows *rows) {
+INLINE void d_scores_of_columns(GradSums *sums, const GradShape s, LOCAL const HopperRows *rows) {
     int first = opaque(lane_id()) % 4 * 2;
-    UNROLL for (int i = 0; i < 32; i += 4)
-        UNROLL for (int e = 0; e < 2; e++) {
-            float delta = rows->row[i * 2 + first + e].delta;
-            UNROLL for (int r = 0; r < 4; r += 2) s->d_weights[i + r + e] = s->scores[i + r + e] * (s->d_weights[i + r + e] - delta);
-        }
+    UNROLL for (int i = 0; i < s.tile / 2; i += 4) {
+        f32x2 delta = *(LOCAL const f32x2 *)(rows[i / 32].delta + i * 2 % 64 + first);
+        UNROLL for (int j = 0; j < 4; j++) sums->d_weights[i + j] = sums->scores[i + j] * (sums->d_weights[i + j] - delta[j % 2]);
+    }
 }
 
-INLINE void hopper_gradient_of_keys(const AttentionGradHopper *g, uint64_t qkv, uint64_t d_out, const GradShape shape) {
-    const int width = shape.width, tile = shape.tile, stages = shape.stages, block_rows = shape.groups * GROUP_ROWS;
+/* dS of step number `step` to shared memory, once nobody reads the one before. */
+INLINE void d_scores_store(const GradBlock *b, const GradShape s, const GradSums *sums, int group, int step) {
+    uint32_t words[32];
+    sums_to_operand(words, sums->d_weights, s.tile);
+    if (step > 0) shared_barrier_wait(b->d_scores_empty, step - 1);
+    warp_barrier();
+    operand_to_rows(b->d_scores + group * GROUP_ROWS * PANEL_COLUMNS, GRAD_KEYS * PANEL_COLUMNS, words, s.tile);
+    shared_to_async();
+    warp_arrive(b->d_scores_full);
+}
+
+/* The group's part of dQ of step number `step` to shared memory. */
+INLINE void queries_store(const GradBlock *b, const float *x, int group, int step) {
+    LOCAL f32x4 *to = (LOCAL f32x4 *)(b->sums + group * GRAD_PART) + opaque(thread_id()) % WARPGROUP;
+    if (step > 0) shared_barrier_wait(b->sums_empty + group, step - 1);
+    UNROLL for (int i = 0; i < 8; i++) to[i * WARPGROUP] = (f32x4){x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    shared_to_async();
+    warp_arrive(b->sums_full + step % 2 * GRAD_GROUPS + group);
+}
+
+/* Both products of the first tile, and its dS. */
+INLINE void first_step(GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, const Ring *ring, int group, int step) {
+    LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
+    LOCAL const HopperRows *rows = grad_rows(b, s, ring->stage);
+    int own = group * GROUP_ROWS * PANEL_COLUMNS;
+    shared_barrier_wait(b->full + ring->stage, ring->turn);
+    warp_barrier();
+    wgmma_begin(sums->scores, s.tile), wgmma_begin(sums->d_weights, s.tile);
+    product_start(sums->scores, s, b->keys + own, stage);
+    product_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
+    wgmma_wait(sums->scores, s.tile, 1);
+    weights_of_columns(sums, s, &g->attention, key, rows);
+    sums_here(sums->scores, s.tile);
+    wgmma_wait(sums->d_weights, s.tile, 0);
+    d_scores_of_columns(sums, s, rows);
+    sums_to_operand(sums->weights, sums->scores, s.tile);
+    d_scores_store(b, s, sums, group, step);
+}
+
+/* The products of the tile in stage `before`, and the weights of the one that the ring has come to. */
+INLINE void next_step(GradSums *sums, const AttentionGradHopper *g, const GradShape s, const GradBlock *b, int key, Ring *ring, int group, int step) {
+    int before = ring->stage;
+    ring_on(ring, GRAD_STAGES);
+    LOCAL const bf16 *stage = grad_stage(b, s, ring->stage), *last = grad_stage(b, s, before);
+    LOCAL const HopperRows *rows = grad_rows(b, s, ring->stage);
+    int own = group * GROUP_ROWS * PANEL_COLUMNS;
+    shared_barrier_wait(b->full + ring->stage, ring->turn);
+    warp_barrier();
+    wgmma_begin(sums->scores, s.tile), wgmma_begin(sums->d_values, s.width);
+    product_start(sums->scores, s, b->keys + own, stage);
+    values_add(sums, s, last);
+    shared_barrier_wait(b->d_scores_full, step - 1);
+    warp_barrier();
+    wgmma_begin(sums->d_queries, 64), wgmma_begin(sums->d_keys, s.width);
+    queries_start(sums->d_queries, s, b, group);
+    keys_add(sums, s, b, group, last);
+    wgmma_wait(sums->scores, s.tile, 3);
+    weights_of_columns(sums, s, &g->attention, key, rows);
+    sums_here(sums->scores, s.tile);
+    wgmma_wait(sums->d_values, s.width, 1);
+    wgmma_wait(sums->d_queries, 64, 1);
+    queries_store(b, sums->d_queries, group, step - 1);
+    wgmma_begin(sums->d_weights, s.tile);
+    product_start(sums->d_weights, s, b->values + own, stage + s.tile * s.width);
+    wgmma_wait(sums->d_keys, s.width, 1);
+    warp_arrive(b->d_scores_empty);
+    warp_arrive(b->empty + before);
+    wgmma_wait(sums->d_weights, s.tile, 0);
+    d_scores_of_columns(sums, s, rows);
+    sums_to_operand(sums->weights, sums->scores, s.tile);
+    d_scores_store(b, s, sums, group, step);
+}
+
+/* The products of the last tile, in the stage that the ring has come to. */
+INLINE void last_step(GradSums *sums, const GradShape s, const GradBlock *b, Ring *ring, int group, int step) {
+    LOCAL const bf16 *stage = grad_stage(b, s, ring->stage);
+    wgmma_begin(sums->d_values, s.width);
+    values_add(sums, s, stage);
+    shared_barrier_wait(b->d_scores_full, step);
+    warp_barrier();
+    wgmma_begin(sums->d_queries, 64), wgmma_begin(sums->d_keys, s.width);
+    queries_start(sums->d_queries, s, b, group);
+    keys_add(sums, s, b, group, stage);
+    wgmma_wait(sums->d_queries, 64, 1);
+    queries_store(b, sums->d_queries, group, step);
+    wgmma_wait(sums->d_values, s.width, 0);
+    wgmma_wait(sums->d_keys, s.width, 0);
+    warp_arrive(b->d_scores_empty);
+    warp_arrive(b->empty + ring->stage);
+    ring_on(ring, GRAD_STAGES);
+}
+
+INLINE void grad_multiply(const AttentionGradHopper *g, const GradShape s, const GradBlock *b) {
     const Attention *a = &g->attention;
-    int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, heads = a->heads / a->kv_heads, first_key = block_y() * block_rows;
-    int group = wave_id() / 4, key = first_key + group * GROUP_ROWS;
-    GradBlock block = grad_block(shape);
-    TileWalk walk = {.sequence = sequence, .first = first_key / tile, .head = kv_head * heads, .tile = first_key / tile};
-    walk.last = hopper_last_touched(g, sequence, walk.first, first_key + block_rows - 1);
-    TileWalk ahead = walk;
-    int count = (walk.last - walk.first + 1) * heads;
-    if (block.fills) {
-        grad_open(&block, shape, qkv, (a->heads + kv_head) * width, qkv, (a->heads + a->kv_heads + kv_head) * width, first_key, sequence);
-        for (int i = 0; i < stages && i < count; i++) queries_fill(&block, shape, qkv, d_out, g, &ahead, i);
+    int group = opaque(wave_id()) / 4, step = 0;
+    Ring ring = {0};
+    for (int turn = 0;; turn++) {
+        LOCAL const GradItem *item = b->items + turn % GRAD_ITEMS;
+        shared_barrier_wait(b->keys_full, turn);
+        if (item->end_head == 0) return;
+        GradSums sums;
+        int left = grad_steps(item), key = item->block * GRAD_KEYS + group * GROUP_ROWS;
+        sums_clear(sums.d_keys, s.width), sums_clear(sums.d_values, s.width);
+        first_step(&sums, g, s, b, key, &ring, group, step++);
+        while (--left > 0) next_step(&sums, g, s, b, key, &ring, group, step++);
+        last_step(&sums, s, b, &ring, group, step - 1);
+        item = b->items + opaque(turn) % GRAD_ITEMS;
+        int64_t to = (int64_t)item->sequence * a->length * a->key_stride + item->head / (item->end_head - item->head) * s.width;
+        warp_arrive(b->keys_empty);
+        float factor = a->scale * LN_2;
+        store_sums(g->d_keys + to, a->key_stride, sums.d_keys, s.width, key, a->length, (float[]){factor, factor});
+        store_sums(g->d_values + to, a->key_stride, sums.d_values, s.width, key, a->length, (float[]){1, 1});
     }
-    barrier();
+}
 
-    GradSums sums;
-    Ring ring = {0}, done = {0};
-    LOCAL const bf16 *own = block.own + group * GROUP_ROWS * width;
-    sums_clear(sums.u, width), sums_clear(sums.v, width);
-    first_products(&sums, shape, &block, own);
-    weights_of_columns(&sums, a, &walk, key, block.rows);
-    d_scores_of_columns(&sums, block.rows);
-    sums_to_operand(sums.weights, sums.scores, tile);
-    sums_to_operand(sums.d_scores, sums.d_weights, tile);
-    for (int i = 1; i < count; i++) {
-        ring_on(&ring, stages);
-        tile_walk_on(&walk);
-        LOCAL const bf16 *now = grad_stage(&block, shape, ring.stage);
-        LOCAL const HopperRows *rows = block.rows + ring.stage;
-        shared_barrier_wait(block.full + ring.stage, ring.turn);
-        warp_barrier();
-        wgmma_begin(sums.scores, tile), wgmma_begin(sums.v, width), wgmma_begin(sums.u, width);
-        scores_of_tile(&sums, shape, own, now);
-        sums_start(&sums, shape, true, grad_stage(&block, shape, done.stage));
-        wgmma_wait(sums.scores, tile, 1);
-        weights_of_columns(&sums, a, &walk, key, rows);
-        sums_here(sums.scores, tile);
-        wgmma_wait(sums.v, width, 0);
-        wgmma_wait(sums.u, width, 0);
-        wgmma_begin(sums.d_weights, tile); /* only now: dP takes the registers of the operands that were */
-        d_weights_of_tile(&sums, shape, own, now);
-        sums_to_operand(sums.weights, sums.scores, tile);
-        wgmma_wait(sums.d_weights, tile, 0);
-        d_scores_of_columns(&sums, rows);
-        sums_to_operand(sums.d_scores, sums.d_weights, tile);
-        bool more = block.fills && i - 1 + stages < count;
-        grad_release(&block, &done, more);
-        if (more) queries_fill(&block, shape, qkv, d_out, g, &ahead, done.stage);
-        ring_on(&done, stages);
+INLINE void hopper_gradient(const AttentionGradHopper *g, uint64_t maps, const GradShape s) {
+    GradBlock block = grad_block(s);
+    if (thread_id() == 0) grad_open(&block);
+    barrier();
+    if (wave_id() >= GRAD_GROUPS * 4) {
+        registers_leave(24);
+        if (lane_id() > 0) return;
+        if (wave_id() == GRAD_GROUPS * 4) grad_fetch(g, s, &block, maps);
+        else grad_add(g, s, &block, wave_id() - GRAD_GROUPS * 4 - 1);
+    } else {
+        registers_take(240);
+        grad_multiply(g, s, &block);
     }
-    wgmma_begin(sums.v, width), wgmma_begin(sums.u, width);
-    sums_start(&sums, shape, true, grad_stage(&block, shape, done.stage));
-    wgmma_wait(sums.v, width, 0);
-    wgmma_wait(sums.u, width, 0);
-    int64_t to = (int64_t)sequence * a->length * a->key_stride + kv_head * width;
-    float factor = a->scale * LN_2;
-    store_sums(g->d_keys + to, a->key_stride, sums.u, width, key, a->length, (float[]){factor, factor});
-    store_sums(g->d_values + to, a->key_stride, sums.v, width, key, a->length, (float[]){1, 1});
+}
+
+/* -- Behind the pass ----------------------------------------------------------------------------------------------- */
+
+/* dQ in bf16: a block of 256 threads for each tile and head, which hold the sums as the groups did. */
+INLINE void hopper_queries_round(const AttentionGradHopper *g, const GradShape s) {
+    const Attention *a = &g->attention;
+    int sequence = block_x() / g->tiles, tile = block_x() % g->tiles, head = block_y(), group = wave_id() / 4;
+    int64_t place = ((int64_t)sequence * a->heads + head) * g->tiles + tile;
+    GLOBAL const f32x4 *from = (GLOBAL const f32x4 *)(g->sums + (place * GRAD_GROUPS + group) * GRAD_PART);
+    float x[32], factor = a->scale * LN_2;
+    UNROLL for (int i = 0; i < 8; i++) {
+        f32x4 four = from[i * WARPGROUP + thread_id() % WARPGROUP];
+        UNROLL for (int e = 0; e < 4; e++) x[4 * i + e] = four[e];
+    }
+    int first = tile * s.tile + (s.tile == 128 ? group * 64 : 0), column = head * s.width + (s.width == 128 ? group * 64 : 0);
+    store_sums(g->d_queries + (int64_t)sequence * a->length * a->query_stride + column, a->query_stride, x, 64, first, a->length, (float[]){factor, factor});
 }
 
 #endif

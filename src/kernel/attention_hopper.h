@@ -199,7 +199,7 @@ INLINE void hopper_finish(const AttentionHopper *h, const HopperPlace *place, co
     UNROLL for (int r = 0; r < 2; r++) {
         float sum = lanes_sum(s->sum[r]);
         int row = first + group_row(r);
-        inverse[r] = 1 / sum;
+        inverse[r] = fast_reciprocal(sum);
         if (lane_id() % 4 == 0 && row < a->length && h->log_sum)
             h->log_sum[(base + row) * a->heads + place->head] = (s->maximum[r] * a->scale + fast_log2(sum)) * LN_2;
     }

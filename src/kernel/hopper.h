@@ -5,6 +5,8 @@
  * are permuted by the 128-byte swizzle, as the copy engine leaves them; a panel begins at a multiple of 1,024 bytes. Seen along the sums, a row is either
  * one line of an operand, 64 steps of the depth, or one step of the depth for 64 lines ("transposed").
  *
+ * Kernels with products have no float division: it is a call for a compiler that compiles for linking, and beside a call every product is waited for.
+ *
  * Sums of 64 rows x n columns are an array of n / 2 floats per thread: with warp w of the group and lane = 4 g + t, x[4 j + 2 r + e] is row
  * 16 w + 8 r + g, column 8 j + 2 t + e. Such an array, rounded in pairs, is the left operand of the next product (PTX ISA, "Register Fragments for
  * wgmma.mma_async"). */
@@ -106,6 +108,14 @@ INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL con
 INLINE void copy_out_commit(void) { __asm__ volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 INLINE void copies_read(void) { __asm__ volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
 INLINE void copies_done(void) { __asm__ volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
+/* `bytes` bytes of floats back, in place of those at `to` or added to them; committed and waited for like boxes. */
+INLINE void copy_back(GLOBAL float *to, LOCAL const float *from, int bytes) {
+    __asm__ volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(address_of(from)), "r"(bytes) : "memory");
+}
+INLINE void add_back(GLOBAL float *to, LOCAL const float *from, int bytes) {
+    __asm__ volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                     : : "l"(to), "r"(address_of(from)), "r"(bytes) : "memory");
+}
 
 /* Four blocks of 8 x 8 of bf16, as wgmma's sums hold them rounded: lanes 8 i .. 8 i + 7 give the addresses of the rows of block i. */
 INLINE void store_matrices(LOCAL const void *row, const uint32_t *x) {
@@ -122,6 +132,26 @@ INLINE uint32_t transpose_matrix(uint32_t x) {
 /* If `there`, without a branch: else no lane exchange would run beside another. */
 INLINE void store_two_if(GLOBAL void *to, uint32_t x, uint32_t y, bool there) {
     __asm__ volatile("{ .reg .pred there; setp.ne.b32 there, %3, 0; @there st.global.v2.b32 [%0], {%1, %2}; }" : : "l"(to), "r"(x), "r"(y), "r"((int)there) : "memory");
+}
+
+/* -- Between blocks ------------------------------------------------------------------------------------------------ */
+
+/* What the thread that released a value wrote before, by copies too, is there after the value is seen. */
+INLINE void release_value(GLOBAL int32_t *to, int32_t value) {
+    __asm__ volatile("fence.proxy.async; st.release.gpu.global.s32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+INLINE void await_value(GLOBAL const int32_t *from, int32_t value) {
+    int32_t seen;
+    do __asm__ volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(from) : "memory");
+    while (seen != value);
+}
+/* What was seen in global memory is there for the copy engine. */
+INLINE void global_to_async(void) { __asm__ volatile("fence.proxy.async.global;" : : : "memory"); }
+/* Numbers 0, 1, 2 ... to whoever asks. */
+INLINE int32_t take_ticket(GLOBAL int32_t *next) {
+    int32_t ticket;
+    __asm__ volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(ticket) : "l"(next) : "memory");
+    return ticket;
 }
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */
@@ -153,13 +183,15 @@ INLINE int depth_bytes_transposed(int step) { return step * 16 * 128; }
 #define TIED_64_COLUMNS(x) TIED_32(x, 0)
 #define TIED_128_COLUMNS(x) TIED_32(x, 0), TIED_32(x, 32)
 
-/* Starts x += a b (x = a b unless `add`) for 16 steps of the depth: both from shared memory, or the left one from registers. From wgmma_begin until a wait
+/* Starts x += a b (x = a b unless `add`) for 16 steps of the depth: both from shared memory, the left one as rows or ("1") transposed, or the left one from
+ * registers. From wgmma_begin until a wait
  * for it, x and the registers of `a` are the hardware's. */
-#define WGMMA_SHARED(name, shape, tied, named, a_name, b_name, add_name, transposed_name)                                                  \
+#define WGMMA_SHARED(name, shape, tied, named, a_name, b_name, a_transposed, add_name, transposed_name)                                    \
     INLINE void name(float *x, Descriptor a, Descriptor b, bool add, const int b_transposed) {                                             \
         __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; setp.ne.b32 add, " add_name ", 0;\n"                                           \
                          "mov.b64 a, {" a_name ", " DESCRIPTOR_UPPER "}; mov.b64 b, {" b_name ", " DESCRIPTOR_UPPER "};\n"                       \
-                         "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" named "}, a, b, add, 1, 1, 0, " transposed_name "; }"    \
+                         "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" named "}, a, b, add, 1, 1, " a_transposed ", "           \
+                         transposed_name "; }"                                                                                             \
                          : tied(x) : "r"(a), "r"(b), "r"((int)add), "n"(b_transposed) : "memory");                                         \
     }
 #define WGMMA_REGISTERS(name, shape, tied, named, a_names, b_name, add_name, transposed_name)                                              \
@@ -169,8 +201,9 @@ INLINE int depth_bytes_transposed(int step) { return step * 16 * 128; }
                          transposed_name "; }"                                                                                             \
                          : tied(x) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"((int)add), "n"(b_transposed) : "memory");     \
     }
-WGMMA_SHARED(wgmma_shared_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32", "%33", "%34", "%35")
-WGMMA_SHARED(wgmma_shared_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64", "%65", "%66", "%67")
+WGMMA_SHARED(wgmma_shared_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32", "%33", "0", "%34", "%35")
+WGMMA_SHARED(wgmma_transposed_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32", "%33", "1", "%34", "%35")
+WGMMA_SHARED(wgmma_shared_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64", "%65", "0", "%66", "%67")
 WGMMA_REGISTERS(wgmma_registers_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32, %33, %34, %35", "%36", "%37", "%38")
 WGMMA_REGISTERS(wgmma_registers_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64, %65, %66, %67", "%68", "%69", "%70")
 
@@ -205,11 +238,11 @@ INLINE void hold_until(float x, LOCAL void *place) {
     __asm__ volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never st.shared.f32 [%1], %0; }" : : "f"(x), "r"(address_of(place)) : "memory");
 }
 
-/* A group's 64 rows of `width` columns, in panels, as left operands: 4 registers for each 16 columns. */
-INLINE void rows_to_operand(uint32_t *a, LOCAL const bf16 *tile, const int width) {
-    int lane = lane_id(), row = wave_id() % 4 * 16 + lane % 16;
+/* A group's words of left operands to rows of `tile`, a panel of 64 columns after the other, each `panel` elements. */
+INLINE void operand_to_rows(LOCAL bf16 *tile, const int panel, const uint32_t *a, const int width) {
+    int lane = opaque(lane_id()), row = opaque(wave_id()) % 4 * 16 + lane % 16;
     UNROLL for (int k = 0; k < width / 16; k++)
-        load_matrices(a + 4 * k, address_of(tile + k / 4 * GROUP_ROWS * PANEL_COLUMNS + tile_at(PANEL_COLUMNS, row, k % 4 * 16 + lane / 16 * 8)), 0);
+        store_matrices(tile + k / 4 * panel + tile_at(PANEL_COLUMNS, row, k % 4 * 16 + lane / 16 * 8), a + 4 * k);
 }
 
 /* The left operand of a product whose depth is the `columns` of x: 4 registers for each 16. */
