@@ -115,10 +115,9 @@ static int64_t choose_length(const char *model, const Config *config, const Eval
 /* A MODEL_EVALUATE program with the newest weights in place. */
 typedef struct Program { Model model; Device *device; Executor *executor; } Program;
 
-static bool check_memory(const char *folder, const Graph *graph, const Plan *plan, Device *device, Error *error) {
-    int64_t needed = source_weight_bytes(folder, graph, plan, device), available = device_available(device);
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (arena != ARENA_WEIGHT && arena != ARENA_MASTER) needed += plan->bytes[arena];
+static bool check_memory(const Plan *plan, Device *device, Error *error) {
+    int64_t needed = 0, available = device_available(device);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
     if (!device_is_gpu(device)) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
     if (available < 0 || needed <= available) return true;
     return error_set(error, ERROR_MEMORY, "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give fewer sequences, a smaller length, or device=cpu",
@@ -126,19 +125,18 @@ static bool check_memory(const char *folder, const Graph *graph, const Plan *pla
 }
 
 static Precision choose_precision(const Config *config, const EvalOptions *options) {
-    if (options->precision == PRECISION_OF_MODEL) return precision_is_bf16(config->precision) ? PRECISION_BF16 : config->precision;
-    return options->precision - 1;
+    return options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
 }
 
 static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences, int64_t length, Error *error) {
-    Precision precision = choose_precision(config, options);
+    Precision precision = precision_for_inference(choose_precision(config, options));
     Backend backend;
     int64_t step;
     program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     program->device = cmd_open_device(options->device, precision, error);
     if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
     Plan plan = graph_plan(program->model.graph, &backend);
-    if (!check_memory(folder, program->model.graph, &plan, program->device, error)) return false;
+    if (!check_memory(&plan, program->device, error)) return false;
     program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
     return program->executor && source_load_program(folder, config, program->executor, &step, error);
 }

@@ -191,8 +191,7 @@ static bool run_model(const char *folder, Config *config, const GenerateOptions 
     bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
     if (options->threads) omp_set_num_threads((int)options->threads);
-    Precision trained = precision_is_bf16(config->precision) ? PRECISION_BF16 : config->precision;
-    Precision precision = options->precision == PRECISION_OF_MODEL ? trained : (Precision)(options->precision - 1);
+    Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
     Device *device = cmd_open_device(options->device, precision, error);
     Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);

@@ -29,6 +29,8 @@ typedef enum Precision { PRECISION_BF16, PRECISION_FP32, PRECISION_FP64, PRECISI
 size_t precision_bytes(Precision precision, TypeClass type);
 const char *precision_name(Precision precision);
 static inline bool precision_is_bf16(Precision precision) { return precision == PRECISION_BF16 || precision == PRECISION_PURE_BF16; }
+/* What computes the same bits where nothing is trained, and no masters are needed. */
+static inline Precision precision_for_inference(Precision precision) { return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision; }
 /* The type in which what is kept of a parameter of type `type` is kept. */
 static inline TypeClass precision_kept(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
 /* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */

@@ -104,12 +104,10 @@ static bool check_memory(const Generator *g, int64_t weights, Error *error) {
                      g->config->context, have);
 }
 
-/* `folder` is where the weights will come from; NULL: from the caller. */
-static bool start(Generator *g, const char *folder, Error *error) {
+static bool start(Generator *g, Error *error) {
     static const Arena owned[] = {ARENA_WEIGHT, ARENA_MASTER, ARENA_STATE};
     const Plan *plan = &g->row.plan;
-    int64_t weights = folder ? source_weight_bytes(folder, g->row.model.graph, plan, g->backend.device) : plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER];
-    if (!check_memory(g, weights, error)) return false;
+    if (!check_memory(g, plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER], error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
         if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error))) return error_context(error, "%s of generation", arena_name(owned[i]));
@@ -117,7 +115,7 @@ static bool start(Generator *g, const char *folder, Error *error) {
     return !g->cache || (program_start(&g->row, g, error) && program_start(&g->block, g, error));
 }
 
-static Generator *create(const ModelConfig *config, Precision precision, Device *device, bool cache, const char *folder, Error *error) {
+Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = memory_allocate(sizeof *g);
     *g = (Generator){.config = config, .precision = precision, .cache = cache};
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
@@ -132,17 +130,13 @@ static Generator *create(const ModelConfig *config, Precision precision, Device 
         program_plan(&g->block, g, MODEL_GENERATE, config->context < GENERATOR_BLOCK ? config->context : GENERATOR_BLOCK);
         assert_same_states(&g->row, &g->block);
     }
-    if (start(g, folder, error)) return g;
+    if (start(g, error)) return g;
     generator_free(g);
     return NULL;
 }
 
-Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error) {
-    return create(config, precision, device, cache, NULL, error);
-}
-
 Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
-    Generator *g = create(&config->model, precision, device, cache, run, error);
+    Generator *g = generator_create(&config->model, precision, device, cache, error);
     int64_t step;
     if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], &step, error)) return g;
     generator_free(g);

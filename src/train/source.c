@@ -142,10 +142,6 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
 
 static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
-/* A program without gradients reads matrices from the arena of weights alone. */
-static bool is_matrix(const Graph *graph, int parameter) { return graph_get(graph, graph->parameters[parameter].tensor)->arena == ARENA_WEIGHT; }
-static bool skips_matrices(const Graph *graph) { return !graph->training && graph->precision == PRECISION_BF16; }
-
 /* On a GPU a parameter passes through host memory. */
 static void load_rounded(const HfReader *reader, int parameter, Device *device, uint16_t *target, int64_t count) {
     uint16_t *host = device_is_gpu(device) ? memory_allocate(count * sizeof *host) : target;
@@ -169,13 +165,12 @@ static bool load_folder(const char *folder, const Config *config, const Graph *g
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
         char *kept = (char *)master + p->offset * unit;
-        if (skips_matrices(graph) && is_matrix(graph, i)) load_rounded(reader, i, device, (uint16_t *)weights + p->offset, p->count);
-        else if (graph_kept(graph, p) == TYPE_COMPUTE) load_rounded(reader, i, device, (uint16_t *)kept, p->count);
+        if (graph_kept(graph, p) == TYPE_COMPUTE && precision_is_bf16(graph->precision)) load_rounded(reader, i, device, (uint16_t *)kept, p->count);
         else load_wide(reader, i, device, kept, p->count * graph_kept_bytes(graph, p));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);
-    if (loaded && !skips_matrices(graph)) model_cast_weights(graph, device, master, weights);
+    if (loaded) model_cast_weights(graph, device, master, weights);
     return loaded;
 }
 
@@ -193,23 +188,4 @@ bool source_load_arenas(const char *folder, const Config *config, const Graph *g
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
     return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device, executor_arena(executor, ARENA_MASTER),
                               executor_arena(executor, ARENA_WEIGHT), step, error);
-}
-
-/* The huge pages in which vectors lie; the kernel gives no memory for the others. */
-static int64_t vector_bytes(const Graph *graph) {
-    const int64_t page = 2 << 20, unit = precision_unit(graph->precision);
-    int64_t bytes = 0, seen = 0;
-    for (int i = 0; i < graph->parameter_count; i++) {
-        const Parameter *p = &graph->parameters[i];
-        int64_t begin = p->offset * unit / page * page, end = ((p->offset + p->count) * unit + page - 1) / page * page;
-        if (is_matrix(graph, i) || end <= seen) continue;
-        bytes += end - (begin > seen ? begin : seen);
-        seen = end;
-    }
-    return bytes;
-}
-
-int64_t source_weight_bytes(const char *folder, const Graph *graph, const Plan *plan, const Device *device) {
-    bool sparse = is_model_folder(folder) && skips_matrices(graph) && !device_is_gpu(device);
-    return plan->bytes[ARENA_WEIGHT] + (sparse ? vector_bytes(graph) : plan->bytes[ARENA_MASTER]);
 }

@@ -22,11 +22,8 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision, whatever the source's is), with the newest weights.
  * `*step` receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter; of the
- * master arena of a program without gradients in bf16 only the vectors are filled, which is all that it reads there. */
+/* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter. */
 bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);
-/* Bytes that these two arenas take of the device's memory once `folder` is loaded: pages of the CPU's that nothing is written to take none. */
-int64_t source_weight_bytes(const char *folder, const Graph *graph, const Plan *plan, const Device *device);
 
 #endif
