@@ -9,7 +9,7 @@ BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SAN
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
 
 PACKAGES := gcc libc6-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
-TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object
+TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
@@ -102,7 +102,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: help test test-asan run-tests demo packages gpu-report clean
+.PHONY: help test test-asan test-cluster run-tests demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -122,6 +122,12 @@ test: packages ## install what is missing, build, run every test
 test-asan: packages ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests BUILD=$(BUILD)/asan SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" CFLAGS="-O1 -g"
+
+test-cluster: packages ## real Slurm, and nodes as network namespaces: preemption, requeue, dead nodes, cut links (root, 5 minutes)
+	@tools/install-packages.sh slurm-wlm iproute2
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
+	@tests/cluster/slurm.sh $(BUILD)/smelt
+	@tests/cluster/network.sh $(BUILD)/smelt
 
 run-tests: $(TESTS)
 	@SMELT=$(BUILD)/smelt tests/run.sh $(TESTS)

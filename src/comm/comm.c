@@ -322,5 +322,6 @@ CommTotals comm_totals(Comm *comm) {
     pthread_mutex_lock(&engine->lock);
     CommTotals totals = engine->totals;
     pthread_mutex_unlock(&engine->lock);
+    if (engine->nccl) totals.stalled = nccl_seconds_stalled(engine);
     return totals;
 }

@@ -151,6 +151,8 @@ void nccl_leave(Comm *comm);
 /* Issues the collective and frees the task. Its ticket is negative. */
 CommTicket nccl_queue(Task *task);
 void nccl_wait(Engine *engine, CommTicket ticket);
+/* In which the device's stream waited, as far as it has come. On the thread that computes. */
+double nccl_seconds_stalled(Engine *engine);
 /* On the worker, now and then: notes what is done, and what failed or takes too long; after a failure ends all that still runs. */
 void nccl_watch(Engine *engine);
 /* "NCCL 2.21.5" */

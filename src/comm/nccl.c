@@ -32,6 +32,8 @@ typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
     CALL(begin, ncclGroupStart, (void))                                                                                                                 \
     CALL(end, ncclGroupEnd, (void))
 
+/* The device's stream stood still between the two: it waited for a collective. */
+typedef struct Stall { DeviceEvent *before, *after; } Stall;
 typedef struct Issued { DeviceEvent *event; int64_t record; double since; } Issued;
 
 typedef struct Nccl {
@@ -50,6 +52,9 @@ typedef struct Nccl {
     CommTicket last, done;
     void *groups[MOST_GROUPS];
     bool in_thread, aborted;
+    Stall stalls[EVENTS]; /* these are of the thread that computes */
+    int64_t stalled, counted;
+    double seconds_stalled; /* of those that are counted */
 } Nccl;
 
 static const int types[] = {[COMM_F32] = 7, [COMM_F64] = 8, [COMM_BF16] = 9, [COMM_I64] = 4, [COMM_U8] = 1};
@@ -94,7 +99,10 @@ bool nccl_open(Engine *engine, Error *error) {
     if (opened) {
         nccl->stream = device_stream_open(device);
         nccl->ready = device_event_open(device);
-        for (int i = 0; i < EVENTS; i++) nccl->issued[i].event = device_event_open(device);
+        for (int i = 0; i < EVENTS; i++) {
+            nccl->issued[i].event = device_event_open(device);
+            nccl->stalls[i] = (Stall){device_event_open_timed(device), device_event_open_timed(device)};
+        }
         opened = device_ok(device, error);
     }
     pthread_mutex_lock(&engine->lock);
@@ -107,7 +115,11 @@ bool nccl_open(Engine *engine, Error *error) {
 void nccl_close(Engine *engine) {
     Nccl *nccl = engine->nccl;
     if (!nccl) return;
-    for (int i = 0; i < EVENTS; i++) device_event_close(engine->device, nccl->issued[i].event);
+    for (int i = 0; i < EVENTS; i++) {
+        device_event_close(engine->device, nccl->issued[i].event);
+        device_event_close(engine->device, nccl->stalls[i].before);
+        device_event_close(engine->device, nccl->stalls[i].after);
+    }
     device_event_close(engine->device, nccl->ready);
     device_stream_close(engine->device, nccl->stream);
     pthread_mutex_destroy(&nccl->lock);
@@ -262,9 +274,25 @@ CommTicket nccl_queue(Task *task) {
     return -ticket;
 }
 
-/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. */
+double nccl_seconds_stalled(Engine *engine) {
+    Nccl *nccl = engine->nccl;
+    for (; nccl->counted < nccl->stalled && !engine->failed; nccl->counted++) {
+        const Stall *stall = &nccl->stalls[nccl->counted % EVENTS];
+        if (!device_event_done(engine->device, stall->after)) break;
+        nccl->seconds_stalled += device_event_seconds(engine->device, stall->before, stall->after);
+    }
+    return nccl->seconds_stalled;
+}
+
+/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. Stalls that nobody counts in time are forgotten. */
 void nccl_wait(Engine *engine, CommTicket ticket) {
-    if (!engine->failed) device_event_wait(engine->device, engine->nccl->issued[-ticket % EVENTS].event, NULL);
+    Nccl *nccl = engine->nccl;
+    if (engine->failed) return;
+    const Stall *stall = &nccl->stalls[nccl->stalled++ % EVENTS];
+    if (nccl->counted < nccl->stalled - EVENTS) nccl->counted = nccl->stalled - EVENTS;
+    device_event_record(engine->device, stall->before, NULL);
+    device_event_wait(engine->device, nccl->issued[-ticket % EVENTS].event, NULL);
+    device_event_record(engine->device, stall->after, NULL);
 }
 
 /* -- Watching ------------------------------------------------------------------------------------------------------- */

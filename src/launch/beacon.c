@@ -10,10 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/memory.h"
-
-static const double straggler_ratio = 1.5;
-
 static Beacon *map(int file, int ranks, Error *error) {
     void *page = mmap(NULL, (size_t)ranks * sizeof(Beacon), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
     if (page != MAP_FAILED) return page;
@@ -52,27 +48,6 @@ Beacon *beacon_join(int local_rank, int *ranks, Error *error) {
     int file = inherited(local_rank);
     *ranks = file < 0 ? 1 : local_rank + 1;
     return map(file, *ranks, error);
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-int beacon_straggler(const Beacon *beacons, int ranks, double *ratio) {
-    double *busy = memory_allocate((size_t)ranks * sizeof *busy);
-    int slowest = 0;
-    bool known = ranks >= 3;
-    for (int rank = 0; rank < ranks; rank++) {
-        busy[rank] = beacons[rank].busy;
-        known = known && busy[rank] > 0;
-        if (busy[rank] > busy[slowest]) slowest = rank;
-    }
-    *ratio = busy[slowest];
-    qsort(busy, (size_t)ranks, sizeof *busy, compare);
-    *ratio /= known ? busy[(ranks - 1) / 2] : 1;
-    free(busy);
-    return known && *ratio > straggler_ratio ? slowest : -1;
 }
 
 void beacon_close(Beacon *beacons, int ranks) {

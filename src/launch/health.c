@@ -1,4 +1,4 @@
-/* Counters are files of sysfs, found once by pattern, and numbers of NVIDIA's management library, opened at run time. Owns the list. */
+/* Counters are files of sysfs, found once by pattern, and numbers of the vendors' management libraries, opened at run time. Owns the list. */
 #include "launch/health.h"
 
 #include <dlfcn.h>
@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "launch/health_amd.h"
 
 typedef struct Source { const char *pattern, *meaning; } Source;
 static const Source sources[] = {
@@ -41,6 +42,7 @@ struct Health {
     size_t root_length;
     Counter *counters;
     size_t count;
+    HealthAmd *amd; /* NULL: its library is not there */
     Nvml nvml;
     unsigned gpus;
     unsigned long long gpu_errors[MOST_GPUS];
@@ -64,6 +66,7 @@ static int64_t read_counter(const char *path) {
 static void find_counters(Health *health, const char *root) {
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         glob_t found = {0};
+        if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library tells of these */
         char *pattern = memory_format("%s%s", root, sources[i].pattern);
         if (glob(pattern, 0, NULL, &found) == 0) {
             health->counters = memory_resize(health->counters, (health->count + found.gl_pathc) * sizeof *health->counters);
@@ -97,6 +100,7 @@ static unsigned long long gpu_errors(const Nvml *nvml, unsigned index) {
 Health *health_open(const char *root) {
     Health *health = memory_allocate(sizeof *health);
     health->root_length = strlen(root);
+    health->amd = health_amd_open(root);
     find_counters(health, root);
     if (!*root && load_nvml(&health->nvml) && health->nvml.count(&health->gpus) != 0) health->gpus = 0;
     if (health->gpus > MOST_GPUS) health->gpus = MOST_GPUS;
@@ -138,6 +142,7 @@ int health_look(Health *health, void (*report)(void *context, const char *line),
         counter->value = value;
     }
     for (unsigned i = 0; i < health->gpus; i++) lines += look_at_gpu(health, i, report, context);
+    if (health->amd) lines += health_amd_look(health->amd, report, context);
     return lines;
 }
 
@@ -145,6 +150,7 @@ void health_close(Health *health) {
     if (!health) return;
     for (size_t i = 0; i < health->count; i++) free(health->counters[i].path);
     free(health->counters);
+    health_amd_close(health->amd);
     if (health->nvml.library) dlclose(health->nvml.library);
     free(health);
 }

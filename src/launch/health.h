@@ -1,5 +1,5 @@
-/* Counters that tell of failing hardware: memory errors (EDAC, AMD RAS, NVML), links that went down and packets with errors (Ethernet, InfiniBand and
- * RoCE), heat. Read now and then by the supervisor, which reports what grew. */
+/* Counters that tell of failing hardware: memory errors (EDAC, AMD RAS, rocm-smi, NVML), links that went down and packets with errors (Ethernet, InfiniBand
+ * and RoCE, xGMI), heat. Read now and then by the supervisor, which reports what grew. */
 #ifndef SMELT_LAUNCH_HEALTH_H
 #define SMELT_LAUNCH_HEALTH_H
 

@@ -13,8 +13,9 @@ typedef struct LaunchOptions {
     int64_t ranks;
     int output, on_nan; /* LaunchOutput, LaunchNan */
     int64_t restarts;
-    bool shrink;
-    double grace, hang;
+    bool shrink, smoke;
+    int64_t least;
+    double grace, hang, away;
     const char *restart_on, *stop_on;
 } LaunchOptions;
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-int ranks_number(const RankPlan *plan, int rank) { return plan->node * plan->count + rank; }
+int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
 /* -- Starting ------------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +29,7 @@ static void set_number(const char *name, int value) {
 static void set_environment(const Ranks *ranks, int rank) {
     const RankPlan *plan = ranks->plan;
     set_number("RANK", ranks_number(ranks->plan, rank));
-    set_number("WORLD_SIZE", plan->count * plan->nodes);
+    set_number("WORLD_SIZE", plan->total);
     set_number("LOCAL_RANK", rank);
     set_number("LOCAL_WORLD_SIZE", plan->count);
     set_number("GROUP_RANK", plan->node);

@@ -29,8 +29,9 @@ typedef struct Rank {
 /* Where the ranks of this node stand. */
 typedef struct RankPlan {
     char *const *command;
-    int count, node, nodes; /* ranks here; all nodes have as many */
-    const char *address;
+    int count, first, total; /* ranks here, the number of the first of them in the run, ranks of the run */
+    int node;                /* among those that take part */
+    const char *address;     /* where rank 0 listens */
     int port;
     const char *devices; /* for the vendors' variables; NULL: as they are */
     bool show_all;

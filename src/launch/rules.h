@@ -13,7 +13,11 @@ typedef enum Event {
     EVENT_STOP_LINE, EVENT_RESTART_LINE, /* a line of output matched options->stop_on, restart_on */
 } Event;
 
-typedef enum Action { ACTION_NONE, ACTION_STOP, ACTION_RESTART, ACTION_RESTART_SKIPPING } Action;
+typedef enum Action {
+    ACTION_NONE, ACTION_STOP, ACTION_RESTART,
+    ACTION_RESTART_SKIPPING, /* with on_nan=skip */
+    ACTION_TEST_AND_RESTART, /* it may be the hardware: the node is tested first */
+} Action;
 
 typedef struct Rule {
     Event event;

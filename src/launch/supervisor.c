@@ -1,10 +1,9 @@
 /* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends with a verdict by the rules. On
- * several nodes each has its own supervisor; ranks that lose one on another node end too, so all of them start again together and meet anew. Owns the
- * attempt's ranks and the counters. */
+ * several nodes each has its own supervisor; ranks that lose one on another node end too, so all of them end together, and the next attempt begins with
+ * a roll of the nodes. Owns the attempt's ranks, the counters and the roll. */
 #include <regex.h>
 #include <errno.h>
 #include <limits.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +15,15 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "comm/socket.h"
 #include "launch/health.h"
 #include "launch/launch.h"
 #include "launch/ranks.h"
+#include "launch/roll.h"
 #include "launch/rules.h"
+#include "launch/smoke.h"
 
-enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, SLOW_LOOKS = 3, LEAVE_SECONDS = 15, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
+enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
 
 static const Option rows[] = {
     {"ranks", OPTION_INT, offsetof(LaunchOptions, ranks), "1", 1, 1024, NULL, "ranks",
@@ -37,6 +39,12 @@ static const Option rows[] = {
      "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"},
     {"shrink", OPTION_BOOL, offsetof(LaunchOptions, shrink), "false", 0, 0, NULL, "",
      "leave out a rank that failed twice in a row without progress (one node only)"},
+    {"smoke", OPTION_BOOL, offsetof(LaunchOptions, smoke), "true", 0, 0, NULL, "",
+     "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"},
+    {"least", OPTION_INT, offsetof(LaunchOptions, least), "0", 0, 1 << 16, NULL, "nodes",
+     "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are left; "
+     "0: all are needed"},
+    {"away", OPTION_REAL, offsetof(LaunchOptions, away), "300", 1, 86400, NULL, "s", "several nodes: time that one has to come before the others go on"},
     {"restart_on", OPTION_STRING, offsetof(LaunchOptions, restart_on), "", 0, 0, NULL, "",
      "start again when a line of output matches this regular expression"},
     {"stop_on", OPTION_STRING, offsetof(LaunchOptions, stop_on), "", 0, 0, NULL, "", "stop when a line of output matches this regular expression"},
@@ -59,7 +67,13 @@ typedef struct Supervisor {
     const LaunchOptions *options;
     RankPlan plan;
     char **command;          /* with on_nan=skip at its end, once that is needed */
-    char address[256];
+    char address[256];       /* of node 0 */
+    int node, nodes, port;   /* port: of node 0 */
+    Roll *roll;              /* NULL: one node */
+    RollAnswer part;         /* what this node does in the attempt, on several nodes */
+    int fewest;              /* nodes that ever took part */
+    int own_failures;        /* in a row, without progress, whose cause was a rank of this node */
+    bool suspect, over;      /* the node is to be tested before ranks start; the run was declared over */
     int devices[1024], failed_device, failures;
     char *visible;           /* the devices that are left, for the vendors' variables; NULL: as they were */
     int64_t best_step;       /* over all attempts */
@@ -69,7 +83,6 @@ typedef struct Supervisor {
     regex_t restart_on, stop_on;
     Health *health;
     double next_health;
-    int slow, slow_looks;    /* the rank that was slow at the last look, and for how many looks */
 } Supervisor;
 
 /* -- Verdicts ------------------------------------------------------------------------------------------------------- */
@@ -108,6 +121,8 @@ static void judge_hangs(Supervisor *supervisor) {
     if (silent >= 0) judge(supervisor, EVENT_HANG, 0, silent);
 }
 
+static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict->rule->event == EVENT_EXIT && verdict->value == (int)code; }
+
 /* Before all have ended, a rank that ended otherwise than well. */
 static bool has_failed(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
@@ -119,22 +134,17 @@ static bool has_failed(const Supervisor *supervisor) {
 
 /* -- An attempt ----------------------------------------------------------------------------------------------------- */
 
+/* Whatever the ranks fail of next, the node is tested first. */
 static void report_health(void *context, const char *line) {
-    (void)context;
+    Supervisor *supervisor = context;
     log_warn("%s", line);
+    supervisor->suspect = true;
 }
 
 static void look_at_health(Supervisor *supervisor) {
     if (log_seconds() < supervisor->next_health) return;
     supervisor->next_health = log_seconds() + HEALTH_SECONDS;
-    health_look(supervisor->health, report_health, NULL);
-    double ratio;
-    int slow = beacon_straggler(supervisor->ranks.beacons, supervisor->plan.count, &ratio);
-    supervisor->slow_looks = slow >= 0 && slow == supervisor->slow ? supervisor->slow_looks + 1 : 0;
-    supervisor->slow = slow;
-    if (supervisor->slow_looks == SLOW_LOOKS)
-        log_warn("rank %d is slow: it computes %.1f times as long as the median of this node's ranks, which wait for it in every step",
-                 ranks_number(&supervisor->plan, slow), ratio);
+    health_look(supervisor->health, report_health, supervisor);
 }
 
 /* Until all ranks have ended. A failure leaves the others a while to notice and to say why; a signal leaves them the grace time. */
@@ -165,12 +175,11 @@ static int64_t last_step(const Supervisor *supervisor) {
 }
 
 /* A port that nobody has: between two attempts the old one may still be in use. */
-static int choose_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+static int choose_port(const Supervisor *supervisor) {
+    struct sockaddr_storage address = {0};
     socklen_t size = sizeof address;
-    int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), port = DEFAULT_PORT;
-    if (made >= 0 && bind(made, (struct sockaddr *)&address, size) == 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0)
-        port = ntohs(address.sin_port);
+    int made = socket_listen(AF_INET, supervisor->nodes == 1, 0), port = DEFAULT_PORT;
+    if (made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0) port = socket_port(&address);
     if (made >= 0) close(made);
     return port;
 }
@@ -194,12 +203,11 @@ static void print_tails(const Supervisor *supervisor) {
 static int64_t attempt(Supervisor *supervisor, Error *error) {
     supervisor->verdict = (Verdict){0};
     supervisor->ranks = (Ranks){.on_line = judge_line, .context = supervisor};
-    if (supervisor->plan.nodes == 1) supervisor->plan.port = choose_port();
     if (!ranks_start(&supervisor->ranks, &supervisor->plan, error)) return -1;
     watch(supervisor);
     int64_t step = last_step(supervisor);
     judge_ends(supervisor);
-    if (supervisor->verdict.rule->action != ACTION_NONE && supervisor->verdict.value != ERROR_PREEMPTED) print_tails(supervisor);
+    if (supervisor->verdict.rule->action != ACTION_NONE && !ended_with(&supervisor->verdict, ERROR_PREEMPTED)) print_tails(supervisor);
     ranks_free(&supervisor->ranks);
     return step;
 }
@@ -214,10 +222,10 @@ static char *device_name(int device) {
 }
 
 /* Takes the rank's device out of those that are used. */
-static void leave_out(Supervisor *supervisor, int rank) {
+static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
     char *visible = memory_copy_string("");
-    log_warn("leaving out rank %d, which failed twice in a row without progress: going on with %d ranks", rank, plan->count - 1);
+    log_warn("leaving out rank %d, %s: going on with %d ranks", rank, reason, plan->count - 1);
     plan->count--;
     supervisor->failures = 0;
     memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(plan->count - rank) * sizeof *supervisor->devices);
@@ -230,6 +238,10 @@ static void leave_out(Supervisor *supervisor, int rank) {
     free(supervisor->visible);
     supervisor->visible = visible;
     plan->devices = visible;
+}
+
+static bool may_shrink(const Supervisor *supervisor) {
+    return supervisor->options->shrink && supervisor->plan.count > 1 && supervisor->nodes == 1;
 }
 
 static void skip_nan(Supervisor *supervisor) {
@@ -248,6 +260,11 @@ static void wait_before_start(int failures) {
     for (double until = log_seconds() + seconds; !stop_signals && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
 }
 
+/* Whether the cause lies on this node: ranks of all nodes lose others, or hang, together. */
+static bool is_own(const Verdict *verdict) {
+    return verdict->rule->event == EVENT_SIGNAL || (verdict->rule->event == EVENT_EXIT && verdict->value != ERROR_COMMUNICATION);
+}
+
 /* Whether all ranks shall start again; else *error says how it ended. */
 static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     const Verdict *verdict = &supervisor->verdict;
@@ -255,8 +272,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     bool progress = step > supervisor->best_step, same = supervisor->failed_device == supervisor->devices[verdict->rank];
     char end[256];
     describe_end(supervisor, end);
-    int code = verdict->rule->event == EVENT_EXIT && verdict->value ? verdict->value : verdict->rule->event == EVENT_HANG ? ERROR_COMMUNICATION : ERROR_INTERNAL;
-    if (code > ERROR_DEVICE) code = ERROR_INTERNAL;
+    int code = verdict->rule->event == EVENT_HANG ? ERROR_COMMUNICATION : verdict->rule->event == EVENT_EXIT ? verdict->value : ERROR_INTERNAL;
+    if (code == ERROR_NONE || code > ERROR_DEVICE) code = ERROR_INTERNAL;
     supervisor->failures = progress ? 1 : supervisor->failures + 1;
     if (progress) supervisor->best_step = step;
     step = supervisor->best_step;
@@ -268,14 +285,100 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
                          supervisor->failures, (long long)options->restarts);
     log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end, supervisor->failures,
              (long long)options->restarts);
-    if (options->shrink && !progress && same && supervisor->plan.count > 1 && supervisor->plan.nodes == 1) leave_out(supervisor, verdict->rank);
+    if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");
     supervisor->failed_device = supervisor->devices[verdict->rank];
     if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor);
+    supervisor->suspect = supervisor->suspect || verdict->rule->action == ACTION_TEST_AND_RESTART;
+    if (progress) supervisor->own_failures = 0;
+    if (is_own(verdict)) supervisor->own_failures++;
     return true;
 }
 
+/* -- Who takes part ------------------------------------------------------------------------------------------------- */
+
+static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
+    if (!supervisor->options->smoke || !supervisor->suspect) return true;
+    supervisor->suspect = !smoke_test(supervisor->plan.devices, &stop_signals, reason, size);
+    if (supervisor->suspect) log_warn("node %d fails its smoke test: %s", supervisor->node, reason);
+    else log_info("node %d passes its smoke test", supervisor->node);
+    return !supervisor->suspect;
+}
+
+/* One node alone: without the rank that failed, if that mends it and is wanted. */
+static bool prepare_alone(Supervisor *supervisor, Error *error) {
+    RankPlan *plan = &supervisor->plan;
+    char reason[192];
+    bool fit = passes_test(supervisor, reason, sizeof reason);
+    if (!fit && may_shrink(supervisor)) {
+        leave_out(supervisor, supervisor->verdict.rank, "which failed");
+        fit = passes_test(supervisor, reason, sizeof reason);
+    }
+    plan->port = choose_port(supervisor);
+    plan->total = plan->count;
+    return fit || error_set(error, ERROR_DEVICE, "given up: this node fails its smoke test: %s", reason);
+}
+
+static NodeReport report_node(Supervisor *supervisor) {
+    NodeReport report = {.state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port(supervisor)};
+    if (gethostname(report.name, sizeof report.name - 1) != 0) report.name[0] = 0;
+    bool unsteady = supervisor->own_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
+    if (unsteady) snprintf(report.reason, sizeof report.reason, "its ranks failed twice in a row without progress");
+    if (unsteady || !passes_test(supervisor, report.reason, sizeof report.reason)) report.state = NODE_SICK;
+    return report;
+}
+
+static void report_part(Supervisor *supervisor, const RollAnswer *answer) {
+    RankPlan *plan = &supervisor->plan;
+    bool fewer = answer->members < supervisor->nodes;
+    if (fewer) log_warn("going on with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
+    else if (supervisor->part.members && supervisor->part.members < answer->members) log_info("all %d nodes take part again", answer->members);
+    if (answer->members < supervisor->fewest) supervisor->failures = 0;
+    if (answer->members < supervisor->fewest) supervisor->fewest = answer->members;
+    supervisor->part = *answer;
+    plan->node = answer->member;
+    plan->first = answer->first;
+    plan->total = answer->ranks;
+    plan->address = supervisor->part.address;
+    plan->port = answer->port;
+}
+
+/* One of several nodes: until it takes part. False: the run is over, with *error unless it ended well. A node that was left out comes again once it
+ * passes its test, and waits for the next roll. */
+static bool prepare_with_others(Supervisor *supervisor, Error *error) {
+    while (!stop_signals) {
+        RollAnswer answer;
+        NodeReport report = report_node(supervisor);
+        switch (roll_call(supervisor->roll, &report, report.state == NODE_SICK ? RETEST_SECONDS : 0, &answer)) {
+            case ROLL_START: report_part(supervisor, &answer); return true;
+            case ROLL_OVER:
+                supervisor->over = true;
+                if (answer.code != ERROR_NONE) return error_set(error, (ErrorCode)answer.code, "the nodes ended the run: %s", answer.reason);
+                log_info("the other nodes have finished the run");
+                return false;
+            case ROLL_LEFT_OUT:
+                log_warn("node %d is left out: %s; it comes again when it passes its smoke test, and takes part from the next start on", supervisor->node,
+                         report.reason);
+                supervisor->own_failures = 0;
+                break;
+            case ROLL_AGAIN:
+            case ROLL_STOPPED: break;
+        }
+        supervisor->suspect = true;
+    }
+    return error_set(error, ERROR_PREEMPTED, "stopped between two starts: the same command continues");
+}
+
+/* What the others must know of this node's end. That it gives up is its own affair, unless it is node 0. */
+static void say_farewell(const Supervisor *supervisor, bool done, const Error *error) {
+    bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
+    if (supervisor->roll && !supervisor->over && for_all) roll_end(supervisor->roll, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
+}
+
+/* -- The run -------------------------------------------------------------------------------------------------------- */
+
 static bool run(Supervisor *supervisor, Error *error) {
     for (;;) {
+        if (!(supervisor->roll ? prepare_with_others : prepare_alone)(supervisor, error)) return error->code == ERROR_NONE;
         int64_t step = attempt(supervisor, error);
         if (step < 0) return false;
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
@@ -304,20 +407,39 @@ static bool read_variable(const char *const *names, long least, long most, int *
 
 /* Which node this is, by torchrun's variables or, started by srun with one task for each node, by Slurm's. */
 static bool find_node(Supervisor *supervisor, Error *error) {
-    RankPlan *plan = &supervisor->plan;
     const char *address = getenv("MASTER_ADDR"), *list = getenv("SLURM_STEP_NODELIST");
-    plan->nodes = 1;
-    plan->port = DEFAULT_PORT;
-    plan->address = supervisor->address;
-    if (!read_variable((const char *const[]){"NNODES", "SLURM_STEP_NUM_NODES", NULL}, 1, 1 << 16, &plan->nodes, error) ||
-        !read_variable((const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, plan->nodes - 1, &plan->node, error) ||
-        !read_variable((const char *const[]){"MASTER_PORT", NULL}, 1, 65535, &plan->port, error))
+    supervisor->nodes = 1;
+    supervisor->port = DEFAULT_PORT;
+    supervisor->plan.address = supervisor->address;
+    if (!read_variable((const char *const[]){"NNODES", "SLURM_STEP_NUM_NODES", NULL}, 1, 1 << 16, &supervisor->nodes, error) ||
+        !read_variable((const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, supervisor->nodes - 1, &supervisor->node, error) ||
+        !read_variable((const char *const[]){"MASTER_PORT", NULL}, 1, 65535, &supervisor->port, error))
         return false;
-    if (plan->nodes == 1) snprintf(supervisor->address, sizeof supervisor->address, "127.0.0.1");
+    if (supervisor->nodes == 1) snprintf(supervisor->address, sizeof supervisor->address, "127.0.0.1");
     else if (address && *address) snprintf(supervisor->address, sizeof supervisor->address, "%s", address);
     else if (!list || !comm_first_host(list, supervisor->address, sizeof supervisor->address))
-        return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", plan->nodes);
+        return error_set(error, ERROR_USAGE, "%d nodes need MASTER_ADDR, the host of node 0", supervisor->nodes);
     return true;
+}
+
+/* On several nodes. Each is tested before its first start. */
+static bool open_roll(Supervisor *supervisor, Error *error) {
+    int64_t least = supervisor->options->least;
+    if (least > supervisor->nodes)
+        return error_set(error, ERROR_USAGE, "least=%lld is more than the %d nodes of the run", (long long)least, supervisor->nodes);
+    if (supervisor->nodes == 1) return true;
+    supervisor->fewest = supervisor->nodes;
+    supervisor->suspect = true;
+    supervisor->roll = roll_open(&(RollPlace){.node = supervisor->node,
+                                              .nodes = supervisor->nodes,
+                                              .least = least ? (int)least : supervisor->nodes,
+                                              .address = supervisor->address,
+                                              .port = supervisor->port,
+                                              .away = supervisor->options->away,
+                                              .command = supervisor->command,
+                                              .stop = &stop_signals},
+                                 error);
+    return supervisor->roll != NULL;
 }
 
 static bool compile_pattern(const char *name, const char *text, regex_t *pattern, bool *present, Error *error) {
@@ -352,11 +474,13 @@ int launch(const LaunchOptions *options, char *const *command, Error *error) {
     supervisor->plan = (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
     install_signals();
-    bool done = find_node(supervisor, error);
+    bool done = find_node(supervisor, error) && open_roll(supervisor, error);
     done = done && compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, &supervisor->has_restart_on, error);
     done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);
     supervisor->health = health_open("");
     done = done && run(supervisor, error);
+    say_farewell(supervisor, done, error);
+    roll_close(supervisor->roll);
     health_close(supervisor->health);
     if (supervisor->has_restart_on) regfree(&supervisor->restart_on);
     if (supervisor->has_stop_on) regfree(&supervisor->stop_on);

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "launch/beacon.h"
+#include "launch/pace.h"
 
 enum { MOST_FRAMES = 48, RECORDS_SHOWN = 12, STACK_SECONDS = 2, LEAVE_SECONDS = 3 };
 
@@ -29,7 +30,7 @@ struct Watchdog {
     pthread_mutex_t lock;
     pthread_cond_t stopped;
     bool running, stop;
-    double last, waited; /* at the last completed step: the time, the seconds waited so far */
+    Pace pace;
 };
 
 static sem_t stack_printed;
@@ -126,7 +127,7 @@ static void *watch(void *argument) {
 Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
     pthread_condattr_t monotonic;
-    *watchdog = (Watchdog){.comm = comm, .seconds = seconds};
+    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .pace = {.comm = comm, .slow = -1}};
     watchdog->beacons = beacon_join(comm_local_rank(comm), &watchdog->ranks, error);
     if (!watchdog->beacons) {
         free(watchdog);
@@ -145,19 +146,11 @@ Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
     return NULL;
 }
 
-/* A step's time but for what was waited for others. GPUs wait on their own, unseen: nothing is told of them. */
-static void measure(Watchdog *watchdog, double now) {
-    double waited = comm_totals(watchdog->comm).waited, busy = now - watchdog->last - (waited - watchdog->waited), before = own(watchdog)->busy;
-    if (watchdog->last > 0 && waited > watchdog->waited) own(watchdog)->busy = before > 0 ? 0.9 * before + 0.1 * busy : busy;
-    watchdog->last = now;
-    watchdog->waited = waited;
-}
-
 void watchdog_alive(Watchdog *watchdog, int64_t step) {
-    double now = log_seconds();
-    if (step == own(watchdog)->step + 1) measure(watchdog, now);
+    if (step == own(watchdog)->step + 1) pace_step(&watchdog->pace);
+    else pace_mark(&watchdog->pace);
     own(watchdog)->step = step;
-    own(watchdog)->alive = now;
+    own(watchdog)->alive = log_seconds();
 }
 
 void watchdog_stop(Watchdog *watchdog) {

@@ -115,10 +115,9 @@ static void add_communication(Forecast *forecast, const Session *session, const 
 static void add_time(Forecast *forecast, const Session *session, const Cluster *cluster) {
     const Hardware *hardware = &cluster->hardware;
     forecast->work = work_times(session->model.graph, hardware, cluster->measured);
-    forecast->zeroing = (double)session->plan.bytes[ARENA_GRADIENT] / hardware->rates.memory;
     forecast->optimizer = optimizer_seconds(session, cluster, forecast->layout.zero);
     add_communication(forecast, session, cluster);
-    forecast->step = (double)forecast->microbatches * forecast->work.total + forecast->zeroing + forecast->optimizer + forecast->exposed;
+    forecast->step = (double)forecast->microbatches * forecast->work.total + forecast->optimizer + forecast->exposed;
     forecast->tokens_per_second = forecast->tokens / forecast->step / (double)cluster->gpus;
     forecast->flops = session->plan.flops * (double)forecast->microbatches / forecast->step;
 }

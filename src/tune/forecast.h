@@ -28,7 +28,7 @@ typedef struct Forecast {
     ForecastMemory memory;
     bool fits;
     WorkTimes work;           /* of a microbatch */
-    double zeroing, optimizer;  /* seconds of a step */
+    double optimizer;           /* seconds of a step */
     double communication, exposed; /* seconds of a step: of all collectives, and what of it is not hidden behind the backward part */
     double step, tokens_per_second, flops; /* tokens/s of one GPU; FLOP/s of one GPU by the program's operations */
 } Forecast;

@@ -37,7 +37,6 @@ static void print_time(const Forecast *forecast, FILE *file) {
     fprintf(file, "time of a step (%lld microbatch%s)\n", (long long)forecast->microbatches, forecast->microbatches == 1 ? "" : "es");
     for (int class = 0; class < WORK_CLASSES; class ++)
         print_time_row(file, work_class_name(class), count * forecast->work.seconds[class], forecast->step);
-    print_time_row(file, "zeroing gradients", forecast->zeroing, forecast->step);
     print_time_row(file, "optimizer", forecast->optimizer, forecast->step);
     print_time_row(file, "collectives, not hidden", forecast->exposed, forecast->step);
     print_time_row(file, "step", forecast->step, forecast->step);

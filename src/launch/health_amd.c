@@ -1,0 +1,188 @@
+/* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a version of the library does not tell is
+ * not watched. Owns the library and the last values. */
+#include "launch/health_amd.h"
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
+
+/* Bit i of the library's block numbers. */
+static const char *const blocks[] = {"UMC",       "SDMA", "GFX", "MMHUB", "ATHUB", "PCIE_BIF", "HDP",
+                                     "XGMI_WAFL", "DF",   "SMN", "SEM",   "MP0",   "MP1",      "FUSE"};
+enum { BLOCKS = sizeof blocks / sizeof *blocks };
+
+/* The library's structure, which newer versions may have made longer. */
+typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCount;
+
+/* (our name, symbol, arguments) */
+#define AMD_CALLS(CALL)                                                                                     \
+    CALL(initialize, rsmi_init, (uint64_t flags))                                                           \
+    CALL(shut_down, rsmi_shut_down, (void))                                                                 \
+    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                \
+    CALL(errors, rsmi_dev_ecc_count_get, (uint32_t gpu, uint64_t block, ErrorCount *count))                 \
+    CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
+    CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                     \
+    CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
+
+typedef struct Gpu {
+    ErrorCount errors[BLOCKS];
+    int xgmi;
+    bool hot, slowed;
+} Gpu;
+
+struct HealthAmd {
+    void *library;
+    struct {
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+        AMD_CALLS(FIELD)
+#undef FIELD
+    } call;
+    uint32_t count;
+    Gpu gpus[MOST_GPUS];
+    unsigned char *metrics;
+};
+
+/* -- The library ---------------------------------------------------------------------------------------------------- */
+
+static void *load(const char *root) {
+    static const char *const files[] = {"librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof files / sizeof *files; i++) {
+        char *path = memory_format("%s%s%s", root, *root ? "/" : "", files[i]);
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        free(path);
+    }
+    return library;
+}
+
+static bool find_symbols(HealthAmd *amd) {
+    static const struct { const char *symbol; size_t offset; } symbols[] = {
+#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(HealthAmd, call.name)},
+        AMD_CALLS(SYMBOL)
+#undef SYMBOL
+    };
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(amd->library, symbols[i].symbol);
+        if (!symbol) return false;
+        memcpy((char *)amd + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    return true;
+}
+
+/* Without the driver the library only complains. */
+static bool has_driver(const char *root) {
+    char *path = memory_format("%s/sys/module/amdgpu/", root);
+    FILE *folder = fopen(path, "r");
+    free(path);
+    if (folder) fclose(folder);
+    return folder != NULL;
+}
+
+static void ignore(void *context, const char *line) {
+    (void)context;
+    (void)line;
+}
+
+HealthAmd *health_amd_open(const char *root) {
+    if (!has_driver(root)) return NULL;
+    HealthAmd *amd = memory_allocate(sizeof *amd);
+    *amd = (HealthAmd){.library = load(root), .metrics = memory_allocate(METRICS_BYTES)};
+    bool ready = amd->library && find_symbols(amd) && amd->call.initialize(0) == 0;
+    if (ready && amd->call.count(&amd->count) != 0) amd->count = 0;
+    if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;
+    if (ready && amd->count) {
+        health_amd_look(amd, ignore, NULL);
+        return amd;
+    }
+    if (ready) amd->call.shut_down();
+    if (amd->library) dlclose(amd->library);
+    free(amd->metrics);
+    free(amd);
+    return NULL;
+}
+
+void health_amd_close(HealthAmd *amd) {
+    if (!amd) return;
+    amd->call.shut_down();
+    dlclose(amd->library);
+    free(amd->metrics);
+    free(amd);
+}
+
+/* -- A look --------------------------------------------------------------------------------------------------------- */
+
+static int look_at_errors(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
+    int lines = 0;
+    for (int block = 0; block < BLOCKS; block++) {
+        ErrorCount now = {0}, *before = &amd->gpus[index].errors[block];
+        if (amd->call.errors(index, 1ULL << block, &now) != 0) continue;
+        if (now.uncorrected > before->uncorrected) {
+            char line[192];
+            snprintf(line, sizeof line, "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones",
+                     index, blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
+                     (unsigned long long)now.corrected);
+            report(context, line);
+            lines++;
+        }
+        *before = now;
+    }
+    return lines;
+}
+
+static int look_at_links(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
+    int status = 0, before = amd->gpus[index].xgmi;
+    if (amd->call.xgmi(index, &status) != 0) return 0;
+    amd->gpus[index].xgmi = status;
+    if (status <= before) return 0;
+    char line[96];
+    snprintf(line, sizeof line, "AMD GPU %u: its xGMI links had %s", index, status > 1 ? "several errors" : "an error");
+    report(context, line);
+    return 1;
+}
+
+/* In thousandths of a degree. */
+static bool is_too_hot(const HealthAmd *amd, uint32_t index, uint32_t sensor, int64_t *now) {
+    int64_t critical = 0;
+    return amd->call.temperature(index, sensor, TEMPERATURE_NOW, now) == 0 &&
+           amd->call.temperature(index, sensor, TEMPERATURE_CRITICAL, &critical) == 0 && critical > 0 && *now >= critical;
+}
+
+/* Bits 32 to 47 of the status that means the same on all GPUs: heat of the chip, of memory, of regulators. It is there in version 1.3 of the metrics
+ * (MI200); MI300 has none. Nothing is known when all bits are set. */
+static bool is_slowed_by_heat(const HealthAmd *amd, uint32_t index) {
+    enum { FORMAT = 2, CONTENT = 3, STATUS = 112 };
+    uint64_t status;
+    memset(amd->metrics, 0, METRICS_BYTES);
+    if (amd->call.metrics(index, amd->metrics) != 0 || amd->metrics[FORMAT] != 1 || amd->metrics[CONTENT] != 3) return false;
+    memcpy(&status, amd->metrics + STATUS, sizeof status);
+    return status != UINT64_MAX && (status >> 32 & 0xffff) != 0;
+}
+
+static int look_at_heat(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
+    Gpu *gpu = &amd->gpus[index];
+    int64_t junction = 0, memory = 0;
+    bool hot = is_too_hot(amd, index, SENSOR_JUNCTION, &junction), warm = is_too_hot(amd, index, SENSOR_MEMORY, &memory);
+    bool slowed = is_slowed_by_heat(amd, index), began = ((hot || warm) && !gpu->hot) || (slowed && !gpu->slowed);
+    gpu->hot = hot || warm;
+    gpu->slowed = slowed;
+    if (!began) return 0;
+    char line[160];
+    const char *what = slowed ? "runs slower because it is too hot" : "is too hot";
+    snprintf(line, sizeof line, "AMD GPU %u %s: %lld C at the junction, %lld C in its memory", index, what, (long long)(junction / 1000),
+             (long long)(memory / 1000));
+    report(context, line);
+    return 1;
+}
+
+int health_amd_look(HealthAmd *amd, HealthReport report, void *context) {
+    int lines = 0;
+    for (uint32_t i = 0; i < amd->count; i++)
+        lines += look_at_errors(amd, i, report, context) + look_at_links(amd, i, report, context) + look_at_heat(amd, i, report, context);
+    return lines;
+}

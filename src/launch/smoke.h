@@ -1,0 +1,13 @@
+/* The node smoke test before ranks start: `smelt doctor smoke=true` in a process of its own, which may crash or hang without harm. */
+#ifndef SMELT_LAUNCH_SMOKE_H
+#define SMELT_LAUNCH_SMOKE_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Whether the doctor finds no error on this node, with the GPUs `devices` (NULL: as the environment says); else `reason` says which. Under a minute,
+ * two at most. *stop not 0 ends it early, as passed. */
+bool smoke_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size);
+
+#endif

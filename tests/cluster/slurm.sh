@@ -1,0 +1,113 @@
+#!/bin/bash
+# The batch script of docs/cluster.md under a real Slurm, a controller and two nodes of our own on this machine, with a tiny model. First the job is preempted
+# by one of higher priority, which makes it write a checkpoint and go back to the queue; it is started again and resumes, and its last checkpoint is the
+# undisturbed run's, to the bit. Then, with --no-kill and least=1, one of its nodes dies: the other trains on to the end. Needs root and the package slurm-wlm.
+# About two minutes. Usage: slurm.sh [SMELT]
+set -u
+smelt=${1:-build/smelt}
+. "$(dirname "$0")/common.sh"
+for program in slurmctld slurmd sbatch srun scontrol; do command -v $program >/dev/null || skip "there is no $program (package slurm-wlm)"; done
+[ "$(id -u)" = 0 ] || skip "slurmd starts jobs only as root"
+
+host=$(hostname -s)
+mkdir "$folder/state"
+cat >"$folder/slurm.conf" <<END
+ClusterName=smelt
+SlurmctldHost=$host(127.0.0.1)
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+SlurmctldPort=26817
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool.%n
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd.%n.pid
+SlurmdTimeout=10
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+JobRequeue=1
+KillWait=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=bf_interval=2,sched_interval=2
+NodeName=node0 NodeHostname=$host NodeAddr=127.0.0.1 Port=26820 CPUs=$(nproc --all) State=UNKNOWN
+NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=26821 CPUs=$(nproc --all) State=UNKNOWN
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
+END
+export SLURM_CONF=$folder/slurm.conf MASTER_ADDR=127.0.0.1 # the nodes' names are no hosts
+slurmctld -D >"$folder/slurmctld.log" 2>&1 & controller=$!
+slurmd -D -N node0 >"$folder/node0.log" 2>&1 & daemons=$!
+slurmd -D -N node1 >"$folder/node1.log" 2>&1 & daemons="$daemons $!"
+at_exit 'scancel -f --user=root 2>/dev/null; sleep 1; kill_tasks SLURM_JOB_ID=; kill $daemons $controller 2>/dev/null; sleep 1'
+# kill_tasks WORD: the tasks of this Slurm whose environment has it, with the daemons that run them.
+kill_tasks() {
+    for environment in $(grep -lz "SLURM_CONF=$folder/slurm.conf" /proc/[0-9]*/environ 2>/dev/null); do
+        process=${environment#/proc/}
+        process=${process%/environ}
+        grep -qz "$1" "$environment" || continue
+        parent=$(sed -n 's/^PPid:\t//p' "/proc/$process/status")
+        grep -q '^slurmstepd' "/proc/$parent/cmdline" && kill -9 "$parent"
+        kill -9 "$process"
+    done 2>/dev/null
+}
+idle() { [ "$(sinfo -h -p low -t idle -o %D)" = 2 ]; }
+await 30 "Slurm's start" idle
+say "Slurm $(sinfo -V | cut -d' ' -f2) has two nodes that are idle"
+
+# The documented script, on two nodes of one rank each, with this program and this model. make_job NAME STEPS SETTING...
+make_job() {
+    name=$1 steps=$2
+    shift 2
+    { echo '#!/bin/bash'; sed -n '/^#SBATCH/,/^exit/p' "$(dirname "$0")/../../docs/cluster.md"; } | sed \
+        -e "s|smelt launch -n 8|$smelt launch -n 1 $*|" -e "s|train configs/zaya1.yaml run=[^ ]*|train $(echo $settings) run=$folder/$name steps=$steps|" \
+        -e 's|--nodes=16|--nodes=2|' -e '/gpus-per-node/d' >"$folder/$name.sh"
+    grep -q "run=$folder/$name" "$folder/$name.sh" || fail "docs/cluster.md has another script than this test expects"
+}
+state() { squeue -h -a -j "$1" -o %T 2>/dev/null | grep -q "$2"; }
+gone() { ! state "$1" .; }
+completed() { scontrol show job "$1" | grep -q 'JobState=COMPLETED'; }
+restarted() { [ "$(scontrol show job "$1" | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p')" -ge 1 ]; }
+
+steps=3000
+"$smelt" launch -n 2 -- train $settings run="$folder/calm" steps=$steps >"$folder/calm.log" 2>&1 || fail "the undisturbed run"
+say "undisturbed run: $steps steps"
+make_job run $steps
+job=$(sbatch --parsable --partition=low --output="$folder/run.log" "$folder/run.sh") || fail "sbatch"
+await 60 "the job's start" reached "$folder/run" 300
+other=$(sbatch --parsable --partition=high --nodes=2 --exclusive --output="$folder/other.log" --wrap 'sleep 5') || fail "sbatch of the other job"
+say "job $job trains on two nodes; job $other of higher priority submitted"
+await 60 "the other job's start" state "$other" RUNNING
+grep -q "a checkpoint was written" "$folder/run.log" || fail "the job was preempted without a checkpoint"
+say "preempted: $(grep -h 'a checkpoint was written' "$folder/run.log" | tail -n 1)"
+await 60 "the other job's end" gone "$other"
+await 60 "the job's second start" grep -q "continuing" "$folder/run.log"
+restarted "$job" || fail "the job was not requeued"
+say "requeued: $(grep -h 'continuing' "$folder/run.log" | tail -n 1)"
+await 180 "the job's end" gone "$job"
+completed "$job" || fail "the job ended otherwise: $(scontrol show job "$job" | grep -E 'JobState|ExitCode')"
+same_weights "$folder/calm" "$folder/run" $steps
+
+make_job lost 8000 least=1 away=5
+sed -i -e 's|^srun|srun --no-kill|' -e 's|^#SBATCH --requeue.*|#SBATCH --no-kill|' "$folder/lost.sh"
+job=$(sbatch --parsable --partition=low --output="$folder/lost.log" "$folder/lost.sh") || fail "sbatch"
+await 60 "the job's start" reached "$folder/lost" 300
+# The node dies: its daemon, and all that it started.
+kill -9 ${daemons#* }
+wait ${daemons#* } 2>/dev/null
+kill_tasks SLURMD_NODENAME=node1
+say "node1 killed"
+await 60 "going on without node1" grep -q "going on with 1 of 2 nodes, 1 ranks: node 1 did not come in 5 s" "$folder/lost.log"
+say "$(grep -h 'going on with' "$folder/lost.log" | tail -n 1 | cut -c1-150)"
+await 60 "Slurm's notice of it" grep -q "Node failure on node1" "$folder/lost.log"
+say "Slurm has noticed after $(grep -c '"kind": *"step"' "$folder/lost/metrics.jsonl") steps, and lets the job go on"
+await 180 "the end of the training" reached "$folder/lost" 8000
+await 60 "the job's end" gone "$job"
+completed "$job" || fail "the job ended otherwise: $(scontrol show job "$job" | grep -E 'JobState|ExitCode')"
+say "job $job: $(scontrol show job "$job" | grep -o -E 'JobState=[A-Z_]*|ExitCode=[0-9:]*' | tr '\n' ' ')"
+say "passed"
