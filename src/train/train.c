@@ -350,11 +350,11 @@ static bool run_profile(Loop *loop, Error *error) {
 static void report_communication(const Loop *loop, const CommTotals *before, double seconds) {
     CommTotals now = comm_totals(loop->comm);
     char sent[32];
-    double waited = now.waited - before->waited;
+    double waited = now.waited + now.stalled - before->waited - before->stalled;
     if (!leads(loop) || comm_size(loop->comm) == 1) return;
     log_format_bytes((double)(now.bytes - before->bytes), sent);
-    log_info("communication of rank 0: %s sent in %lld collectives that took %.1f s, of which %.1f s (%.1f%% of all time) were waited for", sent,
-             (long long)(now.collectives - before->collectives), now.busy - before->busy, waited, seconds > 0 ? 100 * waited / seconds : 0);
+    log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent waiting for them", sent,
+             (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
 static bool run_steps(Loop *loop, Error *error) {
