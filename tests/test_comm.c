@@ -285,7 +285,7 @@ static void rank_overlap(Comm *comm) {
             records[0].sequence == records[1].sequence + 1 &&
                 records[0].state == COMM_DONE && records[0].bytes == COUNT * 4 && records[0].finished >= records[0].started, "the record", COMM_F32, 0);
     CommTotals totals = comm_totals(comm);
-    require(totals.collectives >= TASKS && totals.bytes > 0 && totals.busy > 0, "the totals", COMM_F32, totals.collectives);
+    require(totals.collectives >= TASKS && totals.bytes > 0 && totals.waited > 0, "the totals", COMM_F32, totals.collectives);
 }
 
 static void rank_place(Comm *comm) {

@@ -132,8 +132,7 @@ int comm_recent(Comm *comm, CommRecord *records, int most);
 typedef struct CommTotals {
     int64_t collectives;
     int64_t bytes;  /* that this rank sent */
-    double busy;    /* seconds in which those in host memory ran */
-    double waited;  /* seconds in which the caller waited for those */
+    double waited;  /* seconds in which the caller waited for those in host memory */
     double stalled; /* seconds in which the device's stream waited for those of GPUs, as far as it has come */
 } CommTotals;
 /* Of this process, all groups, since it started: take differences. On the thread that computes. */

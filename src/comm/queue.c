@@ -111,7 +111,6 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
 
 static void run_task(Engine *engine, Task *task) {
     Error error = {0};
-    double start = log_seconds();
     pthread_mutex_lock(&engine->lock);
     set_record(engine, task->record, COMM_RUNNING);
     pthread_mutex_unlock(&engine->lock);
@@ -123,7 +122,6 @@ static void run_task(Engine *engine, Task *task) {
     }
     pthread_mutex_lock(&engine->lock);
     set_record(engine, task->record, done ? COMM_DONE : COMM_FAILED);
-    engine->totals.busy += log_seconds() - start;
     engine->completed = task->ticket;
     pthread_cond_broadcast(&engine->finished);
     pthread_mutex_unlock(&engine->lock);
