@@ -16,47 +16,31 @@ static bool finite_element(const Graph *graph, const void *data, TypeClass type,
     }
 }
 
-/* At the speed of memory, since every checkpoint is looked at before it is written. */
-static bool all_finite(const float *values, int64_t count) {
-    const uint32_t exponent = 0x7f800000;
-    uint32_t bad = 0;
-#pragma omp parallel for simd reduction(| : bad)
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, values + i, sizeof bits);
-        bad |= (bits & exponent) == exponent;
-    }
-    return !bad;
-}
-
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
-    if (type != TYPE_INT32 && precision_bytes(graph->precision, type) == sizeof(float) && all_finite(data, count)) return -1;
     for (int64_t i = 0; i < count; i++)
         if (!finite_element(graph, data, type, i)) return i;
     return -1;
 }
 
-/* A GPU's come in blocks, so that little memory is touched. */
+/* Of a rank's own weights, block by block in host memory. */
 static bool finite_piece(const Session *session, const OptimizerPiece *piece, void *block, int64_t block_bytes) {
     const Graph *graph = session->model.graph;
-    Device *device = session->backend.device;
     const Parameter *p = &graph->parameters[piece->parameter];
     int64_t element = graph_kept_bytes(graph, p), most = block_bytes / element;
     const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + piece->local * precision_unit(graph->precision);
-    if (!device_is_gpu(device)) return first_bad(graph, values, graph_kept(graph, p), piece->count) < 0;
     for (int64_t at = 0; at < piece->count; at += most) {
         int64_t count = piece->count - at < most ? piece->count - at : most;
-        device_download(device, block, values + at * element, count * element);
+        device_download(session->backend.device, block, values + at * element, count * element);
         if (first_bad(graph, block, graph_kept(graph, p), count) >= 0) return false;
     }
     return true;
 }
 
 const char *numerics_bad_parameter(const Session *session) {
-    if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
-    const int64_t block_bytes = 256 << 20;
-    void *block = device_is_gpu(session->backend.device) ? memory_allocate((size_t)block_bytes) : NULL;
+    const int64_t block_bytes = 64 << 20;
     const char *bad = NULL;
+    if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
+    void *block = memory_allocate((size_t)block_bytes);
     for (int i = 0; i < session->layout->piece_count && !bad; i++) {
         const OptimizerPiece *piece = &session->layout->pieces[i];
         if (!finite_piece(session, piece, block, block_bytes)) bad = session->model.graph->parameters[piece->parameter].name;
