@@ -136,14 +136,6 @@ INLINE void rounds_open(const Rounds *r, const HopperPlace *p, const int width, 
     for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, keys, i, i);
 }
 
-/* Where a walk along the rounds stands in the ring of stages: `turn` counts its times around. */
-typedef struct Ring { int stage, turn; } Ring;
-INLINE void ring_on(Ring *r, const int stages) {
-    if (++r->stage < stages) return;
-    r->stage = 0;
-    r->turn++;
-}
-
 /* This warp is done with a round's stage; when all are, the thread that fills stages fills it again. */
 INLINE void round_done(const Rounds *r, Ring *ring, const int width, const int keys, int round, bool fills) {
     warp_barrier();

@@ -150,14 +150,6 @@ enum {
 /* Stages of D that follow those of the depth; one has 128 columns of bf16 or 64 of fp32. */
 INLINE int32_t d_steps(const GemmArguments *g) { return g->d ? HOPPER_COLUMNS * (g->wide ? 2 : 1) / (D_BOXES * PANEL_COLUMNS) : 0; }
 
-/* Where a walk along the uses of a ring of stages stands: `turn` counts its times around. */
-typedef struct Ring { int stage, turn; } Ring;
-INLINE void ring_on(Ring *r) {
-    if (++r->stage < HOPPER_STAGES) return;
-    r->stage = 0;
-    r->turn++;
-}
-
 INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->stage]; }
 INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
 INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
@@ -188,7 +180,7 @@ INLINE void load_operands(const GemmHopper *h, uint64_t maps, const HopperTile *
         for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
         for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
             load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, t->column + i * BOX_LINES, depth, b_sheet, full, (1 << HOPPER_CLUSTER) - 1);
-        ring_on(ring);
+        ring_on(ring, HOPPER_STAGES);
     }
 }
 
@@ -201,7 +193,7 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
         for (int32_t i = 0; i < boxes; i++)
             copy_box(stage_at(ring) + i * BOX_ELEMENTS, maps + __builtin_offsetof(GemmHopper, d), column + i % D_BOXES * PANEL_COLUMNS, row + i / D_BOXES * BOX_LINES,
                      map_sheet(g, t), stage_full(ring));
-        ring_on(ring);
+        ring_on(ring, HOPPER_STAGES);
     }
 }
 
@@ -305,7 +297,7 @@ INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, 
         }
         warp_barrier();
         stage_release(ring->stage);
-        ring_on(ring);
+        ring_on(ring, HOPPER_STAGES);
     }
 }
 
@@ -409,7 +401,7 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
         sums_wait_for_earlier();
         if (step > 0) stage_release(before);
         before = ring->stage;
-        ring_on(ring);
+        ring_on(ring, HOPPER_STAGES);
     }
     sums_wait(x);
     stage_release(before);
@@ -421,7 +413,7 @@ INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
         shared_barrier_wait(stage_full(ring), ring->turn);
         warp_barrier();
         stage_release(ring->stage);
-        ring_on(ring);
+        ring_on(ring, HOPPER_STAGES);
     }
 }
 

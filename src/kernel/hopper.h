@@ -56,6 +56,14 @@ INLINE void shared_barrier_wait(SharedBarrier b, int turn) {
     while (!done);
 }
 
+/* Where a walk along the uses of a ring of stages stands: `turn` counts its times around. */
+typedef struct Ring { int stage, turn; } Ring;
+INLINE void ring_on(Ring *r, const int stages) {
+    if (++r->stage < stages) return;
+    r->stage = 0;
+    r->turn++;
+}
+
 /* Barriers that were initialized before are there for the other blocks of the cluster, after cluster_barrier. */
 INLINE void shared_barriers_to_cluster(void) { __asm__ volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
 /* All threads of the cluster. */
