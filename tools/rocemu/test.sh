@@ -17,7 +17,7 @@ export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROC
 runs() { # lines of "target program"
     for program in "$@"; do echo "gfx942 $program"; done
     case $objects in *.gfx90a*) for program in "$@"; do
-        case $program in */test_op_* | */test_kernel_* | */test_gpu_gemm | */test_optim) echo "gfx90a $program" ;; esac
+        case $program in */test_op* | */test_kernel_* | */test_gpu_gemm) echo "gfx90a $program" ;; esac
     done ;; esac
 }
 # Each program through run.sh, whose last line is the sum.
