@@ -69,6 +69,7 @@ static void run_logits(const Model *model, Executor *executor, const StepInputs 
 static bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
     const Config *config = session->config;
     Model model = model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    layout_place(session->layout, model.graph);
     Plan plan = graph_plan(model.graph, &session->backend);
     void *shared[ARENA_COUNT] = {
         [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
