@@ -52,6 +52,11 @@ static const Option rows[] = {
     {"model.init_std", OPTION_REAL, FIELD(model.init_std), "0.02", 0, 10, NULL, "", "standard deviation of initial weights"},
     {"model.tied", OPTION_BOOL, FIELD(model.tied), "true", 0, 0, NULL, "", "the head shares the embedding's weights"},
 
+    {"lora.rank", OPTION_INT, FIELD(lora.rank), "0", 0, 4096, NULL, "",
+     "train adapters of this rank beside the frozen weights of init=FOLDER (LoRA); 0: train all weights"},
+    {"lora.alpha", OPTION_REAL, FIELD(lora.alpha), "16", 1e-6, 1e6, NULL, "", "adapters are scaled by alpha / rank"},
+    {"lora.targets", OPTION_CHOICE, FIELD(lora.targets), "all", 0, 0, "attention|mlp|all", "", "linear layers with adapters; experts and routers have none"},
+
     {"data.train", OPTION_STRING, FIELD(data.train), "", 0, 0, NULL, "", "a token shard's prefix, or a text file or folder"},
     {"data.valid", OPTION_STRING, FIELD(data.valid), "", 0, 0, NULL, "", "likewise for evaluation; empty: split off the training text"},
     {"data.valid_fraction", OPTION_REAL, FIELD(data.valid_fraction), "0.05", 0, 0.5, NULL, "", "of each text that is held out when data.valid is empty"},
@@ -200,6 +205,8 @@ bool config_check(Config *config, Error *error) {
     if (config->model.context == 0) config->model.context = config->data.length;
     if (config->model.context < config->data.length)
         return error_set(error, ERROR_USAGE, "data.length=%lld is above model.context=%lld", (long long)config->data.length, (long long)config->model.context);
+    if (config->lora.rank && config->lora.targets == LORA_MLP && config->model.experts)
+        return error_set(error, ERROR_USAGE, "lora.targets=mlp has no layer to adapt in a model with experts, which get no adapters: give attention");
     if (config->schedule.warmup + config->schedule.decay > config->steps)
         return error_set(error, ERROR_USAGE, "schedule.warmup=%lld + schedule.decay=%lld are more than steps=%lld", (long long)config->schedule.warmup,
                          (long long)config->schedule.decay, (long long)config->steps);

@@ -29,6 +29,14 @@ typedef struct ModelConfig {
     bool tied;
 } ModelConfig;
 
+/* Adapters in place of full training (model/lora.c). */
+typedef enum LoraTargets { LORA_ATTENTION, LORA_MLP, LORA_ALL } LoraTargets;
+typedef struct LoraConfig {
+    int64_t rank; /* 0: none */
+    double alpha;
+    int targets;  /* LoraTargets */
+} LoraConfig;
+
 typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
 typedef struct OptimizerConfig {
     int name;
@@ -55,6 +63,7 @@ typedef struct Config {
     int precision, recompute, on_nan;
     bool plan, tensorboard;
     ModelConfig model;
+    LoraConfig lora;
     DataConfig data;
     BatchConfig batch;
     OptimizerConfig optimizer;

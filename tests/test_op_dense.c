@@ -122,6 +122,25 @@ static void linear_passes_with_and_without_bias_and_wide(void **state) {
     CHECK_ALL(build_linear, cases);
 }
 
+/* Adapters of a product of two or three parts, whose other reader keeps y where it is (flag). */
+static void build_lora(Check *check, const void *argument) {
+    const Case *c = argument;
+    const int64_t rank = c->other, columns[] = {c->columns, 2 * c->columns, 3};
+    int parts = c->flag2 ? 3 : 2;
+    int64_t out = 3 * c->columns + (parts == 3 ? 3 : 0);
+    TensorId y = op_scale(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, 0, 1), 0.5);
+    TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, parts * rank}, 0, 1);
+    TensorId b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){out, rank}, 0, 0.5);
+    TensorId adapted = op_lora(check->graph, y, op_scale(check->graph, u, 1.75), b, columns, parts);
+    check_output(check, c->flag ? op_add(check->graph, adapted, y) : adapted);
+}
+
+static void lora_and_scale_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 1, false, false}, {67, 5, 3, true, true}, {40, 32, 8, false, true}, {33, 16, 16, true, false}};
+    CHECK_ALL(build_lora, cases);
+}
+
 static void build_two_readers(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
@@ -233,6 +252,7 @@ int main(void) {
         cmocka_unit_test(residual_layernorm_passes_likewise),
         cmocka_unit_test(residual_norm_passes_with_and_without_scales_and_a_dead_stream),
         cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
+        cmocka_unit_test(lora_and_scale_pass),
         cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
         cmocka_unit_test(scale_add_passes),
         cmocka_unit_test(gelu_and_swiglu_pass),

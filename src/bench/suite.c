@@ -19,14 +19,16 @@ typedef struct SuiteOptions {
 } SuiteOptions;
 
 enum { PRECISION_OF_CONFIG }; /* the choices after it are those of Precision */
-static const char *const modes[] = {"pretrain", "finetune"};
+enum { MODE_LORA = 2, USUAL_RANK = 16 };
+static const char *const modes[] = {"pretrain", "finetune", "lora"};
 
 #define FIELD(name) offsetof(SuiteOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
     {"configs", OPTION_STRING, FIELD(configs), "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
      0, 0, NULL, "", "configuration files with commas between them"},
-    {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune", "", "finetune: of all weights, which computes the same"},
+    {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune|lora", "",
+     "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"},
     {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64|pure_bf16", "", "data type; same: as the configurations say"},
     {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"},
     {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
@@ -113,6 +115,7 @@ static bool read_config(const char *path, const SuiteOptions *options, int64_t l
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
     if (options->precision != PRECISION_OF_CONFIG) config->precision = options->precision - 1;
     if (length) config->data.length = length;
+    if (options->mode == MODE_LORA && !config->lora.rank) config->lora.rank = USUAL_RANK;
     config->batch.sequences = 1;
     config->batch.ramp_tokens = 0;
     if (config->batch.tokens < config->data.length) config->batch.tokens = config->data.length;

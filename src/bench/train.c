@@ -28,6 +28,8 @@ static const Option rows[] = {
 };
 #undef FIELD
 
+enum { BUCKET_BYTES = 64 << 20 }; /* of the layout; nothing travels */
+
 /* -- A trainer ----------------------------------------------------------------------------------------------------- */
 
 typedef struct Trainer {
@@ -38,6 +40,7 @@ typedef struct Trainer {
     Plan plan;
     Executor *executor;
     Model smallest;     /* of one sequence: what the optimizer knows parameters from */
+    Layout *layout;     /* of all programs */
     Optimizer *optimizer;
     void *shared[ARENA_COUNT];
     int64_t shared_bytes[ARENA_COUNT];
@@ -72,7 +75,10 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
 
 static Model build(const Trainer *trainer) {
     const Config *config = &trainer->config;
-    return model_build(&config->model, (Precision)config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, (RecomputePolicy)config->recompute);
+    Model model = model_build_adapted(&config->model, &config->lora, (Precision)config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length,
+                                      (RecomputePolicy)config->recompute);
+    if (trainer->layout) layout_place(trainer->layout, model.graph);
+    return model;
 }
 
 static bool make_shared(Trainer *trainer, Error *error) {
@@ -81,13 +87,15 @@ static bool make_shared(Trainer *trainer, Error *error) {
     set_microbatch(&trainer->config, 1, 1);
     if (!op_backend(&trainer->backend, device, (Precision)trainer->config.precision, "", error)) return false;
     trainer->smallest = build(trainer);
+    trainer->layout = layout_create(trainer->smallest.graph, &trainer->config.optimizer, &trainer->config.layout, BUCKET_BYTES, 0, 1);
     Plan plan = graph_plan(trainer->smallest.graph, &trainer->backend);
     for (int i = 0; i < 3; i++) {
         int64_t bytes = trainer->shared_bytes[arenas[i]] = plan.bytes[arenas[i]];
         if (bytes && !(trainer->shared[arenas[i]] = device_allocate(device, bytes, error))) return false;
     }
     if (!trainer->shared[ARENA_WEIGHT]) trainer->shared[ARENA_WEIGHT] = trainer->shared[ARENA_MASTER];
-    trainer->optimizer = optimizer_create(trainer->smallest.graph, &trainer->config.optimizer, NULL, device, error);
+    OptimizerPart part = layout_part(trainer->layout);
+    trainer->optimizer = optimizer_create(trainer->smallest.graph, &trainer->config.optimizer, &part, device, error);
     return trainer->optimizer && model_initialize_on(trainer->smallest.graph, &trainer->config.model, (uint64_t)trainer->config.seed, device,
                                                      trainer->shared[ARENA_MASTER], trainer->shared[ARENA_WEIGHT], error);
 }
@@ -97,6 +105,7 @@ static void free_shared(Trainer *trainer) {
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
         if (trainer->shared[arena]) device_free(trainer->bench->device, trainer->shared[arena], trainer->shared_bytes[arena]);
     optimizer_free(trainer->optimizer);
+    layout_free(trainer->layout);
     if (trainer->smallest.graph) model_free(&trainer->smallest);
 }
 

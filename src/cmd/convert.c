@@ -12,11 +12,12 @@
 #include "data/data.h"
 #include "model/hf.h"
 #include "model/llmc.h"
+#include "train/adapter.h"
 #include "train/source.h"
 
 typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
 typedef enum ConvertTokenizer { TOKENIZER_BYTES, TOKENIZER_NONE } ConvertTokenizer;
-typedef struct ConvertOptions { int dtype, tokenizer; int64_t shard_bytes; bool overwrite; } ConvertOptions;
+typedef struct ConvertOptions { int dtype, tokenizer; int64_t shard_bytes; bool overwrite, adapter; } ConvertOptions;
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
@@ -24,6 +25,8 @@ static const Option rows[] = {
     {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "", "of a run without data.tokenizer; none: its token shards are of another"},
     {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes", "of tensors in one file at most, unless one tensor is larger"},
     {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
+    {"adapter", OPTION_BOOL, FIELD(adapter), "false", 0, 0, NULL, "",
+     "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"},
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
@@ -95,11 +98,21 @@ static bool find_tokenizer(const char *run, const Config *config, char **folder,
     return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");
 }
 
+static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {
+    int64_t step;
+    if (!source_is_run(in)) return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
+    bool written = adapter_write(in, config, out, &step, error);
+    if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
+    return written;
+}
+
 static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
     Config config;
     HfModel origin = {0};
     char *own = NULL;
-    if (!source_read_config(in, &config, strings, error) || (!is_file(out) && !hf_check(&config.model, error))) return false;
+    if (!source_read_config(in, &config, strings, error)) return false;
+    if (options->adapter) return convert_adapters(in, out, &config, error);
+    if (!is_file(out) && !hf_check(&config.model, error)) return false;
     bool run = source_is_run(in), folder = hf_is_folder(in) && !run, wanted = run && options->tokenizer != TOKENIZER_NONE;
     bool bytes = wanted && !config.data.tokenizer[0];
     if (bytes && config.model.vocabulary < BYTE_VOCABULARY)

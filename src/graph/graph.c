@@ -91,13 +91,14 @@ TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int
     for (int i = 0; i < rank; i++) count *= shape[i];
     TypeClass type = compute ? TYPE_COMPUTE : TYPE_WIDE;
     Parameter parameter = {.name = own(graph, memory_copy_string(name)), .kind = kind, .rank = rank, .offset = offset, .count = count,
-                           .width = precision_width(graph->precision, type), .init_mean = init_mean, .init_std = init_std, .fused = fused};
+                           .width = precision_width(graph->precision, type), .init_mean = init_mean, .init_std = init_std, .fused = fused,
+                           .frozen = graph->frozen};
     for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.shape[i] = i < rank ? shape[i] : 1;
     parameter.tensor = append_tensor(graph, (Tensor){.name = parameter.name, .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
-        .type = type, .rank = rank, .offset = offset}, shape);
+        .type = type, .rank = rank, .offset = offset, .frozen = graph->frozen}, shape);
     graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
     graph->parameters[graph->parameter_count++] = parameter;
-    graph->parameter_extent = offset + count * parameter.width;
+    graph->parameter_extent = graph->trained_extent = offset + count * parameter.width;
     return parameter.tensor;
 }
 
@@ -105,7 +106,7 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
     Tensor view = *graph_get(graph, parts[0]);
     for (int i = 1; i < count; i++) {
         const Tensor *part = graph_get(graph, parts[i]);
-        assert(part->arena == view.arena && part->rank == view.rank);
+        assert(part->arena == view.arena && part->rank == view.rank && part->frozen == view.frozen);
         assert(part->offset == view.offset + graph_units(graph, parts[0]) / graph_get(graph, parts[0])->shape[0] * view.shape[0]);
         view.shape[0] += part->shape[0];
     }
@@ -121,7 +122,7 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     if (parameter == TENSOR_NONE) return TENSOR_NONE;
     assert(graph_is_parameter(graph, parameter));
     Tensor *tensor = &graph->tensors[parameter];
-    if (tensor->gradient) return tensor->gradient;
+    if (tensor->gradient || tensor->frozen) return tensor->gradient;
     Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)), .arena = ARENA_GRADIENT,
                        .type = precision_kept(graph->precision, tensor->type), .rank = tensor->rank, .offset = tensor->offset};
     int64_t shape[TENSOR_MAX_RANK];
@@ -162,6 +163,8 @@ int64_t graph_elements(const Graph *graph, TensorId tensor) {
 int64_t graph_units(const Graph *graph, TensorId tensor) {
     return graph_elements(graph, tensor) * precision_width(graph->precision, graph_get(graph, tensor)->type);
 }
+
+bool graph_is_base(const Graph *graph, const Parameter *parameter) { return parameter->frozen && graph_get(graph, parameter->tensor)->arena == ARENA_WEIGHT; }
 
 TypeClass graph_kept(const Graph *graph, const Parameter *parameter) {
     return precision_kept(graph->precision, graph_get(graph, parameter->tensor)->type);

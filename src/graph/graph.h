@@ -43,7 +43,7 @@ typedef enum Arena {
     ARENA_INPUT,      /* written by the caller before a run */
     ARENA_CONSTANT,   /* written once, by nodes without inputs, when the executor is made */
     ARENA_WEIGHT,     /* matrix parameters in the COMPUTE type; the master arena itself where the types agree */
-    ARENA_MASTER,     /* every parameter in the type that it is kept in; vectors are read from here */
+    ARENA_MASTER,     /* every parameter, but for frozen matrices, in the type that it is kept in; vectors are read from here */
     ARENA_GRADIENT,   /* in the same types at the same offsets; zeroed at the start of a step, then added to */
     ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,      /* lives from run to run: caches of generation */
@@ -61,6 +61,7 @@ typedef struct Tensor {
     int64_t offset;    /* units in the WEIGHT, MASTER and GRADIENT arenas, bytes in the others (set by the planner) */
     int producer;      /* node, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
+    bool frozen;       /* of a parameter that stays as it is: it has no gradient */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 
@@ -87,6 +88,7 @@ typedef struct Parameter {
     int64_t width;           /* units of an element */
     double init_mean, init_std;
     bool fused;              /* no gap before it, so that graph_fuse can view both as one matrix */
+    bool frozen;             /* stays as it was loaded: no gradient, no update */
     bool transposed;         /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
     TensorId tensor;
 } Parameter;
@@ -107,7 +109,9 @@ typedef struct Graph {
     Node *nodes; int node_count;
     Tensor *tensors; int tensor_count;          /* tensors[0] is TENSOR_NONE */
     Parameter *parameters; int parameter_count;
-    int64_t parameter_extent;                   /* units of the master arena, gaps included */
+    int64_t parameter_extent;                   /* units of all parameters, gaps included */
+    int64_t trained_extent;                     /* units of what training keeps: frozen matrices that a layout puts at the end lie behind it */
+    bool frozen;                                /* given to new parameters */
     int64_t metric_extent, input_bytes, constant_bytes, state_bytes; /* used by graph_tensor to place what is not planned */
     Precision precision;
     bool training;                              /* builders may skip what only gradients need */
@@ -130,7 +134,7 @@ TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int
                          double init_std, bool fused);
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
-/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE. */
+/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and for what is frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
 
@@ -146,6 +150,8 @@ static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return 
 int64_t graph_elements(const Graph *graph, TensorId tensor);
 /* Units of a parameter, a view of some, or their gradient. */
 int64_t graph_units(const Graph *graph, TensorId tensor);
+/* Whether it is a frozen matrix: its place is in the arena of weights alone. */
+bool graph_is_base(const Graph *graph, const Parameter *parameter);
 /* The type in which a parameter, its gradient and its optimizer state are kept, and the bytes of an element. */
 TypeClass graph_kept(const Graph *graph, const Parameter *parameter);
 static inline int64_t graph_kept_bytes(const Graph *graph, const Parameter *parameter) { return parameter->width * precision_unit(graph->precision); }

@@ -149,9 +149,9 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
         }
     }
     int64_t unit = precision_unit(graph->precision), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    plan.bytes[ARENA_MASTER] = graph->parameter_extent * unit;
+    plan.bytes[ARENA_MASTER] = (compute == unit ? graph->parameter_extent : graph->trained_extent) * unit;
     plan.bytes[ARENA_WEIGHT] = compute == unit ? 0 : graph->parameter_extent * compute;
-    plan.bytes[ARENA_GRADIENT] = backward ? graph->parameter_extent * unit : 0;
+    plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_extent * unit : 0;
     place_activations(graph, backend, &plan);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

@@ -1,7 +1,7 @@
-/* GELU, SwiGLU and the clamp, with their gradients; formulas as in op/activation.c. One unit of 8 columns to a thread. */
+/* GELU, SwiGLU, the clamp and the scale, with their gradients; formulas as in op/activation.c. One unit of 8 columns to a thread. */
 #include "kernel/vector.h"
 
-typedef struct FlatArguments { const bf16 GLOBAL *d_y, *x; bf16 GLOBAL *y; int64_t count; float limit; } FlatArguments;
+typedef struct FlatArguments { const bf16 GLOBAL *d_y, *x; bf16 GLOBAL *y; int64_t count; float limit, factor; } FlatArguments;
 typedef struct SwigluArguments { const bf16 GLOBAL *d_y, *x; bf16 GLOBAL *y; Tiling tiling; } SwigluArguments;
 
 #ifdef GPU_DEVICE
@@ -52,6 +52,7 @@ INLINE float gelu_tanh_slope(float x) {
 FORWARD(exact, gelu_exact(x[i]))
 FORWARD(tanh, gelu_tanh(x[i]))
 FORWARD(clamp, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
+FORWARD(scale, a->factor * x[i])
 BACKWARD(exact_grad, d_y[i] * gelu_exact_slope(x[i]))
 BACKWARD(tanh_grad, d_y[i] * gelu_tanh_slope(x[i]))
 BACKWARD(clamp_grad, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
@@ -92,6 +93,7 @@ KERNEL(swiglu_grad_1, SwigluArguments) { swiglu_grad_unit(&a, 1); }
 LAUNCHER(activation, exact, FlatArguments)
 LAUNCHER(activation, tanh, FlatArguments)
 LAUNCHER(activation, clamp, FlatArguments)
+LAUNCHER(activation, scale, FlatArguments)
 LAUNCHER(activation, exact_grad, FlatArguments)
 LAUNCHER(activation, tanh_grad, FlatArguments)
 LAUNCHER(activation, clamp_grad, FlatArguments)
@@ -132,6 +134,13 @@ GPU_OP(clamp_grad) {
     FlatArguments arguments = backward(call);
     arguments.limit = attributes->limit;
     launch_clamp_grad(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(scale) {
+    const ScaleAttributes *attributes = call->attributes;
+    FlatArguments arguments = forward(call);
+    arguments.factor = (float)attributes->factor;
+    launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(swiglu) {

@@ -412,8 +412,9 @@ GPU_OP(cca_grad) {
     CcaWeightGradArguments weight = {.in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)ceil_divide(2 * in.dim, WEIGHT_COLUMNS)};
     LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
     CCA_LAUNCH(cca_grad_norm, &in, device, ((LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}), &norm);
-    launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
+    if (call->out[1]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
     CCA_LAUNCH(cca_grad_input, &in, device, ((LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}), &input);
+    if (!call->out[1]) return; /* all of them are frozen */
     (in.whole ? launch_cca_grad_weight_128 : launch_cca_grad_weight_any)(device, weight_shape, &weight);
     add_sums(call, &in, &l);
 }

@@ -223,6 +223,7 @@ GPU_OP(linear_cross_entropy) {
         if (!d_x) continue;
         device_gemm(call->device, &(Gemm){.input = GEMM_BF16, .output = GEMM_BF16, .m = count, .n = columns, .k = vocabulary, .a = logits, .lda = stride,
                                           .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
+        if (!call->out[2]) continue;
         device_gemm(call->device, &(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = GEMM_BF16, .output = gpu_gemm_kept(call), .m = vocabulary,
                                           .n = columns, .k = count, .a = logits, .lda = stride, .b = x + first * columns, .ldb = columns, .c = call->out[2], .ldc = columns});
     }

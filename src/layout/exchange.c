@@ -185,6 +185,7 @@ void exchange_send_weights(void *context, int b) {
 }
 
 void exchange_make_weights(Exchange *exchange, int b) {
+    if (exchange->layout->buckets[b].frozen) return;
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     int64_t at = exchange->layout->stage < STAGE_WEIGHTS ? exchange->timetable->buckets[b].weights + own.in_bucket : own.local;
     void *weights = place(exchange, ARENA_WEIGHT, at), *master = place(exchange, ARENA_MASTER, own.local);

@@ -8,12 +8,13 @@
 
 #include "base/memory.h"
 
-typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_COUNT } Class;
+typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_COUNT } Class;
 
 static int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, const Parameter *p) {
     if (graph_get(graph, p->tensor)->arena == ARENA_MASTER) return CLASS_VECTOR;
+    if (p->frozen) return CLASS_FROZEN;
     return optimizer_uses_muon(optimizer, p) ? CLASS_MUON : CLASS_ADAMW;
 }
 
@@ -70,7 +71,9 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
 
 static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class) {
     layout->buckets = memory_resize(layout->buckets, (layout->bucket_count + 1) * sizeof *layout->buckets);
-    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin, .end = begin, .vectors = class == CLASS_VECTOR, .sharded = layout->stage && class != CLASS_VECTOR};
+    bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
+    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin, .end = begin, .vectors = class == CLASS_VECTOR, .sharded = layout->stage && !whole,
+                                                           .frozen = class == CLASS_FROZEN};
     return &layout->buckets[layout->bucket_count++];
 }
 
@@ -161,7 +164,7 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
 
 /* Pieces keep their distance from multiples of the alignment, so that vectors of elements stay aligned. */
 static void place_local(Layout *layout) {
-    for (int b = 0; b < layout->bucket_count; b++) {
+    for (int b = 0; b < layout->bucket_count && !layout->buckets[b].frozen; b++) {
         LayoutBucket *bucket = &layout->buckets[b];
         int64_t begin = layout_own_begin(layout, bucket), count = layout_own_end(layout, bucket) - begin;
         bucket->local = round_up(layout->local_extent, LAYOUT_ALIGNMENT) + begin % LAYOUT_ALIGNMENT;
@@ -176,7 +179,7 @@ static void append_pieces(Layout *layout, const Graph *graph, int b) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         int64_t first = p->offset > begin ? p->offset : begin, last = p->offset + p->count * p->width < end ? p->offset + p->count * p->width : end;
-        if (first >= last) continue;
+        if (first >= last || p->frozen) continue;
         layout->pieces = memory_resize(layout->pieces, (layout->piece_count + 1) * sizeof *layout->pieces);
         layout->pieces[layout->piece_count++] =
             (OptimizerPiece){.parameter = i, .first = (first - p->offset) / p->width, .count = (last - first) / p->width, .local = bucket->local + first - begin, .bucket = b,
@@ -201,6 +204,7 @@ static void cut(Cutting *cutting) {
     double *load = memory_allocate(layout->size * sizeof *load);
     for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
         int first = layout->bucket_count;
+        if (class == CLASS_FROZEN) layout->trained = layout->extent;
         cut_class(cutting, class);
         for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
             layout->buckets[b].pieces = memory_allocate((layout->size + 1) * sizeof(int64_t));
@@ -212,7 +216,7 @@ static void cut(Cutting *cutting) {
     free(load);
 }
 
-static void move_parameters(Graph *graph, const int64_t *offsets, int64_t extent) {
+static void move_parameters(Graph *graph, const int64_t *offsets, int64_t trained, int64_t extent) {
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_MASTER && tensor->arena != ARENA_GRADIENT) continue;
@@ -220,6 +224,7 @@ static void move_parameters(Graph *graph, const int64_t *offsets, int64_t extent
         tensor->offset += offsets[parameter] - graph->parameters[parameter].offset;
     }
     for (int i = 0; i < graph->parameter_count; i++) graph->parameters[i].offset = offsets[i];
+    graph->trained_extent = trained;
     graph->parameter_extent = extent;
 }
 
@@ -250,7 +255,7 @@ void layout_free(Layout *layout) {
     free(layout);
 }
 
-void layout_place(const Layout *layout, Graph *graph) { move_parameters(graph, layout->offsets, layout->extent); }
+void layout_place(const Layout *layout, Graph *graph) { move_parameters(graph, layout->offsets, layout->trained, layout->extent); }
 
 OptimizerPart layout_part(const Layout *layout) {
     return (OptimizerPart){.pieces = layout->pieces, .piece_count = layout->piece_count, .bucket_count = layout->bucket_count,

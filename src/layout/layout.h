@@ -8,7 +8,8 @@
  * class in layer order and in buckets of its own:
  *   vectors   (read in the WIDE type: norms, biases, controllers) on every rank, since they are few; updated everywhere alike;
  *   AdamW's   equal pieces, buckets padded so that they are;
- *   Muon's    pieces that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all buckets together is even.
+ *   Muon's    pieces that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all buckets together is even;
+ *   frozen    matrices (beside adapters: model/lora.c), on every rank and in the arena of weights alone. Frozen vectors lie among the vectors, which are few.
  * Instead of all ranks, groups of some consecutive ones (of a node) can share these things out among themselves: "replicas" of each other, between which only
  * gradients are summed. Ranks and sizes below are those inside such a group.
  *
@@ -31,6 +32,7 @@ typedef struct LayoutBucket {
     int64_t begin, end; /* units of the whole arenas */
     bool vectors;       /* all in it is read in the WIDE type; else all in the COMPUTE type */
     bool sharded;       /* false: every rank holds it all */
+    bool frozen;        /* nothing in it is trained: it is in the arena of weights alone */
     int64_t *pieces;    /* [size + 1] ascending offsets from `begin`: piece r belongs to rank r. NULL unless sharded */
     int64_t local;      /* where this rank's piece, or all of it, begins in the rank's own arenas */
 } LayoutBucket;
@@ -40,7 +42,8 @@ typedef struct Layout {
     int replica, replicas; /* the group's number, and how many there are; 0 and 1 in stage 0 */
     int stage;             /* 0 where one rank has all */
     int64_t extent;       /* units of the whole arenas, padding included */
-    int64_t local_extent; /* units of this rank's own arenas; `extent` in stage 0 */
+    int64_t trained;      /* of these, what lies before frozen matrices: where arenas of masters, gradients and the optimizer end */
+    int64_t local_extent; /* units of this rank's own arenas; `trained` in stage 0 */
     LayoutBucket *buckets;
     int bucket_count;
     bool narrows;         /* gradients that are fp32 travel in bf16 */

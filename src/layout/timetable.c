@@ -111,7 +111,8 @@ static int64_t place_gradients(Timetable *timetable, const Layout *layout) {
 }
 
 static void place_slots(Timetable *timetable, const Layout *layout) {
-    timetable->weight_extent = timetable->gradient_extent = layout->extent;
+    timetable->weight_extent = layout->extent;
+    timetable->gradient_extent = layout->trained;
     if (layout->stage >= 2) timetable->gradient_extent = layout->local_extent + place_gradients(timetable, layout);
     if (layout->stage >= 3) timetable->weight_extent = layout->local_extent + place_weights(timetable, layout);
     for (int b = 0; b < layout->bucket_count; b++) {

@@ -2,23 +2,23 @@
  * released code stores the matrices of linears as [in, out]. */
 #include "model/internal.h"
 
-static TensorId linear(Builder *b, const char *name, TensorId x, int64_t out, double std) {
+static TensorId linear(Builder *b, const char *name, TensorId x, int64_t out, double std, LoraTargets kind) {
     char full[64];
     snprintf(full, sizeof full, "%s.weight", name);
     TensorId weight = builder_parameter(b, full, PARAMETER_MATRIX, 2, (int64_t[]){out, graph_columns(b->graph, x)}, 0, std, false);
     b->graph->parameters[b->graph->parameter_count - 1].transposed = true;
     snprintf(full, sizeof full, "%s.bias", name);
-    return op_linear(b->graph, x, weight, builder_vector(b, full, PARAMETER_BIAS, out, 0), false);
+    return builder_adaptable(b, x, weight, builder_vector(b, full, PARAMETER_BIAS, out, 0), kind);
 }
 
 static TensorId attention(Builder *b, TensorId x) {
-    TensorId qkv = linear(b, "attn.c_attn", x, 3 * b->config->width, b->config->init_std);
-    return linear(b, "attn.c_proj", builder_attention(b, qkv), b->config->width, builder_residual_std(b));
+    TensorId qkv = linear(b, "attn.c_attn", x, 3 * b->config->width, b->config->init_std, LORA_ATTENTION);
+    return linear(b, "attn.c_proj", builder_attention(b, qkv), b->config->width, builder_residual_std(b), LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
-    TensorId hidden = op_gelu(b->graph, linear(b, "mlp.c_fc", x, b->config->ffn, b->config->init_std), GELU_TANH);
-    return linear(b, "mlp.c_proj", hidden, b->config->width, builder_residual_std(b));
+    TensorId hidden = op_gelu(b->graph, linear(b, "mlp.c_fc", x, b->config->ffn, b->config->init_std, LORA_MLP), GELU_TANH);
+    return linear(b, "mlp.c_proj", hidden, b->config->width, builder_residual_std(b), LORA_MLP);
 }
 
 Trunk gpt2_build(Builder *b) {

@@ -8,6 +8,7 @@
 typedef struct Builder {
     Graph *graph;
     const ModelConfig *config;
+    const LoraConfig *lora; /* NULL: no adapters */
     ModelMode mode;
     int64_t length;
     TensorId tokens, positions, rope_table, share, loss;
@@ -31,8 +32,11 @@ void builder_layer(Builder *builder, int layer); /* -1: outside */
 
 /* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* x times NAME.weight [out, in], whose initial values have the deviation `std`. */
-TensorId builder_linear(Builder *builder, const char *name, TensorId x, int64_t out, double std);
+/* op_linear, with adapters where the configuration has them for layers of this kind: LORA_ATTENTION or LORA_MLP. The leading dimensions of the matrices that `w`
+ * is a view of are the parts that have one each (lora.c). */
+TensorId builder_adaptable(Builder *builder, TensorId x, TensorId w, TensorId bias, LoraTargets kind);
+/* The same of NAME.weight [out, in], whose initial values have the deviation `std`. */
+TensorId builder_linear(Builder *builder, const char *name, TensorId x, int64_t out, double std, LoraTargets kind);
 /* Deviation of what is added to the stream: init_std / sqrt(2 layers), as in GPT-2, so that the stream does not grow with depth. */
 double builder_residual_std(const Builder *builder);
 /* The token table, [vocabulary, width]; and the head: the same when tied. */

@@ -24,14 +24,14 @@ static TensorId attention(Builder *b, TensorId x) {
     };
     TensorId bias = c->qkv_bias ? qkv_bias(b, queries, keys) : TENSOR_NONE;
     TensorId output = builder_matrix(b, "self_attn.o_proj.weight", c->width, queries, false);
-    TensorId qkv = op_linear(b->graph, x, graph_fuse(b->graph, projections, 3), bias, false);
+    TensorId qkv = builder_adaptable(b, x, graph_fuse(b->graph, projections, 3), bias, LORA_ATTENTION);
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
     if (c->qk_norm) {
         Norm query = builder_norm(b, "self_attn.q_norm", NORM_RMS, false, c->head_dim);
         Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    return op_linear(b->graph, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, false);
+    return builder_adaptable(b, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
@@ -41,8 +41,8 @@ static TensorId mlp(Builder *b, TensorId x) {
         builder_matrix(b, "mlp.up_proj.weight", c->ffn, c->width, true),
     };
     TensorId down = builder_matrix(b, "mlp.down_proj.weight", c->width, c->ffn, false);
-    TensorId hidden = op_swiglu(b->graph, op_linear(b->graph, x, graph_fuse(b->graph, gate_up, 2), TENSOR_NONE, false));
-    return op_linear(b->graph, hidden, down, TENSOR_NONE, false);
+    TensorId hidden = op_swiglu(b->graph, builder_adaptable(b, x, graph_fuse(b->graph, gate_up, 2), TENSOR_NONE, LORA_MLP));
+    return builder_adaptable(b, hidden, down, TENSOR_NONE, LORA_MLP);
 }
 
 static TensorId experts(Builder *b, TensorId x) {

@@ -46,11 +46,11 @@ Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int6
     return norm;
 }
 
-TensorId builder_linear(Builder *b, const char *name, TensorId x, int64_t out, double std) {
+TensorId builder_linear(Builder *b, const char *name, TensorId x, int64_t out, double std, LoraTargets kind) {
     char full[128];
     snprintf(full, sizeof full, "%s.weight", name);
     int64_t shape[] = {out, graph_columns(b->graph, x)};
-    return op_linear(b->graph, x, builder_parameter(b, full, PARAMETER_MATRIX, 2, shape, 0, std, false), TENSOR_NONE, false);
+    return builder_adaptable(b, x, builder_parameter(b, full, PARAMETER_MATRIX, 2, shape, 0, std, false), TENSOR_NONE, kind);
 }
 
 double builder_residual_std(const Builder *b) { return b->config->init_std / sqrt(2.0 * b->config->layers); }
@@ -130,8 +130,10 @@ static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
 }
 
-Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences, int64_t length,
+                          RecomputePolicy recompute) {
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
+    graph->frozen = lora && lora->rank;
     int64_t rows = sequences * length, one = 1, two = 2;
     Model model = {.graph = graph, .mode = mode, .sequences = sequences, .length = length};
     bool loss = mode == MODEL_TRAIN || mode == MODEL_EVALUATE;
@@ -143,7 +145,7 @@ Model model_build(const ModelConfig *config, Precision precision, ModelMode mode
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     }
-    Builder builder = {.graph = graph, .config = config, .mode = mode, .length = length, .tokens = model.tokens, .positions = model.positions,
+    Builder builder = {.graph = graph, .config = config, .lora = lora, .mode = mode, .length = length, .tokens = model.tokens, .positions = model.positions,
                        .share = model.share, .loss = model.loss, .layer_names = "model.layers", .layer = -1};
     Trunk trunk = families[config->family](&builder);
     builder_layer(&builder, -1);
@@ -158,6 +160,10 @@ Model model_build(const ModelConfig *config, Precision precision, ModelMode mode
     return model;
 }
 
+Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+    return model_build_adapted(config, NULL, precision, mode, sequences, length, recompute);
+}
+
 void model_free(Model *model) {
     graph_free(model->graph);
     *model = (Model){0};
@@ -169,6 +175,13 @@ int64_t model_parameters(const Graph *graph) {
     int64_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++)
         if (graph->parameters[i].kind != PARAMETER_CONTROLLER) count += graph->parameters[i].count;
+    return count;
+}
+
+int64_t model_trained_parameters(const Graph *graph) {
+    int64_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (graph->parameters[i].kind != PARAMETER_CONTROLLER && !graph->parameters[i].frozen) count += graph->parameters[i].count;
     return count;
 }
 
@@ -202,8 +215,8 @@ void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64
     enum { TASK = 1 << 18 };
     const Parameter *p = &graph->parameters[part->parameter];
     Normals normals = {.seed = seed, .stream = hash_bytes(p->name, strlen(p->name)), .mean = p->init_mean, .deviation = p->init_std,
-                       .narrow = graph_kept(graph, p) == TYPE_COMPUTE};
-    int64_t element = graph_kept_bytes(graph, p), first = part->first, count = part->count;
+                       .narrow = graph_kept(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
+    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p), first = part->first, count = part->count;
     if (device_is_gpu(device)) {
         gpu_normals(device, to, first, count, &normals);
     } else {
@@ -219,16 +232,17 @@ void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64
     }
 }
 
-static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master) {
-    int64_t unit = precision_unit(graph->precision);
+static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights) {
+    int64_t unit = precision_unit(graph->precision), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        model_initialize_part(graph, config, seed, &(ParameterPart){.parameter = i, .count = p->count}, device, (char *)master + p->offset * unit);
+        void *to = graph_is_base(graph, p) ? (char *)weights + p->offset * compute : (char *)master + p->offset * unit;
+        model_initialize_part(graph, config, seed, &(ParameterPart){.parameter = i, .count = p->count}, device, to);
     }
 }
 
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
-    initialize_all(graph, config, seed, device_cpu(), master);
+    initialize_all(graph, config, seed, device_cpu(), master, master);
 }
 
 void model_round_weights(const float *from, uint16_t *to, int64_t count) {
@@ -242,12 +256,12 @@ void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
     if (graph->precision != PRECISION_BF16) return;
-    if (device_is_gpu(device)) gpu_cast(device, weights, master, graph->parameter_extent);
-    else model_round_weights(master, weights, graph->parameter_extent);
+    if (device_is_gpu(device)) gpu_cast(device, weights, master, graph->trained_extent);
+    else model_round_weights(master, weights, graph->trained_extent);
 }
 
 bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
-    initialize_all(graph, config, seed, device, master);
+    initialize_all(graph, config, seed, device, master, weights);
     model_cast_weights(graph, device, master, weights);
     return device_ok(device, error);
 }

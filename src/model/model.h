@@ -31,18 +31,24 @@ typedef struct Model {
 /* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration must have passed
  * config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
 Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
+/* With adapters for training (model/lora.c) when `lora` has a rank: all but these is frozen. In bf16 a layout
+ * places it before it is planned, which puts frozen matrices where they have no masters. */
+Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences, int64_t length,
+                          RecomputePolicy recompute);
 void model_free(Model *model);
 
 /* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one token. */
 int64_t model_parameters(const Graph *graph);
+int64_t model_trained_parameters(const Graph *graph); /* those of the first that are not frozen */
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
 /* Elements first to first + count - 1 of a parameter of the graph. */
 typedef struct ParameterPart { int parameter; int64_t first, count; } ParameterPart;
-/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the type that the parameter is kept in. `to` is
+/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the type that the parameter is kept in (of a
+ * frozen matrix, that of the weights). `to` is
  * memory of the device. */
 void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to);
-/* All of them, into a MASTER arena of the host. */
+/* All of them, into a MASTER arena of the host; none is frozen. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
 /* Rounds to the nearest bf16, ties to even. */
 void model_round_weights(const float *from, uint16_t *to, int64_t count);

@@ -5,19 +5,19 @@
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
-    TensorId qkv = builder_linear(b, "attn.Wqkv", x, (c->heads + 2 * c->kv_heads) * c->head_dim, c->init_std);
+    TensorId qkv = builder_linear(b, "attn.Wqkv", x, (c->heads + 2 * c->kv_heads) * c->head_dim, c->init_std, LORA_ATTENTION);
     if (c->clip_qkv > 0) qkv = op_clamp(b->graph, qkv, c->clip_qkv);
     if (c->qk_norm) {
         Norm query = builder_norm(b, "attn.q_ln", NORM_LAYER, false, c->heads * c->head_dim);
         Norm key = builder_norm(b, "attn.k_ln", NORM_LAYER, false, c->kv_heads * c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    return builder_linear(b, "attn.out_proj", builder_attention(b, qkv), c->width, builder_residual_std(b));
+    return builder_linear(b, "attn.out_proj", builder_attention(b, qkv), c->width, builder_residual_std(b), LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
-    TensorId hidden = op_gelu(b->graph, builder_linear(b, "ffn.up_proj", x, b->config->ffn, b->config->init_std), GELU_EXACT);
-    return builder_linear(b, "ffn.down_proj", hidden, b->config->width, builder_residual_std(b));
+    TensorId hidden = op_gelu(b->graph, builder_linear(b, "ffn.up_proj", x, b->config->ffn, b->config->init_std, LORA_MLP), GELU_EXACT);
+    return builder_linear(b, "ffn.down_proj", hidden, b->config->width, builder_residual_std(b), LORA_MLP);
 }
 
 Trunk mpt_build(Builder *b) {

@@ -40,11 +40,11 @@ static TensorId attention(Builder *b, TensorId x) {
         .temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1),
     };
     TensorId output = builder_matrix(b, "self_attn.o_proj.weight", c->width, queries, false);
-    TensorId u = op_linear(b->graph, x, graph_fuse(b->graph, projections, 4), TENSOR_NONE, false), state = TENSOR_NONE;
+    TensorId u = builder_adaptable(b, x, graph_fuse(b->graph, projections, 4), TENSOR_NONE, LORA_ATTENTION), state = TENSOR_NONE;
     if (b->mode == MODEL_GENERATE) state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
     TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &heads);
-    return op_linear(b->graph, builder_attention(b, qkv), output, TENSOR_NONE, false);
+    return builder_adaptable(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
 }
 
 /* Sets *router_state to this layer's, which the next layer's router adds to its own. */

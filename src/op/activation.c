@@ -1,5 +1,6 @@
 /* Activation functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation, SwiGLU (arXiv 2002.05202; the gate half first,
- * then the up half), and the clamp that MPT puts on queries, keys and values. Threads share out whole rows: were they to cut a row, an element could
+ * then the up half), the clamp that MPT puts on queries, keys and values, and the scale
+ * of adapters. Threads share out whole rows: were they to cut a row, an element could
  * move between the vector and the scalar form of a loop, whose bits differ. For the same reason loops are marked as free of dependencies between elements,
  * not left to be found so at run time: the output may lie in an input's memory. Cheap to compute and dear to keep, so the recompute policies count
  * them with the norms. */
@@ -128,6 +129,16 @@ void KERNEL(clamp_grad)(const OpCall *call) {
     }
 }
 
+void KERNEL(scale)(const OpCall *call) {
+    const ScaleAttributes *attributes = call->attributes;
+    const T *x = call->in[0];
+    T *y = call->out[0];
+    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    W factor = (W)attributes->factor;
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < elements; i++) y[i] = narrow(factor * widen(x[i]));
+}
+
 #else
 
 static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, const void *attributes, size_t bytes) {
@@ -151,6 +162,10 @@ TensorId op_clamp(Graph *graph, TensorId x, double limit) {
     return append(graph, OP_clamp, x, graph_columns(graph, x), "clamped", &(ClampAttributes){limit}, sizeof(ClampAttributes));
 }
 
+TensorId op_scale(Graph *graph, TensorId x, double factor) {
+    return append(graph, OP_scale, x, graph_columns(graph, x), "scaled", &(ScaleAttributes){factor}, sizeof(ScaleAttributes));
+}
+
 static void append_gradient(Graph *graph, int op, const Node *node, TensorId d_y, TensorId *d_x, size_t attribute_bytes) {
     int64_t shape[] = {graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0])};
     *d_x = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
@@ -169,6 +184,11 @@ static void clamp_gradient(Graph *graph, const Node *node, const TensorId *d_out
     append_gradient(graph, OP_clamp_grad, node, d_out[0], d_in, sizeof(ClampAttributes));
 }
 
+static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    const ScaleAttributes *attributes = node->attributes;
+    d_in[0] = op_scale(graph, d_out[0], attributes->factor);
+}
+
 /* Counting an exponential, a division or an error function as ten operations. */
 static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 25.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
@@ -184,5 +204,6 @@ const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient =
 const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = 2, .cost = cost};
 const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .in_place = 1, .gradient = clamp_gradient, .cost = clamp_cost};
 const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = 1, .cost = clamp_cost};
+const Op op_rule_scale = {.name = "scale", .in_place = 1, .gradient = scale_gradient};
 
 #endif

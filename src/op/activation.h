@@ -6,5 +6,6 @@
 
 typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;
 typedef struct ClampAttributes { double limit; } ClampAttributes;
+typedef struct ScaleAttributes { double factor; } ScaleAttributes;
 
 #endif

@@ -54,6 +54,7 @@ void KERNEL(linear_cross_entropy)(const OpCall *call) {
         if (!d_x) continue;
         gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
                      .a = d_logits, .lda = vocabulary, .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
+        if (!call->out[2]) continue;
         gemm(&(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = kernel_gemm_kept(call), .m = vocabulary,
                      .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = call->out[2], .ldc = columns});
     }
@@ -88,7 +89,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 
 static Cost cost(const Graph *graph, const Node *node) {
     double rows = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]);
-    double products = node->out[1] ? 3 : 1;
+    double products = 1 + (node->out[1] != TENSOR_NONE) + (node->out[2] != TENSOR_NONE);
     return (Cost){.flops = products * 2 * rows * columns * vocabulary, .bytes = op_tensor_bytes(graph, node)};
 }
 

@@ -77,7 +77,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     (void)d_in;
     TensorId tokens = node->in[0], table = node->in[1], bias = node->in[2], scale = node->in[3];
     TensorId out[] = {graph_parameter_gradient(graph, table), graph_parameter_gradient(graph, bias), graph_parameter_gradient(graph, scale)};
-    graph_node(graph, OP_embed_grad, (TensorId[]){d_out[0], tokens, table, bias, scale}, 5, out, 3, NULL, 0);
+    assert(out[0] || (!out[1] && !out[2]));
+    if (out[0]) graph_node(graph, OP_embed_grad, (TensorId[]){d_out[0], tokens, table, bias, scale}, 5, out, 3, NULL, 0);
 }
 
 /* Only the rows that occur are touched, not the table. */

@@ -75,7 +75,7 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId x = node->in[0], w = node->in[1], offset = node->in[2], d_w = graph_parameter_gradient(graph, w);
     d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, x)->shape, "d_x_slots");
     graph_node(graph, OP_grouped_linear_grad_input, (TensorId[]){d_out[0], w, offset}, 3, &d_in[0], 1, NULL, 0);
-    graph_node(graph, OP_grouped_linear_grad_weight, (TensorId[]){d_out[0], x, offset}, 3, &d_w, 1, NULL, 0);
+    if (d_w) graph_node(graph, OP_grouped_linear_grad_weight, (TensorId[]){d_out[0], x, offset}, 3, &d_w, 1, NULL, 0);
 }
 
 static int64_t experts_of(const Graph *graph, const Node *node) { return graph_elements(graph, node->in[2]) - 1; }

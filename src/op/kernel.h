@@ -93,8 +93,9 @@ static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t e
     memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
 }
 
-/* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. */
+/* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. Without a target (of a frozen parameter) nothing. */
 static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
+    if (!target) return;
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < columns; first += KERNEL_BLOCK) {
         int64_t end = kernel_min(columns, first + KERNEL_BLOCK);
@@ -103,8 +104,9 @@ static inline void kernel_add_partials(W *target, const W *partials, int64_t blo
     }
 }
 
-/* target[j] += sum[j], for the gradient of a COMPUTE parameter from element `at` on. */
+/* target[j] += sum[j], for the gradient of a COMPUTE parameter, if it has one, from element `at` on. */
 static inline void kernel_add_kept(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
+    if (!target) return;
     W *restrict wide = (W *)target + at;
     T *restrict narrowed = (T *)target + at;
     if (call->narrow)

@@ -68,7 +68,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     TensorId x = node->in[0], w = node->in[1];
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     TensorId out[] = {graph_parameter_gradient(graph, w), graph_parameter_gradient(graph, node->in[2])};
-    graph_node(graph, OP_linear_grad_weight, (TensorId[]){d_out[0], x}, 2, out, 2, node->attributes, sizeof(LinearAttributes));
+    assert(out[0] || !out[1]);
+    if (out[0]) graph_node(graph, OP_linear_grad_weight, (TensorId[]){d_out[0], x}, 2, out, 2, node->attributes, sizeof(LinearAttributes));
     d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
     graph_node(graph, OP_linear_grad_input, (TensorId[]){d_out[0], w}, 2, &d_in[0], 1, node->attributes, sizeof(LinearAttributes));
 }

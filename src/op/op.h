@@ -93,6 +93,11 @@ ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, con
 /* y = x w^T + bias; x COMPUTE [R, in], w [out, in], bias WIDE [out] or TENSOR_NONE; y COMPUTE, or WIDE when asked. */
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide);
 
+/* An adapter's way back up (op/lora.c): y + [u_1 b_1^T | u_2 b_2^T | ...]; y COMPUTE [R, out] in `parts` parts of so many columns, at most LORA_PARTS; u COMPUTE
+ * [R, parts * rank], b [out, rank]. */
+enum { LORA_PARTS = 4 };
+TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int parts);
+
 /* a + b, same shape and type. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
 
@@ -105,6 +110,9 @@ TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
 /* x cut to -limit .. limit, COMPUTE; the gradient of what was cut is zero. */
 TensorId op_clamp(Graph *graph, TensorId x, double limit);
+
+/* factor * x, COMPUTE. */
+TensorId op_scale(Graph *graph, TensorId x, double factor);
 
 /* silu(x[:, :F]) * x[:, F:], COMPUTE [R, 2F] -> [R, F]. */
 TensorId op_swiglu(Graph *graph, TensorId x);

@@ -96,9 +96,9 @@ void KERNEL(residual_norm_grad)(const OpCall *call) {
     memset(sums, 0, width * sizeof(W));
     kernel_add_partials(sums, partials, blocks, width);
     W *d_gain = call->out[GRAD_OUT_GAIN];
-    for (int64_t j = 0; j < columns; j++) d_gain[j] += sums[j];
+    for (int64_t j = 0; j < columns && d_gain; j++) d_gain[j] += sums[j];
     if (d_bias) kernel_add_partials(d_bias, biases, blocks, columns);
-    if (affine) affine_grad(call, sums + columns, columns);
+    if (call->out[GRAD_OUT_AFFINE]) affine_grad(call, sums + columns, columns);
 }
 
 #else

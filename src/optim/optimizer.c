@@ -30,14 +30,15 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
 
 /* ---- Pieces ---- */
 
-/* Every parameter whole, where the graph has it. */
+/* Every parameter that is trained whole, where the graph has it. */
 static void take_everything(Optimizer *optimizer) {
     const Graph *graph = optimizer->graph;
     optimizer->bucket_count = 1;
-    optimizer->piece_count = graph->parameter_count;
     optimizer->pieces = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->pieces);
     for (int i = 0; i < graph->parameter_count; i++)
-        optimizer->pieces[i] = (OptimizerPiece){.parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
+        if (!graph->parameters[i].frozen)
+            optimizer->pieces[optimizer->piece_count++] =
+                (OptimizerPiece){.parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
 }
 
 static void take_part(Optimizer *optimizer, const OptimizerPart *part) {
@@ -157,7 +158,7 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->unit = precision_unit(graph->precision);
     if (part) take_part(optimizer, part);
     else take_everything(optimizer);
-    optimizer->momentum_bytes = (part ? part->extent : graph->parameter_extent) * optimizer->unit;
+    optimizer->momentum_bytes = (part ? part->extent : graph->trained_extent) * optimizer->unit;
     optimizer->variance_bytes = place_variance(optimizer) * optimizer->unit;
     muon_lay_out(optimizer);
     append_adamw_chunks(optimizer, true);

@@ -37,9 +37,13 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     if (config->layout.shard && size % config->layout.shard)
         return error_set(error, ERROR_USAGE, "layout.shard=%lld does not divide the %d ranks: groups of that size share out what ZeRO spreads",
                          (long long)config->layout.shard, size);
+    if (config->lora.rank && size > 1 && config->layout.zero > 2)
+        return error_set(error, ERROR_USAGE, "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
+                         "give layout.zero=2 or less", (long long)config->lora.rank);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
-    session->model = model_build(&config->model, precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
-    session->evaluation = model_build(&config->model, precision, MODEL_EVALUATE, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    int64_t sequences = config->batch.sequences, length = config->data.length;
+    session->model = model_build_adapted(&config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
+    session->evaluation = model_build_adapted(&config->model, &config->lora, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device), rank, size);
     layout_place(session->layout, session->evaluation.graph);
     session->timetable = timetable_create(session->layout, session->model.graph);
@@ -85,7 +89,8 @@ Budget session_budget(const Session *session) {
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
         .activation_floor = plan->activation_floor,
     };
-    budget.copy = session_copy_bytes(session->config, session->layout, budget.master, budget.optimizer);
+    int64_t trained = session->layout->local_extent * precision_unit(session->model.graph->precision);
+    budget.copy = session_copy_bytes(session->config, session->layout, trained, budget.optimizer);
     budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch + budget.evaluation +
                    budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
     return budget;
@@ -122,6 +127,7 @@ void session_print_plan(const Session *session, FILE *file) {
     fprintf(file, "program of one microbatch (%lld sequences x %lld tokens)\n", (long long)session->model.sequences, (long long)session->model.length);
     graph_print(graph, file);
     fprintf(file, "\nparameters             %lld\n", (long long)model_parameters(graph));
+    if (session->config->lora.rank) fprintf(file, "trained                %lld\n", (long long)model_trained_parameters(graph));
     fprintf(file, "active per token       %lld\n", (long long)model_active_parameters(graph, model));
     fprintf(file, "operations per token   %.4g\n", session->plan.flops / tokens);
     fprintf(file, "nodes                  %d\n\n", graph->node_count);

@@ -74,7 +74,7 @@ bool session_save_end(Session *session, bool wait, SaveReport *report);
 
 /* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise). Collective. */
 bool session_resume(Session *session, Error *error);
-/* Loads only the weights of the newest checkpoint of `run`, configured so, into `master` (a WIDE arena of `graph`). */
+/* Loads only the weights of the newest checkpoint of `run`, configured so, into `master` (a WIDE arena of `graph`); but for what is frozen, which is in none. */
 bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error);
 
 /* Host memory for saves of a rank that holds so many bytes; waits for a save under way and gives it back. */

@@ -10,6 +10,7 @@
 #include "data/data.h"
 #include "model/hf.h"
 #include "model/llmc.h"
+#include "train/adapter.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -120,13 +121,15 @@ static void convert(const Graph *to, char *target, const Graph *from, const char
 }
 
 static bool load_kept(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+    if (source_is_run(folder) && config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
     if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
     return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error) : hf_load_weights(folder, &config->model, graph, master, error);
 }
 
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     *step = 0;
-    Precision given = source_is_run(folder) ? config->precision : precision_unit(graph->precision) == 8 ? PRECISION_FP64 : PRECISION_FP32;
+    bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
+    Precision given = as_kept ? config->precision : precision_unit(graph->precision) == 8 ? PRECISION_FP64 : PRECISION_FP32;
     if (precision_unit(given) == precision_unit(graph->precision)) return load_kept(folder, config, graph, master, step, error);
     Model model = model_build(&config->model, given, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     size_t bytes = model.graph->parameter_extent * precision_unit(given);

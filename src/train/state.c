@@ -304,8 +304,9 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
+        if (p->frozen) continue;
         append(&list, graph, i, memory_copy_string(p->name), 0, p->count, (char *)master + p->offset * unit);
-        list.items[i].data = list.memory[i];
+        list.items[list.count - 1].data = list.memory[list.count - 1];
     }
     bool loaded = load_newest(run_checkpoints(run, config), comm_alone(), &list, step, error);
     list_free(&list);

@@ -19,6 +19,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
+#include "train/adapter.h"
 #include "train/profile.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -212,7 +213,7 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
 static bool report_load(Loop *loop, int64_t step, Error *error) {
     const Graph *graph = loop->session.model.graph;
     const ModelConfig *model = &loop->config->model;
-    if (!loop->metrics || !model->experts || loop->config->precision == PRECISION_FP64) return true;
+    if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return true;
     const char *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     float *excess = memory_allocate(model->experts * sizeof *excess);
@@ -452,6 +453,7 @@ static bool open_loader(Loop *loop, Error *error) {
 
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
     int64_t step;
+    if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
     if (!session->layout->stage) return source_load_program(folder, origin, session->executor, &step, error);
     Model model = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     size_t bytes = model.graph->parameter_extent * precision_unit(model.graph->precision);
@@ -463,12 +465,12 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     return loaded;
 }
 
-/* The weights of init=FOLDER, for a run without steps. */
+/* The weights of init=FOLDER, for a run without steps; and what is frozen of them for any. */
 static bool load_initial(Loop *loop, Error *error) {
     const char *folder = loop->config->init;
     Config origin;
     OptionStrings strings = {0};
-    if (!folder[0] || loop->session.step) return true;
+    if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
     bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(&loop->session, folder, &origin, error);
     options_free_strings(&strings);
     if (!loaded) return error_context(error, "init=%s", folder);
@@ -482,6 +484,14 @@ static int64_t available_memory(const Loop *loop, const Device *device) {
     return available < 0 || device_is_gpu(device) ? available : available / comm_local_size(loop->comm);
 }
 
+static bool check_adapters(const Config *config, Error *error) {
+    if (!config->lora.rank) return true;
+    if (!config->init[0])
+        return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER", (long long)config->lora.rank);
+    return !config->dump[0] ||
+           error_set(error, ERROR_USAGE, "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out", config->dump);
+}
+
 static bool check_ranks(const Loop *loop, Error *error) {
     return comm_size(loop->comm) == 1 || !loop->config->dump[0] ||
            error_set(error, ERROR_USAGE, "dump=%s is of one process, and there are %d: start one alone", loop->config->dump, comm_size(loop->comm));
@@ -490,7 +500,7 @@ static bool check_ranks(const Loop *loop, Error *error) {
 /* Rank 0 makes the run folder and packs text; the others find it done. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    bool opened = check_ranks(loop, error);
+    bool opened = check_adapters(config, error) && check_ranks(loop, error);
     if (leads(loop))
         opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) && corpus_open(&loop->corpus, config, false, error);
     if (!agree(loop, "run folder", opened, error)) return false;

@@ -1,0 +1,263 @@
+/* Adapters and their base. Checkpoints of such a run hold the adapters alone; the base comes from the folder that the run's configuration names as init, when
+ * training starts or goes on, and when the run's model is wanted: then both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under
+ * their own names with "base_model.model." before them. */
+#include "train/adapter.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "model/hf.h"
+#include "train/source.h"
+
+/* -- The base -------------------------------------------------------------------------------------------------------- */
+
+static bool check_base(const char *folder, const Config *origin, Error *error) {
+    return !origin->lora.rank ||
+           error_set(error, ERROR_USAGE, "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
+}
+
+static int find_parameter(const Graph *graph, const char *name) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (!strcmp(graph->parameters[i].name, name)) return i;
+    return -1;
+}
+
+/* Where a parameter's values come from: the reader of a model folder, or a MASTER arena of the host. */
+typedef struct Source { const HfReader *reader; const Graph *graph; const char *master; } Source;
+
+/* Fills a parameter of the session with what the source has as its own `index`; matrices go into the arena of weights, in its type. */
+static void take(Session *session, const Parameter *p, const Source *source, int index) {
+    const Graph *graph = session->model.graph;
+    bool base = graph_is_base(graph, p), narrow = base ? precision_is_bf16(graph->precision) : graph_kept(graph, p) == TYPE_COMPUTE;
+    int64_t unit = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : precision_unit(graph->precision);
+    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p));
+    char *to = (char *)executor_arena(session->executor, base ? ARENA_WEIGHT : ARENA_MASTER) + p->offset * unit;
+    void *room = memory_allocate((size_t)bytes);
+    const void *values = room;
+    if (source->reader && narrow) hf_reader_load_bf16(source->reader, index, room);
+    else if (source->reader) hf_reader_load(source->reader, index, room);
+    else {
+        values = source->master + source->graph->parameters[index].offset * precision_unit(graph->precision);
+        if (base && graph->precision == PRECISION_BF16) {
+            model_round_weights(values, room, p->count);
+            values = room;
+        }
+    }
+    device_upload(session->backend.device, to, values, bytes);
+    free(room);
+}
+
+static void take_all(Session *session, const Source *source) {
+    const Graph *graph = session->model.graph;
+    for (int i = 0; i < source->graph->parameter_count; i++) {
+        int own = find_parameter(graph, source->graph->parameters[i].name);
+        assert(own >= 0);
+        take(session, &graph->parameters[own], source, i);
+    }
+}
+
+/* Parameter by parameter. */
+static bool take_folder(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
+    HfReader *reader = hf_reader_open(folder, &origin->model, graph, error);
+    if (!reader) return false;
+    take_all(session, &(Source){.reader = reader, .graph = graph});
+    hf_reader_close(reader);
+    return true;
+}
+
+static bool take_source(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
+    size_t bytes = (size_t)(graph->parameter_extent * precision_unit(graph->precision));
+    char *master = memory_map(bytes, error);
+    int64_t step;
+    bool loaded = master && source_load_weights(folder, origin, graph, master, &step, error);
+    if (loaded) take_all(session, &(Source){.graph = graph, .master = master});
+    memory_unmap(master, bytes);
+    return loaded;
+}
+
+bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error) {
+    if (!check_base(folder, origin, error)) return false;
+    Model base = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    bool parts = hf_is_folder(folder) && !source_is_run(folder);
+    bool loaded = parts ? take_folder(session, folder, origin, base.graph, error) : take_source(session, folder, origin, base.graph, error);
+    model_free(&base);
+    return loaded && device_ok(session->backend.device, error);
+}
+
+/* -- The adapters ---------------------------------------------------------------------------------------------------- */
+
+/* The newest adapters of a run in host memory, with the offsets of their graph, which has the base's parameters too. */
+typedef struct Adapters { Model model; char *master; size_t bytes; } Adapters;
+
+static bool open_adapters(Adapters *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
+    adapters->model = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    adapters->bytes = (size_t)(adapters->model.graph->parameter_extent * precision_unit(config->precision));
+    adapters->master = memory_map(adapters->bytes, error); /* the base's pages are never touched */
+    return adapters->master && session_load_weights(adapters->model.graph, config, run, adapters->master, step, error);
+}
+
+static void close_adapters(Adapters *adapters) {
+    memory_unmap(adapters->master, adapters->bytes);
+    model_free(&adapters->model);
+}
+
+/* A parameter's values in fp32, for the caller to free. */
+static float *widened(const Adapters *adapters, const Parameter *p) {
+    const Graph *graph = adapters->model.graph;
+    const void *values = adapters->master + p->offset * precision_unit(graph->precision);
+    float *wide = memory_allocate((size_t)p->count * sizeof *wide);
+    int64_t bytes = graph_kept_bytes(graph, p);
+    for (int64_t i = 0; i < p->count; i++)
+        wide[i] = bytes == 8 ? (float)((const double *)values)[i] : bytes == 4 ? ((const float *)values)[i] : bf16_widen(((const uint16_t *)values)[i]);
+    return wide;
+}
+
+/* -- Merging --------------------------------------------------------------------------------------------------------- */
+
+/* The adapter's half that belongs to NAME.weight, or -1. */
+static int find_half(const Graph *graph, const char *weight, const char *which) {
+    size_t length = strlen(weight), tail = strlen(".weight");
+    if (length < tail || strcmp(weight + length - tail, ".weight")) return -1;
+    char *name = memory_format("%.*s.%s.weight", (int)(length - tail), weight, which);
+    int found = find_parameter(graph, name);
+    free(name);
+    return found;
+}
+
+/* W += factor B A, in double, a row at a time. */
+static void add_product(void *weights, bool wide, const float *b, const float *a, int64_t out, int64_t in, int64_t rank, double factor) {
+#pragma omp parallel
+    {
+        double *sums = memory_allocate((size_t)in * sizeof *sums);
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < out; r++) {
+            memset(sums, 0, (size_t)in * sizeof *sums);
+            for (int64_t k = 0; k < rank; k++)
+                for (int64_t c = 0; c < in; c++) sums[c] += (double)b[r * rank + k] * a[k * in + c];
+            for (int64_t c = 0; c < in; c++)
+                if (wide) ((double *)weights)[r * in + c] += factor * sums[c];
+                else ((float *)weights)[r * in + c] += (float)(factor * sums[c]);
+        }
+        free(sums);
+    }
+}
+
+static void merge(const Adapters *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
+    const Graph *own = adapters->model.graph;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
+        if (down < 0 || up < 0) continue;
+        float *a = widened(adapters, &own->parameters[down]), *b = widened(adapters, &own->parameters[up]);
+        add_product(master + p->offset * precision_unit(graph->precision), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
+                    lora->alpha / (double)lora->rank);
+        free(a);
+        free(b);
+    }
+}
+
+bool adapter_load_merged(const char *run, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+    Config origin;
+    OptionStrings strings = {0};
+    Adapters adapters = {0};
+    int64_t ignored;
+    bool loaded = source_read_config(config->init, &origin, &strings, error) && check_base(config->init, &origin, error) &&
+                  source_load_weights(config->init, &origin, graph, master, &ignored, error);
+    options_free_strings(&strings);
+    if (!loaded) return error_context(error, "%s has adapters of init=%s", run, config->init);
+    loaded = open_adapters(&adapters, run, config, step, error);
+    if (loaded) merge(&adapters, &config->lora, graph, master);
+    close_adapters(&adapters);
+    return loaded;
+}
+
+/* -- PEFT's folder --------------------------------------------------------------------------------------------------- */
+
+/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.lora_A.weight": what follows the layer's number, for which PEFT looks at the ends of names. */
+static char *module_of(const char *name) {
+    const char *end = strstr(name, ".lora_A.weight"), *begin = name + strcspn(name, "0123456789");
+    begin += strspn(begin, "0123456789.");
+    return memory_format("%.*s", (int)(end - begin), begin);
+}
+
+static bool holds(const json_t *array, const char *text) {
+    for (size_t i = 0; i < json_array_size(array); i++)
+        if (!strcmp(json_string_value(json_array_get(array, i)), text)) return true;
+    return false;
+}
+
+static json_t *peft_config(const Config *config, const Graph *graph) {
+    json_t *modules = json_array();
+    bool transposed = false;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        transposed |= p->transposed;
+        if (p->frozen || !strstr(p->name, ".lora_A.weight")) continue;
+        char *module = module_of(p->name);
+        if (!holds(modules, module)) json_array_append_new(modules, json_string(module));
+        free(module);
+    }
+    return json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
+                     "base_model_name_or_path", config->init, "r", (json_int_t)config->lora.rank, "lora_alpha", config->lora.alpha, "lora_dropout", 0.0, "bias",
+                     "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
+}
+
+static bool write_config(const Config *config, const Graph *graph, const char *folder, Error *error) {
+    json_t *content = peft_config(config, graph);
+    char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL, *path = memory_format("%s/adapter_config.json", folder);
+    bool written = text ? files_write_atomic(path, text, strlen(text), error) : error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
+    json_decref(content);
+    free(text);
+    free(path);
+    return written;
+}
+
+static bool write_tensors(const Adapters *adapters, const char *folder, Error *error) {
+    const Graph *graph = adapters->model.graph;
+    StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
+    size_t count = 0;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->frozen) continue;
+        char *name = memory_format("base_model.model.%s", p->name);
+        tensors[count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = p->rank, .data = widened(adapters, p)};
+        memcpy(tensors[count++].shape, p->shape, sizeof p->shape);
+    }
+    char *path = memory_format("%s/adapter_model.safetensors", folder);
+    json_t *metadata = json_pack("{s:s}", "format", "pt");
+    bool written = safetensors_write(path, tensors, count, metadata, error);
+    json_decref(metadata);
+    free(path);
+    for (size_t i = 0; i < count; i++) {
+        free((char *)tensors[i].name);
+        free((void *)tensors[i].data);
+    }
+    free(tensors);
+    return written;
+}
+
+/* Whether there is nothing in `folder` that would be overwritten. */
+static bool check_empty(const char *folder, Error *error) {
+    DIR *stream = opendir(folder);
+    bool empty = true;
+    for (struct dirent *entry; stream && (entry = readdir(stream));) empty = empty && entry->d_name[0] == '.';
+    if (stream) closedir(stream);
+    return empty || error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
+}
+
+bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error) {
+    Adapters adapters = {0};
+    if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
+    bool written = check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && files_make_folder(folder, error) &&
+                   write_tensors(&adapters, folder, error) && write_config(config, adapters.model.graph, folder, error);
+    if (adapters.model.graph) close_adapters(&adapters);
+    return written;
+}

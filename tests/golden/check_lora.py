@@ -1,0 +1,68 @@
+"""Adapters in PEFT: what `smelt convert adapter=true` writes must give, beside the base in transformers, the logits of the merged folder that `smelt convert` writes.
+
+Needs torch, transformers 5 and peft. Usage, from the repository after `make`:  python tests/golden/check_lora.py [BUILD]
+Exits with 1 when a logit differs by more than 1e-4 in fp32, or the adapters change no logit.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+TEXT = "The quick brown fox jumps over the lazy dog.\n"
+COMMON = ["steps=6", "precision=fp32", "data.length=64", "batch.sequences=4", "batch.tokens=256", "eval.batches=1", "tensorboard=false"]
+SMALL = ["model.width=64", "model.ffn=96", "model.layers=2", "model.heads=4"]
+MODELS = {
+    "llama": ["model.family=llama", "model.kv_heads=2", "model.tied=false"],
+    "mistral": ["model.family=llama", "model.kv_heads=2", "model.window=11"],
+    "mixtral": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.controller_lr=0"],
+    "qwen2": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
+    "qwen3": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true"],
+    "mpt": ["model.family=mpt", "model.kv_heads=4", "model.ffn=256"],
+    "gpt2": ["model.family=gpt2", "model.kv_heads=4"],
+    "gpt2, attention alone": ["model.family=gpt2", "model.kv_heads=4"],
+    "zaya": ["model.family=zaya", "model.kv_heads=2", "model.experts=3", "model.rope_fraction=0.5"],
+}
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([list(TEXT.encode())])).logits
+
+
+def check(name, settings, smelt, scratch):
+    base, run, merged, adapter = (os.path.join(scratch, name.replace(" ", "_").replace(",", "") + end) for end in (".base", ".run", ".merged", ".adapter"))
+    text = os.path.join(scratch, "text")
+    with open(text, "w") as file:
+        file.write(TEXT * 200)
+
+    def call(*words):
+        subprocess.run([smelt, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    call("train", "run=" + base + ".run", "data.train=" + text, *SMALL, *settings, *COMMON)
+    call("convert", base + ".run", base)
+    targets = "attention" if "attention" in name else "all"
+    call("train", "run=" + run, "init=" + base, "data.train=" + text, "lora.rank=4", "lora.alpha=12", "lora.targets=" + targets, "optimizer.lr=2e-2", *COMMON)
+    call("convert", run, merged)
+    call("convert", run, adapter, "adapter=true")
+    before = logits_of(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
+    ours = logits_of(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32))
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+    theirs = logits_of(model)
+    halves = sum("lora_" in key for key in model.state_dict())
+    difference, change = (ours - theirs).abs().max().item(), (ours - before).abs().max().item()
+    print(f"{name:22s} {halves:3d} matrices in PEFT  max change by adapters {change:.3f}  max difference {difference:.2e}")
+    return difference < 1e-4 and change > 0.05
+
+
+def main():
+    smelt = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "smelt")
+    with tempfile.TemporaryDirectory() as scratch:
+        results = [check(name, settings, smelt, scratch) for name, settings in MODELS.items()]
+    sys.exit(0 if all(results) else 1)
+
+
+main()
