@@ -457,7 +457,7 @@ static void groups_that_hold_copies_learn_the_same(void **state) {
     if (!has_mpi()) skip();
     train_ranks(0, SIX_MICROBATCHES " optimizer.name=muon run=one");
     for (int stage = 1; stage <= 3; stage++) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof run, "four-%d", stage);
         train_ranks(4, SIX_MICROBATCHES " optimizer.name=muon layout.shard=2 layout.zero=%d run=%s", stage, run);
         assert_same_losses(run, "one");
@@ -468,7 +468,7 @@ static void the_same_layout_gives_the_same_bits(void **state) {
     (void)state;
     if (!has_mpi()) skip();
     for (int stage = 1; stage <= 3; stage += 2) {
-        char one[16], two[16];
+        char one[32], two[32];
         snprintf(one, sizeof one, "one-%d", stage);
         snprintf(two, sizeof two, "two-%d", stage);
         train_ranks(3, "precision=bf16 optimizer.name=muon layout.zero=%d run=%s", stage, one);
@@ -491,7 +491,7 @@ static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
     static const struct { int ranks, stage; const char *more; } layouts[] = {{3, 0, ""}, {3, 1, ""}, {3, 3, ""}, {4, 2, "layout.shard=2"}};
     train_ranks(0, SIX_MICROBATCHES " run=one");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof run, "many-%zu", i);
         train_ranks(layouts[i].ranks, SIX_MICROBATCHES " layout.reduce=bf16 layout.zero=%d %s run=%s", layouts[i].stage, layouts[i].more, run);
         double off = largest_difference(run, "one");
@@ -507,7 +507,7 @@ static void pure_bf16_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     if (!has_mpi()) skip();
     train_ranks(0, SIX_MICROBATCHES " precision=pure_bf16 optimizer.name=muon run=one");
     for (int stage = 0; stage <= 3; stage++) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof run, "pure-%d", stage);
         train_ranks(3, SIX_MICROBATCHES " precision=pure_bf16 optimizer.name=muon layout.zero=%d run=%s", stage, run);
         double off = largest_difference(run, "one");
@@ -522,7 +522,7 @@ static void ranks_without_a_microbatch_add_nothing(void **state) {
     if (!has_mpi()) skip();
     train_ranks(0, "batch.tokens=128 optimizer.name=muon model.auxiliary_loss=0.01 run=one");
     for (int stage = 0; stage <= 3; stage += 3) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof run, "three-%d", stage);
         train_ranks(3, "batch.tokens=128 optimizer.name=muon model.auxiliary_loss=0.01 layout.zero=%d run=%s", stage, run);
         assert_same_losses(run, "one");
@@ -558,7 +558,7 @@ static void the_same_layout_continued_has_the_bits_of_an_unbroken_run(void **sta
     (void)state;
     if (!has_mpi()) skip();
     for (int stage = 1; stage <= 3; stage += 2) {
-        char whole[16], broken[16];
+        char whole[32], broken[32];
         snprintf(whole, sizeof whole, "whole-%d", stage);
         snprintf(broken, sizeof broken, "broken-%d", stage);
         train_ranks(3, "optimizer.name=muon layout.zero=%d run=%s", stage, whole);
