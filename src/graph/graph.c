@@ -33,8 +33,13 @@ const char *parameter_kind_name(ParameterKind kind) {
     return names[kind];
 }
 
+/* Arrays grow by doubling: they are reallocated when the count reaches a power of two. */
+static void *grow(void *array, int count, size_t item) {
+    return (count & (count - 1)) == 0 ? memory_resize(array, (count ? count * 2 : 1) * item) : array;
+}
+
 static void *own(Graph *graph, void *block) {
-    graph->owned = memory_resize(graph->owned, (graph->owned_count + 1) * sizeof *graph->owned);
+    graph->owned = grow(graph->owned, graph->owned_count, sizeof *graph->owned);
     return graph->owned[graph->owned_count++] = block;
 }
 
@@ -62,11 +67,6 @@ void graph_free(Graph *graph) {
 void graph_scope(Graph *graph, int layer, const char *prefix) {
     graph->layer = layer;
     snprintf(graph->scope, sizeof graph->scope, "%s", prefix);
-}
-
-/* Arrays grow by doubling: they are reallocated when the count reaches a power of two. */
-static void *grow(void *array, int count, size_t item) {
-    return (count & (count - 1)) == 0 ? memory_resize(array, (count ? count * 2 : 1) * item) : array;
 }
 
 static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape) {

@@ -75,7 +75,7 @@ struct Optimizer {
     OptimizerHook updated;       /* or NULL */
     void *updated_context;
     Chunk *chunks;
-    int64_t controller_end, adamw_end, chunk_count;
+    int64_t controller_end, adamw_end, chunk_count, chunk_room;
     Segment *segments;
     int controller_segments, adamw_segments, segment_count; /* ends in the list */
     Matrix *matrices;

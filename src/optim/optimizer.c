@@ -93,7 +93,11 @@ static Chunk chunk_of(const Parameter *parameter, int64_t first) {
 }
 
 static void append_chunks(Optimizer *optimizer, Chunk whole) {
-    optimizer->chunks = memory_resize(optimizer->chunks, (size_t)(optimizer->chunk_count + chunks_of(whole.count)) * sizeof(Chunk));
+    int64_t needed = optimizer->chunk_count + chunks_of(whole.count);
+    if (needed > optimizer->chunk_room) {
+        optimizer->chunk_room = 2 * needed;
+        optimizer->chunks = memory_resize(optimizer->chunks, (size_t)optimizer->chunk_room * sizeof(Chunk));
+    }
     for (int64_t first = 0; first < whole.count; first += OPTIM_CHUNK) {
         Chunk chunk = whole;
         chunk.offset += first;
