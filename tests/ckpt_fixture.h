@@ -145,4 +145,15 @@ static inline int64_t fixture_kill_saver(const char *run, struct timespec delay)
     return acknowledged;
 }
 
+/* The newest good checkpoint's step, -1 without one. */
+static inline int64_t latest_good(const char *run)
+{
+    Error error = {0};
+    bool failed;
+    int64_t step = checkpoint_latest(run, &failed, &error);
+    if (failed)
+        fail_msg("%s", error.message);
+    return step;
+}
+
 #endif

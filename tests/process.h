@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "comm/socket.h"
 
 typedef struct Process {
     pid_t id;
@@ -123,6 +125,16 @@ static inline void process_await_lines(const Process *process, int lines) {
         if (found >= lines) return;
         if (!ended) process_sleep(0.3e-3);
     }
+}
+
+/* A port of this machine that nobody listens on, for children that meet there. */
+static inline int process_free_port(void) {
+    struct sockaddr_storage address = {0};
+    socklen_t size = sizeof address;
+    int made = socket_listen(AF_INET, true, 0);
+    assert_true(made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
+    close(made);
+    return socket_port(&address);
 }
 
 #endif

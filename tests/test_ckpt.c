@@ -137,16 +137,6 @@ static int64_t model_load(const char *run, int64_t step, int64_t elements)
     return value;
 }
 
-static int64_t latest_good(const char *run)
-{
-    Error error = {0};
-    bool failed;
-    int64_t step = checkpoint_latest(run, &failed, &error);
-    if (failed)
-        fail_msg("%s", error.message);
-    return step;
-}
-
 static size_t entries_count(const char *run)
 {
     char *command = memory_format("ls -A %s/checkpoints | wc -l", run);

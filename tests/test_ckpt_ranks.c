@@ -72,16 +72,6 @@ static uint32_t *values_new(int64_t count, uint32_t seed)
     return values;
 }
 
-static int64_t latest_good(const char *run)
-{
-    Error error = {0};
-    bool failed;
-    int64_t step = checkpoint_latest(run, &failed, &error);
-    if (failed)
-        fail_msg("%s", error.message);
-    return step;
-}
-
 /* -- Several ranks ------------------------------------------------------------------------------------------------- */
 
 static const int rank_counts[] = {1, 2, 3, 4, 8};

@@ -83,16 +83,6 @@ static void assert_loads(int64_t step, const Tensor *tensor, int64_t first, int6
     free(loaded);
 }
 
-static int64_t latest_good(void)
-{
-    Error error = {0};
-    bool failed;
-    int64_t step = checkpoint_latest(WHERE, &failed, &error);
-    if (failed)
-        fail_msg("%s", error.message);
-    return step;
-}
-
 static size_t object_count(const char *folder)
 {
     Error error = {0};
@@ -117,7 +107,7 @@ static void small_and_large_checkpoints_come_back_whole_and_in_part(void **state
     Tensor tensors[2] = {tensor_new("small", SMALL, 1), tensor_new("large", LARGE, 2)};
     Interval intervals[2] = {tensors[0].interval, tensors[1].interval};
     save_good(1, intervals, 2, 2);
-    assert_int_equal(latest_good(), 1);
+    assert_int_equal(latest_good(WHERE), 1);
     assert_loads(1, &tensors[0], 0, SMALL);
     assert_loads(1, &tensors[1], 0, LARGE);
     assert_loads(1, &tensors[1], LARGE / 3, LARGE / 2);
@@ -159,7 +149,7 @@ static void unchanged_parts_are_copied_by_the_server(void **state)
         assert_int_equal(stats.shared, step == 1 ? 0 : LARGE * sizeof(uint32_t));
     }
     assert_int_equal(object_count("checkpoints"), 1);
-    assert_int_equal(latest_good(), 3);
+    assert_int_equal(latest_good(WHERE), 3);
     assert_loads(3, &still, 0, LARGE);
     assert_loads(3, &moving, 0, SMALL);
     free(still.values);
@@ -206,10 +196,10 @@ static void a_server_that_dies_in_mid_upload_costs_only_the_new_checkpoint(void 
     assert_message(&error, "step 2 was not saved");
     unsetenv("AWS_MAX_ATTEMPTS");
     server_start();
-    assert_int_equal(latest_good(), 1);
+    assert_int_equal(latest_good(WHERE), 1);
     assert_loads(1, &tensor, 0, LARGE);
     save_good(3, &tensor.interval, 1, 2);
-    assert_int_equal(latest_good(), 3);
+    assert_int_equal(latest_good(WHERE), 3);
     assert_int_equal(object_count("checkpoints"), 2);
     free(tensor.values);
 }

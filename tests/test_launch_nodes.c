@@ -1,11 +1,6 @@
 /* Several nodes, each with a supervisor of its own: who takes part, who is left out, who comes back. Over a small stand-in for training;
  * test_train_nodes.c trains. The nodes are processes on this machine that differ in NODE_RANK. */
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include "launch_run.h"
-
-#include "comm/socket.h"
 
 enum { MOST_NODES = 3 };
 
@@ -13,15 +8,6 @@ static void set_variable(const char *name, int value) {
     char text[16];
     snprintf(text, sizeof text, "%d", value);
     setenv(name, text, 1);
-}
-
-static int free_port(void) {
-    struct sockaddr_storage address = {0};
-    socklen_t size = sizeof address;
-    int made = socket_listen(AF_INET, true, 0);
-    assert_true(made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
-    close(made);
-    return socket_port(&address);
 }
 
 /* A run's nodes and where they meet. */
@@ -43,7 +29,7 @@ static void start_node(Cluster *cluster, int node, const char *misfortune, const
 }
 
 static Cluster start_cluster(int count, const char *misfortune, const char *option) {
-    Cluster cluster = {.count = count, .port = free_port()};
+    Cluster cluster = {.count = count, .port = process_free_port()};
     for (int node = 0; node < count; node++) start_node(&cluster, node, misfortune, option);
     return cluster;
 }
@@ -180,7 +166,7 @@ static void without_node_0_the_others_end(void **state) {
 
 static void nodes_of_another_run_are_refused(void **state) {
     (void)state;
-    Cluster cluster = {.count = 2, .port = free_port()};
+    Cluster cluster = {.count = 2, .port = process_free_port()};
     start_node(&cluster, 0, "", "least=1");
     start_node(&cluster, 1, "slow", "least=1");
     expect_node(&cluster, 1, ERROR_USAGE, "node 0 runs another command, or with another number of nodes");
@@ -193,7 +179,7 @@ static void strangers_at_the_door_are_sent_away(void **state) {
     Error error = {0};
     struct sockaddr_storage address;
     char noise[1024];
-    Cluster cluster = {.count = 2, .port = free_port()};
+    Cluster cluster = {.count = 2, .port = process_free_port()};
     start_node(&cluster, 0, "", "least=2");
     assert_true(socket_resolve("127.0.0.1", cluster.port, &address, &error));
     int loud = -1;
@@ -211,7 +197,7 @@ static void strangers_at_the_door_are_sent_away(void **state) {
 
 static void more_nodes_needed_than_there_are_is_an_error(void **state) {
     (void)state;
-    Cluster cluster = {.count = 2, .port = free_port()};
+    Cluster cluster = {.count = 2, .port = process_free_port()};
     start_node(&cluster, 0, "", "least=3");
     expect_node(&cluster, 0, ERROR_USAGE, "least=3 is more than the 2 nodes of the run");
 }

@@ -364,23 +364,11 @@ static void a_plan_that_does_not_fit_is_refused_with_a_higher_stage(void **state
 
 static bool has_mpi(void) { return system("command -v mpirun > /dev/null 2>&1") == 0; }
 
-/* Starts "PROGRAM ARGUMENT ...", cut at the blanks, and frees it. */
-static Process start_words(char *text) {
-    char *arguments[MOST_ARGUMENTS] = {0}, *rest = text;
-    int count = 0;
-    for (char *word; (word = strtok_r(rest, " ", &rest));) {
-        assert_true(count < MOST_ARGUMENTS - 1);
-        arguments[count++] = word;
-    }
-    Process process = process_start(arguments);
-    free(text);
-    return process;
-}
-
 static ProcessResult run_ranks(int ranks, const char *settings) {
     /* A sanitized program would end badly because of what Open MPI does not free. */
-    char *text = memory_format("/usr/bin/env ASAN_OPTIONS=detect_leaks=0 mpirun -n %d --oversubscribe --allow-run-as-root %s train %s %s %s", ranks, getenv("SMELT"), TINY, SMALL, settings);
-    Process process = start_words(text);
+    char *text = memory_format("ASAN_OPTIONS=detect_leaks=0 mpirun -n %d --oversubscribe --allow-run-as-root %s train %s %s %s", ranks, getenv("SMELT"), TINY, SMALL, settings);
+    Process process = words_start("/usr/bin/env", text);
+    free(text);
     return process_finish(&process);
 }
 
@@ -577,9 +565,11 @@ static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
 
 /* Rank `rank` of two that meet over TCP. */
 static Process start_over_tcp(int rank, int port, const char *settings) {
-    char *text = memory_format("/usr/bin/env RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s %s", rank, rank, port,
+    char *text = memory_format("RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s %s", rank, rank, port,
                                getenv("SMELT"), TINY, SMALL, settings);
-    return start_words(text);
+    Process process = words_start("/usr/bin/env", text);
+    free(text);
+    return process;
 }
 
 static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {

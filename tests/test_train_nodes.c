@@ -1,11 +1,6 @@
 /* End to end: training on three "nodes" (supervisors on this machine that differ in NODE_RANK), of which one is lost and comes back; and on three ranks, of
  * which one is slow. */
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include "train_run.h"
-
-#include "comm/socket.h"
 
 enum { NODES = 3, TRAINED = 1200, PATIENCE = 60 };
 
@@ -16,15 +11,6 @@ static const double tolerance = 1e-10;
 #define SETTINGS                                                                                                                           \
     "data.train=text model.family=llama model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 model.ffn=64 data.length=32 "        \
     "batch.sequences=2 batch.tokens=192 optimizer.lr=1e-3 schedule.warmup=4 threads=1 checkpoint.every=50 tensorboard=false precision=fp64 steps=1200"
-
-static int free_port(void) {
-    struct sockaddr_storage address = {0};
-    socklen_t size = sizeof address;
-    int made = socket_listen(AF_INET, true, 0);
-    assert_true(made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
-    close(made);
-    return socket_port(&address);
-}
 
 static Process start_node(int node) {
     char number[16];
@@ -87,7 +73,7 @@ static void a_run_goes_on_without_a_lost_node_and_takes_it_back(void **state) {
     Process nodes[NODES];
     Process alone = smelt_start("train " SETTINGS " run=whole");
     finish(&alone, 0);
-    snprintf(port, sizeof port, "%d", free_port());
+    snprintf(port, sizeof port, "%d", process_free_port());
     setenv("NNODES", "3", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);

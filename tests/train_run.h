@@ -42,9 +42,9 @@ static inline int train_setup(void **state) {
 
 enum { MOST_ARGUMENTS = 80 };
 
-/* "WORD WORD ...", cut at the blanks; $SMELT is an absolute path by then (train_main). */
-static inline Process smelt_start(const char *words) {
-    char *text = memory_copy_string(words), *arguments[MOST_ARGUMENTS] = {getenv("SMELT")}, *rest = text;
+/* The program with "WORD WORD ...", cut at the blanks. */
+static inline Process words_start(char *program, const char *words) {
+    char *text = memory_copy_string(words), *arguments[MOST_ARGUMENTS] = {program}, *rest = text;
     int count = 1;
     for (char *word; (word = strtok_r(rest, " ", &rest));) {
         assert_true(count < MOST_ARGUMENTS - 1);
@@ -54,6 +54,9 @@ static inline Process smelt_start(const char *words) {
     free(text);
     return process;
 }
+
+/* $SMELT is an absolute path by then (train_main). */
+static inline Process smelt_start(const char *words) { return words_start(getenv("SMELT"), words); }
 
 static inline ProcessResult smelt(const char *words) {
     Process process = smelt_start(words);

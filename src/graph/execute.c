@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/element.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "graph/graph.h"
@@ -56,13 +57,12 @@ void executor_read(const Executor *executor, TensorId id, void *to) {
 
 void executor_set_scalar(Executor *executor, TensorId tensor, double value) {
     void *data = executor_tensor(executor, tensor);
-    if (executor->graph->precision == PRECISION_FP64) *(double *)data = value;
-    else *(float *)data = (float)value;
+    element_set(precision_bytes(executor->graph->precision, TYPE_WIDE), data, 0, value);
 }
 
 double executor_get_metric(const Executor *executor, TensorId tensor, int64_t index) {
     const void *data = executor_tensor(executor, tensor);
-    return executor->graph->precision == PRECISION_FP64 ? ((const double *)data)[index] : ((const float *)data)[index];
+    return element_get(precision_bytes(executor->graph->precision, TYPE_WIDE), data, index);
 }
 
 static void run_nodes(Executor *executor, int first, int end) {

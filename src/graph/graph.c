@@ -118,6 +118,12 @@ bool graph_is_parameter(const Graph *graph, TensorId tensor) {
     return tensor != TENSOR_NONE && (arena == ARENA_WEIGHT || arena == ARENA_MASTER);
 }
 
+int graph_find_parameter(const Graph *graph, const char *name) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (!strcmp(graph->parameters[i].name, name)) return i;
+    return -1;
+}
+
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     if (parameter == TENSOR_NONE) return TENSOR_NONE;
     assert(graph_is_parameter(graph, parameter));

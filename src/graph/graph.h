@@ -137,6 +137,8 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
 /* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and for what is frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
+/* The index of the parameter of this name, or -1. */
+int graph_find_parameter(const Graph *graph, const char *name);
 
 /* Appends a node. Outputs are new activation tensors or ones that the op adds to. Attributes are copied. The node is
  * returned by index, since the array moves when it grows. */

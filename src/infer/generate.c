@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/element.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -61,9 +62,9 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(first + i);
     executor_run(program->executor);
     executor_read(program->executor, program->model.logits, g->wide_logits);
-    const void *logits = g->wide_logits;
+    size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
     for (int64_t i = 0; i < g->config->vocabulary; i++)
-        g->logits[i] = g->precision == PRECISION_FP64 ? ((const double *)logits)[i] : ((const float *)logits)[i];
+        g->logits[i] = element_get(bytes, g->wide_logits, i);
     g->computed = first + length;
 }
 

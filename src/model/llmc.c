@@ -28,9 +28,9 @@ enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
 static int64_t padded_rows(int64_t vocabulary) { return (vocabulary + PADDING - 1) / PADDING * PADDING; }
 
 static const Parameter *find(const Graph *graph, const char *name) {
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (!strcmp(graph->parameters[i].name, name)) return &graph->parameters[i];
-    abort(); /* every GPT-2 has them */
+    int found = graph_find_parameter(graph, name);
+    if (found < 0) abort(); /* every GPT-2 has them */
+    return &graph->parameters[found];
 }
 
 /* Every parameter in the order of the file; the caller frees the array. */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/bf16.h"
+#include "base/element.h"
 #include "base/hash.h"
 #include "base/rng.h"
 #include "kernel/launch.h"
@@ -171,19 +171,17 @@ void model_free(Model *model) {
 
 /* -- All parameters ------------------------------------------------------------------------------------------------- */
 
-int64_t model_parameters(const Graph *graph) {
+static int64_t count_parameters(const Graph *graph, bool frozen_too) {
     int64_t count = 0;
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind != PARAMETER_CONTROLLER) count += graph->parameters[i].count;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->kind != PARAMETER_CONTROLLER && (frozen_too || !p->frozen)) count += p->count;
+    }
     return count;
 }
 
-int64_t model_trained_parameters(const Graph *graph) {
-    int64_t count = 0;
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind != PARAMETER_CONTROLLER && !graph->parameters[i].frozen) count += graph->parameters[i].count;
-    return count;
-}
+int64_t model_parameters(const Graph *graph) { return count_parameters(graph, true); }
+int64_t model_trained_parameters(const Graph *graph) { return count_parameters(graph, false); }
 
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     int64_t count = 0;
@@ -196,18 +194,13 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
 }
 
 /* As many at once as a core's cache holds. */
-static void initialize_block(Precision precision, Normals normals, int64_t first, int64_t count, void *to) {
+static void initialize_block(size_t element, Normals normals, int64_t first, int64_t count, void *to) {
     enum { BLOCK = 4096 };
     float noise[BLOCK] = {0};
     for (int64_t at = 0; at < count; at += BLOCK) {
         int64_t block = count - at < BLOCK ? count - at : BLOCK;
         if (normals.deviation > 0) rng_normals(normals.seed, normals.stream, (uint64_t)(first + at), block, noise);
-        for (int64_t j = 0; j < block; j++) {
-            double value = normals.mean + normals.deviation * noise[j];
-            if (precision == PRECISION_FP64) ((double *)to)[at + j] = value;
-            else if (normals.narrow) ((uint16_t *)to)[at + j] = bf16_narrow((float)value);
-            else ((float *)to)[at + j] = (float)value;
-        }
+        for (int64_t j = 0; j < block; j++) element_set(element, to, at + j, normals.mean + normals.deviation * noise[j]);
     }
 }
 
@@ -222,7 +215,7 @@ void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64
     } else {
 #pragma omp parallel for schedule(static)
         for (int64_t at = 0; at < count; at += TASK)
-            initialize_block(graph->precision, normals, first + at, count - at < TASK ? count - at : TASK, (char *)to + at * element);
+            initialize_block((size_t)element, normals, first + at, count - at < TASK ? count - at : TASK, (char *)to + at * element);
     }
     /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
     if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA && count && first + count == p->count) {
@@ -247,11 +240,7 @@ void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t se
 
 void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) {
-        union { float value; uint32_t bits; } u = {.value = from[i]};
-        uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
-        to[i] = (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-    }
+    for (int64_t i = 0; i < count; i++) to[i] = bf16_narrow(from[i]);
 }
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {

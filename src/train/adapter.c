@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bf16.h"
+#include "base/element.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
@@ -24,12 +24,6 @@ static bool check_base(const char *folder, const Config *origin, Error *error) {
            error_set(error, ERROR_USAGE, "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
-static int find_parameter(const Graph *graph, const char *name) {
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (!strcmp(graph->parameters[i].name, name)) return i;
-    return -1;
-}
-
 /* Where a parameter's values come from: the reader of a model folder, or a MASTER arena of the host. */
 typedef struct Source { const HfReader *reader; const Graph *graph; const char *master; } Source;
 
@@ -40,25 +34,21 @@ static void take(Session *session, const Parameter *p, const Source *source, int
     int64_t unit = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : precision_unit(graph->precision);
     int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p));
     char *to = (char *)executor_arena(session->executor, base ? ARENA_WEIGHT : ARENA_MASTER) + p->offset * unit;
-    void *room = memory_allocate((size_t)bytes);
-    const void *values = room;
-    if (source->reader && narrow) hf_reader_load_bf16(source->reader, index, room);
-    else if (source->reader) hf_reader_load(source->reader, index, room);
-    else {
-        values = source->master + source->graph->parameters[index].offset * precision_unit(graph->precision);
-        if (base && graph->precision == PRECISION_BF16) {
-            model_round_weights(values, room, p->count);
-            values = room;
-        }
+    if (source->reader) {
+        source_load_parameter(source->reader, index, narrow, session->backend.device, to, bytes);
+        return;
     }
-    device_upload(session->backend.device, to, values, bytes);
-    free(room);
+    const void *values = source->master + source->graph->parameters[index].offset * precision_unit(graph->precision);
+    uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
+    if (rounded) model_round_weights(values, rounded, p->count);
+    device_upload(session->backend.device, to, rounded ? rounded : values, bytes);
+    free(rounded);
 }
 
 static void take_all(Session *session, const Source *source) {
     const Graph *graph = session->model.graph;
     for (int i = 0; i < source->graph->parameter_count; i++) {
-        int own = find_parameter(graph, source->graph->parameters[i].name);
+        int own = graph_find_parameter(graph, source->graph->parameters[i].name);
         assert(own >= 0);
         take(session, &graph->parameters[own], source, i);
     }
@@ -116,7 +106,7 @@ static float *widened(const Adapters *adapters, const Parameter *p) {
     float *wide = memory_allocate((size_t)p->count * sizeof *wide);
     int64_t bytes = graph_kept_bytes(graph, p);
     for (int64_t i = 0; i < p->count; i++)
-        wide[i] = bytes == 8 ? (float)((const double *)values)[i] : bytes == 4 ? ((const float *)values)[i] : bf16_widen(((const uint16_t *)values)[i]);
+        wide[i] = (float)element_get((size_t)bytes, values, i);
     return wide;
 }
 
@@ -127,7 +117,7 @@ static int find_half(const Graph *graph, const char *weight, const char *which) 
     size_t length = strlen(weight), tail = strlen(".weight");
     if (length < tail || strcmp(weight + length - tail, ".weight")) return -1;
     char *name = memory_format("%.*s.%s.weight", (int)(length - tail), weight, which);
-    int found = find_parameter(graph, name);
+    int found = graph_find_parameter(graph, name);
     free(name);
     return found;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/element.h"
 #include "base/memory.h"
 #include "model/llmc.h"
 #include "op/op.h"
@@ -25,7 +26,7 @@ typedef struct Check {
 } Check;
 
 static double wide(const Check *c, const void *values, int64_t index) {
-    return c->given->precision == PRECISION_FP64 ? ((const double *)values)[index] : ((const float *)values)[index];
+    return element_get(precision_bytes(c->given->precision, TYPE_WIDE), values, index);
 }
 
 /* -- Comparing ------------------------------------------------------------------------------------------------------ */
@@ -39,7 +40,7 @@ static const char *judge(Check *c, bool good) {
 static void compare_tensor(Check *c, const char *name, const void *ours, const void *expected, Precision type, int64_t count) {
     double difference = 0, norm = 0, largest = 0;
     for (int64_t i = 0; i < count; i++) {
-        double theirs = type == PRECISION_FP64 ? ((const double *)expected)[i] : ((const float *)expected)[i], off = wide(c, ours, i) - theirs;
+        double theirs = element_get(precision_bytes(type, TYPE_WIDE), expected, i), off = wide(c, ours, i) - theirs;
         difference += off * off;
         norm += theirs * theirs;
         largest = fabs(off) > largest || isnan(off) ? fabs(off) : largest;

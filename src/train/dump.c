@@ -22,7 +22,7 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
     const Graph *graph = session->model.graph;
     size_t unit = graph_kept_bytes(graph, p);
-    StoredTensor tensor = {.name = p->name, .type = graph_kept(graph, p) == TYPE_COMPUTE ? STORED_BF16 : wide_type(session), .rank = p->rank,
+    StoredTensor tensor = {.name = p->name, .type = session_stored_type(graph, p), .rank = p->rank,
                            .data = arena + p->offset * precision_unit(graph->precision)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {

@@ -3,6 +3,7 @@
 #ifndef SMELT_TRAIN_SESSION_H
 #define SMELT_TRAIN_SESSION_H
 
+#include "ckpt/ckpt.h"
 #include "config.h"
 #include "layout/exchange.h"
 #include "model/model.h"
@@ -54,6 +55,9 @@ void session_free(Session *session);
 bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error);
 /* After something other than the optimizer wrote master weights: makes the weights on all ranks from them. Collective. */
 void session_spread_weights(Session *session);
+
+/* The type of a file in which a parameter, its gradient and its state are written as they are kept. */
+StoredType session_stored_type(const Graph *graph, const Parameter *parameter);
 
 /* -- Checkpoints: parameters, optimizer state, step (state.c) ------------------------------------------------------ */
 

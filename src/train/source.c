@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/bf16.h"
+#include "base/element.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf.h"
@@ -98,16 +98,6 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 
 /* -- Weights -------------------------------------------------------------------------------------------------------- */
 
-static double kept_value(size_t bytes, const void *values, int64_t index) {
-    return bytes == 8 ? ((const double *)values)[index] : bytes == 4 ? ((const float *)values)[index] : bf16_widen(((const uint16_t *)values)[index]);
-}
-
-static void set_kept_value(size_t bytes, void *values, int64_t index, double value) {
-    if (bytes == 8) ((double *)values)[index] = value;
-    else if (bytes == 4) ((float *)values)[index] = (float)value;
-    else ((uint16_t *)values)[index] = bf16_narrow((float)value);
-}
-
 /* Graphs of one model in different precisions. */
 static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
     for (int i = 0; i < to->parameter_count; i++) {
@@ -116,7 +106,7 @@ static void convert(const Graph *to, char *target, const Graph *from, const char
         void *values = target + p->offset * precision_unit(to->precision);
         const void *read = source + q->offset * precision_unit(from->precision);
 #pragma omp parallel for schedule(static)
-        for (int64_t j = 0; j < p->count; j++) set_kept_value(bytes, values, j, kept_value(given, read, j));
+        for (int64_t j = 0; j < p->count; j++) element_set(bytes, values, j, element_get(given, read, j));
     }
 }
 
@@ -145,20 +135,12 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
 
 static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
-/* On a GPU a parameter passes through host memory. */
-static void load_rounded(const HfReader *reader, int parameter, Device *device, uint16_t *target, int64_t count) {
-    uint16_t *host = device_is_gpu(device) ? memory_allocate(count * sizeof *host) : target;
-    hf_reader_load_bf16(reader, parameter, host);
-    if (host == target) return;
-    device_upload(device, target, host, count * (int64_t)sizeof *host);
-    free(host);
-}
-
-static void load_wide(const HfReader *reader, int parameter, Device *device, char *target, int64_t bytes) {
-    char *host = device_is_gpu(device) ? memory_allocate(bytes) : target;
-    hf_reader_load(reader, parameter, host);
-    if (host == target) return;
-    device_upload(device, target, host, bytes);
+void source_load_parameter(const HfReader *reader, int parameter, bool narrow, Device *device, void *to, int64_t bytes) {
+    void *host = device_is_gpu(device) ? memory_allocate((size_t)bytes) : to;
+    if (narrow) hf_reader_load_bf16(reader, parameter, host);
+    else hf_reader_load(reader, parameter, host);
+    if (host == to) return;
+    device_upload(device, to, host, bytes);
     free(host);
 }
 
@@ -167,9 +149,7 @@ static bool load_folder(const char *folder, const Config *config, const Graph *g
     int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
-        char *kept = (char *)master + p->offset * unit;
-        if (graph_kept(graph, p) == TYPE_COMPUTE && precision_is_bf16(graph->precision)) load_rounded(reader, i, device, (uint16_t *)kept, p->count);
-        else load_wide(reader, i, device, kept, p->count * graph_kept_bytes(graph, p));
+        source_load_parameter(reader, i, graph_kept(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit, p->count * graph_kept_bytes(graph, p));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);

@@ -5,6 +5,7 @@
 
 #include "config.h"
 #include "graph/graph.h"
+#include "model/hf.h"
 #include "token/tokenizer.h"
 
 /* Whether `folder` has a config.yaml. */
@@ -24,6 +25,8 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter. */
 bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
+/* One parameter of a model folder to `bytes` of a device's memory, rounded to bf16 where `narrow`, else in the WIDE type; on a GPU it passes through host memory. */
+void source_load_parameter(const HfReader *reader, int parameter, bool narrow, Device *device, void *to, int64_t bytes);
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);
 
 #endif

@@ -28,10 +28,15 @@ typedef struct IntervalList { Interval *items; void **memory; size_t count; } In
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
 static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
 
+StoredType session_stored_type(const Graph *graph, const Parameter *parameter) {
+    int64_t bytes = graph_kept_bytes(graph, parameter);
+    return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
+}
+
 /* Elements [first, first + count) of a parameter, which lie at `memory`. */
 static void append(IntervalList *list, const Graph *graph, int index, char *name, int64_t first, int64_t count, void *memory) {
     const Parameter *p = &graph->parameters[index];
-    Interval interval = {.name = name, .type = graph_kept(graph, p) == TYPE_COMPUTE ? STORED_BF16 : graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32, .rank = p->rank, .first = first, .count = count};
+    Interval interval = {.name = name, .type = session_stored_type(graph, p), .rank = p->rank, .first = first, .count = count};
     memcpy(interval.shape, p->shape, sizeof p->shape);
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
     list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
