@@ -1,12 +1,15 @@
 /* Matrix products on NVIDIA's Hopper, of operands that its copy engine can read; gemm.c launches it where the device and the alignment allow.
  *
- * A block makes a tile of C of 128 x 256 after the other: two warpgroups own 64 rows each, sums in registers, and one thread of a third keeps a ring of stages
+ * A block makes a tile of C of 128 x 256 after the other: two warpgroups own 64 rows each, sums in registers, and one thread of a warp beside them keeps a ring of stages
  * full, tile after tile, so that loads go on while sums are written. It also finds the tiles and tells the groups of them. D, where there is one, comes through the ring
  * behind the operands; C leaves through shared memory, from where the copy engine takes it while the next tile's products begin. Two blocks form a cluster whose tiles, a
  * unit, lie under one another: what both read of B comes once, for both.
  *
  * Units go around among the clusters. Of products whose rows are cut by expert, those that fill at most half a unit are half units, and what would be left for a
- * last round is cut into halves where these fit into one: each keeps a cluster busy for half the time. Who makes a unit changes no bits. */
+ * last round is cut into halves where these fit into one: each keeps a cluster busy for half the time. Who makes a unit changes no bits.
+ *
+ * No group gives registers to another (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one after the other and took 0.8 s for each of these.
+ * Without, what adds D spills, which costs nothing that shows: it waits for memory. */
 #ifndef SMELT_KERNEL_GEMM_HOPPER_H
 #define SMELT_KERNEL_GEMM_HOPPER_H
 
@@ -18,8 +21,7 @@ enum {
     HOPPER_CLUSTER = 2, UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
     HOPPER_STAGES = 4, HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
     HOPPER_TOLD = 8,                                       /* tiles that loads may be ahead: more than stages */
-    HOPPER_THREADS = 384,                                  /* the last 128 for one that loads */
-    REGISTERS_SUMS = 224, REGISTERS_LOADS = 56,            /* of a thread: 168 in the mean */
+    HOPPER_THREADS = 288,                                  /* the last 32 for one that loads */
     BOX_LINES = 64, BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* of a copy */
     OUT_BOXES = 2,                                         /* of each group, side by side, on their way to C */
 };
@@ -453,13 +455,8 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout
         shared_to_async();
     }
     cluster_barrier();
-    if (wave_id() < 2 * 4) {
-        registers_take(REGISTERS_SUMS);
-        make_tiles(h, maps, a, b);
-    } else {
-        registers_leave(REGISTERS_LOADS);
-        if (thread_id() == 2 * WARPGROUP) load_tiles(h, maps, &schedule, a, b);
-    }
+    if (wave_id() < 2 * 4) make_tiles(h, maps, a, b);
+    else if (lane_id() == 0) load_tiles(h, maps, &schedule, a, b);
     cluster_barrier();
 }
 
