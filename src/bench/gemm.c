@@ -207,12 +207,28 @@ static double element(const void *data, GemmType type, bool fnuz, int64_t index)
     return ((const float *)data)[index];
 }
 
-/* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order; GPUs truncate within a step. So 32 times k 2^-24 rms
- * leaves room and is far from one product that is missing. Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms
- * is still far from an element that is wrong, which is off by sqrt(k) rms. C in bf16 is half a unit in its last place off besides. */
-static double bound_of(const Gemm *g, double exact, double squares) {
-    double rms = sqrt(squares / (double)g->k), sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, rounding = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
-    return (double)g->k * sums * rms + rounding * fabs(exact);
+/* An element in double precision: its sum, the largest one on the way there, and the mean square of its products. */
+typedef struct Exact { double sum, peak, squares; } Exact;
+
+static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
+    Exact e = {0};
+    for (int64_t p = 0; p < g->k; p++) {
+        double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
+        double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        e.sum += a * b;
+        e.squares += a * b * a * b / (double)g->k;
+        if (fabs(e.sum) > e.peak) e.peak = fabs(e.sum);
+    }
+    return e;
+}
+
+/* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times k 2^-24 rms leaves room and is far from one
+ * product that is missing. GPUs truncate, each 16 or 8 products, whose errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most.
+ * Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which is off
+ * by sqrt(k) rms. C in bf16 is half a unit in its last place off besides. */
+static double bound_of(const Gemm *g, const Exact *e) {
+    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, rounding = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    return k * sums * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + rounding * fabs(e->sum);
 }
 
 /* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
@@ -222,14 +238,8 @@ static bool row_is_right(const Gemm *g, bool fnuz, int64_t row, const char *c) {
     int wrong = 0;
 #pragma omp parallel for schedule(static) reduction(+ : wrong)
     for (int64_t column = 0; column < g->n; column += step) {
-        double sum = 0, squares = 0;
-        for (int64_t p = 0; p < g->k; p++) {
-            double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-            double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
-            sum += a * b;
-            squares += a * b * a * b;
-        }
-        wrong += !(fabs(element(c, g->output, fnuz, column) - sum) <= bound_of(g, sum, squares));
+        Exact exact = exact_element(g, fnuz, row, column);
+        wrong += !(fabs(element(c, g->output, fnuz, column) - exact.sum) <= bound_of(g, &exact));
     }
     return wrong == 0;
 }

@@ -58,15 +58,16 @@ int64_t bench_cache_bytes(const Device *device) {
     return usual_cache;
 }
 
-/* A prime number of random values, laid over the memory again and again: no row or column of a matrix meets itself. */
-enum { POOL = 262139 };
+/* A prime number of random values, laid over the memory again and again; powers of two and their small multiples leave large remainders: no row or column of a matrix
+ * meets itself, or one of the other operand. */
+enum { POOL = 2592487 };
 
-static void *make_pool(GemmType type, bool fnuz) {
-    float *wide = memory_allocate(POOL * sizeof *wide);
-    rng_normals(1, RNG_STREAM_BENCH, 0, POOL, wide);
+static void *make_pool(GemmType type, bool fnuz, int64_t count) {
+    float *wide = memory_allocate((size_t)count * sizeof *wide);
+    rng_normals(1, RNG_STREAM_BENCH, 0, count, wide);
     if (type == GEMM_F32) return wide;
-    char *narrow = memory_allocate((size_t)(POOL * bench_type_bytes(type)));
-    for (int i = 0; i < POOL; i++) {
+    char *narrow = memory_allocate((size_t)(count * bench_type_bytes(type)));
+    for (int64_t i = 0; i < count; i++) {
         if (type == GEMM_FP8) ((uint8_t *)narrow)[i] = fp8_narrow(wide[i], fnuz);
         else ((uint16_t *)narrow)[i] = bf16_narrow(wide[i]);
     }
@@ -75,8 +76,8 @@ static void *make_pool(GemmType type, bool fnuz) {
 }
 
 static void fill(const BenchArena *arena, GemmType type) {
-    char *pool = make_pool(type, device_fp8_is_fnuz(arena->device));
-    int64_t pool_bytes = POOL * bench_type_bytes(type), filled = arena->bytes < pool_bytes ? arena->bytes : pool_bytes;
+    int64_t size = bench_type_bytes(type), count = arena->bytes / size < POOL ? arena->bytes / size : POOL, filled = count * size;
+    char *pool = make_pool(type, device_fp8_is_fnuz(arena->device), count);
     device_upload(arena->device, arena->memory, pool, filled);
     for (int64_t more; filled < arena->bytes; filled += more) {
         more = arena->bytes - filled < filled ? arena->bytes - filled : filled;
