@@ -13,7 +13,7 @@ static inline float bf16_widen(uint16_t x) {
 static inline uint16_t bf16_narrow(float x) {
     union { float value; uint32_t bits; } u = {.value = x};
     uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
-    return (uint16_t)((u.bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
 
 #endif

@@ -54,10 +54,11 @@ static inline W wide_erf(W x) { return erf(x); }
 static inline W wide_sqrt(W x) { return sqrt(x); }
 #elif defined KERNEL_VARIANT
 /* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 Taylor-like
- * polynomial for e^r, and 2^n by its exponent bits. NaN stays NaN; below -87.3 the result is 0, above 88.7 it is infinity. */
+ * polynomial for e^r, and 2^n by its exponent bits, which are those of 0 below -87.7 and of infinity above 88.4. NaN stays NaN. */
 static inline W wide_exp(W x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    float clamped = x < -87.3f ? -87.3f : x > 88.3f ? 88.3f : x;
+    float least = x < -88.0f ? -88.0f : x;
+    float clamped = least > 88.7f ? 88.7f : least;
     union { float value; uint32_t bits; } shifted = {.value = clamped * 1.44269504f + magic};
     float n = shifted.value - magic;
     float r = clamped - n * 0.693359375f;
@@ -70,9 +71,7 @@ static inline W wide_exp(W x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     union { uint32_t bits; float value; } power = {.bits = (shifted.bits << 23) + 0x3f800000};
-    float result = p * power.value;
-    result = x < -87.3f ? 0.0f : result;
-    return x > 88.3f ? INFINITY : result;
+    return p * power.value;
 }
 /* erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
 static inline W wide_erf(W x) {
@@ -87,6 +86,11 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 #if defined KERNEL_VARIANT
 /* The type of a COMPUTE parameter's gradient. */
 static inline GemmType kernel_gemm_kept(const OpCall *call) { return call->narrow ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
+
+/* Asks for the row behind this one, `bytes` long: where a row takes long to compute the hardware does not look ahead far enough, and memory would wait. */
+static inline void kernel_fetch_next(const void *row, int64_t bytes) {
+    for (int64_t at = bytes; at < 2 * bytes; at += 64) __builtin_prefetch((const char *)row + at);
+}
 
 /* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */
 static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
