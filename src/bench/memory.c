@@ -127,14 +127,17 @@ static void run_gpu(void *context, int64_t call) {
     static const GpuKernel launched[KERNELS] = {[KERNEL_COPY] = {"stream", "stream_copy"}, [KERNEL_SCALE] = {"stream", "stream_scale"},
                                                      [KERNEL_ADD] = {"stream", "stream_add"}, [KERNEL_TRIAD] = {"stream", "stream_triad"},
                                                      [KERNEL_READ] = {"stream", "stream_read"}, [KERNEL_WRITE] = {"stream", "stream_write"}};
-    enum { BLOCKS_A_PROCESSOR = 8 };
+    enum { READERS_A_PROCESSOR = 8, MOST_BLOCKS = 1 << 22, BLOCK_BYTES = 16 * STREAM_THREADS };
     const Work *work = context;
     (void)call;
     StreamArguments arguments = {.a = (float *)work->arrays[0], .b = (float *)work->arrays[1], .c = (float *)work->arrays[2], .factor = (float)FACTOR,
-                                 .blocks = device_info(work->device)->processors * BLOCKS_A_PROCESSOR, .count = work->bytes / (int64_t)sizeof(float)};
+                                 .count = work->bytes / (int64_t)sizeof(float)};
+    int64_t blocks = (work->bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    arguments.blocks = blocks < MOST_BLOCKS ? (int32_t)blocks : MOST_BLOCKS;
     if (work->kernel == KERNEL_READ) { /* sums into the first array, reads of the second */
         arguments.a = (float *)work->arrays[MOST_ARRAYS - 1];
         arguments.b = (float *)work->arrays[0];
+        arguments.blocks = device_info(work->device)->processors * READERS_A_PROCESSOR;
     }
     device_launch(work->device, &launched[work->kernel], (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
 }
