@@ -9,7 +9,7 @@
  * last round is cut into halves where these fit into one: each keeps a cluster busy for half the time. Who makes a unit changes no bits.
  *
  * No group gives registers to another (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one after the other and took 0.8 s for each of these.
- * Without, what adds D spills, which costs nothing that shows: it waits for memory. */
+ * The loop of products fits into 168 registers; what follows it would like more, which costs 3% of the experts' products and nothing that shows of the others. */
 #ifndef SMELT_KERNEL_GEMM_HOPPER_H
 #define SMELT_KERNEL_GEMM_HOPPER_H
 
@@ -273,34 +273,36 @@ INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
     group_barrier(group);
 }
 
-/* x = alpha x, and so on: + D, + bias. */
+/* x = alpha x, and so on: + bias, + D. */
 INLINE void sums_scale(const GemmArguments *g, float *x) {
     if (g->alpha != 1) UNROLL for (int i = 0; i < SUMS; i++) x[i] *= g->alpha;
 }
 
-/* D comes stage after stage. */
-INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, const bool wide) {
-    const int stages = wide ? 4 : 2, blocks = SUMS / 4 / stages; /* blocks of eight columns */
+/* Adds stage number s of D to its sums. */
+INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float *x, const int s, const bool wide) {
+    const int blocks = wide ? SUMS / 16 : SUMS / 8; /* of eight columns */
     int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
-    UNROLL for (int s = 0; s < stages; s++) {
-        LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
-        shared_barrier_wait(stage_full(ring), ring->turn);
-        UNROLL for (int i = 0; i < blocks * 2; i++) {
-            LOCAL const bf16 *box = from + i / blocks * BOX_ELEMENTS;
-            float *pair = x + (s * blocks * 2 + i) * 2;
-            int at = row + i % 2 * 8, block = i / 2 % (blocks / 2);
-            if (wide) {
-                f32x2 d = *(LOCAL const f32x2 *)(box + tile_at(PANEL_COLUMNS, at, block * 16 + lane / 2 * 8) + lane % 2 * 4);
-                pair[0] += g->beta * d.x, pair[1] += g->beta * d.y;
-            } else {
-                uint32_t d = *(LOCAL const uint32_t *)(box + tile_at(PANEL_COLUMNS, at, block * 8) + lane * 2);
-                pair[0] += g->beta * widen_low(d), pair[1] += g->beta * widen_high(d);
-            }
+    LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
+    shared_barrier_wait(stage_full(ring), ring->turn);
+    UNROLL for (int i = 0; i < blocks * 2; i++) {
+        LOCAL const bf16 *box = from + i / blocks * BOX_ELEMENTS;
+        float *pair = x + (s * blocks * 2 + i) * 2;
+        int at = row + i % 2 * 8, block = i / 2 % (blocks / 2);
+        if (wide) {
+            f32x2 d = *(LOCAL const f32x2 *)(box + tile_at(PANEL_COLUMNS, at, block * 16 + lane / 2 * 8) + lane % 2 * 4);
+            pair[0] += g->beta * d.x, pair[1] += g->beta * d.y;
+        } else {
+            uint32_t d = *(LOCAL const uint32_t *)(box + tile_at(PANEL_COLUMNS, at, block * 8) + lane * 2);
+            pair[0] += g->beta * widen_low(d), pair[1] += g->beta * widen_high(d);
         }
-        warp_barrier();
-        stage_release(ring->stage);
-        ring_on(ring, HOPPER_STAGES);
     }
+    warp_barrier();
+    stage_release(ring->stage);
+    ring_on(ring, HOPPER_STAGES);
+}
+
+INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, const bool wide) {
+    UNROLL for (int s = 0; s < (wide ? 4 : 2); s++) sums_add_stage(g, ring, group, x, s, wide);
 }
 
 INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
@@ -314,12 +316,14 @@ INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-/* A group's rows of a tile, in columns before `end`, in passes of OUT_BOXES boxes. */
-INLINE void write_boxes(const GemmHopper *h, uint64_t maps, const HopperTile *t, int group, int32_t end, const float *x, const bool wide) {
+/* A group's rows of a tile, in columns before `end`, in passes of OUT_BOXES boxes, which are as wide as stages of D: with `adds` each pass adds its own, while the sums
+ * of those before leave registers free. */
+INLINE void write_boxes(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, int32_t end, bool adds, float *x, const bool wide) {
     const int across = wide ? 32 : 64, columns = OUT_BOXES * across; /* of a box, of a pass */
     int row = wave_id() % 4 * 16, lane = lane_id(), first = map_row(&h->product, t) + group * GROUP_ROWS;
     bool sends = thread_id() % WARPGROUP == 0;
     UNROLL for (int pass = 0; pass < HOPPER_COLUMNS / columns; pass++) {
+        if (adds) sums_add_stage(&h->product, ring, group, x, pass, wide);
         if (sends) copies_read();
         group_barrier(group);
         UNROLL for (int j = 0; j < columns / 8; j += 2) {
@@ -380,13 +384,16 @@ INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t fi
 }
 
 /* Of a symmetric C only blocks of 64 x 64 on the diagonal and below it are written as they are. */
-INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t, int group, float *x) {
+INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, float *x) {
     const GemmArguments *g = &h->product;
     int32_t first = t->row + group * GROUP_ROWS, end = g->symmetric ? least(first + GROUP_ROWS, g->n) : g->n;
-    if (slots_are_rows(g) && first + GROUP_ROWS > t->end) write_pairs(g, t, group, x);
-    else if (g->wide) write_boxes(h, maps, t, group, end, x, true);
-    else write_boxes(h, maps, t, group, end, x, false);
+    bool pairs = slots_are_rows(g) && first + GROUP_ROWS > t->end, adds = g->d && !g->symmetric && !pairs;
+    if (g->d && !adds && g->wide) sums_add_d(g, ring, group, x, true);
+    else if (g->d && !adds) sums_add_d(g, ring, group, x, false);
     if (g->symmetric) write_mirror(g, t, first + wave_id() % 4 * 16, x);
+    if (pairs) write_pairs(g, t, group, x);
+    else if (g->wide) write_boxes(h, maps, t, ring, group, end, adds, x, true);
+    else write_boxes(h, maps, t, ring, group, end, adds, x, false);
 }
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
@@ -436,10 +443,8 @@ INLINE void make_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
         UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0;
         tile_sums(&t, &ring, group, cuts, x, a, b);
         sums_scale(g, x);
-        if (g->d && g->wide) sums_add_d(g, &ring, group, x, true);
-        else if (g->d) sums_add_d(g, &ring, group, x, false);
         if (g->bias) sums_add_bias(g, x, t.column);
-        hopper_write(h, maps, &t, group, x);
+        hopper_write(h, maps, &t, &ring, group, x);
     }
     copies_done();
 }
