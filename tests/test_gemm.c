@@ -196,14 +196,14 @@ static void several_blocks(void) {
         for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
 }
 
-/* K so long that accumulating adds up pieces of it: two, four and eight. */
+/* K so long that with A transposed pieces of it are added up: two, four and eight. */
 static void several_pieces(void) {
     static const int64_t sizes[][3] = {{37, 45, 2049}, {9, 32, 4099}, {15, 17, 8200}, {1, 1, 9000}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int t = 0; t < TYPES; t++)
-            for (int form = 0; form < 4; form++) {
+            for (int form = 0; form < 8; form++) {
                 if (all_types[t].output == GEMM_BF16) continue;
-                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, true, form == 1, sizes[i][0], sizes[i][1], sizes[i][2]);
+                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form & 4, form == 5, sizes[i][0], sizes[i][1], sizes[i][2]);
                 check(&g);
             }
 }
@@ -272,7 +272,7 @@ static void partial_sums_of_a_batch_do_not_run_out(void **state) {
     Gemm products[COUNT];
     void *before[COUNT], *alone[COUNT];
     for (int i = 0; i < COUNT; i++) {
-        products[i] = new_product(GEMM_F32, GEMM_F32, true, false, true, false, 640, 700, 2100);
+        products[i] = new_product(GEMM_F32, GEMM_F32, true, false, true, false, 930, 1070, 2100);
         before[i] = copy_of_c(&products[i]);
         gemm_serial(&products[i]);
         alone[i] = copy_of_c(&products[i]);

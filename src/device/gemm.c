@@ -1,11 +1,12 @@
 /* Matrix products on the CPU: cutting, packing and threads; the arithmetic is in gemm_kernel.c.
  *
  * The scheme is that of BLIS. A product is cut into tiles of C. One thread computes a tile alone: for each block of K it packs the tile's
- * columns of B, then, a block of rows at a time, A, and runs the kernel over both, while what it packs next is brought closer. Packing
- * again what another tile has packed costs little at these tile sizes and buys the absence of barriers: gemm, gemm_serial and gemm_batch
- * are one loop over tiles. Tiles may be cut freely, because an element's value depends only on the blocks of K: any tile of any thread
- * finds the same bits. Where C is so small that tiles for all threads would be mostly packing (weight gradients), K is cut as well, into
- * pieces fixed by shape, whose sums are added in order.
+ * columns of B, then takes a panel of A at a time, packs it while the first-level cache holds it and multiplies it by all of B. What comes
+ * next, up to the first block of the tile that the thread will probably get, is brought closer meanwhile. Packing again what another
+ * thread has packed costs little at these tile sizes and buys the absence of barriers: gemm, gemm_serial and gemm_batch are one loop over
+ * tiles. Tiles may be cut freely, because an element's value depends only on the blocks of K: any tile of any thread finds the same bits.
+ * Where C is small and K long (weight gradients), tiles for all threads would be mostly packing: K is cut as well, into pieces fixed by
+ * shape, whose sums are added in order.
  *
  * Memory: each thread that ever computes keeps one scratch of fixed size until it exits. Parts that were never needed are never touched. */
 #include "gemm.h"
@@ -20,26 +21,28 @@
 #include <sys/mman.h>
 
 enum {
-    DEPTH = 384,         /* packed depths in a block of K: a panel of B, 48 KiB, comes from the second-level cache once per block of A */
+    DEPTH = 192,         /* packed depths in a block of K: panels of A and B, 36 KiB, share the first-level cache */
     WHOLE_DEPTH = 512,   /* as many are still one block: sums that are kept between two blocks cost more */
-    PACK_DEPTH = 32,     /* depths packed at once of an operand whose lines lie side by side, so that memory is read in order */
-    BLOCK_PANELS = 8,    /* panels of A packed at once, 256 KiB: small enough to stay in the second level beside B */
+    PACK_DEPTH = 32,     /* depths packed at once of a B whose columns lie side by side, so that memory is read in order */
+    BLOCK_PANELS = 4,    /* panels of A fetched at once: where its rows lie side by side, parts of lines would be fetched twice */
     TILE_ROWS = 1024,    /* most rows of C in a tile, but for two panels' worth of rounding */
     TILE_COLUMNS = 512,  /* most columns: packed B, 1 MiB, stays in the second level */
     TASKS_A_THREAD = 4,  /* tiles per thread, so that a late thread costs little */
     MIN_WORK = 1 << 19,  /* multiplications worth a task of their own */
     PIECE_DEPTH = 1024,  /* least k of a piece of a product */
     MOST_PIECES = 8,
-    PARTIALS = 1 << 19,  /* most elements in all partial sums at a time */
+    PARTIALS = 4 << 20,  /* most bytes in all partial sums at a time */
     GROUP = 256,         /* most products planned at once */
     HUGE_PAGE = 2 << 20,
+    CACHE_LINE = 64,
+    CROWDED = 512,       /* lines a multiple of this many bytes apart fall into at most 8 of the first-level cache's 64 sets */
 };
 
 typedef struct Scratch {
-    char a[BLOCK_PANELS * 16 * WHOLE_DEPTH * sizeof(double)];
+    char a[16 * WHOLE_DEPTH * sizeof(double)];
     char b[TILE_COLUMNS * WHOLE_DEPTH * sizeof(double)];
     float sums[(TILE_ROWS + 2 * 16) * TILE_COLUMNS]; /* of a bf16 result with more than one block of K */
-    double partials[PARTIALS];                       /* of the pieces of products; the caller's, filled by all threads */
+    double partials[PARTIALS / sizeof(double)];      /* of the pieces of products; the caller's, filled by all threads */
 } Scratch;
 
 /* How many tiles C is cut into, and the number of the first of them among all tiles of a batch. */
@@ -110,6 +113,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static size_t size_of(GemmType type) { return type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
+static size_t size_of_sum(const Gemm *g) { return g->input == GEMM_F64 ? sizeof(double) : sizeof(float); }
 
 /* Address of an operand's line (row of A, column of B) `line` at `p`. */
 static GemmSource source_at(const void *data, int64_t ld, bool depth_contiguous, GemmType type, int64_t line, int64_t p) {
@@ -117,29 +121,29 @@ static GemmSource source_at(const void *data, int64_t ld, bool depth_contiguous,
     return (GemmSource){(const char *)data + offset * (int64_t)size_of(type), ld, depth_contiguous, type == GEMM_BF16};
 }
 
-/* Packs `lines` lines as panels of `height` lines each, `stride` wide; the last panel only as wide, in half panels, as it needs to be. */
-static void pack_panels(const GemmKernel *kernel, char *to, GemmSource source, int64_t lines, int64_t depth, int height, int stride, int half) {
+/* Packs columns of B as panels; the last panel only as wide, in half panels, as it needs to be. */
+static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, int64_t columns, int64_t depth) {
     int64_t unit = kernel->pairs ? 2 : 1, size = source.bf16 ? 2 : (int64_t)kernel->element, element = (int64_t)kernel->element;
-    int64_t chunk = source.depth_contiguous ? larger(depth, 1) : PACK_DEPTH * unit;
+    int64_t chunk = source.depth_contiguous ? larger(depth, 1) : PACK_DEPTH * unit, most = kernel->panel_columns;
     const char *from = source.data;
     for (int64_t p = 0; p < depth; p += chunk)
-        for (int64_t line = 0; line < lines; line += height) {
-            int64_t here = smaller(height, lines - line), width = here <= half ? half : stride;
-            source.data = from + (source.depth_contiguous ? line * source.ld + p : p * source.ld + line) * size;
-            char *panel = to + (line / height * stride * ceil_divide(depth, unit) + p / unit * width) * element;
+        for (int64_t column = 0; column < columns; column += most) {
+            int64_t here = smaller(most, columns - column), width = here <= most / 2 ? most / 2 : most;
+            source.data = from + (source.depth_contiguous ? column * source.ld + p : p * source.ld + column) * size;
+            char *panel = to + (column * ceil_divide(depth, unit) + p / unit * width) * element;
             kernel->pack(panel, (int)width, &source, here, smaller(chunk, depth - p));
         }
 }
 
-/* The update that follows block `index` of `blocks`: the first takes C and the bias in, the last writes C; between them sums are kept in
- * C itself, or in scratch where C is bf16. */
-static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, int64_t blocks) {
+/* What becomes of the sums of block `index` of `blocks` from row `row` of the tile: the first takes C and the bias in, the last writes C;
+ * between them sums are kept in C itself, or in scratch where C is bf16. */
+static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, int64_t blocks, int64_t row) {
     bool first = index == 0, last = index == blocks - 1, narrow = g->output == GEMM_BF16;
-    int64_t offset = t.row * g->ldc + t.column;
-    size_t sum = g->input == GEMM_F64 ? sizeof(double) : sizeof(float);
+    int64_t offset = (t.row + row) * g->ldc + t.column;
+    sums += row * t.columns;
     char *c = (char *)g->c + offset * (int64_t)size_of(g->output);
     GemmUpdate u = {.out = c, .ld_out = g->ldc, .out_bf16 = narrow};
-    if (first && g->bias) u.bias = (const char *)g->bias + (size_t)t.column * sum;
+    if (first && g->bias) u.bias = (const char *)g->bias + (size_t)t.column * size_of_sum(g);
     if (narrow && !first) u.addend = sums, u.ld_addend = t.columns;
     if (narrow && !last) u.out = sums, u.ld_out = t.columns, u.out_bf16 = false;
     if (!narrow && (g->accumulate || !first)) u.addend = c, u.ld_addend = g->ldc;
@@ -184,29 +188,61 @@ static GemmSource b_of(const Walk *w, Step s) { return source_at(w->g->b, w->g->
 /* The memory that packing will read. */
 static GemmAhead ahead_of(GemmSource source, int64_t lines, int64_t depth, GemmType type) {
     int64_t size = (int64_t)size_of(type), rows = source.depth_contiguous ? lines : depth, elements = source.depth_contiguous ? depth : lines;
-    return (GemmAhead){source.data, source.ld * size, rows, ceil_divide(elements * size, 64)};
+    if (depth == 0) return (GemmAhead){0};
+    int64_t into = (int64_t)((uintptr_t)source.data % CACHE_LINE), width = ceil_divide(into + elements * size, CACHE_LINE) * CACHE_LINE;
+    const char *at = (const char *)source.data - into;
+    return (GemmAhead){at, at + width, width, source.ld * size, rows * (width / CACHE_LINE)};
 }
 
-static void multiply_step(const Walk *w, Scratch *s, Step step) {
-    const GemmKernel *kernel = w->kernel;
-    GemmUpdate update = update_for(w->g, w->tile, s->sums, step.index, w->blocks);
-    update.out = (char *)update.out + step.row * update.ld_out * (int64_t)(update.out_bf16 ? 2 : kernel->element);
-    if (update.addend) update.addend = (const char *)update.addend + step.row * update.ld_addend * (int64_t)(update.addend_bf16 ? 2 : kernel->element);
+/* Whether both tiles multiply by the same packed B. */
+static bool same_b(const Walk *a, const Walk *b) {
+    return a->g == b->g && a->blocks == 1 && a->tile.column == b->tile.column && a->tile.columns == b->tile.columns;
+}
+
+/* Plans what to fetch during a step: A of the next step, and from the first step of a block on B of the next block. After the last ones
+ * come those of the tile that this thread will probably get `then`, if any. */
+static void plan_ahead(const Walk *w, Step step, const Walk *then, GemmAhead ahead[2]) {
     Step next = step_after(w, step);
-    GemmAhead ahead[2] = {0};
-    if (next.index < w->blocks) ahead[0] = ahead_of(a_of(w, next), next.rows, next.depth, w->g->input);
-    if (next.index < w->blocks && next.row == 0) ahead[1] = ahead_of(b_of(w, next), w->tile.columns, next.depth, w->g->input);
-    kernel->block(s->a, s->b, step.rows, w->tile.columns, ceil_divide(step.depth, kernel->pairs ? 2 : 1), w->height, &update, ahead);
+    bool last = next.index == w->blocks, last_block = step.index == w->blocks - 1;
+    const Walk *a = last ? then : w, *b = !last_block ? w : then && !same_b(w, then) ? then : NULL;
+    ahead[0] = (GemmAhead){0};
+    if (a && last) next = step_at(a, 0, 0);
+    if (a) ahead[0] = ahead_of(a_of(a, next), next.rows, next.depth, a->g->input);
+    if (step.row > 0) return;
+    ahead[1] = (GemmAhead){0};
+    if (!b) return;
+    Step block = step_at(b, last_block ? 0 : step.index + 1, 0);
+    ahead[1] = ahead_of(b_of(b, block), b->tile.columns, block.depth, b->g->input);
 }
 
-static void multiply_tile(const GemmKernel *kernel, const Gemm *g, Tile t) {
+/* A panel of A needs no packing where its rows lie side by side as the kernel reads them, unless its depths drive each other out of the
+ * first-level cache: then multiplying takes a sixth longer, and packing a tenth at most. */
+static bool in_place(GemmSource a, int64_t element) { return !a.depth_contiguous && !a.bf16 && a.ld * element % CROWDED != 0; }
+
+static void multiply_step(const Walk *w, Scratch *s, Step step, GemmAhead ahead[2]) {
+    const GemmKernel *kernel = w->kernel;
+    int64_t products = ceil_divide(step.rows, w->height) * ceil_divide(w->tile.columns, kernel->panel_columns);
+    int64_t share = ceil_divide(ahead[0].left + ahead[1].left * step.rows / (w->tile.rows - step.row), products) + 1;
+    for (int64_t row = 0; row < step.rows; row += w->height) {
+        Step panel = {step.index, step.p, step.depth, step.row + row, smaller(w->height, step.rows - row)};
+        GemmSource source = a_of(w, panel);
+        const void *a = s->a;
+        int64_t apart = kernel->stride_rows;
+        if (in_place(source, (int64_t)kernel->element)) a = source.data, apart = source.ld;
+        else kernel->pack(s->a, kernel->stride_rows, &source, panel.rows, panel.depth);
+        GemmUpdate update = update_for(w->g, w->tile, s->sums, panel.index, w->blocks, panel.row);
+        kernel->multiply(a, apart, s->b, (int)panel.rows, w->tile.columns, ceil_divide(panel.depth, kernel->pairs ? 2 : 1), &update, ahead, share);
+    }
+}
+
+/* A tile, after one that left its B packed (or none), and before one whose operands may be fetched (or none). */
+static void multiply_tile(const Walk *w, const Walk *before, const Walk *then) {
     Scratch *s = scratch();
-    Walk w = walk_of(kernel, g, t);
-    for (Step step = step_at(&w, 0, 0); step.index < w.blocks; step = step_after(&w, step)) {
-        int columns = kernel->panel_columns;
-        if (step.row == 0) pack_panels(kernel, s->b, b_of(&w, step), t.columns, step.depth, columns, columns, columns / 2);
-        pack_panels(kernel, s->a, a_of(&w, step), step.rows, step.depth, w.height, kernel->stride_rows, 0);
-        multiply_step(&w, s, step);
+    GemmAhead ahead[2];
+    for (Step step = step_at(w, 0, 0); step.index < w->blocks; step = step_after(w, step)) {
+        if (step.row == 0 && !same_b(before, w)) pack_columns(w->kernel, s->b, b_of(w, step), w->tile.columns, step.depth);
+        plan_ahead(w, step, then, ahead);
+        multiply_step(w, s, step, ahead);
     }
 }
 
@@ -233,7 +269,7 @@ static int64_t border(int64_t lines, int64_t panel, int64_t index, int64_t parts
 }
 
 static Tile tile_of(const GemmKernel *kernel, const Gemm *g, Cut cut, int64_t index) {
-    int64_t r = index / cut.column_tiles, c = index % cut.column_tiles;
+    int64_t r = index % cut.row_tiles, c = index / cut.row_tiles;
     int64_t row = border(g->m, kernel->panel_rows, r, cut.row_tiles), row_end = border(g->m, kernel->panel_rows, r + 1, cut.row_tiles);
     int64_t column = border(g->n, kernel->panel_columns, c, cut.column_tiles);
     int64_t column_end = border(g->n, kernel->panel_columns, c + 1, cut.column_tiles);
@@ -268,10 +304,19 @@ static int64_t product_of(const Cut *cuts, int64_t count, int64_t task) {
     return low;
 }
 
-static void run_task(const Gemm *products, const Cut *cuts, int64_t count, int64_t task) {
+static Walk walk_of_task(const Gemm *products, const Cut *cuts, int64_t count, int64_t task) {
     int64_t i = product_of(cuts, count, task);
     const GemmKernel *kernel = kernel_for(products[i].input);
-    multiply_tile(kernel, &products[i], tile_of(kernel, &products[i], cuts[i], task - cuts[i].first_task));
+    return walk_of(kernel, &products[i], tile_of(kernel, &products[i], cuts[i], task - cuts[i].first_task));
+}
+
+/* Runs a task; `before` is the tile that this thread ran last and becomes this one. Threads that take turns leave task + threads for it. */
+static void run_task(const Gemm *products, const Cut *cuts, int64_t count, int64_t task, int64_t tasks, int threads, Walk *before) {
+    Walk w = walk_of_task(products, cuts, count, task), then;
+    bool more = task + threads < tasks;
+    if (more) then = walk_of_task(products, cuts, count, task + threads);
+    multiply_tile(&w, before, more ? &then : NULL);
+    *before = w;
 }
 
 /* ---- Pieces ---- */
@@ -281,13 +326,15 @@ static void run_task(const Gemm *products, const Cut *cuts, int64_t count, int64
 typedef struct Group {
     Gemm parts[GROUP];
     int pieces[GROUP];       /* of the product whose first part this is; 0 for its other parts */
-    int64_t count, partials; /* parts; elements of the partial sums */
+    int64_t count, partials; /* parts; bytes of the partial sums */
 } Group;
+
+static int64_t bytes_of_partial(const Gemm *g) { return ceil_divide(g->m * g->n * (int64_t)size_of_sum(g), CACHE_LINE) * CACHE_LINE; }
 
 /* By shape alone, as bits depend on it. */
 static int64_t pieces_of(const Gemm *g) {
-    if (!g->accumulate || g->output == GEMM_BF16 || g->m == 0 || g->n == 0) return 1;
-    int64_t room = PARTIALS / smaller(g->m, PARTIALS + 1) / g->n, pieces = 1;
+    if (!g->transpose_a || g->output == GEMM_BF16 || g->m == 0 || g->n == 0) return 1;
+    int64_t room = PARTIALS / bytes_of_partial(g), pieces = 1;
     while (pieces < MOST_PIECES && 2 * pieces * PIECE_DEPTH <= g->k && 2 * pieces - 1 <= room) pieces *= 2;
     return pieces;
 }
@@ -295,7 +342,7 @@ static int64_t pieces_of(const Gemm *g) {
 /* False where the group has no room for the product; an empty one always has. */
 static bool group_add(Group *group, const Gemm *g) {
     int64_t pieces = pieces_of(g), size = (int64_t)size_of(g->input);
-    if (group->count + pieces > GROUP || (pieces > 1 && group->partials + (pieces - 1) * g->m * g->n > PARTIALS)) return false;
+    if (group->count + pieces > GROUP || (pieces > 1 && group->partials + (pieces - 1) * bytes_of_partial(g) > PARTIALS)) return false;
     for (int64_t i = 0; i < pieces; i++) {
         Gemm *part = &group->parts[group->count];
         int64_t p = g->k * i / pieces;
@@ -305,11 +352,11 @@ static bool group_add(Group *group, const Gemm *g) {
         if (i == 0) continue;
         part->a = (const char *)g->a + (g->transpose_a ? p * g->lda : p) * size;
         part->b = (const char *)g->b + (g->transpose_b ? p : p * g->ldb) * size;
-        part->c = scratch()->partials + group->partials;
+        part->c = (char *)scratch()->partials + group->partials;
         part->ldc = g->n;
         part->bias = NULL;
         part->accumulate = false;
-        group->partials += g->m * g->n;
+        group->partials += bytes_of_partial(g);
     }
     return true;
 }
@@ -336,8 +383,9 @@ static void run_group(const Group *group, int threads) {
     int64_t tasks = cut_batch(group->parts, group->count, cuts, threads);
 #pragma omp parallel if (threads > 1 && tasks > 1)
     {
+        Walk before = {0};
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < tasks; task++) run_task(group->parts, cuts, group->count, task);
+        for (int64_t task = 0; task < tasks; task++) run_task(group->parts, cuts, group->count, task, tasks, threads, &before);
         for (int64_t i = 0; i < group->count; i++) {
             if (group->pieces[i] <= 1) continue;
 #pragma omp for schedule(static) nowait

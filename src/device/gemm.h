@@ -4,8 +4,9 @@
  * 0 to 10% faster at widths of 256 and more, 10 to 25% at 64 and 128; bench/machine.py measures it again.
  *
  * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three functions runs it:
- * K is cut by k alone (where C is accumulated into, by m, n and k), and each element's sum never depends on how rows and columns were
- * shared out. Another instruction set may round differently. bf16 results are rounded to nearest even; NaN stays NaN. No input is checked. A failed allocation of scratch aborts. */
+ * K is cut by k alone (by m, n and k where A is transposed), and each element's sum never depends on how rows and columns were shared
+ * out. Another instruction set may round differently. bf16 results are rounded to nearest even; NaN stays NaN. No input is checked. A
+ * failed allocation of scratch aborts. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
 

@@ -24,11 +24,26 @@ typedef struct GemmSource {
     bool bf16;
 } GemmSource;
 
-/* Memory to bring into the second-level cache while multiplying: `columns` cache lines beside each other, `lines` times, `stride` bytes apart. */
+/* Memory to bring into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows `stride` bytes apart that
+ * are `width` bytes of whole cache lines. */
 typedef struct GemmAhead {
-    const char *at;
-    int64_t stride, lines, columns;
+    const char *at, *row_end;
+    int64_t width, stride, left;
 } GemmAhead;
+
+/* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
+typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
+
+/* A register tile: the sums of `depth` depths of a panel of A, `step` elements apart, and a panel of B go `to` rows `ld` elements apart. */
+typedef struct GemmTile {
+    const void *a, *b;
+    int64_t step, depth;
+    void *to;
+    int64_t ld;
+    GemmStore store;
+    GemmAhead *ahead;
+    int64_t share;
+} GemmTile;
 
 /* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
  * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
@@ -39,8 +54,11 @@ typedef struct GemmKernel {
     size_t element; /* bytes of one packed line and depth, and of one sum */
     /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
-    /* rows x columns of sums over `depth` packed depths; A's panels hold `panel_height` rows each. next[2] is what will be packed next. */
-    void (*block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *update, const GemmAhead *next);
+    /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart, against all panels
+     * of B. Meanwhile at most `share` cache lines for every panel of B are asked for, from ahead[0] until nothing is left of it, then from
+     * ahead[1]. */
+    void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update, GemmAhead ahead[2],
+                     int64_t share);
 } GemmKernel;
 
 typedef struct GemmIsa {

@@ -131,7 +131,7 @@ static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 static bool always(void) { return true; }
 
 /* rows, stride of rows, columns, pairs, sum type, suffix of the names */
-#define KERNEL(rows, stride, columns, pairs, sum, name) {rows, stride, columns, pairs, sizeof(sum), GEMM_CONCAT(pack_, name), GEMM_CONCAT(block_, name)}
+#define KERNEL(rows, stride, columns, pairs, sum, name) {rows, stride, columns, pairs, sizeof(sum), GEMM_CONCAT(pack_, name), GEMM_CONCAT(multiply_panels_, name)}
 
 const GemmIsa gemm_isas[] = {
 #if defined(__x86_64__)

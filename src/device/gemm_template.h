@@ -13,6 +13,7 @@
 #define BITS GEMM_NAME(Bits)
 #define HALVES GEMM_NAME(Halves)
 #define UNALIGNED GEMM_NAME(Unaligned)
+#define GEMM_NARROWS (GEMM_FROM_BF16 && GEMM_MASKS)
 
 typedef GEMM_SUM VECTOR __attribute__((vector_size(GEMM_LANES * sizeof(GEMM_SUM))));
 typedef VECTOR UNALIGNED __attribute__((aligned(2), may_alias));
@@ -83,15 +84,16 @@ GEMM_TARGET static void GEMM_NAME(pack_transposed)(GEMM_SUM *to, int width, cons
 typedef uint32_t BITS __attribute__((vector_size(GEMM_LANES * 4)));
 typedef uint16_t HALVES __attribute__((vector_size(GEMM_LANES * 2)));
 
+/* The next GEMM_LANES bf16, fewer where `lines` are fewer, as the low halves of lanes. */
 INLINE BITS GEMM_NAME(load_halves)(const void *from, int64_t lines) {
-    HALVES halves = {0};
-    if (lines >= GEMM_LANES) memcpy(&halves, from, sizeof halves);
 #if GEMM_MASKS
-    else halves = (HALVES)_mm256_maskz_loadu_epi16((__mmask16)((1u << lines) - 1), from);
+    __mmask16 mask = (__mmask16)((1u << (lines < GEMM_LANES ? lines : GEMM_LANES)) - 1);
+    return (BITS)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)); /* gcc 12 takes five instructions for __builtin_convertvector */
 #else
-    else memcpy(&halves, from, (size_t)lines * 2);
-#endif
+    HALVES halves = {0};
+    memcpy(&halves, from, lines >= GEMM_LANES ? sizeof halves : (size_t)lines * 2);
     return __builtin_convertvector(halves, BITS);
+#endif
 }
 
 #if GEMM_PAIRS
@@ -186,18 +188,33 @@ GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource
 
 /* ---- Multiplying ---- */
 
-/* to[rows][vectors] (+)= the sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers.
- * Each step of depth also asks for one of `lines` cache lines, `stride` bytes apart, of what is packed next. */
-INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, const GemmAhead *ahead, int rows,
-                                int vectors) {
-    const char *line = ahead->at;
-    int64_t lines = ahead->lines, stride = ahead->stride;
+#if GEMM_NARROWS
+/* The upper halves of two vectors' elements, in order. */
+static const uint16_t GEMM_NAME(upper_halves)[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
+/* Bits whose upper half is the sum in bf16, to nearest even. A NaN stays as it is: arithmetic leaves none that would become an infinity. */
+INLINE __m512i GEMM_NAME(round)(VECTOR sum) {
+    BITS bits = (BITS)sum;
+    return _mm512_mask_add_epi32((__m512i)bits, _mm512_cmp_ps_mask((__m512)sum, (__m512)sum, _CMP_ORD_Q), (__m512i)bits, (__m512i)(0x7fff + ((bits >> 16) & 1)));
+}
+#endif
+
+/* The sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers.
+ * Every fourth step of depth also asks for a cache line of what is packed next: more often, and those on their way would leave no buffers
+ * for what the loop itself loads from the second level. */
+INLINE void GEMM_NAME(multiply)(const GemmTile *t, int rows, int vectors) {
+    const GEMM_SUM *a = t->a, *b = t->b;
+    GemmAhead next = *t->ahead;
+    int64_t step = t->step, depth = t->depth, ld = t->ld, share = t->share < next.left ? t->share : next.left;
     VECTOR sums[GEMM_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (VECTOR){0};
     for (int64_t p = 0; p < depth; p++) {
-        if (p < lines) {
-            __builtin_prefetch(line, 0, 2);
-            line += stride;
+        if (p % 4 == 0 && share > 0) {
+            __builtin_prefetch(next.at, 0, 2);
+            next.at += 64;
+            if (next.at == next.row_end) next.at += next.stride - next.width, next.row_end += next.stride;
+            share--, next.left--;
         }
         VECTOR b0 = GEMM_NAME(load)(b), b1 = b0;
         if (vectors == 2) b1 = GEMM_NAME(load)(b + GEMM_LANES);
@@ -205,10 +222,21 @@ INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t de
             sums[i][0] = GEMM_FMA(sums[i][0], a[i], b0);
             if (vectors == 2) sums[i][1] = GEMM_FMA(sums[i][1], a[i], b1);
         }
-        a += GEMM_STRIDE;
+        a += step;
         b += vectors * GEMM_LANES;
     }
-    if (add) {
+    *t->ahead = next;
+#if GEMM_NARROWS
+    if (vectors == 2 && t->store == GEMM_ROUND) {
+        const __m512i halves = _mm512_loadu_si512(GEMM_NAME(upper_halves));
+        uint16_t *to = t->to;
+        UNROLL for (int i = 0; i < rows; i++, to += ld)
+            _mm512_storeu_si512(to, _mm512_permutex2var_epi16(GEMM_NAME(round)(sums[i][0]), halves, GEMM_NAME(round)(sums[i][1])));
+        return;
+    }
+#endif
+    GEMM_SUM *to = t->to;
+    if (t->store == GEMM_ADD) {
         UNROLL for (int i = 0; i < rows; i++) {
             sums[i][0] += GEMM_NAME(load)(to + i * ld);
             if (vectors == 2) sums[i][1] += GEMM_NAME(load)(to + i * ld + GEMM_LANES);
@@ -220,17 +248,11 @@ INLINE void GEMM_NAME(multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t de
     }
 }
 
-typedef void GEMM_NAME(Multiply)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, const GemmAhead *ahead);
+typedef void GEMM_NAME(Multiply)(const GemmTile *t);
 
 #define DEFINE(rows) \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, \
-                                                           const GemmAhead *ahead) { \
-        GEMM_NAME(multiply)(a, b, depth, to, ld, add, ahead, rows, 1); \
-    } \
-    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GEMM_SUM *a, const GEMM_SUM *b, int64_t depth, GEMM_SUM *to, int64_t ld, bool add, \
-                                                           const GemmAhead *ahead) { \
-        GEMM_NAME(multiply)(a, b, depth, to, ld, add, ahead, rows, 2); \
-    }
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_1)(const GemmTile *t) { GEMM_NAME(multiply)(t, rows, 1); } \
+    GEMM_TARGET static void GEMM_NAME(multiply_##rows##_2)(const GemmTile *t) { GEMM_NAME(multiply)(t, rows, 2); }
 #define ENTRY(rows) {GEMM_NAME(multiply_##rows##_1), GEMM_NAME(multiply_##rows##_2)},
 GEMM_CONCAT(FOR_ROWS_, GEMM_ROWS)(DEFINE)
 static GEMM_NAME(Multiply) *const GEMM_NAME(multiplies)[GEMM_ROWS][2] = {GEMM_CONCAT(FOR_ROWS_, GEMM_ROWS)(ENTRY)};
@@ -238,22 +260,6 @@ static GEMM_NAME(Multiply) *const GEMM_NAME(multiplies)[GEMM_ROWS][2] = {GEMM_CO
 #undef ENTRY
 
 #if GEMM_FROM_BF16
-#if GEMM_MASKS
-/* The upper halves of two vectors' elements, in order. */
-static const uint16_t GEMM_NAME(upper_halves)[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-
-/* Two whole vectors at once, where no element is a NaN; else false, and nothing is stored. Half the instructions of two store_bf16. */
-INLINE bool GEMM_NAME(store_bf16_pair)(uint16_t *to, VECTOR low, VECTOR high) {
-    if (_mm512_cmp_ps_mask((__m512)low, (__m512)high, _CMP_UNORD_Q)) return false;
-    BITS a = (BITS)low, b = (BITS)high;
-    a += 0x7fff + ((a >> 16) & 1);
-    b += 0x7fff + ((b >> 16) & 1);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)a, _mm512_loadu_si512(GEMM_NAME(upper_halves)), (__m512i)b));
-    return true;
-}
-#endif
-
 /* Round to nearest even; a NaN keeps its sign and stays a NaN. */
 INLINE void GEMM_NAME(store_bf16)(uint16_t *to, VECTOR v, int64_t columns) {
     BITS bits = (BITS)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (BITS)(v != v);
@@ -302,59 +308,42 @@ INLINE void GEMM_NAME(finish)(VECTOR v, const GemmUpdate *u, int64_t row, int64_
     else GEMM_NAME(store_bytes)(to, v, bytes);
 }
 
-GEMM_TARGET static void GEMM_NAME(update)(const GEMM_SUM *tile, const GemmUpdate *u, int64_t row, int rows, int64_t column, int64_t columns) {
+GEMM_TARGET static void GEMM_NAME(update)(const GEMM_SUM *tile, const GemmUpdate *u, int rows, int64_t column, int64_t columns) {
     for (int i = 0; i < rows; i++, tile += 2 * GEMM_LANES) {
-#if GEMM_FROM_BF16 && GEMM_MASKS
-        if (u->out_bf16 && !u->addend && !u->bias && columns >= 2 * GEMM_LANES) {
-            uint16_t *to = (uint16_t *)u->out + (row + i) * u->ld_out + column;
-            if (GEMM_NAME(store_bf16_pair)(to, GEMM_NAME(load)(tile), GEMM_NAME(load)(tile + GEMM_LANES))) continue;
-        }
-#endif
-        GEMM_NAME(finish)(GEMM_NAME(load)(tile), u, row + i, column, columns);
-        if (columns > GEMM_LANES) GEMM_NAME(finish)(GEMM_NAME(load)(tile + GEMM_LANES), u, row + i, column + GEMM_LANES, columns - GEMM_LANES);
+        GEMM_NAME(finish)(GEMM_NAME(load)(tile), u, i, column, columns);
+        if (columns > GEMM_LANES) GEMM_NAME(finish)(GEMM_NAME(load)(tile + GEMM_LANES), u, i, column + GEMM_LANES, columns - GEMM_LANES);
     }
 }
 
 /* Asks for the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
-INLINE void GEMM_NAME(prefetch)(const GemmUpdate *u, int64_t row, int rows, int64_t column) {
-    const char *from = (const char *)((const GEMM_SUM *)(u->addend ? u->addend : u->out) + row * (u->addend ? u->ld_addend : u->ld_out) + column);
-    for (int i = 0; i < rows; i++, from += (u->addend ? u->ld_addend : u->ld_out) * (int64_t)sizeof(GEMM_SUM)) {
+INLINE void GEMM_NAME(prefetch)(const GemmUpdate *u, int rows, int64_t column) {
+    bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
+    int64_t size = bf16 ? 2 : (int64_t)sizeof(GEMM_SUM), bytes = 2 * GEMM_LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;
+    const char *from = (const char *)(u->addend ? u->addend : u->out) + column * size;
+    for (int i = 0; i < rows; i++, from += stride) {
         __builtin_prefetch(from, 1);
-        __builtin_prefetch(from + 2 * sizeof(VECTOR) - 1, 1);
-        if (sizeof(VECTOR) > 32) __builtin_prefetch(from + sizeof(VECTOR), 1);
+        __builtin_prefetch(from + bytes - 1, 1);
+        if (bytes > 64) __builtin_prefetch(from + 64, 1);
     }
 }
 
-/* The next column of cache lines to ask for: those of the first region, then those of the second, then none. */
-INLINE void GEMM_NAME(look_ahead)(GemmAhead *now, GemmAhead *regions) {
-    GemmAhead *region = regions[0].columns > 0 ? &regions[0] : &regions[1];
-    *now = *region;
-    if (region->columns <= 0) now->lines = 0;
-    region->at += 64;
-    region->columns--;
-}
-
-GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t rows, int64_t columns, int64_t depth, int panel_height, const GemmUpdate *u,
-                                         const GemmAhead *next) {
-    GemmAhead regions[] = {next[0], next[1]}, ahead;
-    GEMM_SUM tile[GEMM_ROWS * 2 * GEMM_LANES] __attribute__((aligned(64)));
+GEMM_TARGET static void GEMM_NAME(multiply_panels)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *u,
+                                                   GemmAhead ahead[2], int64_t share) {
+    GEMM_SUM scratch[GEMM_ROWS * 2 * GEMM_LANES] __attribute__((aligned(64)));
     bool add = u->addend == u->out, plain = !u->bias && !u->out_bf16 && (add || !u->addend);
+    bool round = GEMM_NARROWS && u->out_bf16 && !u->bias && !u->addend;
     for (int64_t j = 0; j < columns; j += 2 * GEMM_LANES) {
-        const GEMM_SUM *panel_a = a, *panel_b = (const GEMM_SUM *)b + j * depth;
-        int two = columns - j > GEMM_LANES;
-        bool whole = columns - j >= 2 * GEMM_LANES || columns - j == GEMM_LANES;
-        for (int64_t i = 0; i < rows; i += panel_height, panel_a += GEMM_STRIDE * depth) {
-            int height = rows - i < panel_height ? (int)(rows - i) : panel_height;
-            GEMM_NAME(Multiply) *multiply = GEMM_NAME(multiplies)[height - 1][two];
-            if (!u->out_bf16 || u->addend) GEMM_NAME(prefetch)(u, i, height, j);
-            GEMM_NAME(look_ahead)(&ahead, regions);
-            if (plain && whole) {
-                multiply(panel_a, panel_b, depth, (GEMM_SUM *)u->out + i * u->ld_out + j, u->ld_out, add, &ahead);
-            } else {
-                multiply(panel_a, panel_b, depth, tile, 2 * GEMM_LANES, false, &ahead);
-                GEMM_NAME(update)(tile, u, i, height, j, columns - j);
-            }
+        GemmTile tile = {.a = a, .step = step, .b = (const GEMM_SUM *)b + j * depth, .depth = depth, .to = scratch, .ld = 2 * GEMM_LANES, .share = share};
+        tile.ahead = ahead[0].left > 0 ? &ahead[0] : &ahead[1];
+        bool whole = columns - j >= 2 * GEMM_LANES, in_place = round ? whole : plain && (whole || columns - j == GEMM_LANES);
+        if (in_place) {
+            tile.to = u->out_bf16 ? (void *)((uint16_t *)u->out + j) : (GEMM_SUM *)u->out + j;
+            tile.ld = u->ld_out;
+            tile.store = round ? GEMM_ROUND : add ? GEMM_ADD : GEMM_STORE;
         }
+        GEMM_NAME(prefetch)(u, rows, j);
+        GEMM_NAME(multiplies)[rows - 1][columns - j > GEMM_LANES](&tile);
+        if (!in_place) GEMM_NAME(update)(scratch, u, rows, j, columns - j);
     }
 }
 
@@ -363,6 +352,7 @@ GEMM_TARGET static void GEMM_NAME(block)(const void *a, const void *b, int64_t r
 #undef BITS
 #undef HALVES
 #undef UNALIGNED
+#undef GEMM_NARROWS
 #undef GEMM_NAME
 #undef GEMM_TARGET
 #undef GEMM_SUM
