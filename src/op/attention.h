@@ -13,8 +13,11 @@
 
 enum {
     ATTENTION_TILE = 64,  /* queries of a tile, keys of a block */
-    ATTENTION_GROUP = 16, /* queries whose common interval decides what is skipped; row widths are multiples of it */
-    ATTENTION_PANEL = 4,  /* rows of the register tile */
+    ATTENTION_GROUP = 16, /* queries and keys that are skipped together; row widths are multiples of it */
+    ATTENTION_QUAD = 4,   /* rows whose range of a sum is known */
+    ATTENTION_GROUPS = ATTENTION_TILE / ATTENTION_GROUP,
+    ATTENTION_QUADS = ATTENTION_TILE / ATTENTION_QUAD,
+    ATTENTION_GROUP_QUADS = ATTENTION_GROUP / ATTENTION_QUAD,
 };
 
 /* Columns of a head's rows in scratch: whole vectors, the rest is zero. */
@@ -25,18 +28,27 @@ static inline int64_t attention_tile_elements(int64_t head_dim) { return ATTENTI
 
 #ifdef KERNEL_VARIANT
 
+/* A register tile is `vectors` wide and as many rows high as make enough sums to hide the latency of multiply-adds. */
 #if defined __AVX512F__
 #define ATTENTION_VECTOR_BYTES 64
-enum { ATTENTION_VECTORS = 4 }; /* 16 of 32 registers are sums */
+#define ATTENTION_ROWS(vectors) ((vectors) == 4 ? 4 : 8) /* 8 to 24 of 32 registers are sums */
+enum { ATTENTION_VECTORS = 4 };
 #elif defined __AVX2__
 #define ATTENTION_VECTOR_BYTES 32
-enum { ATTENTION_VECTORS = 2 }; /* 8 of 16 */
+#define ATTENTION_ROWS(vectors) 4 /* 8 of 16 */
+enum { ATTENTION_VECTORS = 2 };
 #else
 #define ATTENTION_VECTOR_BYTES 16
+#define ATTENTION_ROWS(vectors) 4
 enum { ATTENTION_VECTORS = 2 };
 #endif
 enum { ATTENTION_LANES = ATTENTION_VECTOR_BYTES / sizeof(W) };
 typedef W AttentionVector __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
+#if defined KERNEL_FP64
+typedef uint64_t AttentionBits __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
+#else
+typedef uint32_t AttentionBits __attribute__((vector_size(ATTENTION_VECTOR_BYTES), may_alias));
+#endif
 
 #ifdef __clang__
 #define ATTENTION_UNROLL _Pragma("clang loop unroll(full)")
@@ -45,26 +57,37 @@ typedef W AttentionVector __attribute__((vector_size(ATTENTION_VECTOR_BYTES), ma
 #endif
 
 /* Scores are logarithms to base 2, log2(e) being part of the scale of queries: 2^x is cheaper than e^x. */
+enum { ATTENTION_LEAST = -126 }; /* smaller powers of two are 0 */
 #if defined KERNEL_FP64
-static inline W attention_exp2(W x) { return exp2(x); }
-static inline W attention_log(W x) { return log(x); }
+static const W attention_magic = 0;
+static inline AttentionVector attention_power(AttentionVector x, AttentionVector shift, int least) {
+    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = x[i] + shift[i] < least ? 0 : exp2(x[i] + shift[i]);
+    return x;
+}
+static inline W attention_log2(W x) { return log2(x); }
 #else
-/* 2^x for x <= 0, within 1.6e-7 of its value, 0 below -126.5; a little above 0 is fine and NaN stays NaN. x = n + r with |r| <= 1/2; the polynomial has
- * the least relative error of degree 5 with 2^0 = 1. Without wide_exp's upper branch this is half its instructions, a tenth of a forward pass. */
-static inline W attention_exp2(W x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    float clamped = -127.0f > x ? -127.0f : x;
-    union { float value; uint32_t bits; } shifted = {.value = clamped + magic};
-    float r = clamped - (shifted.value - magic), p = 1.326472721e-3f;
-    p = p * r + 9.671512812e-3f;
+/* 1.5 * 2^23: adding it rounds to an integer in the low bits. */
+static const W attention_magic = 12582912.0f;
+/* 2^(x + shift - attention_magic), within 1.6e-7 of its value, 0 where that is below 2^least; a NaN of arithmetic stays NaN. x = n + r with |r| <= 1/2
+ * and shift + n an integer; the polynomial has the least relative error of degree 5 with 2^0 = 1, and n is added to its exponent. */
+static inline AttentionVector attention_power(AttentionVector x, AttentionVector shift, int least) {
+    AttentionVector shifted = x + shift, r = x - (shifted - shift), p = r * 1.326472721e-3f + 9.671512812e-3f;
     p = p * r + 5.550733745e-2f;
     p = p * r + 2.402224208e-1f;
     p = p * r + 6.931469776e-1f;
     p = p * r + 1.0f;
-    union { uint32_t bits; float value; } power = {.bits = (shifted.bits << 23) + 0x3f800000};
-    return p * power.value;
+    AttentionBits power = (AttentionBits)p + ((AttentionBits)shifted << 23);
+    return (AttentionVector)(power & ~(AttentionBits)(shifted < attention_magic + (W)least));
 }
-static inline W attention_log(W x) { return logf(x); }
+/* log2 of a normal number, within 1e-7 of it or of 1; NaN stays NaN. x = 2^n * m with m from sqrt(1/2) to sqrt(2), and with s = (m - 1) / (m + 1)
+ * log m = 2 (s + s^3 / 3 + s^5 / 5 + ...). */
+static inline W attention_log2(W x) {
+    union { float value; uint32_t bits; } m = {.value = x};
+    int32_t n = (int32_t)(m.bits - 0x3f3504f3) >> 23;
+    m.bits -= (uint32_t)n << 23;
+    float s = (m.value - 1) / (m.value + 1), z = s * s;
+    return (float)n + s * (float)(2 * M_LOG2E) * (1 + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7 + z * (1.0f / 9))))) + (x - x);
+}
 #endif
 /* What queries are multiplied by. */
 static inline W attention_scale(const AttentionSpec *spec) {
@@ -79,53 +102,106 @@ static inline W attention_slope(const AttentionSpec *spec, int64_t head) {
 }
 
 static const W attention_hidden = (W)-1e30; /* score of a key that is not seen: finite, so that differences are never NaN */
-static const W attention_ones[ATTENTION_PANEL] = {1, 1, 1, 1};
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */
 
-/* c[4][vectors] = scale[row] * c + sum over p < depth of a[row * a_row + p * a_step] * b[p * b_row + ..]; without `scale`, c is
- * not read. */
-static inline __attribute__((always_inline)) void attention_multiply_vectors(W *c, int64_t c_row, const W *scale, const W *a, int64_t a_row,
-                                                                             int64_t a_step, const W *b, int64_t b_row, int64_t depth,
-                                                                             const int vectors) {
-    AttentionVector sums[ATTENTION_PANEL][ATTENTION_VECTORS];
-    ATTENTION_UNROLL for (int i = 0; i < ATTENTION_PANEL; i++)
+typedef struct AttentionRange { int first, end; } AttentionRange;
+
+static inline AttentionRange attention_union(AttentionRange a, AttentionRange b) {
+    if (a.first >= a.end) return b;
+    if (b.first >= b.end) return a;
+    return (AttentionRange){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
+}
+
+/* One operand of products, whose numbers are broadcast: row i at step p is at[i * row + p * step]. */
+typedef struct AttentionRows { const W *at; int64_t row, step; } AttentionRows;
+
+/* c[rows][vectors] = start + sum over p in `range` of a[row][p] * b[p * b_row + ..]. The sums of every row start at the row `start`, or without one
+ * at c times scale[row], or without either at c. */
+static inline __attribute__((always_inline)) void attention_multiply_tile(W *c, int64_t c_row, const W *start, const W *scale, AttentionRows a,
+                                                                          const W *b, int64_t b_row, AttentionRange range, const int rows,
+                                                                          const int vectors) {
+    AttentionVector sums[ATTENTION_ROWS(1)][ATTENTION_VECTORS];
+    ATTENTION_UNROLL for (int i = 0; i < rows; i++)
         ATTENTION_UNROLL for (int j = 0; j < vectors; j++) {
-            sums[i][j] = (AttentionVector){0};
-            if (scale) sums[i][j] = *(AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) * scale[i];
+            sums[i][j] = *(const AttentionVector *)((start ? start : c + i * c_row) + j * ATTENTION_LANES);
+            if (scale) sums[i][j] *= scale[i];
         }
-    for (int64_t p = 0; p < depth; p++, a += a_step, b += b_row) {
+    const W *at = a.at + range.first * a.step, *end = a.at + range.end * a.step;
+    for (b += range.first * b_row; at != end; at += a.step, b += b_row) {
         AttentionVector row[ATTENTION_VECTORS];
         ATTENTION_UNROLL for (int j = 0; j < vectors; j++) row[j] = *(const AttentionVector *)(b + j * ATTENTION_LANES);
-        ATTENTION_UNROLL for (int i = 0; i < ATTENTION_PANEL; i++)
-            ATTENTION_UNROLL for (int j = 0; j < vectors; j++) sums[i][j] += a[i * a_row] * row[j];
+        ATTENTION_UNROLL for (int i = 0; i < rows; i++)
+            ATTENTION_UNROLL for (int j = 0; j < vectors; j++) sums[i][j] += at[i * a.row] * row[j];
     }
-    ATTENTION_UNROLL for (int i = 0; i < ATTENTION_PANEL; i++)
+    ATTENTION_UNROLL for (int i = 0; i < rows; i++)
         ATTENTION_UNROLL for (int j = 0; j < vectors; j++) *(AttentionVector *)(c + i * c_row + j * ATTENTION_LANES) = sums[i][j];
 }
 
-/* The same for four rows of `columns`, a multiple of ATTENTION_GROUP. */
-static void attention_multiply(W *c, int64_t c_row, const W *scale, const W *a, int64_t a_row, int64_t a_step, const W *b, int64_t b_row,
-                               int64_t depth, int64_t columns) {
+/* The same for a group of rows, each quad of which has its range. */
+static inline __attribute__((always_inline)) void attention_multiply_rows(W *c, int64_t c_row, const W *start, const W *scale, AttentionRows a,
+                                                                          const W *b, int64_t b_row, const AttentionRange *ranges,
+                                                                          const int vectors) {
+    const int rows = ATTENTION_ROWS(vectors);
+    for (int i = 0; i < ATTENTION_GROUP; i += rows) {
+        AttentionRange range = ranges[i / ATTENTION_QUAD];
+        if (rows > ATTENTION_QUAD) range = attention_union(range, ranges[i / ATTENTION_QUAD + 1]);
+        if (range.first >= range.end) continue;
+        attention_multiply_tile(c + i * c_row, c_row, start, scale ? scale + i : NULL, (AttentionRows){a.at + i * a.row, a.row, a.step}, b, b_row,
+                                range, rows, vectors);
+    }
+}
+
+/* The same over `columns`, a multiple of ATTENTION_GROUP. */
+static inline __attribute__((always_inline)) void attention_multiply(W *c, int64_t c_row, const W *start, const W *scale, AttentionRows a,
+                                                                     const W *b, int64_t b_row, const AttentionRange *ranges, int64_t columns) {
     int64_t left = columns / ATTENTION_LANES;
     for (; left >= ATTENTION_VECTORS; left -= ATTENTION_VECTORS) {
-        attention_multiply_vectors(c, c_row, scale, a, a_row, a_step, b, b_row, depth, ATTENTION_VECTORS);
+        attention_multiply_rows(c, c_row, start, scale, a, b, b_row, ranges, ATTENTION_VECTORS);
         c += ATTENTION_VECTORS * ATTENTION_LANES, b += ATTENTION_VECTORS * ATTENTION_LANES;
+        if (start) start += ATTENTION_VECTORS * ATTENTION_LANES;
     }
 #if defined __AVX512F__
-    if (left == 3) attention_multiply_vectors(c, c_row, scale, a, a_row, a_step, b, b_row, depth, 3);
-    if (left == 2) attention_multiply_vectors(c, c_row, scale, a, a_row, a_step, b, b_row, depth, 2);
-    if (left == 1) attention_multiply_vectors(c, c_row, scale, a, a_row, a_step, b, b_row, depth, 1);
+    if (left == 3) attention_multiply_rows(c, c_row, start, scale, a, b, b_row, ranges, 3);
+    if (left == 2) attention_multiply_rows(c, c_row, start, scale, a, b, b_row, ranges, 2);
+    if (left == 1) attention_multiply_rows(c, c_row, start, scale, a, b, b_row, ranges, 1);
 #endif
+}
+
+/* scores[key][query] = start[query] + rows[key] . columns[..][query] for a group of keys and `queries` queries. */
+static void attention_scores(W *scores, const W *start, const W *rows, const W *columns, int64_t head_dim, int64_t queries) {
+    AttentionRange all = {0, (int)head_dim}, ranges[ATTENTION_GROUP_QUADS] = {all, all, all, all};
+    AttentionRows keys = {rows, attention_width(head_dim), 1};
+    attention_multiply(scores, ATTENTION_TILE, start, NULL, keys, columns, ATTENTION_TILE, ranges, queries);
+}
+
+/* out[query] = scale[query] * out[query] + sum over keys in `ranges` of weights[key][query] * rows[key] for a group of queries. */
+static void attention_gather(W *out, const W *scale, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
+    attention_multiply(out, width, NULL, scale, (AttentionRows){weights, 1, ATTENTION_TILE}, rows, width, ranges, width);
 }
 
 /* -- Loading ------------------------------------------------------------------------------------------------------- */
 
-/* to[row] = scale * from[row], zero beyond head_dim. */
+/* A vector in storage. A loop of exactly its lanes becomes an instruction without a loop. */
+static inline AttentionVector attention_widen(const T *from) {
+    T stored[ATTENTION_LANES];
+    AttentionVector x;
+    memcpy(stored, from, sizeof stored);
+    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = widen(stored[i]);
+    return x;
+}
+
+/* to = scale * from, zero beyond head_dim. */
 static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t head_dim, W scale) {
-    int64_t width = attention_width(head_dim);
-    for (int64_t j = 0; j < head_dim; j++) to[j] = scale * widen(from[j]);
-    for (int64_t j = head_dim; j < width; j++) to[j] = 0;
+    int64_t j = 0, width = attention_width(head_dim);
+    for (; j + ATTENTION_LANES <= head_dim; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_widen(from + j);
+    for (; j < head_dim; j++) to[j] = scale * widen(from[j]);
+    for (; j < width; j++) to[j] = 0;
+}
+
+/* to = scale * from, without padding. */
+static inline void attention_store_row(T *restrict to, const W *restrict from, int64_t head_dim, W scale) {
+    for (int64_t j = 0; j < head_dim; j++) to[j] = narrow(scale * from[j]);
 }
 
 /* `rows` rows, `stride` elements apart, and zero rows up to `padded`. */
@@ -152,9 +228,8 @@ static inline void attention_load(W *to, const T *from, int64_t stride, int64_t 
 #define ATTENTION_ZIP ATTENTION_ZIP_16
 #endif
 
-static inline void attention_transpose_square(W *to, const W *from, int64_t width) {
-    AttentionVector rows[ATTENTION_LANES];
-    ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) rows[i] = *(const AttentionVector *)(from + i * width);
+/* to[j][i] = rows[i][j]: turns a square of vectors. */
+static inline void attention_turn_square(W *to, AttentionVector *rows) {
     for (int stage = 1; stage < ATTENTION_LANES; stage *= 2) {
         AttentionVector next[ATTENTION_LANES];
         ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES / 2; i++) {
@@ -166,11 +241,46 @@ static inline void attention_transpose_square(W *to, const W *from, int64_t widt
     ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) *(AttentionVector *)(to + i * ATTENTION_TILE) = rows[i];
 }
 
-/* to[column][query] = from[query][column] for `queries` rows, a multiple of ATTENTION_GROUP. */
-static void attention_transpose(W *to, const W *from, int64_t queries, int64_t width) {
-    for (int64_t column = 0; column < width; column += ATTENTION_LANES)
-        for (int64_t query = 0; query < queries; query += ATTENTION_LANES)
-            attention_transpose_square(to + column * ATTENTION_TILE + query, from + query * width + column, width);
+/* to[column][query] = from[query][column] for `queries` rows, a multiple of ATTENTION_LANES. */
+static inline void attention_turn(W *to, const W *from, int64_t queries, int64_t width) {
+    for (int64_t query = 0; query < queries; query += ATTENTION_LANES)
+        for (int64_t column = 0; column < width; column += ATTENTION_LANES) {
+            AttentionVector square[ATTENTION_LANES];
+            ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) square[i] = *(const AttentionVector *)(from + (query + i) * width + column);
+            attention_turn_square(to + column * ATTENTION_TILE + query, square);
+        }
+}
+
+/* The same for `rows` rows in storage, times `scale`, with zero rows up to `padded`, a multiple of ATTENTION_GROUP. Rows that are not whole, and vectors
+ * of rows that end early, pass through `scratch` of ATTENTION_LANES rows. */
+static inline void attention_load_turned(W *to, const T *from, int64_t stride, int64_t rows, int64_t padded, int64_t head_dim, W scale, W *scratch) {
+    int64_t width = attention_width(head_dim);
+    for (int64_t query = 0; query < padded; query += ATTENTION_LANES, from += ATTENTION_LANES * stride) {
+        if (width > head_dim || query + ATTENTION_LANES > rows) {
+            attention_load(scratch, from, stride, kernel_max(kernel_min(rows - query, ATTENTION_LANES), 0), ATTENTION_LANES, head_dim, scale);
+            attention_turn(to + query, scratch, ATTENTION_LANES, width);
+            continue;
+        }
+        for (int64_t column = 0; column < width; column += ATTENTION_LANES) {
+            AttentionVector square[ATTENTION_LANES];
+            ATTENTION_UNROLL for (int i = 0; i < ATTENTION_LANES; i++) square[i] = scale * attention_widen(from + i * stride + column);
+            attention_turn_square(to + column * ATTENTION_TILE + query, square);
+        }
+    }
+}
+
+/* Rows of a head that will be read or written. A group of each stream is fetched beside each panel: the rows are too far apart for the hardware to see
+ * them coming, and all at once they would hold up what the panel itself loads. */
+typedef struct AttentionAhead { struct { const T *at; int64_t stride, rows; bool written; } streams[4]; } AttentionAhead;
+
+static inline void attention_ahead_fetch(AttentionAhead *ahead, int64_t head_dim) {
+    const int64_t line = 64 / (int64_t)sizeof(T);
+    for (int i = 0; i < 4; i++)
+        for (int r = 0; r < ATTENTION_GROUP && ahead->streams[i].rows > 0; r++, ahead->streams[i].rows--) {
+            for (int64_t j = 0; j < head_dim && ahead->streams[i].written; j += line) __builtin_prefetch(ahead->streams[i].at + j, 1);
+            for (int64_t j = 0; j < head_dim && !ahead->streams[i].written; j += line) __builtin_prefetch(ahead->streams[i].at + j, 0);
+            ahead->streams[i].at += ahead->streams[i].stride;
+        }
 }
 
 /* -- What a tile sees ---------------------------------------------------------------------------------------------- */
@@ -178,97 +288,118 @@ static void attention_transpose(W *to, const W *from, int64_t queries, int64_t w
 /* Query i sees the keys low[i] .. high[i]; entries beyond the last query repeat it. Numbers of keys are exact in W (below 2^24). */
 typedef struct AttentionView {
     _Alignas(64) W low[ATTENTION_TILE], high[ATTENTION_TILE];
-    W slope[ATTENTION_TILE];                                           /* where `sloped`: attention_slope; query i is the token high[i] */
+    W slope[ATTENTION_TILE];                                 /* where `sloped`: attention_slope; query i is the token high[i] */
     bool sloped;
-    int64_t queries;                                                   /* a multiple of ATTENTION_GROUP */
-    int first[ATTENTION_TILE / ATTENTION_PANEL], end[ATTENTION_TILE / ATTENTION_PANEL]; /* queries that see any key of a panel */
-    bool whole;                                                        /* every query sees every key of the block */
-    int64_t panels;
+    int64_t queries;                                         /* a multiple of ATTENTION_GROUP */
+    int64_t least, most;                                     /* first and last key that any query sees */
+    struct { W low, low_of_all, high, high_of_all; } groups[ATTENTION_GROUPS]; /* low .. high: seen by any query of a group; .._of_all: by all */
+    struct { W low, high; } quads[ATTENTION_QUADS];          /* likewise, by any query of a quad */
+    /* Of the block at hand: */
+    int64_t key, panels;                                     /* its first key, and groups of keys */
+    int first[ATTENTION_GROUPS], end[ATTENTION_GROUPS];      /* queries that see any key of a panel */
+    bool whole;                                              /* all queries see all keys of all panels */
+    AttentionRange keys[ATTENTION_QUADS];                    /* that any query of a quad sees, counted from `key` */
 } AttentionView;
 
-static inline void attention_interval(const AttentionView *view, int64_t from, int64_t count, W *low, W *high) {
-    *low = view->low[from], *high = view->high[from];
-    for (int64_t i = from + 1; i < from + count; i++) {
-        *low = view->low[i] < *low ? view->low[i] : *low;
-        *high = view->high[i] > *high ? view->high[i] : *high;
-    }
+static inline W attention_least(const W *x, int count) {
+    W least = x[0];
+    for (int i = 1; i < count; i++) least = x[i] < least ? x[i] : least;
+    return least;
+}
+static inline W attention_most(const W *x, int count) {
+    W most = x[0];
+    for (int i = 1; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
 }
 
-/* Repeats query `count` - 1 up to whole groups. */
+/* Repeats query `count` - 1 up to whole groups, and sums up what groups and quads see. */
 static inline void attention_view_close(AttentionView *view, int64_t count) {
-    view->queries = (count + ATTENTION_GROUP - 1) / ATTENTION_GROUP * ATTENTION_GROUP;
+    view->queries = attention_width(count);
     for (int64_t i = count; i < view->queries; i++) view->low[i] = view->low[count - 1], view->high[i] = view->high[count - 1];
     for (int64_t i = count; view->sloped && i < view->queries; i++) view->slope[i] = view->slope[count - 1];
+    for (int64_t g = 0, i = 0; i < view->queries; i = ATTENTION_GROUP * ++g) {
+        view->groups[g].low = attention_least(view->low + i, ATTENTION_GROUP);
+        view->groups[g].low_of_all = attention_most(view->low + i, ATTENTION_GROUP);
+        view->groups[g].high = attention_most(view->high + i, ATTENTION_GROUP);
+        view->groups[g].high_of_all = attention_least(view->high + i, ATTENTION_GROUP);
+    }
+    for (int64_t q = 0, i = 0; i < view->queries; i = ATTENTION_QUAD * ++q) {
+        view->quads[q].low = attention_least(view->low + i, ATTENTION_QUAD);
+        view->quads[q].high = attention_most(view->high + i, ATTENTION_QUAD);
+    }
+    view->least = (int64_t)attention_least(view->low, (int)view->queries);
+    view->most = (int64_t)attention_most(view->high, (int)view->queries);
 }
 
 /* Sets what concerns the block of `keys` keys from `key` on. */
 static void attention_view_block(AttentionView *view, int64_t key, int64_t keys) {
-    view->panels = (keys + ATTENTION_PANEL - 1) / ATTENTION_PANEL;
-    W last = (W)(key + view->panels * ATTENTION_PANEL - 1);
-    W low[ATTENTION_TILE / ATTENTION_GROUP], high[ATTENTION_TILE / ATTENTION_GROUP];
-    view->whole = true;
-    for (int64_t i = 0; i < view->queries; i++) view->whole &= (view->low[i] <= (W)key) & (view->high[i] >= last);
     int groups = (int)(view->queries / ATTENTION_GROUP);
-    for (int g = 0; g < groups; g++) attention_interval(view, g * ATTENTION_GROUP, ATTENTION_GROUP, &low[g], &high[g]);
+    view->key = key;
+    view->panels = attention_width(keys) / ATTENTION_GROUP;
+    view->whole = true;
+    for (int g = 0; g < groups; g++)
+        view->whole &= (view->groups[g].low_of_all <= (W)key) & (view->groups[g].high_of_all >= (W)(key + view->panels * ATTENTION_GROUP - 1));
     for (int64_t panel = 0; panel < view->panels; panel++) {
-        W at = (W)(key + panel * ATTENTION_PANEL);
+        W at = (W)(key + panel * ATTENTION_GROUP), last = at + (ATTENTION_GROUP - 1);
         int first = 0, end = groups;
-        while (first < end && (high[first] < at || low[first] > at + (ATTENTION_PANEL - 1))) first++;
-        while (end > first && (high[end - 1] < at || low[end - 1] > at + (ATTENTION_PANEL - 1))) end--;
+        while (first < end && (view->groups[first].high < at || view->groups[first].low > last)) first++;
+        while (end > first && (view->groups[end - 1].high < at || view->groups[end - 1].low > last)) end--;
         view->first[panel] = first * ATTENTION_GROUP;
         view->end[panel] = end * ATTENTION_GROUP;
     }
+    for (int q = 0; q < groups * ATTENTION_GROUP_QUADS; q++) {
+        view->keys[q].first = (int)kernel_max((int64_t)view->quads[q].low - key, 0);
+        view->keys[q].end = (int)kernel_min((int64_t)view->quads[q].high - key + 1, keys);
+    }
 }
 
-/* The keys of the block, counted from its first, that any of the four queries from `query` on sees; false when none. */
-static inline bool attention_view_keys(const AttentionView *view, int64_t query, int64_t key, int64_t keys, int64_t *first, int64_t *end) {
-    W low, high;
-    attention_interval(view, query, ATTENTION_PANEL, &low, &high);
-    *first = kernel_max((int64_t)low - key, 0);
-    *end = kernel_min((int64_t)high - key + 1, keys);
-    return *first < *end;
-}
-
-/* scores[key][query] of a panel = rows . columns, with hidden keys at attention_hidden when `mask`. */
-static inline void attention_panel_product(const AttentionView *view, int64_t panel, W *restrict scores, const W *rows, const W *columns,
-                                           int64_t head_dim, int64_t width) {
-    int first = view->first[panel], end = view->end[panel];
-    if (first < end)
-        attention_multiply(scores + panel * ATTENTION_PANEL * ATTENTION_TILE + first, ATTENTION_TILE, NULL, rows + panel * ATTENTION_PANEL * width,
-                           width, 1, columns + first, ATTENTION_TILE, head_dim, end - first);
-}
-
-static inline void attention_panel_mask(const AttentionView *view, int64_t panel, W *scores, int64_t key) {
-    for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
-        W *restrict score = scores + k * ATTENTION_TILE, at = (W)(key + k);
-        for (int i = view->first[panel]; i < view->end[panel]; i++) {
-            int seen = (view->low[i] <= at) & (at <= view->high[i]);
-            score[i] = seen ? score[i] : attention_hidden;
+/* Scores of keys of a panel that are not seen become attention_hidden. */
+static inline void attention_panel_mask(const AttentionView *view, int64_t panel, W *scores) {
+    W first = (W)(view->key + panel * ATTENTION_GROUP), last = first + (ATTENTION_GROUP - 1);
+    for (int i = view->first[panel]; i < view->end[panel]; i += ATTENTION_LANES) {
+        if (view->groups[i / ATTENTION_GROUP].low_of_all <= first && view->groups[i / ATTENTION_GROUP].high_of_all >= last) continue;
+        AttentionVector low = *(const AttentionVector *)(view->low + i), high = *(const AttentionVector *)(view->high + i);
+        for (int k = 0; k < ATTENTION_GROUP; k++) {
+            AttentionVector at = first + k - (AttentionVector){0}, hidden = attention_hidden - (AttentionVector){0};
+            AttentionBits seen = (AttentionBits)(low <= at) & (AttentionBits)(at <= high), *score = (AttentionBits *)(scores + k * ATTENTION_TILE + i);
+            *score = (*score & seen) | ((AttentionBits)hidden & ~seen);
         }
     }
 }
 
 /* Adds the bias of distance to scores. */
-static inline void attention_panel_slope(const AttentionView *view, int64_t panel, W *scores, int64_t key) {
-    for (int64_t k = panel * ATTENTION_PANEL; k < (panel + 1) * ATTENTION_PANEL; k++) {
-        W *restrict score = scores + k * ATTENTION_TILE, at = (W)(key + k);
+static inline void attention_panel_slope(const AttentionView *view, int64_t panel, W *scores) {
+    for (int64_t k = 0; k < ATTENTION_GROUP; k++) {
+        W *restrict score = scores + k * ATTENTION_TILE, at = (W)(view->key + panel * ATTENTION_GROUP + k);
         for (int i = view->first[panel]; i < view->end[panel]; i++) score[i] += view->slope[i] * (at - view->high[i]);
     }
+}
+
+/* Scores of a panel, biased and masked: scores[key][query] = start[query] + rows . columns. */
+static inline void attention_panel_scores(const AttentionView *view, int64_t panel, W *scores, const W *start, const W *rows, const W *columns,
+                                          int64_t head_dim) {
+    int first = view->first[panel];
+    attention_scores(scores + first, start + first, rows, columns + first, head_dim, view->end[panel] - first);
+    if (view->sloped) attention_panel_slope(view, panel, scores);
+    if (!view->whole) attention_panel_mask(view, panel, scores);
 }
 
 /* -- The forward pass of a tile ------------------------------------------------------------------------------------ */
 
 typedef struct AttentionTile {
     AttentionView view;
+    AttentionAhead ahead;
     int64_t head_dim, width;
     W *queries; /* [width][64], times attention_scale */
     W *scores;  /* [64 keys][64] */
     W *out;     /* [64][width], not yet divided by `sum` */
     _Alignas(64) W maximum[ATTENTION_TILE], sum[ATTENTION_TILE], rescale[ATTENTION_TILE];
+    W shift[ATTENTION_TILE]; /* attention_magic - maximum, rounded, from which `maximum` is made again: powers are of 2^(score - maximum) */
 } AttentionTile;
 
-/* A tile over `scratch` of attention_tile_elements; the caller writes scaled queries as rows to `out` and the view, then begins. */
+/* A tile over `scratch` of attention_tile_elements; the caller writes scaled queries and the view, then begins. */
 static inline void attention_tile_place(AttentionTile *tile, W *scratch, int64_t head_dim) {
+    tile->ahead = (AttentionAhead){0};
     tile->head_dim = head_dim;
     tile->width = attention_width(head_dim);
     tile->queries = scratch;
@@ -277,17 +408,15 @@ static inline void attention_tile_place(AttentionTile *tile, W *scratch, int64_t
 }
 
 static void attention_tile_begin(AttentionTile *tile) {
-    attention_transpose(tile->queries, tile->out, tile->view.queries, tile->width);
     memset(tile->out, 0, tile->view.queries * tile->width * sizeof(W));
     for (int i = 0; i < ATTENTION_TILE; i++) tile->maximum[i] = attention_hidden, tile->sum[i] = 0;
 }
 
-/* The larger maxima of the running softmax, and by what the sums so far shrink. */
-static void attention_tile_maximum(AttentionTile *tile) {
-    W before[ATTENTION_TILE], *restrict maximum = tile->maximum;
-    memcpy(before, maximum, sizeof before);
-    for (int64_t panel = 0; panel < tile->view.panels; panel++) {
-        const W *restrict s = tile->scores + panel * ATTENTION_PANEL * ATTENTION_TILE;
+/* Larger maxima of the running softmax after a panel of scores. */
+static inline void attention_panel_maximum(AttentionTile *tile, int64_t panel) {
+    W *restrict maximum = tile->maximum;
+    for (int k = 0; k < ATTENTION_GROUP; k += ATTENTION_QUAD) {
+        const W *restrict s = tile->scores + (panel * ATTENTION_GROUP + k) * ATTENTION_TILE;
         for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i++) {
             W a = s[i] > s[i + ATTENTION_TILE] ? s[i] : s[i + ATTENTION_TILE];
             W b = s[i + 2 * ATTENTION_TILE] > s[i + 3 * ATTENTION_TILE] ? s[i + 2 * ATTENTION_TILE] : s[i + 3 * ATTENTION_TILE];
@@ -295,54 +424,58 @@ static void attention_tile_maximum(AttentionTile *tile) {
             maximum[i] = c > maximum[i] ? c : maximum[i];
         }
     }
-    for (int i = 0; i < tile->view.queries; i++) {
-        tile->rescale[i] = attention_exp2(before[i] - maximum[i]);
-        tile->sum[i] *= tile->rescale[i];
+}
+
+/* By what the sums so far shrink. */
+static void attention_tile_shrink(AttentionTile *tile, const W *before) {
+    for (int i = 0; i < tile->view.queries; i += ATTENTION_LANES) {
+        AttentionVector *maximum = (AttentionVector *)(tile->maximum + i), *shift = (AttentionVector *)(tile->shift + i);
+        *shift = attention_magic - *maximum;
+        *maximum = attention_magic - *shift;
+        AttentionVector shrunk = attention_power(*(const AttentionVector *)(before + i), *shift, ATTENTION_LEAST);
+        *(AttentionVector *)(tile->rescale + i) = shrunk;
+        *(AttentionVector *)(tile->sum + i) *= shrunk;
     }
 }
 
-static void attention_tile_exponents(AttentionTile *tile) {
-    W *restrict sum = tile->sum;
-    const W *restrict maximum = tile->maximum;
-    for (int64_t k = 0; k < tile->view.panels * ATTENTION_PANEL; k++) {
-        W *restrict score = tile->scores + k * ATTENTION_TILE;
-        for (int i = tile->view.first[k / ATTENTION_PANEL]; i < tile->view.end[k / ATTENTION_PANEL]; i++) {
-            score[i] = attention_exp2(score[i] - maximum[i]);
-            sum[i] += score[i];
+static void attention_panel_exponents(AttentionTile *tile, int64_t panel) {
+    for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i += ATTENTION_LANES) {
+        W *scores = tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE + i;
+        AttentionVector sum = *(AttentionVector *)(tile->sum + i), shift = *(AttentionVector *)(tile->shift + i);
+        for (int k = 0; k < ATTENTION_GROUP; k++) {
+            AttentionVector *score = (AttentionVector *)(scores + k * ATTENTION_TILE);
+            *score = attention_power(*score, shift, ATTENTION_LEAST);
+            sum += *score;
         }
+        *(AttentionVector *)(tile->sum + i) = sum;
     }
 }
 
-/* Adds the block of `keys` keys that begins with number `key`; both operands are [keys rounded up to 4][width]. A query that has seen nothing yet
- * gathers noise of weight 2^0 from hidden keys; its first real key shrinks that by 2^-1e30 = 0. */
+static const _Alignas(64) W attention_zeros[ATTENTION_TILE];
+
+/* Adds the block of `keys` keys that begins with number `key`; both operands are [whole groups of keys][width]. A query that has seen nothing yet
+ * gathers at most noise of weight 2^0 from hidden keys; its first real key shrinks that by 2^-1e30 = 0. */
 static void attention_tile_absorb(AttentionTile *tile, const W *block_keys, const W *block_values, int64_t key, int64_t keys) {
     AttentionView *view = &tile->view;
+    _Alignas(64) W before[ATTENTION_TILE];
+    memcpy(before, tile->maximum, sizeof before);
     attention_view_block(view, key, keys);
     for (int64_t panel = 0; panel < view->panels; panel++) {
-        attention_panel_product(view, panel, tile->scores, block_keys, tile->queries, tile->head_dim, tile->width);
-        if (view->sloped) attention_panel_slope(view, panel, tile->scores, key);
-        if (!view->whole) attention_panel_mask(view, panel, tile->scores, key);
+        attention_panel_scores(view, panel, tile->scores + panel * ATTENTION_GROUP * ATTENTION_TILE, attention_zeros,
+                               block_keys + panel * ATTENTION_GROUP * tile->width, tile->queries, tile->head_dim);
+        attention_panel_maximum(tile, panel);
+        attention_ahead_fetch(&tile->ahead, tile->head_dim);
     }
-    attention_tile_maximum(tile);
-    attention_tile_exponents(tile);
-    for (int64_t query = 0; query < view->queries; query += ATTENTION_PANEL) {
-        int64_t first, end;
-        if (!attention_view_keys(view, query, key, keys, &first, &end)) continue;
-        attention_multiply(tile->out + query * tile->width, tile->width, tile->rescale + query, tile->scores + first * ATTENTION_TILE + query, 1,
-                           ATTENTION_TILE, block_values + first * tile->width, tile->width, end - first, tile->width);
-    }
-}
-
-/* The natural logarithm of the sum of a query's exponentials. */
-static inline W attention_tile_log_sum(const AttentionTile *tile, int64_t query) {
-    return tile->maximum[query] * (W)M_LN2 + attention_log(tile->sum[query]);
+    attention_tile_shrink(tile, before);
+    for (int64_t panel = 0; panel < view->panels; panel++) attention_panel_exponents(tile, panel);
+    for (int64_t query = 0; query < view->queries; query += ATTENTION_GROUP)
+        attention_gather(tile->out + query * tile->width, tile->rescale + query, tile->scores + query, block_values,
+                         view->keys + query / ATTENTION_QUAD, tile->width);
 }
 
 /* One finished row of the output. */
-static inline void attention_tile_store(const AttentionTile *tile, int64_t query, T *restrict to) {
-    W scale = 1 / tile->sum[query];
-    const W *restrict from = tile->out + query * tile->width;
-    for (int64_t j = 0; j < tile->head_dim; j++) to[j] = narrow(from[j] * scale);
+static inline void attention_tile_store(const AttentionTile *tile, int64_t query, T *to) {
+    attention_store_row(to, tile->out + query * tile->width, tile->head_dim, 1 / tile->sum[query]);
 }
 
 #endif

@@ -42,6 +42,8 @@ static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, 
     }
     attention_view_close(&tile->view, count);
     memset(tile->out + count * tile->width, 0, (tile->view.queries - count) * tile->width * sizeof(W));
+    attention_turn(tile->queries, tile->out, tile->view.queries, tile->width);
+    attention_turn(tile->queries, tile->out, tile->view.queries, tile->width);
 }
 
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
@@ -51,11 +53,9 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     attention_tile_place(&tile, scratch, heads->head_dim);
     W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
     load_queries(c, &tile, kv_head, first, count);
-    W low, high;
-    attention_interval(&tile.view, 0, tile.view.queries, &low, &high);
     attention_tile_begin(&tile);
-    for (int64_t key = (int64_t)low; key <= (int64_t)high; key += ATTENTION_TILE) {
-        int64_t rows = kernel_min(ATTENTION_TILE, (int64_t)high + 1 - key), padded = kernel_min(ATTENTION_TILE, rows + ATTENTION_PANEL - 1);
+    for (int64_t key = tile.view.least; key <= tile.view.most; key += ATTENTION_TILE) {
+        int64_t rows = kernel_min(ATTENTION_TILE, tile.view.most + 1 - key), padded = attention_width(rows);
         const T *from = c->cache + key * stride + kv_head * heads->head_dim;
         attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);
         attention_load(values, from + heads->kv_heads * heads->head_dim, stride, rows, padded, heads->head_dim, 1);
