@@ -66,18 +66,18 @@ static inline AttentionVector attention_power(AttentionVector x, AttentionVector
 }
 static inline W attention_log2(W x) { return log2(x); }
 #else
-/* 1.5 * 2^23: adding it rounds to an integer in the low bits. */
-static const W attention_magic = 12582912.0f;
-/* 2^(x + shift - attention_magic), within 1.6e-7 of its value, 0 where that is below 2^least; a NaN of arithmetic stays NaN. x = n + r with |r| <= 1/2
- * and shift + n an integer; the polynomial has the least relative error of degree 5 with 2^0 = 1, and n is added to its exponent. */
+/* 1.5 * 2^23 + 127: adding it rounds to an integer n, and leaves the exponent of 2^n in the low bits. */
+static const W attention_magic = 12583039.0f;
+/* 2^(x + shift - attention_magic), within 1.8e-7 of its value, 0 where that is below 2^least; NaN stays NaN. x = n + r with |r| <= 1/2
+ * and shift + n an integer; the polynomial has the least relative error of degree 5 with 2^0 = 1. */
 static inline AttentionVector attention_power(AttentionVector x, AttentionVector shift, int least) {
     AttentionVector shifted = x + shift, r = x - (shifted - shift), p = r * 1.326472721e-3f + 9.671512812e-3f;
     p = p * r + 5.550733745e-2f;
     p = p * r + 2.402224208e-1f;
     p = p * r + 6.931469776e-1f;
     p = p * r + 1.0f;
-    AttentionBits power = (AttentionBits)p + ((AttentionBits)shifted << 23);
-    return (AttentionVector)(power & ~(AttentionBits)(shifted < attention_magic + (W)least));
+    p *= (AttentionVector)((AttentionBits)shifted << 23);
+    return (AttentionVector)((AttentionBits)p & ~(AttentionBits)(shifted < attention_magic + (W)least));
 }
 /* log2 of a normal number, within 1e-7 of it or of 1; NaN stays NaN. x = 2^n * m with m from sqrt(1/2) to sqrt(2), and with s = (m - 1) / (m + 1)
  * log m = 2 (s + s^3 / 3 + s^5 / 5 + ...). */
