@@ -43,7 +43,6 @@ static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, 
     attention_view_close(&tile->view, count);
     memset(tile->out + count * tile->width, 0, (tile->view.queries - count) * tile->width * sizeof(W));
     attention_turn(tile->queries, tile->out, tile->view.queries, tile->width);
-    attention_turn(tile->queries, tile->out, tile->view.queries, tile->width);
 }
 
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
