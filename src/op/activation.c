@@ -77,7 +77,7 @@ void KERNEL(swiglu)(const OpCall *call) {
     for (int64_t r = 0; r < rows; r++) {
         const T *restrict gate = x + 2 * r * width, *restrict up = gate + width;
         T *restrict out = y + r * width;
-        kernel_fetch_next(gate, 2 * width * (int64_t)sizeof(T));
+        kernel_prefetch(gate + 2 * width, 2 * width);
         for (int64_t j = 0; j < width; j++) {
             W g = widen(gate[j]);
             out[j] = narrow(g / (1 + wide_exp(-g)) * widen(up[j]));
@@ -94,8 +94,8 @@ void KERNEL(swiglu_grad)(const OpCall *call) {
     for (int64_t r = 0; r < rows; r++) {
         const T *gate = x + 2 * r * width, *up = gate + width, *d_out = d_y + r * width;
         T *d_gate = d_x + 2 * r * width, *d_up = d_gate + width;
-        kernel_fetch_next(gate, 2 * width * (int64_t)sizeof(T));
-        kernel_fetch_next(d_out, width * (int64_t)sizeof(T));
+        kernel_prefetch(gate + 2 * width, 2 * width);
+        kernel_prefetch(d_out + width, width);
 #pragma omp simd
         for (int64_t j = 0; j < width; j++) {
             W g = widen(gate[j]), d = widen(d_out[j]), s = 1 / (1 + wide_exp(-g));

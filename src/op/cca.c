@@ -103,7 +103,7 @@ static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t
                         .ldc = dim, .bias = f->grouped_bias + column});
     for (int64_t r = first; r < end; r++) mix(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
     for (int64_t r = first; r < end; r++) {
-        if (r + CCA_AHEAD < end) cca_prefetch(f->qkv + (r + CCA_AHEAD) * f->s.columns + column, dim);
+        if (r + CCA_AHEAD < end) kernel_prefetch(f->qkv + (r + CCA_AHEAD) * f->s.columns + column, dim);
         finish_row(f, products + (r - first) * dim, r, head);
     }
 }

@@ -73,11 +73,6 @@ static inline void cca_split_taps(W *restrict taps, const T *restrict weight, in
     }
 }
 
-/* A head's columns of one row are too far from those of the next for the hardware to see a stream. */
-static inline void cca_prefetch(const T *row, int64_t dim) {
-    for (int64_t i = 0; i < dim; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + i);
-}
-
 static inline void cca_depthwise_row(T *restrict y, const T *restrict before, const T *restrict current, const W *restrict taps,
                                      const W *restrict bias, int64_t dim) {
     for (int64_t i = 0; i < dim; i++) y[i] = narrow(bias[i] + taps[i] * widen(before[i]) + taps[dim + i] * widen(current[i]));
@@ -94,7 +89,7 @@ static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t col
     }
     for (int64_t r = first; r < end; r++, pairs += 2 * dim) {
         bool starts = cca_history(rows, r) == 0;
-        if (r + CCA_AHEAD < end) cca_prefetch(cca_row(rows, r + CCA_AHEAD) + column, dim);
+        if (r + CCA_AHEAD < end) kernel_prefetch(cca_row(rows, r + CCA_AHEAD) + column, dim);
         if (starts) cca_depthwise_row(previous, zeros, zeros, taps, bias, dim);
         cca_depthwise_row(current, starts ? zeros : cca_row(rows, r - 1) + column, cca_row(rows, r) + column, taps, bias, dim);
         for (int64_t i = 0; i < dim; i++) {

@@ -192,7 +192,7 @@ static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *
     for (int64_t r = t->first; r < t->end; r++) {
         bool last = r + 1 == s->rows;
         if (!last) gather_row(t->following, b, t, r + 1);
-        if (r + CCA_AHEAD < t->end) cca_prefetch(b->du + (r + CCA_AHEAD) * s->columns + t->column, dim);
+        if (r + CCA_AHEAD < t->end) kernel_prefetch(b->du + (r + CCA_AHEAD) * s->columns + t->column, dim);
         mean_row_grad(t->mean, b, t->head, r);
         depthwise_row_grad(b, t, r, t->current, last || cca_history(&b->rows, r + 1) == 0 ? t->zeros : t->following);
         W *spare = t->current;

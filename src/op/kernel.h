@@ -87,9 +87,10 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 /* The type of a COMPUTE parameter's gradient. */
 static inline GemmType kernel_gemm_kept(const OpCall *call) { return call->narrow ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
 
-/* Asks for the row behind this one, `bytes` long: where a row takes long to compute the hardware does not look ahead far enough, and memory would wait. */
-static inline void kernel_fetch_next(const void *row, int64_t bytes) {
-    for (int64_t at = bytes; at < 2 * bytes; at += 64) __builtin_prefetch((const char *)row + at);
+/* Asks for `count` elements of a row that comes up: where a row takes long to compute, or lies far from the next, the hardware does not look ahead far enough. */
+#define kernel_prefetch(row, count) kernel_prefetch_bytes(row, (count) * (int64_t)sizeof *(row))
+static inline void kernel_prefetch_bytes(const void *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
 }
 
 /* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */

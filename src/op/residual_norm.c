@@ -31,8 +31,8 @@ void KERNEL(residual_norm)(const OpCall *call) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = r * columns;
-        kernel_fetch_next(block + at, columns * (int64_t)sizeof(T));
-        kernel_fetch_next(stream + at, columns * (int64_t)sizeof(W));
+        kernel_prefetch(block + at + columns, columns);
+        kernel_prefetch(stream + at + columns, columns);
         merge_row(merged + at, block + at, stream + at, &call->in[IN_AFFINE], columns);
         norm_row(attributes, normed + at, statistics + r * kept, merged + at, call->in[IN_GAIN], call->in[IN_BIAS], columns);
     }
