@@ -158,8 +158,9 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
 }
 
 /* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each other, over three layers and
- * back give about 0.002 * sqrt(70) = 1.7% of a gradient's norm: half of the tensors stay under 2%. Small ones behind a softmax see
- * differences of large terms: all stay under 8% (a cosine of 0.997). The loss is an average: 1%. */
+ * back give about 0.002 * sqrt(70) = 1.7% of a gradient's norm: half of the tensors stay under 2%, and so does the root of their mean
+ * square. Small ones behind a softmax see differences of large terms: all stay under 8% (a cosine of 0.997), or 12% where a tensor is a few
+ * numbers, whose errors do not average. The loss is an average: 1%. */
 static void bf16_stays_near_fp32(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
@@ -170,6 +171,7 @@ static void bf16_stays_near_fp32(void **state) {
         const float *loss_a = executor_tensor(narrow.executor, narrow.model.loss), *loss_b = executor_tensor(wide.executor, wide.model.loss);
         assert_true(fabsf(loss_a[0] - loss_b[0]) < 0.01f * fabsf(loss_b[0]));
         int near = 0, all = 0;
+        double squares = 0;
         for (int p = 0; p < wide.model.graph->parameter_count; p++) {
             const Parameter *parameter = &wide.model.graph->parameters[p];
             double difference = 0, norm = 0;
@@ -179,8 +181,10 @@ static void bf16_stays_near_fp32(void **state) {
             }
             all++;
             near += sqrt(difference) <= 0.02 * sqrt(norm);
-            if (sqrt(difference) > 0.08 * sqrt(norm)) fail_msg("%s: gradient of %s is off by %.3g", families[i].name, parameter->name, sqrt(difference / norm));
+            squares += norm > 0 ? difference / norm : 0;
+            if (sqrt(difference) > (parameter->count < 8 ? 0.12 : 0.08) * sqrt(norm)) fail_msg("%s: gradient of %s is off by %.3g", families[i].name, parameter->name, sqrt(difference / norm));
         }
+        if (squares > all * 0.02 * 0.02) fail_msg("%s: gradients are off by %.3g", families[i].name, sqrt(squares / all));
         if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 2%%", families[i].name, near, all);
         release(&wide);
         release(&narrow);

@@ -225,21 +225,22 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
 /* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times k 2^-24 rms leaves room and is far from one
  * product that is missing. GPUs truncate, each 16 or 8 products, whose errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most.
  * Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which is off
- * by sqrt(k) rms. C in bf16 is half a unit in its last place off besides. */
-static double bound_of(const Gemm *g, const Exact *e) {
-    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, rounding = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
-    return k * sums * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + rounding * fabs(e->sum);
+ * by sqrt(k) rms. Operands that are rounded by `rounding` of a line's largest element, 5 times its rms, are sqrt(k) roundings of as good as random signs: 32 leaves room.
+ * C in bf16 is half a unit in its last place off besides. */
+static double bound_of(const Gemm *g, const Exact *e, double rounding) {
+    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    return (k * sums + 32 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
 }
 
 /* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
-static bool row_is_right(const Gemm *g, bool fnuz, int64_t row, const char *c) {
+static bool row_is_right(const Gemm *g, bool fnuz, double rounding, int64_t row, const char *c) {
     const int64_t most_columns = 512;
     int64_t step = (g->n + most_columns - 1) / most_columns;
     int wrong = 0;
 #pragma omp parallel for schedule(static) reduction(+ : wrong)
     for (int64_t column = 0; column < g->n; column += step) {
         Exact exact = exact_element(g, fnuz, row, column);
-        wrong += !(fabs(element(c, g->output, fnuz, column) - exact.sum) <= bound_of(g, &exact));
+        wrong += !(fabs(element(c, g->output, fnuz, column) - exact.sum) <= bound_of(g, &exact, rounding));
     }
     return wrong == 0;
 }
@@ -248,11 +249,12 @@ static bool rows_are_right(const Work *work, const Gemm *product, const char *in
     Device *device = work->inputs.device;
     Gemm on_host = product_of(work->shape, work->type, inputs, NULL);
     const int64_t rows[] = {0, product->m / 2, product->m - 1}, bytes = product->n * bench_type_bytes(product->output);
+    double rounding = device_is_gpu(device) ? 0 : gemm_rounding(product->input);
     *right = true;
     for (int i = 0; i < 3; i++) {
         char *on_device = (char *)product->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
         if (!c) return false;
-        *right = row_is_right(&on_host, device_fp8_is_fnuz(device), rows[i], c) && *right;
+        *right = row_is_right(&on_host, device_fp8_is_fnuz(device), rounding, rows[i], c) && *right;
         device_view_close(device, c, on_device, bytes, VIEW_READ);
     }
     return true;

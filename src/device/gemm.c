@@ -121,16 +121,22 @@ static GemmSource source_at(const void *data, int64_t ld, bool depth_contiguous,
     return (GemmSource){(const char *)data + offset * (int64_t)size_of(type), ld, depth_contiguous, type == GEMM_BF16};
 }
 
+/* Packed depths of `k`, with those that hold scales. */
+static int64_t packed_depths(const GemmKernel *kernel, int64_t k) {
+    int64_t depths = ceil_divide(k, kernel->unit);
+    return kernel->scaled ? depths + ceil_divide(depths, kernel->scaled) : depths;
+}
+
 /* Packs columns of B as panels; the last panel only as wide, in half panels, as it needs to be. */
 static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, int64_t columns, int64_t depth) {
-    int64_t unit = kernel->pairs ? 2 : 1, size = source.bf16 ? 2 : (int64_t)kernel->element, element = (int64_t)kernel->element;
-    int64_t chunk = source.depth_contiguous ? larger(depth, 1) : PACK_DEPTH * unit, most = kernel->panel_columns;
+    int64_t size = source.bf16 ? 2 : (int64_t)kernel->element, element = (int64_t)kernel->element, most = kernel->panel_columns;
+    int64_t chunk = source.depth_contiguous ? larger(depth, 1) : larger(PACK_DEPTH, kernel->scaled) * kernel->unit;
     const char *from = source.data;
     for (int64_t p = 0; p < depth; p += chunk)
         for (int64_t column = 0; column < columns; column += most) {
             int64_t here = smaller(most, columns - column), width = here <= most / 2 ? most / 2 : most;
             source.data = from + (source.depth_contiguous ? column * source.ld + p : p * source.ld + column) * size;
-            char *panel = to + (column * ceil_divide(depth, unit) + p / unit * width) * element;
+            char *panel = to + (column * packed_depths(kernel, depth) + packed_depths(kernel, p) * width) * element;
             kernel->pack(panel, (int)width, &source, here, smaller(chunk, depth - p));
         }
 }
@@ -166,10 +172,10 @@ typedef struct Step {
 } Step;
 
 static Walk walk_of(const GemmKernel *kernel, const Gemm *g, Tile t) {
-    int64_t unit = kernel->pairs ? 2 : 1, depth = ceil_divide(g->k, unit);
+    int64_t whole = kernel->scaled ? kernel->scaled : 1, depth = ceil_divide(g->k, kernel->unit * whole) * whole;
     int64_t blocks = depth <= WHOLE_DEPTH ? 1 : ceil_divide(depth, DEPTH);
     int height = (int)ceil_divide(t.rows, ceil_divide(t.rows, kernel->panel_rows));
-    return (Walk){kernel, g, t, blocks, ceil_divide(depth, blocks) * unit, height};
+    return (Walk){kernel, g, t, blocks, ceil_divide(depth, blocks * whole) * whole * kernel->unit, height};
 }
 
 static Step step_at(const Walk *w, int64_t index, int64_t row) {
@@ -231,7 +237,7 @@ static void multiply_step(const Walk *w, Scratch *s, Step step, GemmAhead ahead[
         if (in_place(source, (int64_t)kernel->element)) a = source.data, apart = source.ld;
         else kernel->pack(s->a, kernel->stride_rows, &source, panel.rows, panel.depth);
         GemmUpdate update = update_for(w->g, w->tile, s->sums, panel.index, w->blocks, panel.row);
-        kernel->multiply(a, apart, s->b, (int)panel.rows, w->tile.columns, ceil_divide(panel.depth, kernel->pairs ? 2 : 1), &update, ahead, share);
+        kernel->multiply(a, apart, s->b, (int)panel.rows, w->tile.columns, packed_depths(kernel, panel.depth), &update, ahead, share);
     }
 }
 
@@ -405,6 +411,7 @@ static void run_batch(const Gemm *products, int64_t count, int threads) {
 
 static int threads_here(void) { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
+double gemm_rounding(GemmType input) { return kernel_for(input)->scaled ? 0x1p-12 : 0; }
 void gemm_serial(const Gemm *g) { run_batch(g, 1, 1); }
 void gemm(const Gemm *g) { run_batch(g, 1, threads_here()); }
 void gemm_batch(const Gemm *products, int64_t count) { run_batch(products, count, threads_here()); }

@@ -47,10 +47,10 @@ typedef struct GemmTile {
 
 /* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
  * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
- * a depth is one k, or two neighbouring k where `pairs`. */
+ * a depth is `unit` neighbouring k. Where elements are integers, `scaled` depths of a line (0: none) share a scale: the lines' scales
+ * stand before them, like one more depth. */
 typedef struct GemmKernel {
-    int panel_rows, stride_rows, panel_columns;
-    bool pairs;
+    int panel_rows, stride_rows, panel_columns, unit, scaled;
     size_t element; /* bytes of one packed line and depth, and of one sum */
     /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);

@@ -1,9 +1,10 @@
 /* The instruction sets of our GEMM: gemm_template.h instantiated for AVX-512, AVX2 and plain 128-bit vectors, by function attributes,
  * so that one object file, built with any flags, holds them all and gemm.c picks at run time.
  *
- * bf16 has two ways. Widening to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps multiplies pairs,
+ * bf16 has three ways. Widening to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps multiplies pairs,
  * at twice the fp32 rate on AMD (Zen 4 and later), but at half of it on Intel: measured on an Emerald Rapids core, 85 GFLOP/s against
- * 172 for fp32 FMA. So vdpbf16ps is preferred on AMD alone. It flushes subnormals to zero; the other kernels do not. */
+ * 172 for fp32 FMA. So vdpbf16ps is preferred on AMD alone. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the fp32 rate
+ * on Intel too; gemm.h says how bf16 becomes integers. Both flush subnormals to zero; widening does not. */
 #include "gemm_internal.h"
 
 #include <string.h>
@@ -16,6 +17,8 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
+
+#define SCALED_DEPTHS 64 /* pairs: 128 products of two integers of at most 4080 fit 31 bits */
 
 #define FOR_ROWS_4(X) X(1) X(2) X(3) X(4)
 #define FOR_ROWS_6(X) FOR_ROWS_4(X) X(5) X(6)
@@ -42,6 +45,7 @@
 #define GEMM_ROWS 14
 #define GEMM_STRIDE 16
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 1
 #define GEMM_MASKS 1
 #define GEMM_FMA(sum, scalar, vector) (Vector_avx512_f32)_mm512_fmadd_ps(_mm512_set1_ps(scalar), (__m512)(vector), (__m512)(sum))
@@ -54,9 +58,23 @@
 #define GEMM_ROWS 14
 #define GEMM_STRIDE 16
 #define GEMM_PAIRS 1
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 1
 #define GEMM_MASKS 1
 #define GEMM_FMA(sum, scalar, vector) (Vector_avx512_bf16)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(scalar), (__m512bh)(vector))
+#include "gemm_template.h"
+
+#define GEMM_NAME(x) GEMM_CONCAT(x, _avx512_i16)
+#define GEMM_TARGET __attribute__((target(AVX512 ",avx512vnni")))
+#define GEMM_SUM float
+#define GEMM_LANES 16
+#define GEMM_ROWS 14
+#define GEMM_STRIDE 16
+#define GEMM_PAIRS 1
+#define GEMM_SCALED SCALED_DEPTHS
+#define GEMM_FROM_BF16 1
+#define GEMM_MASKS 1
+#define GEMM_FMA(sum, scalar, vector) (Accumulator_avx512_i16)_mm512_dpwssd_epi32((__m512i)(sum), (__m512i)_mm512_set1_ps(scalar), (__m512i)(vector))
 #include "gemm_template.h"
 
 #define GEMM_NAME(x) GEMM_CONCAT(x, _avx512_f64)
@@ -66,6 +84,7 @@
 #define GEMM_ROWS 14
 #define GEMM_STRIDE 16
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 0
 #define GEMM_MASKS 1
 #define GEMM_FMA(sum, scalar, vector) (Vector_avx512_f64)_mm512_fmadd_pd(_mm512_set1_pd(scalar), (__m512d)(vector), (__m512d)(sum))
@@ -78,6 +97,7 @@
 #define GEMM_ROWS 6
 #define GEMM_STRIDE 8
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 1
 #define GEMM_MASKS 0
 #define GEMM_FMA(sum, scalar, vector) (Vector_avx2_f32)_mm256_fmadd_ps(_mm256_set1_ps(scalar), (__m256)(vector), (__m256)(sum))
@@ -90,6 +110,7 @@
 #define GEMM_ROWS 6
 #define GEMM_STRIDE 8
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 0
 #define GEMM_MASKS 0
 #define GEMM_FMA(sum, scalar, vector) (Vector_avx2_f64)_mm256_fmadd_pd(_mm256_set1_pd(scalar), (__m256d)(vector), (__m256d)(sum))
@@ -100,6 +121,7 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
 }
 static bool has_avx512_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+static bool has_avx512_vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 #endif
@@ -111,6 +133,7 @@ static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 #define GEMM_ROWS 4
 #define GEMM_STRIDE 4
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 1
 #define GEMM_MASKS 0
 #define GEMM_FMA(sum, scalar, vector) ((sum) + (scalar) * (vector))
@@ -123,6 +146,7 @@ static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 #define GEMM_ROWS 4
 #define GEMM_STRIDE 4
 #define GEMM_PAIRS 0
+#define GEMM_SCALED 0
 #define GEMM_FROM_BF16 0
 #define GEMM_MASKS 0
 #define GEMM_FMA(sum, scalar, vector) ((sum) + (scalar) * (vector))
@@ -130,27 +154,31 @@ static bool is_amd(void) { return __builtin_cpu_is("amd"); }
 
 static bool always(void) { return true; }
 
-/* rows, stride of rows, columns, pairs, sum type, suffix of the names */
-#define KERNEL(rows, stride, columns, pairs, sum, name) {rows, stride, columns, pairs, sizeof(sum), GEMM_CONCAT(pack_, name), GEMM_CONCAT(multiply_panels_, name)}
+/* rows, stride of rows, columns, k in a depth, depths that share scales, sum type, suffix of the names */
+#define KERNEL(rows, stride, columns, unit, scaled, sum, name) {rows, stride, columns, unit, scaled, sizeof(sum), GEMM_CONCAT(pack_, name), GEMM_CONCAT(multiply_panels_, name)}
 
 const GemmIsa gemm_isas[] = {
 #if defined(__x86_64__)
     {"avx512bf16", has_avx512_bf16, is_amd,
-     {[GEMM_F32] = KERNEL(14, 16, 32, false, float, avx512_f32),
-      [GEMM_BF16] = KERNEL(14, 16, 32, true, float, avx512_bf16),
-      [GEMM_F64] = KERNEL(14, 16, 16, false, double, avx512_f64)}},
+     {[GEMM_F32] = KERNEL(14, 16, 32, 1, 0, float, avx512_f32),
+      [GEMM_BF16] = KERNEL(14, 16, 32, 2, 0, float, avx512_bf16),
+      [GEMM_F64] = KERNEL(14, 16, 16, 1, 0, double, avx512_f64)}},
+    {"avx512vnni", has_avx512_vnni, always,
+     {[GEMM_F32] = KERNEL(14, 16, 32, 1, 0, float, avx512_f32),
+      [GEMM_BF16] = KERNEL(14, 16, 32, 2, SCALED_DEPTHS, float, avx512_i16),
+      [GEMM_F64] = KERNEL(14, 16, 16, 1, 0, double, avx512_f64)}},
     {"avx512", has_avx512, always,
-     {[GEMM_F32] = KERNEL(14, 16, 32, false, float, avx512_f32),
-      [GEMM_BF16] = KERNEL(14, 16, 32, false, float, avx512_f32),
-      [GEMM_F64] = KERNEL(14, 16, 16, false, double, avx512_f64)}},
+     {[GEMM_F32] = KERNEL(14, 16, 32, 1, 0, float, avx512_f32),
+      [GEMM_BF16] = KERNEL(14, 16, 32, 1, 0, float, avx512_f32),
+      [GEMM_F64] = KERNEL(14, 16, 16, 1, 0, double, avx512_f64)}},
     {"avx2", has_avx2, always,
-     {[GEMM_F32] = KERNEL(6, 8, 16, false, float, avx2_f32),
-      [GEMM_BF16] = KERNEL(6, 8, 16, false, float, avx2_f32),
-      [GEMM_F64] = KERNEL(6, 8, 8, false, double, avx2_f64)}},
+     {[GEMM_F32] = KERNEL(6, 8, 16, 1, 0, float, avx2_f32),
+      [GEMM_BF16] = KERNEL(6, 8, 16, 1, 0, float, avx2_f32),
+      [GEMM_F64] = KERNEL(6, 8, 8, 1, 0, double, avx2_f64)}},
 #endif
     {"generic", always, always,
-     {[GEMM_F32] = KERNEL(4, 4, 8, false, float, generic_f32),
-      [GEMM_BF16] = KERNEL(4, 4, 8, false, float, generic_f32),
-      [GEMM_F64] = KERNEL(4, 4, 4, false, double, generic_f64)}},
+     {[GEMM_F32] = KERNEL(4, 4, 8, 1, 0, float, generic_f32),
+      [GEMM_BF16] = KERNEL(4, 4, 8, 1, 0, float, generic_f32),
+      [GEMM_F64] = KERNEL(4, 4, 4, 1, 0, double, generic_f64)}},
 };
 const int gemm_isa_count = sizeof gemm_isas / sizeof *gemm_isas;

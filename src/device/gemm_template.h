@@ -2,17 +2,21 @@
  *
  * The register tile is GEMM_ROWS x 2 vectors: every step of depth broadcasts GEMM_ROWS values of A against two vectors of B, so the
  * two FMA ports are kept busy while the load ports have room. A sum of one block of depth is a chain of fused multiply-adds in order
- * of k, whatever the tile it falls in, which is why bits do not depend on how C was cut.
+ * of k, whatever the tile it falls in, which is why bits do not depend on how C was cut. Scaled integers are such chains too, of whole
+ * sums of GEMM_SCALED depths.
  *
  * Parameters: GEMM_NAME(x) gives names, GEMM_TARGET the function attribute, GEMM_SUM the type of sums and packed elements, GEMM_LANES,
- * GEMM_ROWS, GEMM_STRIDE (rows rounded up to vectors), GEMM_PAIRS (packed elements are two bf16), GEMM_FMA(sum, scalar, vector),
- * GEMM_MASKS (512-bit byte masks exist), GEMM_FROM_BF16 (bf16 may come in and go out). */
+ * GEMM_ROWS, GEMM_STRIDE (rows rounded up to vectors), GEMM_PAIRS (packed elements are two bf16), GEMM_SCALED (or, where it is not 0, two
+ * integers of bf16, whose scale so many depths share), GEMM_FMA(sum, scalar, vector), GEMM_MASKS (512-bit byte masks exist),
+ * GEMM_FROM_BF16 (bf16 may come in and go out). */
 
 #define INLINE GEMM_TARGET static inline __attribute__((always_inline))
 #define VECTOR GEMM_NAME(Vector)
 #define BITS GEMM_NAME(Bits)
 #define HALVES GEMM_NAME(Halves)
 #define UNALIGNED GEMM_NAME(Unaligned)
+#define ACCUMULATOR GEMM_NAME(Accumulator)
+#define CURSOR GEMM_NAME(Cursor)
 #define GEMM_NARROWS (GEMM_FROM_BF16 && GEMM_MASKS)
 
 typedef GEMM_SUM VECTOR __attribute__((vector_size(GEMM_LANES * sizeof(GEMM_SUM))));
@@ -96,6 +100,32 @@ INLINE BITS GEMM_NAME(load_halves)(const void *from, int64_t lines) {
 #endif
 }
 
+#if GEMM_SCALED
+/* Turns a vector of lines, `depths` pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: 2^-11 of the power
+ * of two below a line's largest element, which so becomes 2048 to 4080. The scale of a line with an infinity or a NaN is NaN. Scales and
+ * their reciprocals stay normal numbers: lines of numbers below 2^-115 keep fewer bits. */
+GEMM_TARGET static void GEMM_NAME(scale)(GEMM_SUM *to, int width, int64_t depths) {
+    enum { MAGNITUDE = 0x7fff, SPECIAL = 255, BITS_BELOW = 11, LEAST = BITS_BELOW + 1, BIAS = 127, QUIET_NAN = 0x7fc00000 };
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    GEMM_SUM *pairs = to + width;
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t p = 0; p < depths; p++)
+        most = _mm512_max_epu16(most, _mm512_and_si512((__m512i)GEMM_NAME(load)(pairs + p * width), _mm512_set1_epi16(MAGNITUDE)));
+    __m512i exponent = _mm512_srli_epi32(_mm512_max_epu32(_mm512_slli_epi32(most, 16), _mm512_and_si512(most, upper)), 23);
+    __mmask16 special = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(SPECIAL));
+    exponent = _mm512_max_epi32(exponent, _mm512_set1_epi32(LEAST));
+    __m512i scale = _mm512_slli_epi32(_mm512_sub_epi32(exponent, _mm512_set1_epi32(BITS_BELOW)), 23);
+    __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS + BITS_BELOW), exponent), 23));
+    GEMM_NAME(store)(to, (VECTOR)_mm512_mask_mov_epi32(scale, special, _mm512_set1_epi32(QUIET_NAN)));
+    for (int64_t p = 0; p < depths; p++) {
+        __m512i pair = (__m512i)GEMM_NAME(load)(pairs + p * width);
+        __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), factor));
+        __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(pair, upper)), factor));
+        GEMM_NAME(store)(pairs + p * width, (VECTOR)_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)));
+    }
+}
+#endif
+
 #if GEMM_PAIRS
 GEMM_TARGET static void GEMM_NAME(pack_straight_bf16)(GEMM_SUM *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2) {
@@ -172,7 +202,14 @@ GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource
         int64_t left = lines - first;
         if (left <= 0) break;
         const char *from = (const char *)source->data + first * (source->depth_contiguous ? stride : element);
-#if GEMM_FROM_BF16
+#if GEMM_SCALED
+        for (int64_t p = 0; p < depth; p += 2 * GEMM_SCALED, to += (GEMM_SCALED + 1) * width) {
+            int64_t here = depth - p < 2 * GEMM_SCALED ? depth - p : 2 * GEMM_SCALED;
+            if (source->depth_contiguous) GEMM_NAME(pack_transposed_bf16)(to + width, width, from + p * element, stride, left, here);
+            else GEMM_NAME(pack_straight_bf16)(to + width, width, from + p * stride, stride, left, here);
+            GEMM_NAME(scale)(to, width, (here + 1) / 2);
+        }
+#elif GEMM_FROM_BF16
         if (source->bf16) {
             if (source->depth_contiguous) GEMM_NAME(pack_transposed_bf16)(to, width, from, stride, left, depth);
             else GEMM_NAME(pack_straight_bf16)(to, width, from, stride, left, depth);
@@ -200,21 +237,31 @@ INLINE __m512i GEMM_NAME(round)(VECTOR sum) {
 }
 #endif
 
-/* The sums of one register tile. `rows` and `vectors` are constants in every caller, so sums stay in registers.
+#if GEMM_SCALED
+typedef int32_t ACCUMULATOR __attribute__((vector_size(GEMM_LANES * 4)));
+#else
+typedef VECTOR ACCUMULATOR;
+#endif
+
+/* Where a register tile's multiplication has come to. */
+typedef struct CURSOR {
+    const GEMM_SUM *a, *b;
+    GemmAhead next;
+    int64_t share;
+} CURSOR;
+
+/* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller, so sums stay in registers.
  * Every fourth step of depth also asks for a cache line of what is packed next: more often, and those on their way would leave no buffers
  * for what the loop itself loads from the second level. */
-INLINE void GEMM_NAME(multiply)(const GemmTile *t, int rows, int vectors) {
-    const GEMM_SUM *a = t->a, *b = t->b;
-    GemmAhead next = *t->ahead;
-    int64_t step = t->step, depth = t->depth, ld = t->ld, share = t->share < next.left ? t->share : next.left;
-    VECTOR sums[GEMM_ROWS][2];
-    UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (VECTOR){0};
+INLINE void GEMM_NAME(add_products)(ACCUMULATOR sums[GEMM_ROWS][2], CURSOR *at, int64_t step, int64_t depth, int rows, int vectors) {
+    const GEMM_SUM *a = at->a, *b = at->b;
     for (int64_t p = 0; p < depth; p++) {
-        if (p % 4 == 0 && share > 0) {
-            __builtin_prefetch(next.at, 0, 2);
-            next.at += 64;
-            if (next.at == next.row_end) next.at += next.stride - next.width, next.row_end += next.stride;
-            share--, next.left--;
+        if (p % 4 == 0 && at->share > 0) {
+            GemmAhead *next = &at->next;
+            __builtin_prefetch(next->at, 0, 2);
+            next->at += 64;
+            if (next->at == next->row_end) next->at += next->stride - next->width, next->row_end += next->stride;
+            at->share--, next->left--;
         }
         VECTOR b0 = GEMM_NAME(load)(b), b1 = b0;
         if (vectors == 2) b1 = GEMM_NAME(load)(b + GEMM_LANES);
@@ -225,7 +272,38 @@ INLINE void GEMM_NAME(multiply)(const GemmTile *t, int rows, int vectors) {
         a += step;
         b += vectors * GEMM_LANES;
     }
-    *t->ahead = next;
+    at->a = a, at->b = b;
+}
+
+#if GEMM_SCALED
+/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones that do. */
+INLINE void GEMM_NAME(add_scaled)(VECTOR sums[GEMM_ROWS][2], CURSOR *at, int64_t step, int64_t depth, int rows, int vectors) {
+    for (int64_t here; depth > 0; depth -= 1 + here) {
+        const GEMM_SUM *a_scales = at->a, *b_scales = at->b;
+        ACCUMULATOR integers[GEMM_ROWS][2];
+        UNROLL for (int i = 0; i < rows; i++) integers[i][0] = integers[i][1] = (ACCUMULATOR){0};
+        here = depth <= GEMM_SCALED ? depth - 1 : GEMM_SCALED;
+        at->a += step, at->b += vectors * GEMM_LANES;
+        GEMM_NAME(add_products)(integers, at, step, here, rows, vectors);
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int v = 0; v < vectors; v++)
+                sums[i][v] += __builtin_convertvector(integers[i][v], VECTOR) * (GEMM_NAME(load)(b_scales + v * GEMM_LANES) * a_scales[i]);
+    }
+}
+#endif
+
+/* The sums of one register tile. */
+INLINE void GEMM_NAME(multiply)(const GemmTile *t, int rows, int vectors) {
+    VECTOR sums[GEMM_ROWS][2];
+    CURSOR at = {t->a, t->b, *t->ahead, t->share < t->ahead->left ? t->share : t->ahead->left};
+    int64_t ld = t->ld;
+    UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (VECTOR){0};
+#if GEMM_SCALED
+    GEMM_NAME(add_scaled)(sums, &at, t->step, t->depth, rows, vectors);
+#else
+    GEMM_NAME(add_products)(sums, &at, t->step, t->depth, rows, vectors);
+#endif
+    *t->ahead = at.next;
 #if GEMM_NARROWS
     if (vectors == 2 && t->store == GEMM_ROUND) {
         const __m512i halves = _mm512_loadu_si512(GEMM_NAME(upper_halves));
@@ -352,6 +430,8 @@ GEMM_TARGET static void GEMM_NAME(multiply_panels)(const void *a, int64_t step, 
 #undef BITS
 #undef HALVES
 #undef UNALIGNED
+#undef ACCUMULATOR
+#undef CURSOR
 #undef GEMM_NARROWS
 #undef GEMM_NAME
 #undef GEMM_TARGET
@@ -360,6 +440,7 @@ GEMM_TARGET static void GEMM_NAME(multiply_panels)(const void *a, int64_t step, 
 #undef GEMM_ROWS
 #undef GEMM_STRIDE
 #undef GEMM_PAIRS
+#undef GEMM_SCALED
 #undef GEMM_FROM_BF16
 #undef GEMM_FMA
 #undef GEMM_MASKS
