@@ -46,7 +46,7 @@ static W sum_of_squares(const W *restrict y, int64_t dim) {
 /* out = y * scale with the first `rotated` channels turned by the angles of one row of the table. */
 static void rotate(T *restrict out, const W *restrict y, W scale, const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
-#pragma omp simd
+#pragma omp simd simdlen(8)
     for (int64_t i = 0; i < half; i++) {
         W a = y[i] * scale, b = y[half + i] * scale, c = table[i], s = table[half + i];
         out[i] = narrow(a * c - b * s);

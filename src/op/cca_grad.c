@@ -62,7 +62,7 @@ static W dot(const T *restrict a, const T *restrict b, int64_t count) {
 static void normalise_grad(T *restrict g, W *restrict total, const T *restrict dy, const T *restrict y, W scale, W pull,
                            const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
-#pragma omp simd
+#pragma omp simd simdlen(8)
     for (int64_t i = 0; i < half; i++) {
         W a = (widen(dy[i]) - widen(y[i]) * pull) * scale, b = (widen(dy[half + i]) - widen(y[half + i]) * pull) * scale;
         W c = table[i], s = table[half + i], first = a * c + b * s, second = b * c - a * s;
