@@ -13,8 +13,8 @@
  * power of two that gives the largest 12 bits. Elements within a factor of 16 of the largest are exact, the others are rounded to a
  * multiple of 2^-11 of its power of two. Products of integers add up exactly, and the sums of 128 are added in fp32. Results are off by
  * what rounding the operands to bf16 had cost, at outliers of a hundred times the rest by a quarter more (tests/test_gemm.c). An infinity
- * makes its row or column NaN; numbers below 2^-127 count as zero. Block floating point like this trains networks as fp32 does: Das et al. 2018, Mixed Precision
- * Training of Convolutional Neural Networks using Integer Operations; Drumond et al. 2018, Training DNNs with Hybrid Block Floating Point. */
+ * makes its row or column NaN; numbers below 2^-127 count as zero. Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with
+ * these instructions' predecessors and one scale a tensor; Drumond et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
 
