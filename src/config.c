@@ -14,6 +14,8 @@ static const Option rows[] = {
     {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all; does not change the results"},
     {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32|fp64|pure_bf16", "",
      "type of matrices and activations; sums, and what is kept from step to step, are fp32 (fp64); pure_bf16 keeps that in bf16 too, without masters"},
+    {"exact_products", OPTION_BOOL, FIELD(exact_products), "false", 0, 0, NULL, "",
+     "multiply bf16 on the CPU exactly, as GPUs do, also where scaled 16-bit integers are twice as quick: to compare runs"},
     {"recompute", OPTION_CHOICE, FIELD(recompute), "none", 0, 0, "none|norm|attention|block", "", "activations computed again instead of kept: less memory, same bits"},
     {"on_nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", "", "on NaN or infinity: name the tensor and stop, or skip the update"},
     {"plan", OPTION_BOOL, FIELD(plan), "false", 0, 0, NULL, "", "print parameters, program and memory table, and stop before allocating"},

@@ -61,7 +61,7 @@ typedef struct Config {
     int64_t seed, steps, stop_at, threads;
     int device; /* DeviceKind */
     int precision, recompute, on_nan;
-    bool plan, tensorboard;
+    bool exact_products, plan, tensorboard;
     ModelConfig model;
     LoraConfig lora;
     DataConfig data;

@@ -380,6 +380,15 @@ static void wide_ranges_body(void) {
 }
 static void operands_of_wide_ranges_match(void **state) { (void)state, for_each_isa(wide_ranges_body); }
 
+/* Then tolerances have no part for the rounding of operands. */
+static void exact_products_round_no_operand(void **state) {
+    (void)state;
+    gemm_exact(true);
+    assert_true(gemm_rounding(GEMM_BF16) == 0);
+    wide_ranges_body();
+    gemm_exact(false);
+}
+
 static double random_normal(void) { return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0); }
 
 /* Products of operands in bf16 are off by what rounding normal numbers to bf16 does, no more; where one in a hundred is a hundred times as
@@ -501,6 +510,7 @@ int main(void) {
         cmocka_unit_test(bf16_rounds_to_nearest_even_and_keeps_nan),
         cmocka_unit_test(a_nan_reaches_its_row_and_no_other),
         cmocka_unit_test(operands_of_wide_ranges_match),
+        cmocka_unit_test(exact_products_round_no_operand),
         cmocka_unit_test(bf16_products_are_as_near_as_their_operands),
         cmocka_unit_test(sums_of_the_largest_significands_do_not_overflow),
         cmocka_unit_test(an_infinity_is_never_lost),

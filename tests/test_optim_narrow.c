@@ -223,6 +223,7 @@ static void state_and_gradients_take_two_bytes_an_element(void **state) {
 
 /* The same noise meets values that differ in the last bits of fp32 (Muon's: of bf16 products), which now and then decides. */
 static void check_gpu(int name, double most_different) {
+    gemm_exact(true);
     OptimizerConfig config = config_of(name);
     Fixture ours = make(gpu(), PRECISION_PURE_BF16, &config), again = make(gpu(), PRECISION_PURE_BF16, &config), cpu = make(device_cpu(), PRECISION_PURE_BF16, &config);
     for (int step = 1; step <= 2; step++) update(&ours, step, 0.01), update(&again, step, 0.01), update(&cpu, step, 0.01);

@@ -15,6 +15,7 @@
 #include "ckpt/ckpt.h"
 #include "cmd/arguments.h"
 #include "cmd/cmd.h"
+#include "device/gemm.h"
 #include "model/llmc.h"
 #include "op/op.h"
 #include "train/choices.h"
@@ -273,6 +274,7 @@ static bool eval(const char *folder, const char *data, const EvalOptions *option
     if (options->length > config.model.context)
         return error_set(error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
     if (options->threads) omp_set_num_threads((int)options->threads);
+    gemm_exact(config.exact_products);
     if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
     if (choices_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
     return eval_tokens(folder, data, &config, options, error);

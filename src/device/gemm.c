@@ -57,10 +57,11 @@ typedef struct Tile {
 /* ---- Choosing the kernel ---- */
 
 static _Atomic(const GemmIsa *) chosen_isa;
+static bool exact_products;
 
 static const GemmIsa *choose_isa(void) {
     int i = 0;
-    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred()) i++;
+    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact_products && gemm_isas[i].kernels[GEMM_BF16].scaled)) i++;
     return &gemm_isas[i];
 }
 
@@ -68,6 +69,11 @@ static const GemmKernel *kernel_for(GemmType type) {
     const GemmIsa *isa = atomic_load_explicit(&chosen_isa, memory_order_relaxed);
     if (!isa) atomic_store_explicit(&chosen_isa, isa = choose_isa(), memory_order_relaxed);
     return &isa->kernels[type];
+}
+
+void gemm_exact(bool exact) {
+    exact_products = exact;
+    atomic_store(&chosen_isa, NULL);
 }
 
 bool gemm_force(const char *name) {

@@ -45,6 +45,8 @@ void gemm(const Gemm *g);
 void gemm_serial(const Gemm *g);
 /* C[i] = A[i] B[i] for `count` independent products of any sizes (experts, heads), shared out over all threads. */
 void gemm_batch(const Gemm *products, int64_t count);
+/* From now on bf16 is multiplied as it is, however slow, or (the default) as the CPU is fastest. Not to be called while products run. */
+void gemm_exact(bool exact);
 /* By how much at most an element of A or B is rounded, relative to the largest of those that it shares a scale with: 0 or 2^-12. */
 double gemm_rounding(GemmType input);
 

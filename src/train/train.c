@@ -568,6 +568,7 @@ bool train(const Config *config, Device *device, Comm *comm, Error *error) {
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     share_threads(config, comm);
+    gemm_exact(config->exact_products);
     bool done = start(&loop, device, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;
