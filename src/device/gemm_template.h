@@ -59,10 +59,15 @@ INLINE void GEMM_NAME(transpose)(VECTOR *rows) {
 }
 
 /* Loads a vector's worth of bytes (`bytes` of it where the depth ends) of each of GEMM_LANES lines; the last of `lines` stands in for
- * those that are not there. */
+ * those that are not there. Asks for what lies AHEAD in each line: so many streams are more than the hardware follows. */
 INLINE void GEMM_NAME(load_square)(VECTOR *square, const char *from, int64_t stride, int64_t lines, size_t bytes) {
+    enum { AHEAD = 256 };
     if (bytes >= sizeof(VECTOR)) {
-        UNROLL for (int i = 0; i < GEMM_LANES; i++) square[i] = GEMM_NAME(load)(from + (i < lines ? i : lines - 1) * stride);
+        UNROLL for (int i = 0; i < GEMM_LANES; i++) {
+            const char *line = from + (i < lines ? i : lines - 1) * stride;
+            square[i] = GEMM_NAME(load)(line);
+            __builtin_prefetch(line + AHEAD);
+        }
     } else {
         UNROLL for (int i = 0; i < GEMM_LANES; i++) square[i] = GEMM_NAME(load_bytes)(from + (i < lines ? i : lines - 1) * stride, bytes);
     }
