@@ -354,16 +354,15 @@ static double largest(const double *line, int64_t k) {
 
 /* Each product's operands are off by up to `rounding` of the largest of their lines, each for itself: 4 times the root of the sum of
  * squares of what these make is 7 deviations. */
-static void check_wide_ranges(bool exact) {
+static void wide_ranges_body(void) {
     for (int form = 0; form < 32; form++) {
         GemmType output = form & 16 ? GEMM_BF16 : GEMM_F32;
         int64_t k = form % 3 == 0 ? 1 + random_below(128) : 1 + random_below(3000);
         Gemm g = new_product(GEMM_BF16, output, form & 1, form & 2, false, false, 1 + random_below(40), 1 + random_below(80), k);
-        g.exact = exact;
         spread_lines((void *)g.a, g.input, g.m, g.lda, k, !g.transpose_a);
         spread_lines((void *)g.b, g.input, g.n, g.ldb, k, g.transpose_b);
         gemm(&g);
-        double *a = lines_of(&g, g.a, g.m, g.lda, !g.transpose_a), *b = lines_of(&g, g.b, g.n, g.ldb, g.transpose_b), rounding = exact ? 0 : gemm_rounding(g.input);
+        double *a = lines_of(&g, g.a, g.m, g.lda, !g.transpose_a), *b = lines_of(&g, g.b, g.n, g.ldb, g.transpose_b), rounding = gemm_rounding(g.input);
         for (int64_t i = 0; i < g.m; i++)
             for (int64_t j = 0; j < g.n; j++) {
                 const double *x = a + i * k, *y = b + j * k;
@@ -379,14 +378,11 @@ static void check_wide_ranges(bool exact) {
         free(a), free(b), free_product(&g);
     }
 }
-static void wide_ranges_body(void) { check_wide_ranges(false); }
-static void exact_body(void) { check_wide_ranges(true); }
 static void operands_of_wide_ranges_match(void **state) { (void)state, for_each_isa(wide_ranges_body); }
 
 /* Then tolerances have no part for the rounding of operands. */
 static void exact_products_round_no_operand(void **state) {
     (void)state;
-    for_each_isa(exact_body);
     gemm_exact(true);
     assert_true(gemm_rounding(GEMM_BF16) == 0);
     wide_ranges_body();

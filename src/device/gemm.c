@@ -56,35 +56,34 @@ typedef struct Tile {
 
 /* ---- Choosing the kernel ---- */
 
-static _Atomic(const GemmIsa *) chosen_isas[2]; /* of products in general, and of exact ones */
-static bool all_exact;
+static _Atomic(const GemmIsa *) chosen_isa;
+static bool exact_products;
 
-static bool rounds(const GemmIsa *isa) { return isa->kernels[GEMM_BF16].scaled > 0; }
-
-static const GemmIsa *choose_isa(bool exact) {
+static const GemmIsa *choose_isa(void) {
     int i = 0;
-    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact && rounds(&gemm_isas[i]))) i++;
+    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact_products && gemm_isas[i].kernels[GEMM_BF16].scaled)) i++;
     return &gemm_isas[i];
 }
 
-static const GemmKernel *kernel_for(const Gemm *g) {
-    bool exact = g->exact || all_exact;
-    const GemmIsa *isa = atomic_load_explicit(&chosen_isas[exact], memory_order_relaxed);
-    if (!isa) atomic_store_explicit(&chosen_isas[exact], isa = choose_isa(exact), memory_order_relaxed);
-    return &isa->kernels[g->input];
+static const GemmKernel *kernel_for(GemmType type) {
+    const GemmIsa *isa = atomic_load_explicit(&chosen_isa, memory_order_relaxed);
+    if (!isa) atomic_store_explicit(&chosen_isa, isa = choose_isa(), memory_order_relaxed);
+    return &isa->kernels[type];
 }
 
-void gemm_exact(bool exact) { all_exact = exact; }
+void gemm_exact(bool exact) {
+    exact_products = exact;
+    atomic_store(&chosen_isa, NULL);
+}
 
 bool gemm_force(const char *name) {
     if (!name) {
-        for (int exact = 0; exact < 2; exact++) atomic_store(&chosen_isas[exact], NULL);
+        atomic_store(&chosen_isa, NULL);
         return true;
     }
     for (int i = 0; i < gemm_isa_count; i++)
         if (!strcmp(name, gemm_isas[i].name) && gemm_isas[i].supported()) {
-            atomic_store(&chosen_isas[false], &gemm_isas[i]);
-            atomic_store(&chosen_isas[true], rounds(&gemm_isas[i]) ? NULL : &gemm_isas[i]);
+            atomic_store(&chosen_isa, &gemm_isas[i]);
             return true;
         }
     return false;
@@ -299,7 +298,7 @@ static int64_t cut_batch(const Gemm *products, int64_t count, Cut *cuts, int thr
     int64_t first = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t wanted = (int64_t)(work_of(&products[i]) / work_a_task + 0.999);
-        cuts[i] = cut_product(kernel_for(&products[i]), &products[i], wanted, threads);
+        cuts[i] = cut_product(kernel_for(products[i].input), &products[i], wanted, threads);
         cuts[i].first_task = first;
         first += cuts[i].row_tiles * cuts[i].column_tiles;
     }
@@ -319,7 +318,7 @@ static int64_t product_of(const Cut *cuts, int64_t count, int64_t task) {
 
 static Walk walk_of_task(const Gemm *products, const Cut *cuts, int64_t count, int64_t task) {
     int64_t i = product_of(cuts, count, task);
-    const GemmKernel *kernel = kernel_for(&products[i]);
+    const GemmKernel *kernel = kernel_for(products[i].input);
     return walk_of(kernel, &products[i], tile_of(kernel, &products[i], cuts[i], task - cuts[i].first_task));
 }
 
@@ -418,7 +417,7 @@ static void run_batch(const Gemm *products, int64_t count, int threads) {
 
 static int threads_here(void) { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
-double gemm_rounding(GemmType input) { return kernel_for(&(Gemm){.input = input})->scaled ? 0x1p-12 : 0; }
+double gemm_rounding(GemmType input) { return kernel_for(input)->scaled ? 0x1p-12 : 0; }
 void gemm_serial(const Gemm *g) { run_batch(g, 1, 1); }
 void gemm(const Gemm *g) { run_batch(g, 1, threads_here()); }
 void gemm_batch(const Gemm *products, int64_t count) { run_batch(products, count, threads_here()); }

@@ -13,8 +13,7 @@
  * power of two that gives the largest 12 bits. Elements within a factor of 16 of the largest are exact, the others are rounded to a
  * multiple of 2^-11 of its power of two. Products of integers add up exactly, and the sums of 128 are added in fp32. Results are off by
  * what rounding the operands to bf16 had cost, at outliers of a hundred times the rest by a quarter more (tests/test_gemm.c). An infinity
- * makes its row or column NaN; numbers below 2^-127 count as zero. What is 10,000 times less than its largest neighbour vanishes: where
- * many such count together, ask for an exact product. Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with
+ * makes its row or column NaN; numbers below 2^-127 count as zero. Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with
  * these instructions' predecessors and one scale a tensor; Drumond et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
@@ -32,7 +31,6 @@ typedef enum GemmType { GEMM_F32, GEMM_BF16, GEMM_F64, GEMM_FP8 } GemmType; /* F
 typedef struct Gemm {
     bool transpose_a, transpose_b;
     bool accumulate;
-    bool exact; /* bf16 is multiplied as it is, however slow: where small elements beside large ones count */
     GemmType input, output;
     int64_t m, n, k;
     const void *a; int64_t lda;
@@ -47,7 +45,7 @@ void gemm(const Gemm *g);
 void gemm_serial(const Gemm *g);
 /* C[i] = A[i] B[i] for `count` independent products of any sizes (experts, heads), shared out over all threads. */
 void gemm_batch(const Gemm *products, int64_t count);
-/* From now on all products are exact, or (the default) those that ask for it. Not to be called while products run. */
+/* From now on bf16 is multiplied as it is, however slow, or (the default) as the CPU is fastest. Not to be called while products run. */
 void gemm_exact(bool exact);
 /* By how much at most an element of A or B is rounded, relative to the largest of those that it shares a scale with: 0 or 2^-12. */
 double gemm_rounding(GemmType input);

@@ -52,12 +52,11 @@ void KERNEL(linear_cross_entropy)(const OpCall *call) {
         for (int64_t r = 0; r < count; r++)
             row_losses[first + r] = row_loss(d_x ? d_logits + r * vocabulary : NULL, logits + r * vocabulary, targets[first + r], *scale, vocabulary);
         if (!d_x) continue;
-        /* Exact, as a token's own gradient stands beside many that are 10,000 times less, and together make the improbable less probable. */
-        gemm(&(Gemm){.exact = true, .input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
+        gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE, .output = KERNEL_GEMM_COMPUTE, .m = count, .n = columns, .k = vocabulary,
                      .a = d_logits, .lda = vocabulary, .b = w, .ldb = columns, .c = d_x + first * columns, .ldc = columns});
         if (!call->out[2]) continue;
-        gemm(&(Gemm){.exact = true, .transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE,
-                     .output = kernel_gemm_kept(call), .m = vocabulary, .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = call->out[2], .ldc = columns});
+        gemm(&(Gemm){.transpose_a = true, .accumulate = first > 0 || !call->fresh, .input = KERNEL_GEMM_COMPUTE, .output = kernel_gemm_kept(call), .m = vocabulary,
+                     .n = columns, .k = count, .a = d_logits, .lda = vocabulary, .b = x + first * columns, .ldb = columns, .c = call->out[2], .ldc = columns});
     }
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += row_losses[r];
