@@ -338,10 +338,10 @@ static void nan_body(void) {
 }
 static void a_nan_reaches_its_row_and_no_other(void **state) { (void)state, for_each_isa(nan_body); }
 
-/* Elements of a line from 2^-20 to 1 times a power of two of its own. */
-static void spread_lines(void *data, GemmType type, int64_t lines, int64_t ld, int64_t k, bool depth_contiguous) {
+/* Elements of a line from 2^-20 to 1 times a power of two of its own, 2^40 at most from 2^middle. */
+static void spread_lines(void *data, GemmType type, int64_t lines, int64_t ld, int64_t k, bool depth_contiguous, int middle) {
     for (int64_t i = 0; i < lines; i++) {
-        int exponent = (int)random_below(80) - 40;
+        int exponent = middle + (int)random_below(80) - 40;
         for (int64_t p = 0; p < k; p++) set(data, type, depth_contiguous ? i * ld + p : p * ld + i, ldexp(random_signed(), exponent - (int)random_below(17)));
     }
 }
@@ -352,15 +352,16 @@ static double largest(const double *line, int64_t k) {
     return most;
 }
 
-/* Each product's operands are off by up to `rounding` of the largest of their lines, each for itself: 4 times the root of the sum of
- * squares of what these make is 7 deviations. */
+/* Each product's operands are off by up to `rounding` of the largest of their lines, each for itself: 6 times the root of the sum of
+ * squares of what these make is 10 deviations, or 7 where lines are so far from 1 that their squares leave fp32. */
 static void wide_ranges_body(void) {
     for (int form = 0; form < 32; form++) {
         GemmType output = form & 16 ? GEMM_BF16 : GEMM_F32;
         int64_t k = form % 3 == 0 ? 1 + random_below(128) : 1 + random_below(3000);
+        int middle = form % 5 == 0 ? 65 : form % 5 == 1 ? -65 : 0;
         Gemm g = new_product(GEMM_BF16, output, form & 1, form & 2, false, false, 1 + random_below(40), 1 + random_below(80), k);
-        spread_lines((void *)g.a, g.input, g.m, g.lda, k, !g.transpose_a);
-        spread_lines((void *)g.b, g.input, g.n, g.ldb, k, g.transpose_b);
+        spread_lines((void *)g.a, g.input, g.m, g.lda, k, !g.transpose_a, middle);
+        spread_lines((void *)g.b, g.input, g.n, g.ldb, k, g.transpose_b, -middle);
         gemm(&g);
         double *a = lines_of(&g, g.a, g.m, g.lda, !g.transpose_a), *b = lines_of(&g, g.b, g.n, g.ldb, g.transpose_b), rounding = gemm_rounding(g.input);
         for (int64_t i = 0; i < g.m; i++)
@@ -371,7 +372,7 @@ static void wide_ranges_body(void) {
                     sum += x[p] * y[p], magnitude += fabs(x[p] * y[p]);
                     squares += pow(off_x * y[p], 2) + pow(off_y * x[p], 2) + pow(off_x * off_y, 2);
                 }
-                double tolerance = 4 * sqrt(squares) + 2 * (double)(k + 3) * FLT_EPSILON / 2 * magnitude + (output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
+                double tolerance = 6 * sqrt(squares) + 2 * (double)(k + 3) * FLT_EPSILON / 2 * magnitude + (output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
                 double got = get(g.c, output, i * g.ldc + j);
                 if (!(fabs(got - sum) <= tolerance)) fail_msg("form %d k %ld: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", form, (long)k, (long)i, (long)j, got, sum, tolerance);
             }
@@ -391,8 +392,8 @@ static void exact_products_round_no_operand(void **state) {
 
 static double random_normal(void) { return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0); }
 
-/* Products of operands in bf16 are off by what rounding normal numbers to bf16 does, no more; where one in a hundred is a hundred times as
- * large, as in some activations of language models, by at most 0.3 more. */
+/* Products of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a hundred is a hundred
+ * times as large, as in some activations of language models. */
 static void bf16_body(void) {
     enum { M = 60, N = 70, K = 1000 };
     for (int outliers = 0; outliers < 2; outliers++) {
@@ -417,23 +418,33 @@ static void bf16_body(void) {
                 in_all += pow(get(g.c, GEMM_F32, i * g.ldc + j) - sum, 2);
             }
         print_message("             error %.3f times that of operands in bf16%s\n", sqrt(in_all / by_rounding), outliers ? ", with outliers" : "");
-        assert_true(sqrt(in_all / by_rounding) <= (outliers ? 1.3 : 1.01));
+        assert_true(sqrt(in_all / by_rounding) <= (outliers ? 1.02 : 1.002));
         free(exact[0]), free(exact[1]), free_product(&g);
     }
 }
 static void bf16_products_are_as_near_as_their_operands(void **state) { (void)state, for_each_isa(bf16_body); }
 
-/* The largest significands, all of one sign, or half of them: sums of integers come to their limits. */
+/* Lines times themselves are the largest sums that integers of their squares' size can make: of all significands, where so many of 128 are
+ * large and the others are 2^-12 of them, in powers of two beyond what fp32 holds the squares of as well. */
 static void extremes_body(void) {
-    enum { K = 384, N = 40 };
-    uint16_t a[2 * K], b[N * K];
-    float c[2 * N], largest = 0x1.fep3f, sum = K * largest * largest;
-    for (int p = 0; p < K; p++) a[p] = bf16_of(largest), a[K + p] = bf16_of(p % 128 < 64 ? -largest : largest);
-    for (int i = 0; i < N * K; i++) b[i] = bf16_of(largest);
-    gemm(&(Gemm){.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = 2, .n = N, .k = K, .a = a, .lda = K, .b = b, .ldb = K, .c = c, .ldc = N});
-    for (int j = 0; j < N; j++) assert_true(fabsf(c[j] - sum) <= K * FLT_EPSILON * sum && fabsf(c[N + j]) <= K * FLT_EPSILON * sum);
+    enum { K = 384, LINES = 128 };
+    static const int larges[] = {1, 2, 5, 31, 32, 33, 100, 128}, powers[] = {-54, -52, -51, -50, -49, -48, -47, 0, 57, 58};
+    static uint16_t a[LINES * K];
+    static float c[LINES * LINES];
+    for (size_t i = 0; i < sizeof larges / sizeof *larges; i++)
+        for (size_t j = 0; j < sizeof powers / sizeof *powers; j++) {
+            double sums[LINES] = {0};
+            for (int line = 0; line < LINES; line++)
+                for (int p = 0; p < K; p++) {
+                    double x = ldexp((128 + line) / 128.0, powers[j] - (p % 128 < larges[i] ? 0 : 12));
+                    a[line * K + p] = bf16_of((float)x), sums[line] += x * x;
+                }
+            gemm(&(Gemm){.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = LINES, .n = LINES, .k = K, .a = a, .lda = K, .b = a, .ldb = K, .c = c, .ldc = LINES});
+            for (int line = 0; line < LINES; line++)
+                if (!(fabs(c[line * LINES + line] - sums[line]) <= 1e-3 * sums[line])) fail_msg("significand %d, %d large, 2^%d: %g, expected %g", 128 + line, larges[i], powers[j], c[line * LINES + line], sums[line]);
+        }
 }
-static void sums_of_the_largest_significands_do_not_overflow(void **state) { (void)state, for_each_isa(extremes_body); }
+static void the_largest_sums_do_not_overflow(void **state) { (void)state, for_each_isa(extremes_body); }
 
 static void infinity_body(void) {
     Gemm g = new_product(GEMM_BF16, GEMM_F32, false, true, false, false, 20, 40, 300);
@@ -512,7 +523,7 @@ int main(void) {
         cmocka_unit_test(operands_of_wide_ranges_match),
         cmocka_unit_test(exact_products_round_no_operand),
         cmocka_unit_test(bf16_products_are_as_near_as_their_operands),
-        cmocka_unit_test(sums_of_the_largest_significands_do_not_overflow),
+        cmocka_unit_test(the_largest_sums_do_not_overflow),
         cmocka_unit_test(an_infinity_is_never_lost),
         cmocka_unit_test(an_unknown_instruction_set_is_refused),
         cmocka_unit_test(products_match_onednn),

@@ -225,11 +225,11 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
 /* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times k 2^-24 rms leaves room and is far from one
  * product that is missing. GPUs truncate, each 16 or 8 products, whose errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most.
  * Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which is off
- * by sqrt(k) rms. Operands that are rounded by `rounding` of a line's largest element, 5 times its rms, are sqrt(k) roundings of as good as random signs: 32 leaves room.
+ * by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms, each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room.
  * C in bf16 is half a unit in its last place off besides. */
 static double bound_of(const Gemm *g, const Exact *e, double rounding) {
     double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
-    return (k * sums + 32 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
+    return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
 }
 
 /* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */

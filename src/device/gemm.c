@@ -12,6 +12,7 @@
 #include "gemm.h"
 #include "gemm_internal.h"
 
+#include <math.h>
 #include <omp.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -417,7 +418,7 @@ static void run_batch(const Gemm *products, int64_t count, int threads) {
 
 static int threads_here(void) { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
-double gemm_rounding(GemmType input) { return kernel_for(input)->scaled ? 0x1p-12 : 0; }
+double gemm_rounding(GemmType input) { return kernel_for(input)->scaled ? 0x1p-12 * M_SQRT2 : 0; }
 void gemm_serial(const Gemm *g) { run_batch(g, 1, 1); }
 void gemm(const Gemm *g) { run_batch(g, 1, threads_here()); }
 void gemm_batch(const Gemm *products, int64_t count) { run_batch(products, count, threads_here()); }

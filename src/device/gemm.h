@@ -10,11 +10,13 @@
  *
  * bf16 operands are multiplied as what this CPU multiplies fastest. With AVX-512 VNNI, but for AMD's CPUs that are as quick in bf16
  * itself, that is 16-bit integers, at twice the rate of fp32: 128 neighbours along k of a row of A, or a column of B, share a scale, the
- * power of two that gives the largest 12 bits. Elements within a factor of 16 of the largest are exact, the others are rounded to a
- * multiple of 2^-11 of its power of two. Products of integers add up exactly, and the sums of 128 are added in fp32. Results are off by
- * what rounding the operands to bf16 had cost, at outliers of a hundred times the rest by a quarter more (tests/test_gemm.c). An infinity
- * makes its row or column NaN; numbers below 2^-127 count as zero. Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with
- * these instructions' predecessors and one scale a tensor; Drumond et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
+ * least power of two with which the integers' squares add up to less than 2^30. So 32-bit sums of their products cannot overflow, whatever
+ * the other line (Cauchy and Schwarz); they are exact, and added in fp32. Elements are rounded to a multiple of the scale: of normal
+ * numbers those of an eleventh of a deviation and more keep all their 8 bits, and results are off by a tenth of what rounding the operands
+ * to bf16 had cost (tests/test_gemm.c). An infinity makes its row or column NaN. Where a root of a sum of squares is below 2^-48 or above
+ * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero. Networks train so as in fp32: Das et al. 2018, arXiv
+ * 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond et al. 2018, arXiv 1804.01526, with 12 bits and a
+ * scale a block. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
 
@@ -47,7 +49,7 @@ void gemm_serial(const Gemm *g);
 void gemm_batch(const Gemm *products, int64_t count);
 /* From now on bf16 is multiplied as it is, however slow, or (the default) as the CPU is fastest. Not to be called while products run. */
 void gemm_exact(bool exact);
-/* By how much at most an element of A or B is rounded, relative to the largest of those that it shares a scale with: 0 or 2^-12. */
+/* By how much at most an element of A or B is rounded, relative to the root mean square of those that it shares a scale with: 0 or 2^-11.5. */
 double gemm_rounding(GemmType input);
 
 #endif

@@ -18,7 +18,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-#define SCALED_DEPTHS 64 /* pairs: 128 products of two integers of at most 4080 fit 31 bits */
+#define SCALED_DEPTHS 64 /* pairs that share a scale: more would cost bits, fewer time */
 
 #define FOR_ROWS_4(X) X(1) X(2) X(3) X(4)
 #define FOR_ROWS_6(X) FOR_ROWS_4(X) X(5) X(6)

@@ -106,26 +106,57 @@ INLINE BITS GEMM_NAME(load_halves)(const void *from, int64_t lines) {
 }
 
 #if GEMM_SCALED
-/* Turns a vector of lines, `depths` pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: 2^-11 of the power
- * of two below a line's largest element, which so becomes 2048 to 4080. The scale of a line with an infinity or a NaN is NaN. Scales and
- * their reciprocals stay normal numbers: lines of numbers below 2^-115 keep fewer bits. */
-GEMM_TARGET static void GEMM_NAME(scale)(GEMM_SUM *to, int width, int64_t depths) {
-    enum { MAGNITUDE = 0x7fff, SPECIAL = 255, BITS_BELOW = 11, LEAST = BITS_BELOW + 1, BIAS = 127, QUIET_NAN = 0x7fc00000 };
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-    GEMM_SUM *pairs = to + width;
+/* Adds the squares of a vector of pairs of bf16, each half's to its own sums. The low half's bits only add to the high one. */
+INLINE void GEMM_NAME(add_squares)(__m512 sums[2], const GEMM_SUM *from) {
+    __m512i pair = (__m512i)GEMM_NAME(load)(from);
+    __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
+    sums[0] = _mm512_fmadd_ps(low, low, sums[0]), sums[1] = _mm512_fmadd_ps(high, high, sums[1]);
+}
+
+/* An x for each of `lines` lines, such that the squares of its `depths` pairs of bf16 add up to less than 2^(x - 254). Sums that fp32 may
+ * not hold are bounded by the largest element: they are below 128 times 4 times the square of its power of two. Lines with an infinity or
+ * a NaN are marked. */
+INLINE __m512i GEMM_NAME(bound_squares)(const GEMM_SUM *pairs, int width, int64_t lines, int64_t depths, __mmask16 *infinite) {
+    enum { MAGNITUDE = 0x7fff, BIAS = 127, SPECIAL = 255, LEAST = 30, MOST = 250, BITS_OF_512 = 9 };
+    __m512 sums[4] = {0};
+    int64_t p = 0;
+    for (; p + 1 < depths; p += 2) {
+        GEMM_NAME(add_squares)(sums, pairs + p * width);
+        GEMM_NAME(add_squares)(sums + 2, pairs + (p + 1) * width);
+    }
+    if (p < depths) GEMM_NAME(add_squares)(sums, pairs + p * width);
+    __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+    /* a thousandth for what sums are rounded by, and the integers made of them */
+    __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(sum, _mm512_set1_ps(1.001f))), 23);
+    __m512i bound = _mm512_add_epi32(exponent, _mm512_set1_epi32(1 + BIAS));
+    __mmask16 there = lines < GEMM_LANES ? (__mmask16)((1u << lines) - 1) : 0xffff;
+    __mmask16 lost = _mm512_mask_cmpge_epu32_mask(there, _mm512_sub_epi32(exponent, _mm512_set1_epi32(LEAST)), _mm512_set1_epi32(MOST - LEAST));
+    *infinite = 0;
+    if (!lost) return bound;
     __m512i most = _mm512_setzero_si512();
-    for (int64_t p = 0; p < depths; p++)
+    for (p = 0; p < depths; p++)
         most = _mm512_max_epu16(most, _mm512_and_si512((__m512i)GEMM_NAME(load)(pairs + p * width), _mm512_set1_epi16(MAGNITUDE)));
-    __m512i exponent = _mm512_srli_epi32(_mm512_max_epu32(_mm512_slli_epi32(most, 16), _mm512_and_si512(most, upper)), 23);
-    __mmask16 special = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(SPECIAL));
-    exponent = _mm512_max_epi32(exponent, _mm512_set1_epi32(LEAST));
-    __m512i scale = _mm512_slli_epi32(_mm512_sub_epi32(exponent, _mm512_set1_epi32(BITS_BELOW)), 23);
-    __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS + BITS_BELOW), exponent), 23));
-    GEMM_NAME(store)(to, (VECTOR)_mm512_mask_mov_epi32(scale, special, _mm512_set1_epi32(QUIET_NAN)));
+    exponent = _mm512_srli_epi32(_mm512_max_epu32(_mm512_slli_epi32(most, 16), most), 23);
+    *infinite = _mm512_mask_cmpeq_epi32_mask(lost, exponent, _mm512_set1_epi32(SPECIAL));
+    return _mm512_mask_add_epi32(bound, lost, _mm512_add_epi32(exponent, exponent), _mm512_set1_epi32(BITS_OF_512));
+}
+
+/* Turns a vector of lines, pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: for each line the least power
+ * of two with which its integers' squares add up to less than 2^30. NaN is the scale of a line with an infinity or a NaN. Scales and their
+ * reciprocals stay normal numbers. */
+GEMM_TARGET static void GEMM_NAME(scale)(GEMM_SUM *to, int width, int64_t lines, int64_t depths) {
+    enum { BIAS = 127, BITS = 15, QUIET_NAN = 0x7fc00000 };
+    GEMM_SUM *pairs = to + width;
+    __mmask16 infinite;
+    __m512i bound = GEMM_NAME(bound_squares)(pairs, width, lines, depths, &infinite);
+    __m512i exponent = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_add_epi32(bound, _mm512_set1_epi32(1)), 1), _mm512_set1_epi32(BITS));
+    __m512i scale = _mm512_slli_epi32(_mm512_max_epi32(exponent, _mm512_set1_epi32(1)), 23);
+    __m512 factor = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS << 23), scale));
+    GEMM_NAME(store)(to, (VECTOR)_mm512_mask_mov_epi32(scale, infinite, _mm512_set1_epi32(QUIET_NAN)));
     for (int64_t p = 0; p < depths; p++) {
-        __m512i pair = (__m512i)GEMM_NAME(load)(pairs + p * width);
+        __m512i pair = (__m512i)GEMM_NAME(load)(pairs + p * width), upper = _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
         __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), factor));
-        __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(pair, upper)), factor));
+        __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(upper), factor));
         GEMM_NAME(store)(pairs + p * width, (VECTOR)_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)));
     }
 }
@@ -212,7 +243,7 @@ GEMM_TARGET static void GEMM_NAME(pack)(void *panel, int width, const GemmSource
             int64_t here = depth - p < 2 * GEMM_SCALED ? depth - p : 2 * GEMM_SCALED;
             if (source->depth_contiguous) GEMM_NAME(pack_transposed_bf16)(to + width, width, from + p * element, stride, left, here);
             else GEMM_NAME(pack_straight_bf16)(to + width, width, from + p * stride, stride, left, here);
-            GEMM_NAME(scale)(to, width, (here + 1) / 2);
+            GEMM_NAME(scale)(to, width, left, (here + 1) / 2);
         }
 #elif GEMM_FROM_BF16
         if (source->bf16) {
