@@ -312,7 +312,8 @@ INLINE void GEMM_NAME(add_products)(ACCUMULATOR sums[GEMM_ROWS][2], CURSOR *at, 
 }
 
 #if GEMM_SCALED
-/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones that do. */
+/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones that do. One scale
+ * after the other: the product of two, where lines are zero or tiny, is a subnormal number, which takes a hundred cycles. */
 INLINE void GEMM_NAME(add_scaled)(VECTOR sums[GEMM_ROWS][2], CURSOR *at, int64_t step, int64_t depth, int rows, int vectors) {
     for (int64_t here; depth > 0; depth -= 1 + here) {
         const GEMM_SUM *a_scales = at->a, *b_scales = at->b;
@@ -323,7 +324,7 @@ INLINE void GEMM_NAME(add_scaled)(VECTOR sums[GEMM_ROWS][2], CURSOR *at, int64_t
         GEMM_NAME(add_products)(integers, at, step, here, rows, vectors);
         UNROLL for (int i = 0; i < rows; i++)
             UNROLL for (int v = 0; v < vectors; v++)
-                sums[i][v] += __builtin_convertvector(integers[i][v], VECTOR) * (GEMM_NAME(load)(b_scales + v * GEMM_LANES) * a_scales[i]);
+                sums[i][v] += __builtin_convertvector(integers[i][v], VECTOR) * GEMM_NAME(load)(b_scales + v * GEMM_LANES) * a_scales[i];
     }
 }
 #endif
