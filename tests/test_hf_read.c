@@ -2,6 +2,8 @@
  * what is missing, superfluous, contradictory or damaged is one line that names file and tensor. */
 #include "hf_fixture.h"
 
+#include <math.h>
+
 enum { TENSORS = 200 };
 
 static FixtureSettings zaya = {"model.family=zaya", "model.experts=3", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
@@ -181,6 +183,22 @@ static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **
     assert_int_equal(model.config.head_dim, 8);
     assert_true(model.config.rope_theta == 10000 && model.config.rope_factor == 1 && model.config.norm_epsilon == 1e-6);
     assert_false(model.config.tied);
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
+/* Two choices of experts per token and four layers: transformers' loss is 2 where choices are even, and ours 4. */
+static void the_weight_of_mixtrals_router_loss_means_the_same(void **state)
+{
+    (void)state;
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    start(&f, mixtral);
+    edit_json(&f, "config.json", "num_hidden_layers", "4");
+    edit_json(&f, "config.json", "router_aux_loss_coef", "0.02");
+    assert_true(hf_read(f.out, &model, &error));
+    assert_true(fabs(model.config.auxiliary_loss - 0.01) < 1e-12);
     hf_release(&model);
     fixture_stop(&f);
 }
@@ -868,6 +886,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_written_is_read_back),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),
+        cmocka_unit_test(the_weight_of_mixtrals_router_loss_means_the_same),
         cmocka_unit_test(what_our_models_cannot_compute_is_refused_by_field),
         cmocka_unit_test(a_file_that_is_not_json_is_named_with_its_line),
         cmocka_unit_test(weights_come_back_bit_for_bit),

@@ -210,14 +210,19 @@ static void read_mistral(Reader *r) {
     r->model->window = integer_or(r, "sliding_window", absent ? classes[r->class].window : 0);
 }
 
+/* What transformers' coefficient of the router's loss is times ours. Both sum E f_e P_e, but it has means over all layers' tokens together,
+ * with f the choices per token, k in all; we have a loss for each layer, with f their shares, 1 in all. */
+static double router_loss_ratio(const ModelConfig *c) { return (double)c->layers / (double)c->experts_per_token; }
+
 static void read_mixtral(Reader *r) {
     ModelConfig *c = r->model;
     read_mistral(r);
     c->norm_epsilon = real_or(r, r->object, "rms_norm_eps", 1e-5);
     c->experts = integer(r, "num_local_experts");
+    if (c->experts < 1) fail(r, "num_local_experts", "is less than 1");
     c->experts_per_token = integer(r, "num_experts_per_tok");
     c->renormalise = true;
-    c->auxiliary_loss = boolean_or(r, "output_router_logits", false) ? real_or(r, r->object, "router_aux_loss_coef", 0.001) : 0;
+    c->auxiliary_loss = boolean_or(r, "output_router_logits", false) ? real_or(r, r->object, "router_aux_loss_coef", 0.001) / router_loss_ratio(c) : 0;
 }
 
 static void read_qwen2(Reader *r) {
@@ -495,7 +500,7 @@ static void put_llama(json_t *object, const ModelConfig *c, HfClass class) {
         hf_put_integer(object, "num_local_experts", c->experts);
         hf_put_integer(object, "num_experts_per_tok", c->experts_per_token);
         hf_put(object, "output_router_logits", json_boolean(c->auxiliary_loss > 0));
-        hf_put(object, "router_aux_loss_coef", json_real(c->auxiliary_loss));
+        hf_put(object, "router_aux_loss_coef", json_real(c->auxiliary_loss * router_loss_ratio(c)));
     }
 }
 

@@ -282,17 +282,27 @@ static bool ends_with(const char *text, const char *end) {
     return length >= tail && !strcmp(text + length - tail, end);
 }
 
+/* The table of embeddings among the model's tensors: one that only has a name of it was never checked. */
+static const StoredTensor *embedding_of(const Folder *folder) {
+    static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", HF_BARE_MARK};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const Entry *entry = find(folder, names[i]);
+        if (entry && entry->used) return entry->tensor;
+    }
+    return NULL;
+}
+
+static bool same_matrix(const StoredTensor *a, const StoredTensor *b) {
+    return a->rank == 2 && b->rank == 2 && a->type == b->type && !memcmp(a->shape, b->shape, 2 * sizeof *a->shape) &&
+           !memcmp(a->data, b->data, a->shape[0] * a->shape[1] * (int64_t)stored_type_bytes(a->type));
+}
+
 /* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers: frequencies and masks. */
 static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
-    const StoredTensor *tensor = entry->tensor;
+    const StoredTensor *tensor = entry->tensor, *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq")) return true;
     if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias"))) return true;
-    const Entry *table = find(folder, "model.embed_tokens.weight");
-    if (!table) table = find(folder, "transformer.wte.weight");
-    if (!table) table = find(folder, HF_BARE_MARK);
-    int64_t bytes = config->vocabulary * config->width * (int64_t)stored_type_bytes(tensor->type);
-    return config->tied && !strcmp(tensor->name, "lm_head.weight") && table && table->tensor->type == tensor->type && tensor->rank == 2 &&
-           !memcmp(table->tensor->shape, tensor->shape, 2 * sizeof *tensor->shape) && !memcmp(table->tensor->data, tensor->data, bytes);
+    return config->tied && !strcmp(tensor->name, "lm_head.weight") && table && same_matrix(table, tensor);
 }
 
 static bool check_rest(const Folder *folder, const ModelConfig *config, Error *error) {
