@@ -38,9 +38,10 @@ int32_t sample_token(const double *logits, int64_t count, const Sampling *sampli
     double total = 0;
     for (int64_t i = 0; i < kept; i++) total += weights[i] = exp((candidates[i].logit - candidates[0].logit) / sampling->temperature);
     if (sampling->top_p < 1) {
-        kept = find_sum(weights, kept, sampling->top_p * total) + 1;
-        total = 0;
-        for (int64_t i = 0; i < kept; i++) total += weights[i];
+        double enough = sampling->top_p * total;
+        int64_t most = kept;
+        total = weights[0];
+        for (kept = 1; total < enough && kept < most; kept++) total += weights[kept];
     }
     int32_t token = candidates[find_sum(weights, kept, uniform * total)].token;
     free(weights);
