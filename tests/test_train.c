@@ -119,8 +119,8 @@ static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **sta
     const struct {
         int number;
         const char *name, *run;
-    } signals[] = {{SIGTERM, "SIGTERM", "term"}, {SIGINT, "SIGINT", "int"}};
-    for (int i = 0; i < 2; i++) {
+    } signals[] = {{SIGTERM, "SIGTERM", "term"}, {SIGINT, "SIGINT", "int"}, {SIGHUP, "SIGHUP", "hang-up"}};
+    for (int i = 0; i < 3; i++) {
         const char *run = signals[i].run;
         char *settings = memory_format("run=%s steps=100000", run);
         Process process = train_start(settings);
@@ -143,6 +143,52 @@ static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **sta
         process_free(&result);
         free(settings);
     }
+}
+
+/* The evaluation reads all of the text 200 times, which takes seconds; the run goes on with it. */
+static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void **state) {
+    (void)state;
+    write_corpus("long", 2000000);
+    const char *settings = "run=run steps=8 eval.every=4 data.valid=long";
+    Process process = train_start(settings);
+    process_await_lines(&process, 5);
+    process_sleep(0.2);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_PREEMPTED, settings);
+    assert_non_null(strstr(result.errors, "SIGTERM after step 4: a checkpoint was written"));
+    assert_int_equal(count_records("run", "evaluation"), 0);
+    train_good("%s eval.batches=3", settings);
+    assert_int_equal(count_records("run", "evaluation"), 2);
+    process_free(&result);
+}
+
+static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs(void **state) {
+    (void)state;
+    Process process = train_start("run=run steps=100000 hang=1");
+    process_await_lines(&process, 3);
+    kill(process.id, SIGSTOP);
+    process_sleep(1.5);
+    kill(process.id, SIGCONT);
+    process_await_lines(&process, 10);
+    process_sleep(0.3);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_PREEMPTED, "after SIGCONT");
+    assert_null(strstr(result.errors, "made no progress"));
+    process_free(&result);
+}
+
+static void another_store_does_not_start_a_run_over(void **state) {
+    (void)state;
+    train_good("run=run stop_at=5");
+    train_says(ERROR_USAGE, "run has checkpoints in run, and store has none", "run=run checkpoint.store=store");
+    assert_int_equal(count_records("run", "step"), 5);
+    assert_int_equal(mkdir("store", 0777), 0);
+    assert_int_equal(rename("run/checkpoints", "store/checkpoints"), 0);
+    train_good("run=run checkpoint.store=store");
+    train_good("run=whole");
+    assert_true(same_checkpoint("whole", "store", 40));
 }
 
 static void a_finished_run_is_left_as_it_is(void **state) {
@@ -484,6 +530,9 @@ int main(void) {
         TRAIN_TEST(the_loss_starts_at_that_of_a_guess_and_falls),
         TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
         TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),
+        TRAIN_TEST(a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for),
+        TRAIN_TEST(a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs),
+        TRAIN_TEST(another_store_does_not_start_a_run_over),
         TRAIN_TEST(a_finished_run_is_left_as_it_is),
         TRAIN_TEST(profiling_leaves_records_and_checkpoints_as_they_are),
         TRAIN_TEST(only_one_process_trains_in_a_folder),

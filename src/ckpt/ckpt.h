@@ -124,6 +124,9 @@ int64_t checkpoint_latest(const char *where, bool *failed, Error *error);
 /* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 
+/* Writes an object and removes it: that a store cannot be written shall be known before the first step, not after the last. */
+bool checkpoint_probe(const char *where, Error *error);
+
 /* Tells with log_warn what half-written checkpoints there are. */
 void checkpoint_report_leftovers(const char *where);
 

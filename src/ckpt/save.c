@@ -428,6 +428,16 @@ static void *job_run(void *context)
     return NULL;
 }
 
+bool checkpoint_probe(const char *where, Error *error)
+{
+    static const char name[] = "checkpoints/probe";
+    Store *store = store_open(where, error);
+    StoreSpan span = {.data = name, .bytes = sizeof name};
+    bool good = store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
+    store_close(store);
+    return good;
+}
+
 CheckpointJob *checkpoint_start(const CheckpointPlan *plan)
 {
     CheckpointJob *job = memory_allocate(sizeof *job);

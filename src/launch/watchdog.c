@@ -113,9 +113,11 @@ static void act(Watchdog *watchdog) {
 
 static void *watch(void *argument) {
     Watchdog *watchdog = argument;
-    double interval = watchdog->seconds / 10 < 1 ? watchdog->seconds / 10 : 1;
+    double interval = watchdog->seconds / 10 < 1 ? watchdog->seconds / 10 : 1, before = log_seconds();
     pthread_mutex_lock(&watchdog->lock);
-    while (!pause_for(watchdog, interval)) {
+    for (; !pause_for(watchdog, interval); before = log_seconds()) {
+        bool slept = log_seconds() - before > 2 * interval; /* the process was stopped meanwhile, or its machine */
+        if (slept) own(watchdog)->alive = log_seconds();
         if (log_seconds() - own(watchdog)->alive < watchdog->seconds) continue;
         act(watchdog);
         break;

@@ -82,6 +82,14 @@ static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *erro
     return loader_open(&options, 0, error);
 }
 
+/* Sets `*stop` on all ranks where it is to stop on any. */
+static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error) {
+    int64_t wanted = input->stop && *input->stop;
+    bool done = !input->stop || comm_host_all_reduce(input->comm, "stop", &wanted, 1, COMM_I64, COMM_MAX, error);
+    *stop = wanted;
+    return done;
+}
+
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error) {
     const Model *model = input->model;
     Turn turn;
@@ -96,12 +104,12 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     executor_set_scalar(input->executor, model->scale, 1);
     executor_set_scalar(input->executor, model->share, 1);
     Progress progress = progress_start("evaluating", "batches", batches);
-    bool done = true;
-    for (int64_t i = rank; i - rank < batches && done; i += size) {
+    bool done = true, stop = false;
+    for (int64_t i = rank; i - rank < batches && (done = agree_to_stop(input, &stop, error)) && !stop; i += size) {
         load_batch(input, i < batches ? loader_next(loader) : NULL, samples, text, &counts);
         executor_zero(input->executor);
         executor_run(input->executor);
-        done = executor_finish(input->executor, error);
+        if (!(done = executor_finish(input->executor, error))) break;
         sum += executor_get_metric(input->executor, model->loss, 0);
         if (rank == 0) progress_update(&progress, i + 1);
         if (input->watchdog) watchdog_alive(input->watchdog, input->step);
@@ -111,7 +119,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     free(text);
     done = done && sum_up(input->comm, &sum, &counts, error);
     *result = (Evaluation){.loss = sum / counts.targets, .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN, .tokens = counts.targets,
-                           .seconds = log_seconds() - start};
+                           .seconds = log_seconds() - start, .stopped = stop};
     return done;
 }
 
@@ -141,9 +149,10 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
     return usable || name_source(session->config, error);
 }
 
-bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, Evaluation *result, Error *error) {
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session, corpus);
     input.watchdog = watchdog;
+    input.stop = stop;
     input.step = session->step;
     exchange_finish_weights(session->exchange);
     return evaluate_shard(&input, result, error) || name_source(session->config, error);

@@ -21,6 +21,7 @@
 
 struct Metrics {
     Journal journal;
+    int64_t evaluated; /* the last evaluated step among the records that were there, or -1 */
     Tensorboard *tensorboard; /* NULL when off */
 };
 
@@ -34,20 +35,22 @@ static double unix_seconds(void) {
 
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before the first
  * step. Lines that open otherwise are not ours to judge and stay. */
-static bool keeps(const JournalReader *reader, int64_t step) {
+static bool keeps(const JournalReader *reader, int64_t step, int64_t *evaluated) {
     char kind[16];
     long long at;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
+    if (ours && at <= step && strcmp(kind, "evaluation") == 0) *evaluated = at;
     return !ours || at <= step || strcmp(kind, "start") == 0;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others. */
-static bool filter(const char *path, int64_t step, FILE *copy, bool *dropped, Error *error) {
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others, `*evaluated` the last step that one of
+ * the evaluations among them is of. */
+static bool filter(const char *path, int64_t step, FILE *copy, bool *dropped, int64_t *evaluated, Error *error) {
     JournalReader reader;
     if (!journal_reader_open(&reader, path, error)) return false;
     *dropped = false;
     for (JournalLine line; (line = journal_read(&reader)) != JOURNAL_END;) {
-        if (line != JOURNAL_LINE || !keeps(&reader, step)) {
+        if (line != JOURNAL_LINE || !keeps(&reader, step, evaluated)) {
             *dropped = true;
         } else if (copy) {
             fwrite(reader.line, 1, reader.length, copy);
@@ -71,8 +74,9 @@ static bool rewrite(const char *run, const char *path, int64_t step, Error *erro
     char *partial = memory_format("%s.partial", path);
     FILE *copy = fopen(partial, "we");
     bool dropped, good = copy || journal_fail(error, "create", partial, errno);
+    int64_t evaluated;
     if (copy) {
-        good = filter(path, step, copy, &dropped, error);
+        good = filter(path, step, copy, &dropped, &evaluated, error);
         errno = 0;
         bool written = fflush(copy) == 0 && !ferror(copy) && fsync(fileno(copy)) == 0;
         if (good && !written) good = journal_fail(error, "write", partial, errno ? errno : EIO);
@@ -84,16 +88,17 @@ static bool rewrite(const char *run, const char *path, int64_t step, Error *erro
     return good && sync_folder(run, error);
 }
 
-static bool drop_later_records(const char *run, const char *path, int64_t step, Error *error) {
+static bool drop_later_records(const char *run, const char *path, int64_t step, int64_t *evaluated, Error *error) {
     bool dropped = false;
+    *evaluated = -1;
     if (access(path, F_OK) != 0 && errno == ENOENT) return true;
-    return filter(path, step, NULL, &dropped, error) && (!dropped || rewrite(run, path, step, error));
+    return filter(path, step, NULL, &dropped, evaluated, error) && (!dropped || rewrite(run, path, step, error));
 }
 
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
-    bool good = files_make_folder(run, error) && drop_later_records(run, path, step, error) &&
+    bool good = files_make_folder(run, error) && drop_later_records(run, path, step, &metrics->evaluated, error) &&
                 journal_open(&metrics->journal, path, false, error);
     if (good && tensorboard) {
         metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error);
@@ -108,6 +113,8 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
     free(metrics);
     return NULL;
 }
+
+int64_t metrics_evaluated(const Metrics *metrics) { return metrics->evaluated; }
 
 void metrics_close(Metrics *metrics) {
     if (!metrics) return;

@@ -29,6 +29,8 @@ typedef struct Metrics Metrics;
 /* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after its last checkpoint, are removed,
  * so that each step is reported once. */
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
+/* The step of the last evaluation among the records that the file had when it was opened; -1: none. */
+int64_t metrics_evaluated(const Metrics *metrics);
 void metrics_close(Metrics *metrics);
 void metrics_header(void); /* the line above the step lines */
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);

@@ -90,7 +90,7 @@ static bool same_run(const char *path, const Config *config, Error *error) {
     if (!read) {
         options_free_strings(&strings);
         error->code = ERROR_CHECKPOINT;
-        return error_context(error, "the run folder's configuration");
+        return error_context(error, "%s", path);
     }
     char text[1024];
     comparable = saved;
@@ -101,12 +101,30 @@ static bool same_run(const char *path, const Config *config, Error *error) {
     return error_set(error, ERROR_USAGE, "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
 }
 
+/* Whether nothing is lost when the run starts anew: no checkpoints lie where its configuration says that they are, either. */
+static bool may_start_anew(const char *path, const Config *config, Error *error) {
+    Config saved;
+    OptionStrings strings = {0};
+    bool started;
+    options_defaults(&config_table, &saved, &strings);
+    bool good = options_read_yaml(&config_table, &saved, &strings, path, error);
+    if (good && strcmp(saved.checkpoint_store, config->checkpoint_store)) {
+        saved.run = config->run;
+        good = run_started(&saved, &started, error);
+        if (good && started)
+            good = error_set(error, ERROR_USAGE, "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
+                             config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
+    }
+    options_free_strings(&strings);
+    return good;
+}
+
 bool run_open(const Config *config, Error *error) {
     bool started;
     if (!files_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
     char *path = memory_format("%s/config.yaml", config->run);
-    bool free_to_write = access(path, F_OK) != 0 || (!started && is_marked(path));
-    bool opened = free_to_write ? write_config(path, config, error) : same_run(path, config, error);
+    bool exists = access(path, F_OK) == 0, replaced = exists && !started && is_marked(path);
+    bool opened = exists && !replaced ? same_run(path, config, error) : (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
     free(path);
     return opened;
 }

@@ -73,6 +73,8 @@ typedef struct SaveReport {
     bool saved;
     Error error;                 /* when not saved: older checkpoints are untouched */
 } SaveReport;
+/* Whether a save of this rank's part is under way. */
+bool session_is_saving(const Session *session);
 /* Whether a save has ended since the last call; `wait`s for the one under way. */
 bool session_save_end(Session *session, bool wait, SaveReport *report);
 

@@ -229,6 +229,11 @@ bool session_save_start(Session *session, Error *error) {
     return held;
 }
 
+bool session_is_saving(const Session *session) {
+    const Saver *saver = session->saver;
+    return saver && saver->job && !checkpoint_is_done(saver->job);
+}
+
 bool session_save_end(Session *session, bool wait, SaveReport *report) {
     Saver *saver = session->saver;
     if (!saver || !saver->job || !(wait || !saver->copy || checkpoint_is_done(saver->job))) return false;

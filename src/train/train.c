@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -28,6 +29,25 @@ enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives u
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
+
+/* Before the first step there is nothing to save, and what goes on may take long: packing of text. */
+static void on_early_signal(int number) {
+    static const char text[] = "error: a signal before the first step: nothing is lost, the same command starts again\n";
+    (void)number;
+    ssize_t told = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)told;
+    _exit(ERROR_PREEMPTED);
+}
+
+/* Signals that ask a process to end. A closed terminal is one, but for those who have said that it shall not be (nohup). */
+static void handle_signals(void (*handler)(int)) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i] != SIGHUP || (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)) sigaction(numbers[i], &action, NULL);
+}
+
+static const char *signal_name(int number) { return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGHUP"; }
 
 /* The batches that a rank takes of the whole order of the data; used by the loader's thread. */
 typedef struct Picker {
@@ -51,6 +71,8 @@ typedef struct Loop {
     double seconds_per_step;               /* smoothed, for the time left */
     int64_t tokens_seen;
     bool dumped;
+    bool unrecorded;                       /* the last record could not be written */
+    bool unevaluated;                      /* the last evaluation was given up for a signal */
     int skips;                             /* in a row */
     Error save_failure;                    /* of the last save that ended */
     Profile profile;                       /* used when config->profile asks for it */
@@ -210,10 +232,19 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
     return true;
 }
 
-static bool report_load(Loop *loop, int64_t step, Error *error) {
+/* What a record's fate means: a full disk costs records, not the run. */
+static void note(Loop *loop, bool written, Error *error) {
+    if (!written && !loop->unrecorded) log_warn("%s; training goes on without records until it can", error->message);
+    if (written && loop->unrecorded) log_info("records are written again");
+    loop->unrecorded = !written;
+    *error = (Error){0};
+}
+
+static void report_load(Loop *loop, int64_t step) {
     const Graph *graph = loop->session.model.graph;
     const ModelConfig *model = &loop->config->model;
-    if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return true;
+    if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return;
+    Error error = {0};
     const char *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     float *excess = memory_allocate(model->experts * sizeof *excess);
@@ -225,10 +256,9 @@ static bool report_load(Loop *loop, int64_t step, Error *error) {
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
-    bool written = metrics_load(loop->metrics, step, model->layers, model->experts, load, error);
+    note(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
     free(excess);
     free(load);
-    return written;
 }
 
 /* What the plan takes of a GPU; on the CPU the process's peak. */
@@ -263,7 +293,7 @@ static bool run_step(Loop *loop, Error *error) {
     if (!sum_up(loop, &outcome, error) || !dump(loop, share.own * share.rows, error)) return false;
     bool finite = is_finite(&outcome);
     if (finite) {
-        if (!report_load(loop, step, error)) return false;
+        report_load(loop, step);
         update(loop, step, lr, outcome.norm);
         loop->skips = 0;
     } else if (!handle_nan(loop, step, &share, error)) {
@@ -282,19 +312,32 @@ static bool run_step(Loop *loop, Error *error) {
                            .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * share.all,
                            .measured_flops = loop->measured_flops * comm_size(loop->comm), .memory = memory_used(session), .skipped = !finite,
                            .seconds_left = loop->seconds_per_step * (config->steps - step)};
-    return !loop->metrics || metrics_step(loop->metrics, &metrics, error);
+    if (loop->metrics) note(loop, metrics_step(loop->metrics, &metrics, error), error);
+    return true;
 }
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
 
+/* Waits until the save under way has ended on all ranks. However long a store takes, that is no hang. */
+static bool await_save(const Loop *loop, Error *error) {
+    for (int64_t saving = 1; saving;) {
+        saving = session_is_saving(&loop->session);
+        watchdog_alive(loop->watchdog, loop->session.step);
+        if (!comm_host_all_reduce(loop->comm, "saving", &saving, 1, COMM_I64, COMM_SUM, error)) return false;
+        if (saving) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return true;
+}
+
 /* Tells how a save went that has ended. One that failed costs its step, not the run, unless it stays the last. */
-static bool report_save(Loop *loop, bool wait, Error *error) {
+static void report_save(Loop *loop) {
     SaveReport report;
+    Error error = {0};
     char size[32], rate[32], shared[64] = "";
-    if (!session_save_end(&loop->session, wait, &report)) return true;
+    if (!session_save_end(&loop->session, false, &report)) return;
     loop->save_failure = report.error;
-    if (!report.saved) log_warn("%s; training goes on", report.error.message);
-    if (!report.saved || !loop->metrics) return true;
+    if (!report.saved) log_warn("%s%s", report.error.message, loop->session.step < loop->config->steps ? "; training goes on" : "");
+    if (!report.saved || !loop->metrics) return;
     log_format_bytes((double)report.bytes, size);
     log_format_bytes(report.seconds > 0 ? (report.bytes - report.shared) / report.seconds : 0, rate);
     if (report.shared) {
@@ -304,7 +347,13 @@ static bool report_save(Loop *loop, bool wait, Error *error) {
     }
     log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared, report.seconds, rate,
              report.stall * 1e3);
-    return metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, error);
+    note(loop, metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, &error), &error);
+}
+
+static bool end_save(Loop *loop, Error *error) {
+    if (!await_save(loop, error)) return false;
+    report_save(loop);
+    return true;
 }
 
 static bool save(Loop *loop, Error *error) {
@@ -312,13 +361,13 @@ static bool save(Loop *loop, Error *error) {
     if (bad)
         error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
                   "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
-    return agree(loop, "finite weights", !bad, error) && report_save(loop, true, error) && session_save_start(&loop->session, error) &&
-           report_save(loop, false, error);
+    return agree(loop, "finite weights", !bad, error) && end_save(loop, error) && session_save_start(&loop->session, error) &&
+           (loop->config->checkpoint_async || end_save(loop, error));
 }
 
 /* Waits for the last save, which must not fail. */
 static bool finish_saves(Loop *loop, Error *error) {
-    bool saved = report_save(loop, true, error);
+    bool saved = end_save(loop, error);
     if (saved && loop->save_failure.code != ERROR_NONE) {
         *error = loop->save_failure;
         saved = false;
@@ -328,14 +377,29 @@ static bool finish_saves(Loop *loop, Error *error) {
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
-    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, &result, error)) return false;
-    if (!loop->metrics) return true;
+    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, &stop_signal, &result, error)) return false;
+    loop->unevaluated = result.stopped;
+    if (!loop->metrics || result.stopped) return true;
     if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
     else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
-    return metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error);
+    note(loop, metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error), error);
+    return true;
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+static bool evaluation_due(const Loop *loop) {
+    int64_t step = loop->session.step;
+    return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval_every) || step == loop->config->steps);
+}
+
+/* The evaluation of the step that the run continues after, where its end had come before. */
+static bool catch_up(Loop *loop, Error *error) {
+    int64_t missing = loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step;
+    if (!evaluation_due(loop)) return true;
+    if (!comm_host_all_reduce(loop->comm, "catch up", &missing, 1, COMM_I64, COMM_MAX, error)) return false;
+    return !missing || evaluate_and_report(loop, error);
+}
 
 /* Profiles the steps after a first one that warms caches and memory; writes no checkpoint and no record. */
 static bool run_profile(Loop *loop, Error *error) {
@@ -366,23 +430,27 @@ static bool run_steps(Loop *loop, Error *error) {
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, error);
     if (!loop->watchdog) return false;
-    if (leads(loop)) metrics_header();
+    if (!catch_up(loop, error)) return false;
+    if (leads(loop) && saved < last) metrics_header();
+    if (leads(loop) && saved == config->steps) log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
     while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0) {
-        if (!run_step(loop, error) || !report_save(loop, false, error)) return false;
+        if (!run_step(loop, error)) return false;
         int64_t step = loop->session.step;
+        report_save(loop);
         watchdog_alive(loop->watchdog, step);
         session_prepare_save(&loop->session);
-        if (loop->corpus.has_valid && (due(step, config->eval_every) || step == config->steps) && !evaluate_and_report(loop, error)) return false;
-        if (due(step, config->checkpoint_every)) {
+        if (due(step, config->checkpoint_every) || step == last) {
             if (!save(loop, error)) return false;
             saved = step;
         }
+        if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
         watchdog_alive(loop->watchdog, step);
     }
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
-    if (loop->session.step >= last) return true;
-    const char *name = signal == SIGTERM ? "SIGTERM" : "SIGINT";
+    if (loop->session.step >= last && !loop->unevaluated) return true;
+    if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
+    const char *name = signal_name(signal);
     if (loop->session.step == 0) return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
     return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)loop->session.step);
 }
@@ -515,6 +583,7 @@ static bool plan(Loop *loop, Device *device, Error *error) {
 
 static bool open_records(Loop *loop, Error *error) {
     if (loop->config->profile || !leads(loop)) return true;
+    if (!checkpoint_probe(run_checkpoints(loop->config->run, loop->config), error)) return false;
     loop->metrics = metrics_open(loop->config->run, loop->session.step, loop->config->tensorboard, error);
     return loop->metrics && report_start(loop, error);
 }
@@ -563,13 +632,14 @@ static void share_threads(const Config *config, const Comm *comm) {
 
 bool train(const Config *config, Device *device, Comm *comm, Error *error) {
     Loop loop = {.config = config, .comm = comm, .lock = -1};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     stop_signal = 0;
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
+    handle_signals(on_early_signal);
+    signal(SIGPIPE, SIG_IGN); /* who reads the step lines may leave */
     share_threads(config, comm);
     gemm_exact(config->exact_products);
-    bool done = start(&loop, device, error) && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
+    bool done = start(&loop, device, error);
+    handle_signals(on_signal);
+    done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;
 }

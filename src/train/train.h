@@ -2,6 +2,8 @@
 #ifndef SMELT_TRAIN_TRAIN_H
 #define SMELT_TRAIN_TRAIN_H
 
+#include <signal.h>
+
 #include "data/data.h"
 #include "launch/watchdog.h"
 #include "train/metrics.h"
@@ -27,7 +29,8 @@ void corpus_close(Corpus *corpus);
 
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
 
-typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; } Evaluation; /* bits_per_byte is NaN where the tokenizer is not known */
+/* bits_per_byte is NaN where the tokenizer is not known; `stopped`: not all was read. */
+typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; bool stopped; } Evaluation;
 
 /* A MODEL_EVALUATE program with weights in place, and what it shall read. */
 typedef struct EvaluationInput {
@@ -40,11 +43,12 @@ typedef struct EvaluationInput {
     bool bytes, document_mask;
     Watchdog *watchdog;          /* hears of every batch, as a sign of life at `step`; NULL: none */
     int64_t step;
+    const volatile sig_atomic_t *stop; /* not 0 on any rank: the rest is left out; NULL: nothing stops it */
 } EvaluationInput;
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* A session's model on the validation part of its corpus. */
-bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, Evaluation *result, Error *error);
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
