@@ -1,4 +1,6 @@
-/* smelt: the command table. */
+/* smelt: the command table, and what all commands have in common: descriptors, help, and results that must arrive. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,7 @@ static const Command commands[] = {
     {"generate", cmd_generate, "continue a prompt: RUN \"prompt\" [key=value ...]"},
     {"eval", cmd_eval, "the loss of a model on text or a token shard, or multiple choice: MODEL DATA"},
     {"convert", cmd_convert, "write the model of a run or folder as a Hugging Face folder: IN OUT"},
-    {"data", cmd_data, "pack text into token shards, or show them: pack|show ..."},
+    {"data", cmd_data, "pack text into token shards, show them, or learn a vocabulary: pack|show|train-tokenizer ..."},
     {"report", cmd_report, "write a run's report page: RUN"},
     {"bench", cmd_bench, "measure this machine: gemm|memory|collective|attention|optimizer|storage|train|suite ..."},
     {"size", cmd_size, "check a model's dimensions against a processor: CONFIG [gpu=X]"},
@@ -38,13 +40,41 @@ static void shorten_spinning(char **argv) {
     if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
 }
 
+/* A file must not open on a standard descriptor that the caller closed: messages would go into it. The wrong way round, so that using one still fails. */
+static void fill_descriptors(void) {
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+}
+
+/* "help train" becomes "train --help". */
+static void arrange_help(int argc, char **argv) {
+    static char option[] = "--help";
+    if (argc <= 2 || strcmp(argv[1], "help")) return;
+    memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);
+    argv[argc - 1] = option;
+}
+
+/* What a command prints is its result. */
+static int check_output(void) {
+    bool flushed = fflush(stdout) == 0;
+    int code = errno;
+    if (flushed && !ferror(stdout)) return 0;
+    log_error("not all output could be written to stdout: %s", flushed ? "an earlier write failed" : strerror(code));
+    return ERROR_INTERNAL;
+}
+
 int main(int argc, char **argv) {
+    fill_descriptors();
     shorten_spinning(argv);
-    if (argc >= 2)
-        for (int i = 0; i < COMMANDS; i++)
-            if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
-    bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"));
-    if (argc >= 2 && !help) log_error("unknown command '%s'", argv[1]);
+    arrange_help(argc, argv);
+    const char *name = argc >= 2 ? argv[1] : "";
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strcmp(name, commands[i].name)) continue;
+        int code = commands[i].run(argc - 1, argv + 1);
+        return code ? code : check_output();
+    }
+    bool help = !strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help");
+    if (argc >= 2 && !help) log_error("unknown command '%s'", name);
     print_help(help ? stdout : stderr);
-    return help ? 0 : ERROR_USAGE;
+    return help ? check_output() : ERROR_USAGE;
 }

@@ -470,7 +470,23 @@ static void wrong_arguments_are_named(void **state) {
     expect_code("gemm %s/config.yaml model.wdth=64", ERROR_USAGE, "model.wdth");
     expect_code("train", ERROR_USAGE, "CONFIG.yaml");
     expect_code("memory extra", ERROR_USAGE, "extra");
-    expect_code("gemm m=16 cache=hot json=%s/no/such/file" QUICK, ERROR_DATA, "json=");
+}
+
+static void outputs_that_cannot_be_written_are_refused_before_measuring(void **state) {
+    (void)state;
+    char *made = path_of("made.json");
+    write_text("before.csv", "x\n");
+    ProcessResult result = bench("gemm m=16 cache=hot csv=%s/before.csv json=%s/made.json plot=%s/no/such/file" QUICK);
+    assert_int_equal(result.code, ERROR_USAGE);
+    assert_non_null(strstr(result.errors, "plot="));
+    assert_string_equal(result.output, "");
+    char *before = read_text("before.csv");
+    assert_string_equal(before, "x\n");
+    assert_true(access(made, F_OK) != 0);
+    process_free(&result);
+    free(before);
+    free(made);
+    expect_code("gemm m=16 cache=hot json=/" QUICK, ERROR_USAGE, "json=/ cannot be written: Is a directory");
 }
 
 static void every_benchmark_explains_itself(void **state) {
@@ -519,6 +535,7 @@ int main(void) {
         cmocka_unit_test(a_suite_goes_on_after_a_model_that_fails),
         cmocka_unit_test(a_perf_file_with_other_columns_is_left_alone),
         cmocka_unit_test(wrong_arguments_are_named),
+        cmocka_unit_test(outputs_that_cannot_be_written_are_refused_before_measuring),
         cmocka_unit_test(every_benchmark_explains_itself),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

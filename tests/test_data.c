@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "data_files.h"
 
@@ -318,6 +319,26 @@ static void a_writer_in_a_missing_folder_fails_by_name(void **state) {
     assert_non_null(strstr(error.message, "missing/s.bin"));
 }
 
+static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) {
+    (void)state;
+    static const char *const kept[] = {"run-1.bin", "notes.tmp-1", "run.bin.tmp-draft"};
+    for (int i = 0; i < 3; i++) write_text(kept[i], "");
+    pid_t child = fork();
+    if (child == 0) {
+        Error error = {0};
+        _exit(shard_writer_open("s", 2, &error) && shard_writer_open("t", 2, &error) ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    write_text("s.idx.tmp-4711-99", "");
+    assert_int_equal(count_entries(), 6);
+    shard_writer_remove_leftovers(".");
+    assert_int_equal(count_entries(), 3);
+    for (int i = 0; i < 3; i++) assert_int_equal(access(kept[i], F_OK), 0);
+    shard_writer_remove_leftovers("missing");
+}
+
 static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(void **state) {
     (void)state;
     write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
@@ -335,7 +356,7 @@ static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(voi
     signal(SIGXFSZ, SIG_DFL);
     free(tokens);
     assert_false(good);
-    assert_int_equal(error.code, ERROR_INTERNAL);
+    assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_non_null(strstr(error.message, "s.bin"));
     assert_int_equal(count_entries(), 2);
     Shard shard = open_shard("s");
@@ -386,6 +407,7 @@ int main(void) {
         IN_FOLDER(nothing_has_the_final_name_before_the_writer_finishes),
         IN_FOLDER(a_writer_without_tokens_fails_and_leaves_nothing),
         IN_FOLDER(a_writer_in_a_missing_folder_fails_by_name),
+        IN_FOLDER(what_a_killed_writer_left_is_removed_and_nothing_else),
         IN_FOLDER(a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was),
         IN_FOLDER(a_document_written_piece_by_piece_is_the_same_shard),
     };

@@ -1,6 +1,7 @@
 /* Generation: the cache against computing everything again, sampling, what ends a text, and UTF-8 that arrives byte by byte. */
 #include <math.h>
 #include <omp.h>
+#include <pty.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include "infer/generate.h"
 #include "train/source.h"
 #include "infer/utf8.h"
+#include "process.h"
 #include "random_run.h"
 
 enum { SETTINGS = 14, CONTEXT = 96 };
@@ -424,6 +426,53 @@ static void broken_bytes_become_replacement_characters(void **state)
     assert_stream("\xf5", BROKEN "|");
 }
 
+/* What `smelt generate` shows of a prompt: on a terminal, or else through a pipe. The caller frees. */
+static char *shown(const char *run, const char *prompt, bool terminal)
+{
+    int ends[2];
+    char *smelt = process_smelt(), *text = memory_allocate(256);
+    struct termios raw = {0}; /* changes no line ends */
+    assert_int_equal(terminal ? openpty(&ends[0], &ends[1], NULL, &raw, NULL) : pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0 && dup2(ends[1], STDOUT_FILENO) >= 0)
+        execl(smelt, smelt, "generate", run, prompt, "tokens=0", "device=cpu", "threads=1", NULL);
+    if (child == 0)
+        _exit(127);
+    for (size_t used = 0; !strchr(text, '\n');) { /* the first and last line */
+        ssize_t got = read(ends[0], text + used, 255 - used);
+        assert_true(got > 0);
+        used += (size_t)got;
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    close(ends[0]);
+    close(ends[1]);
+    free(smelt);
+    return text;
+}
+
+static void a_terminal_gets_no_control_characters(void **state)
+{
+    (void)state;
+    const char *prompt = "a\x1b[1m\a\r\x7f\tb\xc2\x9b\xc2\xa0€";
+    char folder[] = "/tmp/smelt-test-generate-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    OptionStrings strings = {0};
+    Error error = {0};
+    Config config = configure(&families[2], &strings);
+    config.run = folder;
+    assert_true(random_run_write(&config, &error));
+    char *piped = shown(folder, prompt, false), *terminal = shown(folder, prompt, true);
+    assert_string_equal(piped, "a\x1b[1m\a\r\x7f\tb\xc2\x9b\xc2\xa0€\n");
+    assert_string_equal(terminal, "a" BROKEN "[1m" BROKEN BROKEN BROKEN "\tb" BROKEN "\xc2\xa0€\n");
+    assert_true(files_remove_tree(folder, &error));
+    options_free_strings(&strings);
+    free(piped);
+    free(terminal);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -444,6 +493,7 @@ int main(void)
         cmocka_unit_test(tokens_past_the_limit_are_never_drawn),
         cmocka_unit_test(characters_come_out_whole),
         cmocka_unit_test(broken_bytes_become_replacement_characters),
+        cmocka_unit_test(a_terminal_gets_no_control_characters),
     };
     omp_set_num_threads(1); /* the models are so small that threads would only wait for one another */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -611,6 +611,19 @@ static void help_is_aligned_and_grouped(void **state) {
     free(text);
 }
 
+static void help_of_empty_defaults_alone_is_aligned(void **state) {
+    (void)state;
+    const Option row = ROW("a", OPTION_STRING, run, "", 0, 0, NULL, "", "first");
+    char *text;
+    size_t length;
+    FILE *file = open_memstream(&text, &length);
+    options_print_help(&(OptionTable){&row, 1}, file);
+    fclose(file);
+    assert_string_equal(text, "general\n"
+                              "  a  -  text  first\n");
+    free(text);
+}
+
 static void long_cells_of_help_continue_on_the_next_line(void **state) {
     (void)state;
     const Option wide[] = {
@@ -707,6 +720,7 @@ int main(void) {
         TEST(a_formatted_value_is_read_back_by_set),
         TEST(written_yaml_groups_rows_and_carries_help),
         TEST(help_is_aligned_and_grouped),
+        TEST(help_of_empty_defaults_alone_is_aligned),
         TEST(long_cells_of_help_continue_on_the_next_line),
         TEST(differences_are_listed_and_counted),
         TEST(a_damaged_configuration_is_refused_or_read_whole),

@@ -259,6 +259,19 @@ static void an_output_that_would_replace_the_input_is_refused(void **state) {
     free(text);
 }
 
+static void a_file_of_a_shard_is_no_text_and_its_prefix_is_named(void **state) {
+    (void)state;
+    write_text("in", "text");
+    PackOptions options = {"in", "s", 0, ""};
+    PackResult result;
+    Error error = {0};
+    assert_true(pack_text(&options, &result, &error));
+    assert_pack_fails("s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
+    assert_pack_fails("./s.idx", 0, "", ERROR_DATA, "as in data.train=./s");
+    assert_int_equal(unlink("s.idx"), 0);
+    pack("s.bin", 0, ""); /* any bytes, as there is no shard */
+}
+
 static void values_out_of_range_are_usage_errors(void **state) {
     (void)state;
     write_text("in", "text");
@@ -377,6 +390,7 @@ int main(void) {
         IN_FOLDER(a_pipe_as_the_input_is_refused_without_waiting),
         IN_FOLDER(a_file_or_folder_that_cannot_be_read_is_an_error),
         IN_FOLDER(an_output_that_would_replace_the_input_is_refused),
+        IN_FOLDER(a_file_of_a_shard_is_no_text_and_its_prefix_is_named),
         IN_FOLDER(values_out_of_range_are_usage_errors),
         IN_FOLDER(packing_twice_gives_the_same_bytes),
         IN_FOLDER(the_command_packs_and_shows),

@@ -481,6 +481,26 @@ static void the_command_writes_into_the_run_or_where_it_is_told(void **state) {
     free(second);
 }
 
+static void only_pages_and_empty_files_are_replaced(void **state) {
+    (void)state;
+    static const char *const kept[] = {"{\"kind\":\"step\",\"step\":1,\"loss\":2}\n", "<!doctype", "x<!doctype html>\n"};
+    char *output;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        write_file("run/metrics.jsonl", kept[i]);
+        assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=run/metrics.jsonl", NULL}), ERROR_USAGE);
+        assert_has(output, "run/metrics.jsonl exists and is no page of a report");
+        free(output);
+        output = read_file("run/metrics.jsonl");
+        assert_string_equal(output, kept[i]);
+        free(output);
+    }
+    static const char *const replaced[] = {"", "<!DOCTYPE HTML>\n<p>"};
+    for (size_t i = 0; i < sizeof replaced / sizeof *replaced; i++) {
+        write_file("page.html", replaced[i]);
+        free(page());
+    }
+}
+
 static void wrong_arguments_are_usage_errors(void **state) {
     (void)state;
     char *output;
@@ -528,6 +548,7 @@ int main(void) {
         TEST(models_with_too_many_experts_get_a_note),
         TEST(the_same_run_gives_the_same_bytes),
         TEST(the_command_writes_into_the_run_or_where_it_is_told),
+        TEST(only_pages_and_empty_files_are_replaced),
         TEST(wrong_arguments_are_usage_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

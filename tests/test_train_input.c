@@ -172,6 +172,25 @@ static void a_damaged_shard_is_refused(void **state) {
     train_says(ERROR_DATA, "cut.bin", "run=cut data.train=cut");
 }
 
+static void a_file_of_a_shard_in_place_of_its_prefix_is_refused(void **state) {
+    (void)state;
+    pack_shard("p1");
+    train_says(ERROR_DATA, "data.train=p1.bin: p1.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=p1\n",
+               "run=run data.train=p1.bin");
+    train_says(ERROR_DATA, "data.valid=p1.idx: p1.idx is a file of a token shard", "run=run data.valid=p1.idx");
+    train_good("run=run data.train=p1 stop_at=1");
+}
+
+static void what_a_killed_pack_left_in_the_run_is_removed(void **state) {
+    (void)state;
+    static const char *const left[] = {"run/data/text-train.bin.tmp-4711-0", "run/data/text-valid.bin.tmp-4711-0", "run/data/text-valid.idx.tmp-4711-0"};
+    assert_true(mkdir("run", 0777) == 0 && mkdir("run/data", 0777) == 0);
+    for (int i = 0; i < 3; i++) write_text(left[i], "half");
+    train_good("run=run stop_at=1");
+    for (int i = 0; i < 3; i++) assert_true(access(left[i], F_OK) != 0);
+    assert_true(access("run/data/text-train.idx", F_OK) == 0);
+}
+
 /* -- Checkpoints ---------------------------------------------------------------------------------------------------------- */
 
 static void a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(void **state) {
@@ -240,16 +259,31 @@ static void a_disk_that_fills_up_costs_only_the_new_checkpoint(void **state) {
     assert_true(same_checkpoint("whole", "disk/run", 40));
 }
 
-static void a_disk_without_room_for_a_record_costs_only_the_steps_since_the_checkpoint(void **state) {
+static void a_disk_without_room_for_the_packed_text_is_named_and_left_clean(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=64k"); /* the tokens take about 100 KB */
+    train_says(ERROR_CHECKPOINT, "No space left on device", "run=disk/run data.valid_fraction=0");
+    assert_int_equal(rmdir("disk/run/data"), 0); /* it is empty */
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
+    train_good("run=disk/run stop_at=1");
+}
+
+/* Writes until the disk has no more room than `pages` pages. */
+static void fill_disk(int pages) {
+    static const char page[4096];
+    int file = open("disk/filler", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    while (write(file, page, sizeof page) == (ssize_t)sizeof page) continue;
+    assert_int_equal(ftruncate(file, lseek(file, 0, SEEK_END) / 4096 * 4096 - pages * 4096), 0);
+    close(file);
+}
+
+static void a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step(void **state) {
     (void)state;
     mount_or_skip("disk", "size=1100k");
     train_good("run=whole");
     train_good("run=disk/run stop_at=5");
-    int file = open("disk/filler", O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    static const char page[4096];
-    while (write(file, page, sizeof page) == (ssize_t)sizeof page) continue;
-    close(file);
-    train_says(ERROR_CHECKPOINT, "metrics.jsonl: No space left on device; free some space", "run=disk/run");
+    fill_disk(0);
+    train_says(ERROR_CHECKPOINT, "No space left on device", "run=disk/run");
     assert_true(has_checkpoint("disk/run", 5));
     assert_int_equal(unlink("disk/filler"), 0);
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
@@ -258,13 +292,24 @@ static void a_disk_without_room_for_a_record_costs_only_the_steps_since_the_chec
     assert_true(same_checkpoint("whole", "disk/run", 40));
 }
 
+/* One page more holds the records of some steps, not those of all. */
+static void a_disk_without_room_for_records_costs_only_these(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=2m");
+    train_good("run=whole");
+    train_good("run=disk/run checkpoint.store=store tensorboard=false stop_at=2");
+    fill_disk(1);
+    train_says(ERROR_NONE, "training goes on without records", "run=disk/run checkpoint.store=store tensorboard=false");
+    assert_true(same_checkpoint("whole", "store", 40));
+}
+
 static void a_read_only_disk_is_named(void **state) {
     (void)state;
     mount_or_skip("disk", "size=4m");
     train_good("run=disk/run stop_at=5");
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT | MS_RDONLY, "size=4m"), 0);
     train_says(ERROR_CHECKPOINT, "disk/new: Read-only file system", "run=disk/new");
-    train_says(ERROR_CHECKPOINT, "disk/run/metrics.jsonl: Read-only file system", "run=disk/run");
+    train_says(ERROR_CHECKPOINT, "Read-only file system", "run=disk/run");
     assert_true(has_checkpoint("disk/run", 5));
     assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
     train_good("run=disk/run");
@@ -315,11 +360,15 @@ int main(void) {
         TRAIN_TEST(a_file_of_the_user_in_the_way_is_not_replaced),
         TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
         TRAIN_TEST(a_damaged_shard_is_refused),
+        TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),
+        TRAIN_TEST(what_a_killed_pack_left_in_the_run_is_removed),
         TRAIN_TEST(a_damaged_checkpoint_costs_only_the_steps_since_the_one_before),
         TRAIN_TEST(when_every_checkpoint_is_damaged_nothing_is_started_or_removed),
         TRAIN_TEST(a_half_written_checkpoint_is_reported_and_removed),
         DISK_TEST(a_disk_that_fills_up_costs_only_the_new_checkpoint),
-        DISK_TEST(a_disk_without_room_for_a_record_costs_only_the_steps_since_the_checkpoint),
+        DISK_TEST(a_disk_without_room_for_the_packed_text_is_named_and_left_clean),
+        DISK_TEST(a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step),
+        DISK_TEST(a_disk_without_room_for_records_costs_only_these),
         DISK_TEST(a_read_only_disk_is_named),
         TRAIN_TEST(a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing),
         TRAIN_TEST(a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched),

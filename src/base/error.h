@@ -15,7 +15,7 @@ typedef enum ErrorCode {
     ERROR_MEMORY = 4,        /* the plan does not fit, or the system refused memory */
     ERROR_NUMERICS = 5,      /* NaN or infinity in loss, gradients or weights */
     ERROR_COMMUNICATION = 6, /* a lost rank or a failed collective */
-    ERROR_CHECKPOINT = 7,    /* a corrupt, missing or unwritable checkpoint or model folder */
+    ERROR_CHECKPOINT = 7,    /* a corrupt or missing checkpoint or model folder, or a file of a run that cannot be written */
     ERROR_PREEMPTED = 8,     /* SIGTERM or SIGINT: a checkpoint was written, start again to continue */
     ERROR_DEVICE = 9,        /* a GPU, its driver or its library failed */
 } ErrorCode;

@@ -481,6 +481,8 @@ static void help_range(const Option *option, char text[512]) {
     }
 }
 
+static const char *help_initial(const Option *option) { return *option->initial ? option->initial : "-"; }
+
 static int wider(int width, const char *text, int limit) {
     int length = (int)strlen(text);
     return length > limit || length < width ? width : length;
@@ -498,7 +500,7 @@ void options_print_help(const OptionTable *table, FILE *file) {
     for (size_t i = 0; i < table->count; i++) {
         help_range(&table->rows[i], range);
         name_width = wider(name_width, table->rows[i].name, OPTIONS_NAME_LIMIT);
-        initial_width = wider(initial_width, table->rows[i].initial, HELP_WIDTH);
+        initial_width = wider(initial_width, help_initial(&table->rows[i]), HELP_WIDTH);
         range_width = wider(range_width, range, HELP_WIDTH);
     }
     int initial_column = name_width + 4, range_column = initial_column + initial_width + 2;
@@ -514,7 +516,7 @@ void options_print_help(const OptionTable *table, FILE *file) {
                 continue;
             help_range(option, range);
             fprintf(file, "  %-*s  ", name_width, option->name);
-            help_cell(file, *option->initial ? option->initial : "-", initial_width, range_column);
+            help_cell(file, help_initial(option), initial_width, range_column);
             help_cell(file, range, range_width, range_column + range_width + 2);
             fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit,
                     *option->unit ? "]" : "");

@@ -1,8 +1,12 @@
 /* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a benchmark does not have are those of the configuration, where it
  * takes one. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "bench/bench.h"
@@ -91,6 +95,23 @@ static bool read_arguments(Bench *bench, Given *given, void *options, OptionStri
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
 
+/* Before the measuring, which may take hours. Files that exist are left as they are, and none is made. */
+static bool check_output(const char *option, const char *path, Error *error) {
+    struct stat status;
+    bool absent = lstat(path, &status) != 0; /* a link to nothing is not ours to remove */
+    bool special = stat(path, &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
+    if (!*path || special) return true; /* opening a pipe would be seen at its other end */
+    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) return error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
+    close(file);
+    if (absent) unlink(path);
+    return true;
+}
+
+static bool check_outputs(const BenchOptions *options, Error *error) {
+    return check_output("csv", options->csv, error) && check_output("json", options->json, error) && check_output("plot", options->plot, error);
+}
+
 /* Results that came before a failure are written too. */
 static bool run(Bench *bench, Error *error) {
     Error unwritten = {0};
@@ -108,7 +129,7 @@ static int run_benchmark(const Benchmark *benchmark, int argc, char **argv) {
     *bench = (Bench){.benchmark = benchmark, .options = options, .open_device = cmd_open_device,
                      .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
     sort_arguments(benchmark, argc, argv, &given);
-    bool done = read_arguments(bench, &given, options, &strings, &error) && run(bench, &error);
+    bool done = read_arguments(bench, &given, options, &strings, &error) && check_outputs(bench->options, &error) && run(bench, &error);
     device_close(bench->device);
     bench_free_results(bench);
     options_free_strings(&strings);

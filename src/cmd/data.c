@@ -86,11 +86,22 @@ static bool run_pack(const char *const *positionals, const DataOptions *options,
 
 /* -- train-tokenizer --------------------------------------------------------------------------------------------- */
 
+/* Whether a file that exists lies in a folder, by whatever name. */
+static bool lies_in(const char *path, const char *folder) {
+    char *file = realpath(path, NULL), *root = realpath(folder, NULL);
+    size_t length = root ? strlen(root) : 0;
+    bool inside = file && root && !strncmp(file, root, length) && (root[length - 1] == '/' || file[length] == '/' || !file[length]);
+    free(file);
+    free(root);
+    return inside;
+}
+
 static bool run_train_tokenizer(const char *const *positionals, const DataOptions *options, Error *error) {
     PackOptions input = {.input = positionals[0], .output = positionals[1], .separator = options->separator};
     TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
     PackResult result;
     int32_t learned;
+    if (lies_in(positionals[1], positionals[0])) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", positionals[1]);
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
     char size[32], duration[32];

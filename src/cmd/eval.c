@@ -276,6 +276,7 @@ static bool eval(const char *folder, const char *data, const EvalOptions *option
     if (options->threads) omp_set_num_threads((int)options->threads);
     gemm_exact(config.exact_products);
     if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
+    if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
     if (choices_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
     return eval_tokens(folder, data, &config, options, error);
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -63,6 +64,7 @@ static bool flush_text(Error *error) {
 /* How tokens are shown, and which of them end a text. */
 typedef struct Text {
     bool numbers;
+    bool terminal; /* stdout is one */
     Tokenizer *tokenizer; /* NULL: the byte tokenizer */
     TokenizerDecoder decoder;
     Utf8Stream stream;
@@ -90,6 +92,17 @@ static void close_text(Text *text) {
     tokenizer_free(text->tokenizer);
 }
 
+/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line ends. C1 is C2 80 to C2 9F. */
+static void print_piece(const Text *text, const char *piece, int length) {
+    for (int i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)piece[i], next = i + 1 < length ? (unsigned char)piece[i + 1] : 0;
+        bool c1 = byte == 0xc2 && next < 0xa0, c0 = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+        if (text->terminal && (c0 || c1)) fputs("\xef\xbf\xbd", stdout);
+        else putchar(byte);
+        i += text->terminal && c1;
+    }
+}
+
 static void print_token(Text *text, int32_t token, bool first) {
     if (text->numbers) {
         printf(first ? "%" PRId32 : " %" PRId32, token);
@@ -98,12 +111,12 @@ static void print_token(Text *text, int32_t token, bool first) {
     char byte = (char)token, piece[UTF8_OUTPUT];
     size_t length = 1;
     const char *bytes = text->tokenizer ? tokenizer_decode(&text->decoder, token, &length) : &byte;
-    for (size_t i = 0; i < length; i++) fwrite(piece, 1, (size_t)utf8_put(&text->stream, (uint8_t)bytes[i], piece), stdout);
+    for (size_t i = 0; i < length; i++) print_piece(text, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
 }
 
 static void print_end(Text *text) {
     char piece[UTF8_OUTPUT];
-    fwrite(piece, 1, (size_t)utf8_finish(&text->stream, piece), stdout);
+    print_piece(text, piece, utf8_finish(&text->stream, piece));
     putchar('\n');
 }
 
@@ -204,7 +217,7 @@ static bool run_model(const char *folder, Config *config, const GenerateOptions 
 
 static bool run(const char *folder, const char *given, const GenerateOptions *options, OptionStrings *strings, Error *error) {
     Config config;
-    Text text = {.numbers = !options->text};
+    Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
     TokenIds prompt = {0};
     if (!source_read_config(folder, &config, strings, error)) return false;
     bool done = (text.numbers || open_text(&text, folder, &config, error)) && read_prompt(given, &text, &prompt, error) &&
@@ -223,7 +236,9 @@ int cmd_generate(int argc, char **argv) {
     OptionStrings strings = {0};
     Error error = {0};
     const char *given[2];
-    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) && run(given[0], given[1], &options, &strings, &error);
+    bool read = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) ||
+                error_set(&error, error.code, "%s; a prompt that looks like key=value or opens with -- is given after --", error.message);
+    bool done = read && run(given[0], given[1], &options, &strings, &error);
     options_free_strings(&strings);
     return done ? 0 : cmd_fail(&error);
 }

@@ -4,13 +4,14 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "cmd/arguments.h"
 #include "cmd/cmd.h"
 #include "launch/launch.h"
 
 static void print_help(void) {
     printf("Usage: smelt launch [-n N] [key=value ...] -- COMMAND ...\n\n"
-           "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml zero=1), watches them, and starts them again\n"
-           "from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, MASTER_ADDR\n"
+           "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and starts them\n"
+           "again from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, MASTER_ADDR\n"
            "and MASTER_PORT in the environment, or with srun, one task for each node. docs/cluster.md tells more.\n\n");
     options_print_help(&launch_table, stdout);
 }
@@ -37,7 +38,7 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
 }
 
 int cmd_launch(int argc, char **argv) {
-    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
         print_help();
         return argc < 2 ? ERROR_USAGE : 0;
     }

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/options.h"
+#include "cmd/arguments.h"
 #include "cmd/cmd.h"
 #include "report/report.h"
 
@@ -51,7 +52,7 @@ static bool run_report(int argc, char **argv, ReportOptions *options, OptionStri
 }
 
 int cmd_report(int argc, char **argv) {
-    bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
+    bool help = arguments_want_help(argc, argv);
     if (argc < 2 || help) {
         print_help(help ? stdout : stderr);
         return help ? ERROR_NONE : ERROR_USAGE;

@@ -1,10 +1,12 @@
 /* `smelt train CONFIG.yaml [key=value ...]` */
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "cmd/arguments.h"
 #include "cmd/cmd.h"
 #include "config.h"
 #include "train/source.h"
@@ -95,7 +97,8 @@ static Device *open_device(const Config *config, const Comm *comm, Error *error)
     return device_open(config->device, 0, error);
 }
 
-/* With the ranks that the process was started as one of. */
+/* With the ranks that the process was started as one of. A training goes on without its terminal, as its results are in the run's folder: what could
+ * not be printed is forgotten. */
 static bool train_together(const Config *config, Error *error) {
     Comm *comm = comm_open(NULL, error);
     Device *device = comm ? open_device(config, comm, error) : NULL;
@@ -104,6 +107,8 @@ static bool train_together(const Config *config, Error *error) {
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);
     device_close(device);
+    if (fflush(stdout) != 0) __fpurge(stdout);
+    clearerr(stdout);
     return done;
 }
 
@@ -115,7 +120,7 @@ static bool plan_alone(const Config *config, Error *error) {
 }
 
 int cmd_train(int argc, char **argv) {
-    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
         print_help();
         return argc < 2 ? ERROR_USAGE : 0;
     }

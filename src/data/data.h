@@ -64,12 +64,16 @@ void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
+/* Removes the temporary files that killed writers left in a folder. Those of a living writer look the same, so the
+ * caller knows that none is at work there. What stays only takes space: a warning, no error. */
+void shard_writer_remove_leftovers(const char *folder);
 
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
 
 typedef struct PackOptions {
     /* A text file, or a folder whose regular files are read recursively in byte order of their paths. In a folder,
-     * links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning. */
+     * links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning. A single
+     * file may hold any bytes, unless it is one of the two of a shard: ERROR_DATA, as its prefix was meant. */
     const char *input;
     const char *output;    /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a

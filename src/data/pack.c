@@ -1,13 +1,15 @@
-/* Packs text into shards of tokens. Files are mapped one at a time and streamed to one or two shard writers, byte
- * tokens through one small buffer and others through a DocumentEncoder, so memory stays the same for any corpus; only
- * the list of paths is held. A file gives its head to the training part and its tail to the validation part. Training
- * a tokenizer reads its documents the same way. `smelt data` and the trainer call this. */
+/* Packs text into shards of tokens. Files are mapped one at a time and go to one or two shard writers. Byte tokens
+ * stream through one small buffer, whatever the length of a document. With a tokenizer a DocumentEncoder gathers whole
+ * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list
+ * of paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to
+ * the validation part. Training a tokenizer reads its documents the same way. `smelt data` and the trainer call this. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -253,10 +255,24 @@ static bool refuse_output(const Packer *packer, const FileMap *file, const char 
     return true;
 }
 
+/* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
+static bool refuse_shard(const char *path, Error *error) {
+    size_t length = strlen(path);
+    if (length < 4 || (strcmp(path + length - 4, ".bin") != 0 && strcmp(path + length - 4, ".idx") != 0)) return true;
+    char *prefix = memory_format("%.*s", (int)(length - 4), path), *tokens = memory_format("%s.bin", prefix);
+    bool good = access(tokens, F_OK) != 0 || !shard_exists(prefix) ||
+                error_set(error, ERROR_DATA,
+                          "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s",
+                          path, prefix);
+    free(tokens);
+    free(prefix);
+    return good;
+}
+
 static bool pack_file(Packer *packer, const char *path, Error *error) {
     FileMap file;
     if (!file_map_open(&file, path, error)) return false;
-    bool good = packer->folder || refuse_output(packer, &file, path, error);
+    bool good = packer->folder || (refuse_output(packer, &file, path, error) && refuse_shard(path, error));
     size_t probe = file.size < TEXT_PROBE_BYTES ? file.size : TEXT_PROBE_BYTES;
     if (packer->folder && probe > 0 && memchr(file.bytes, '\0', probe)) {
         skip(&packer->binary, path);
@@ -323,7 +339,7 @@ static bool check_result(const Packer *packer, Error *error) {
     if (packer->valid && packer->result.valid_tokens == 0)
         return error_set(error, ERROR_DATA,
                          "%s gives no validation part of %g: no file has a line end at which its tail could be "
-                         "cut off; set valid=0 or give text with more lines",
+                         "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
                          packer->options->input, packer->options->valid_fraction);
     if (packer->result.train_tokens == 0)
         return error_set(error, ERROR_DATA,

@@ -1,8 +1,10 @@
 /* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
  * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are flushed to
  * the disk before they get their names, and the index comes last, after an older one has gone: so an index belongs to
- * the tokens beside it wherever the process stops, and its checksum proves it. pack.c writes shards. */
+ * the tokens beside it wherever the process stops, and its checksum proves it. What cannot be written is
+ * ERROR_CHECKPOINT, as for all files of a run. pack.c writes shards. */
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -13,6 +15,7 @@
 
 #include <xxhash.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/internal.h"
@@ -55,6 +58,9 @@ static bool output_open(OutputFile *file, const char *prefix, const char *suffix
             return true;
         }
         free(name);
+        if (errno == ENOSPC || errno == EDQUOT)
+            return error_set(error, ERROR_CHECKPOINT, "cannot create %s: %s; free space there or name another output",
+                             file->path, strerror(errno));
         if (errno != EEXIST)
             return error_set(error, ERROR_USAGE,
                              "cannot create %s: %s; name an output in a folder that exists and can be "
@@ -76,13 +82,30 @@ static void output_close(OutputFile *file) {
     free(file->buffer);
 }
 
+/* Whether output_open could have made this name. */
+static bool is_temporary(const char *name) {
+    const char *mark = strstr(name, ".tmp-");
+    if (!mark || mark - name < 4 || (strncmp(mark - 4, ".bin", 4) != 0 && strncmp(mark - 4, ".idx", 4) != 0)) return false;
+    return mark[strlen(".tmp-") + strspn(mark + strlen(".tmp-"), "0123456789-")] == '\0';
+}
+
+void shard_writer_remove_leftovers(const char *path) {
+    DIR *folder = opendir(path);
+    if (!folder) return;
+    struct dirent *entry;
+    while ((entry = readdir(folder)) != NULL)
+        if (is_temporary(entry->d_name) && unlinkat(dirfd(folder), entry->d_name, 0) != 0)
+            log_warn("cannot remove %s/%s, which a killed process left: %s", path, entry->d_name, strerror(errno));
+    closedir(folder);
+}
+
 static bool output_flush(OutputFile *file, Error *error) {
     XXH3_64bits_update(file->hash, file->buffer, file->used);
     for (size_t written = 0; written < file->used;) {
         ssize_t result = write(file->descriptor, file->buffer + written, file->used - written);
         if (result < 0 && errno == EINTR) continue;
         if (result <= 0)
-            return error_set(error, ERROR_INTERNAL,
+            return error_set(error, ERROR_CHECKPOINT,
                              "cannot write %zu bytes to %s: %s; free space there or name another output",
                              file->used - written, file->temporary, strerror(errno));
         written += (size_t)result;
@@ -102,13 +125,13 @@ static bool output_write(OutputFile *file, const void *bytes, size_t size, Error
 static bool output_sync(OutputFile *file, Error *error) {
     if (!output_flush(file, error)) return false;
     if (fsync(file->descriptor) == 0) return true;
-    return error_set(error, ERROR_INTERNAL, "cannot flush %s to the disk: %s; free space there or name another output",
+    return error_set(error, ERROR_CHECKPOINT, "cannot flush %s to the disk: %s; free space there or name another output",
                      file->temporary, strerror(errno));
 }
 
 static bool output_publish(OutputFile *file, Error *error) {
     if (rename(file->temporary, file->path) != 0)
-        return error_set(error, ERROR_INTERNAL, "cannot rename %s to %s: %s; name another output", file->temporary,
+        return error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s; name another output", file->temporary,
                          file->path, strerror(errno));
     free(file->temporary);
     file->temporary = NULL;
@@ -244,7 +267,7 @@ static bool sync_folder(const char *prefix, Error *error) {
     char *folder = slash ? memory_format("%.*s/", (int)(slash - prefix), prefix) : memory_copy_string(".");
     int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool good = descriptor >= 0 && (fsync(descriptor) == 0 || errno == EINVAL);
-    if (!good) error_set(error, ERROR_INTERNAL, "cannot flush folder %s to the disk: %s", folder, strerror(errno));
+    if (!good) error_set(error, ERROR_CHECKPOINT, "cannot flush folder %s to the disk: %s", folder, strerror(errno));
     if (descriptor >= 0) close(descriptor);
     free(folder);
     return good;
@@ -252,7 +275,7 @@ static bool sync_folder(const char *prefix, Error *error) {
 
 static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
     if (unlink(index->path) != 0 && errno != ENOENT)
-        return error_set(error, ERROR_INTERNAL, "cannot replace %s: %s; name another output", index->path,
+        return error_set(error, ERROR_CHECKPOINT, "cannot replace %s: %s; name another output", index->path,
                          strerror(errno));
     if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error))
         return true;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "base/log.h"
@@ -557,7 +558,20 @@ static bool print_page(FILE *out, const char *run, const History *history, Error
     return good;
 }
 
+/* Whether writing the page would destroy nothing: there is no file, an empty one or a page. */
+static bool may_replace(const char *output) {
+    struct stat status;
+    if (stat(output, &status) != 0) return true;
+    FILE *file = S_ISREG(status.st_mode) ? fopen(output, "re") : NULL;
+    char start[sizeof "<!doctype html>"] = "";
+    size_t length = file ? fread(start, 1, sizeof start - 1, file) : 0;
+    bool may = file && !ferror(file) && (length == 0 || !strcasecmp(start, "<!doctype html>"));
+    if (file) fclose(file);
+    return may;
+}
+
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error) {
+    if (!may_replace(output)) return error_set(error, ERROR_USAGE, "%s exists and is no page of a report; name another file with out=", output);
     char *path = memory_format("%s/metrics.jsonl", run), *page = NULL;
     size_t length = 0;
     History *history = history_read(path, error);

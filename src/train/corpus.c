@@ -125,9 +125,17 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
     return open_valid(corpus, config, made, split, error) || error_context(error, "data.valid=%s", config->data.valid);
 }
 
+/* By the process that holds the run's lock, so that no other packs there. */
+static void remove_leftovers(const Config *config) {
+    char *folder = memory_format("%s/data", config->run);
+    shard_writer_remove_leftovers(folder);
+    free(folder);
+}
+
 bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
     char *tokenizer;
     *corpus = (Corpus){0};
+    if (!made) remove_leftovers(config);
     if (!made && !run_started(config, &made, error)) return false;
     if (config->data.train[0] == '\0')
         return error_set(error, ERROR_USAGE, "data.train is not set: give a text file, a folder of text, or the prefix of a token shard");
