@@ -73,10 +73,11 @@ typedef struct SaveReport {
     bool saved;
     Error error;                 /* when not saved: older checkpoints are untouched */
 } SaveReport;
-/* Whether a save of this rank's part is under way. */
+/* Whether a save of this rank's part is under way; and whether it reads the state itself, for lack of a copy, so that no step may follow yet. */
 bool session_is_saving(const Session *session);
-/* Whether a save has ended since the last call; `wait`s for the one under way. */
-bool session_save_end(Session *session, bool wait, SaveReport *report);
+bool session_save_holds(const Session *session);
+/* Whether a save has ended since the last call. */
+bool session_save_end(Session *session, SaveReport *report);
 
 /* Loads the newest good checkpoint of the run, if there is one (session->step stays 0 otherwise). Collective. */
 bool session_resume(Session *session, Error *error);

@@ -234,9 +234,11 @@ bool session_is_saving(const Session *session) {
     return saver && saver->job && !checkpoint_is_done(saver->job);
 }
 
-bool session_save_end(Session *session, bool wait, SaveReport *report) {
+bool session_save_holds(const Session *session) { return session_is_saving(session) && !session->saver->copy; }
+
+bool session_save_end(Session *session, SaveReport *report) {
     Saver *saver = session->saver;
-    if (!saver || !saver->job || !(wait || !saver->copy || checkpoint_is_done(saver->job))) return false;
+    if (!saver || !saver->job || !checkpoint_is_done(saver->job)) return false;
     double start = log_seconds();
     CheckpointStats stats = {0};
     *report = (SaveReport){.step = saver->step};

@@ -75,6 +75,7 @@ typedef struct Loop {
     bool unevaluated;                      /* the last evaluation was given up for a signal */
     int skips;                             /* in a row */
     Error save_failure;                    /* of the last save that ended */
+    double save_wait;                      /* seconds that training stood still for saves, beside what reports know */
     Profile profile;                       /* used when config->profile asks for it */
 } Loop;
 
@@ -318,15 +319,19 @@ static bool run_step(Loop *loop, Error *error) {
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
 
-/* Waits until the save under way has ended on all ranks. However long a store takes, that is no hang. */
-static bool await_save(const Loop *loop, Error *error) {
-    for (int64_t saving = 1; saving;) {
-        saving = session_is_saving(&loop->session);
+/* Waits until `busy`, which asks about the save under way, is false on all ranks. However long a store takes, that is no hang. */
+static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
+    double start = log_seconds();
+    int64_t saving = 1;
+    bool heard = true;
+    while (saving && heard) {
+        saving = busy(&loop->session);
         watchdog_alive(loop->watchdog, loop->session.step);
-        if (!comm_host_all_reduce(loop->comm, "saving", &saving, 1, COMM_I64, COMM_SUM, error)) return false;
-        if (saving) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        heard = comm_host_all_reduce(loop->comm, "saving", &saving, 1, COMM_I64, COMM_SUM, error);
+        if (saving && heard) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     }
-    return true;
+    loop->save_wait += log_seconds() - start;
+    return heard;
 }
 
 /* Tells how a save went that has ended. One that failed costs its step, not the run, unless it stays the last. */
@@ -334,7 +339,9 @@ static void report_save(Loop *loop) {
     SaveReport report;
     Error error = {0};
     char size[32], rate[32], shared[64] = "";
-    if (!session_save_end(&loop->session, false, &report)) return;
+    if (!session_save_end(&loop->session, &report)) return;
+    report.stall += loop->save_wait;
+    loop->save_wait = 0;
     loop->save_failure = report.error;
     if (!report.saved) log_warn("%s%s", report.error.message, loop->session.step < loop->config->steps ? "; training goes on" : "");
     if (!report.saved || !loop->metrics) return;
@@ -351,7 +358,7 @@ static void report_save(Loop *loop) {
 }
 
 static bool end_save(Loop *loop, Error *error) {
-    if (!await_save(loop, error)) return false;
+    if (!await_save(loop, session_is_saving, error)) return false;
     report_save(loop);
     return true;
 }
@@ -362,7 +369,7 @@ static bool save(Loop *loop, Error *error) {
         error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
                   "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
     return agree(loop, "finite weights", !bad, error) && end_save(loop, error) && session_save_start(&loop->session, error) &&
-           (loop->config->checkpoint_async || end_save(loop, error));
+           await_save(loop, session_save_holds, error);
 }
 
 /* Waits for the last save, which must not fail. */
