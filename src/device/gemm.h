@@ -1,7 +1,7 @@
 /* Matrix products on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions. The one place that decides who
  * computes a product: our own packed kernels, for AVX-512, AVX2 or any CPU, chosen once by what the CPU can do. oneDNN 2.6.3 was measured
- * as the alternative and left out, on one thread of an Intel CPU without AMX: in bf16 ours is 1.4 to 1.8 times faster, in fp32 oneDNN is
- * 0 to 10% faster at widths of 256 and more, 10 to 25% at 64 and 128; bench/machine.py measures it again.
+ * as the alternative and left out, on an Intel CPU without AMX: in bf16 ours is 3.2 to 3.4 times faster, in fp32 oneDNN is 0 to 10%
+ * faster at widths of 256 and more, 10 to 25% at 64 and 128; bench/machine.py measures it again.
  *
  * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three functions runs it:
  * K is cut by k alone (by m, n and k where A is transposed), and each element's sum never depends on how rows and columns were shared
@@ -14,9 +14,9 @@
  * the other line (Cauchy and Schwarz); they are exact, and added in fp32. Elements are rounded to a multiple of the scale: of normal
  * numbers those of an eleventh of a deviation and more keep all their 8 bits, and results are off by a tenth of what rounding the operands
  * to bf16 had cost (tests/test_gemm.c). An infinity makes its row or column NaN. Where a root of a sum of squares is below 2^-48 or above
- * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero, and columns of B with numbers above 2^97 may overflow. Networks train so as in fp32: Das et al. 2018, arXiv
- * 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond et al. 2018, arXiv 1804.01526, with 12 bits and a
- * scale a block. */
+ * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero, and columns of B with numbers above 2^97 may overflow.
+ * Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond
+ * et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
 #ifndef SMELT_DEVICE_GEMM_H
 #define SMELT_DEVICE_GEMM_H
 
