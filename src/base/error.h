@@ -16,7 +16,7 @@ typedef enum ErrorCode {
     ERROR_NUMERICS = 5,      /* NaN or infinity in loss, gradients or weights */
     ERROR_COMMUNICATION = 6, /* a lost rank or a failed collective */
     ERROR_CHECKPOINT = 7,    /* a corrupt or missing checkpoint or model folder, or a file of a run that cannot be written */
-    ERROR_PREEMPTED = 8,     /* SIGTERM or SIGINT: a checkpoint was written, start again to continue */
+    ERROR_PREEMPTED = 8,     /* SIGTERM, SIGINT or SIGHUP: a checkpoint was written, start again to continue */
     ERROR_DEVICE = 9,        /* a GPU, its driver or its library failed */
 } ErrorCode;
 
