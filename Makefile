@@ -13,7 +13,7 @@ TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swif
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
-# CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/op/op.c).
+# CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/backend/backend.c).
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math
 FLAGS_generic :=
 FLAGS_avx2 := -march=x86-64-v3
@@ -26,21 +26,24 @@ ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine)))
 VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
 endif
 
-# GPU kernels are compiled by clang once per architecture, and embedded (src/device/internal.h). GPU_CC may be another clang, such as ROCm's.
+# GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver_internal.h). GPU_CC may be another clang, such as ROCm's.
 GPU_CC ?= clang-19
 GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
 GPU_FLAGS := -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding
-GPU_MODULES := $(patsubst src/kernel/%.c,%,$(shell grep -lE '^(FLAT_)?KERNEL' src/kernel/*.c))
+# A code object is named after its file: src/ops/norm/gpu.c is `norm`, src/ops/norm/qk_gpu.c `norm_qk`, src/backend/gpu/cast.c `cast`.
+GPU_SOURCES := $(shell grep -lE '^(FLAT_)?KERNEL' src/*/*.c src/*/*/*.c)
+gpu_module = $(subst /,_,$(patsubst %/gpu,%,$(patsubst %_gpu,%,$(patsubst src/backend/gpu/%.c,%,$(patsubst src/ops/%.c,%,$(patsubst src/bench/%.c,%,$(patsubst src/optim/%.c,%,$1)))))))
+GPU_MODULES := $(foreach s,$(GPU_SOURCES),$(call gpu_module,$s))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
 
-# Everything in src/ but main.c is the library that tests link; op files are host half + one object per variant.
-KERNEL_SOURCES := $(filter-out src/op/op.c,$(wildcard src/op/*.c))
-HOST_SOURCES := $(filter-out src/main.c src/op/kernels.c,$(wildcard src/*.c src/*/*.c))
+# Everything in src/ but main.c is the library that tests link; CPU kernels are one object per variant.
+KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c)
+HOST_SOURCES := $(filter-out src/app/main.c $(KERNEL_SOURCES),$(wildcard src/*/*.c src/*/*/*.c))
 HOST_OBJECTS := $(HOST_SOURCES:src/%.c=$(BUILD)/%.o)
 KERNEL_OBJECTS := $(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(BUILD)/%.$v.o))
 LIBRARY := $(BUILD)/libsmelt.a
 
-$(BUILD)/smelt: $(BUILD)/main.o $(LIBRARY)
+$(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
 	@echo "  LD $@"
 	@$(CC) $(SANITIZE) -rdynamic -o $@ $^ $(LIBRARIES)
 
@@ -51,13 +54,13 @@ $(LIBRARY): $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/gpu/objects.o
 $(BUILD)/%.o: src/%.c
 	@mkdir -p $(@D)
 	@echo "  CC $@"
-	@$(CC) $(BASE_FLAGS) $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
+	@$(CC) $(BASE_FLAGS) $(if $(filter $<,$(GPU_SOURCES)),-DGPU_MODULE='"$(call gpu_module,$<)"') $(CFLAGS) $(OWN_FLAGS) -c -o $@ $<
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
 
 define KERNEL_RULE
-$(BUILD)/op/%.$(1).o: src/op/%.c
+$(BUILD)/%.$(1).o: src/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC $$@"
 	@$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
@@ -67,7 +70,7 @@ $(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
 # Work-groups have at most 256 threads on AMD: C has no attribute that says so, and the default of 1,024 leaves a thread a quarter of the registers.
 $(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -fvisibility=hidden
 define GPU_RULE
-$(BUILD)/gpu/%.$(1): src/kernel/%.c $(wildcard src/kernel/*.h)
+$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2) $(wildcard src/backend/gpu/*.h $(dir $(2))*.h)
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 ifneq (,$(filter gfx%,$(1)))
@@ -78,7 +81,7 @@ else
 	@$(GPU_CC) $(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
 endif
 endef
-$(foreach t,$(GPU_TARGETS),$(eval $(call GPU_RULE,$t)))
+$(foreach t,$(GPU_TARGETS),$(foreach s,$(GPU_SOURCES),$(eval $(call GPU_RULE,$t,$s))))
 
 $(BUILD)/gpu/objects.c: $(GPU_OBJECTS)
 	@mkdir -p $(@D)
@@ -140,6 +143,6 @@ gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD 
 clean: ## remove what was built
 	rm -rf $(BUILD)
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/main.d $(TESTS:=.d) $(BUILD)/tests/check.d
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(BUILD)/tests/check.d
 
 include tools/rocemu/rocemu.mk

@@ -111,7 +111,10 @@ static void *random_matrix(int64_t count, int bf16) {
     void *memory = allocate(count * (bf16 ? 2 : 4), MADV_HUGEPAGE);
     for (int64_t i = 0; i < count; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        union { float value; uint32_t bits; } u = {.value = (float)(int32_t)(state >> 32) * 0x1p-31f};
+        union {
+            float value;
+            uint32_t bits;
+        } u = {.value = (float)(int32_t)(state >> 32) * 0x1p-31f};
         if (bf16) ((uint16_t *)memory)[i] = (uint16_t)(u.bits >> 16);
         else ((float *)memory)[i] = u.value;
     }
@@ -131,7 +134,10 @@ static void measure_product(char **arguments) {
 
 /* -- STREAM -------------------------------------------------------------------------------------------------------- */
 
-typedef struct Triad { double *a, *b, *c; int64_t count; } Triad;
+typedef struct Triad {
+    double *a, *b, *c;
+    int64_t count;
+} Triad;
 
 static void run_triad(const void *context) {
     const Triad *t = context;

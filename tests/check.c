@@ -15,28 +15,48 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "backend/backend.h"
 
 enum { MAX_RESULTS = 96, MAX_PROBES = 300 };
 static const double STEP = 1e-5; /* of the central differences: truncation ~ 1e-10, cancellation ~ 1e-16 * |f| / 1e-5 ~ 1e-9 */
 
-typedef struct Source { TensorId tensor; uint64_t stream; double shift, scale; } Source;
+typedef struct Source {
+    TensorId tensor;
+    uint64_t stream;
+    double shift, scale;
+} Source;
 
 /* What a run needs beyond the Check that tests see. */
 typedef struct Run {
     Check check; /* first, so that builders may cast back */
-    Source sources[64]; int source_count;
-    TensorId scalars[8]; double scalar_values[8]; int scalar_count;
-    TensorId losses[4]; int loss_count;
-    Seed seeds[16]; int seed_count;
+    Source sources[64];
+    int source_count;
+    TensorId scalars[8];
+    double scalar_values[8];
+    int scalar_count;
+    TensorId losses[4];
+    int loss_count;
+    Seed seeds[16];
+    int seed_count;
     Plan plan;
     Executor *executor;
 } Run;
 
-typedef struct Result { char name[128]; int64_t count; double *values; } Result;
-typedef struct Results { Result items[MAX_RESULTS]; int count; } Results;
+typedef struct Result {
+    char name[128];
+    int64_t count;
+    double *values;
+} Result;
+typedef struct Results {
+    Result items[MAX_RESULTS];
+    int count;
+} Results;
 
 static double round_bf16(double value) {
-    union { float f; uint32_t bits; } u = {.f = (float)value};
+    union {
+        float f;
+        uint32_t bits;
+    } u = {.f = (float)value};
     u.bits = (u.bits + 0x7fff + (u.bits >> 16 & 1)) & 0xffff0000;
     return u.f;
 }
@@ -93,7 +113,10 @@ static double get(const void *data, size_t unit, TypeClass type, int64_t index) 
     case 8: return ((const double *)data)[index];
     case 4: return ((const float *)data)[index];
     default: {
-        union { uint32_t bits; float f; } u = {.bits = (uint32_t)((const uint16_t *)data)[index] << 16};
+        union {
+            uint32_t bits;
+            float f;
+        } u = {.bits = (uint32_t)((const uint16_t *)data)[index] << 16};
         return u.f;
     }
     }
@@ -104,13 +127,18 @@ static void put(void *data, size_t unit, int64_t index, double value) {
     case 8: ((double *)data)[index] = value; break;
     case 4: ((float *)data)[index] = (float)value; break;
     default: {
-        union { float f; uint32_t bits; } u = {.f = (float)value};
+        union {
+            float f;
+            uint32_t bits;
+        } u = {.f = (float)value};
         ((uint16_t *)data)[index] = (uint16_t)(u.bits >> 16); /* exact: values were rounded to bf16 */
     }
     }
 }
 
-static size_t unit_of(const Run *run, TensorId tensor) { return precision_bytes(run->check.graph->precision, graph_get(run->check.graph, tensor)->type); }
+static size_t unit_of(const Run *run, TensorId tensor) {
+    return precision_bytes(run->check.graph->precision, graph_get(run->check.graph, tensor)->type);
+}
 
 /* Of tensors in memory that the host sees. */
 static double load(const Run *run, TensorId tensor, int64_t index) {
@@ -141,7 +169,7 @@ static void fill(Run *run) {
     for (int i = 0; i < run->scalar_count; i++) executor_set_scalar(run->executor, run->scalars[i], run->scalar_values[i]);
     for (int i = 0; i < run->check.integer_count; i++)
         memcpy(executor_tensor(run->executor, run->check.integers[i]), run->check.integer_values[i],
-               graph_elements(run->check.graph, run->check.integers[i]) * sizeof(int32_t));
+            graph_elements(run->check.graph, run->check.integers[i]) * sizeof(int32_t));
 }
 
 static Run *run_create(CheckBuild build, const void *argument, Device *device, Precision precision, const char *isa, bool gradients) {
@@ -205,7 +233,8 @@ static Results run_results(Run *run) {
     Graph *graph = run->check.graph;
     char name[128];
     run_once(run);
-    for (int i = 0; i < run->check.output_count; i++) collect(run, &results, run->check.outputs[i], graph->tensors[run->check.outputs[i]].name);
+    for (int i = 0; i < run->check.output_count; i++)
+        collect(run, &results, run->check.outputs[i], graph->tensors[run->check.outputs[i]].name);
     for (int i = 0; i < run->loss_count; i++) collect(run, &results, run->losses[i], "loss");
     for (int i = 0; i < run->source_count; i++) {
         TensorId gradient = graph->tensors[run->sources[i].tensor].gradient;
@@ -276,7 +305,8 @@ static void check_differences(Run *forward, const Graph *graph, int source, cons
         norm += slope * slope;
     }
     double error = sqrt(difference) / (sqrt(norm) + 1e-3 * sqrt((double)probes));
-    if (!(error <= bound)) fail_msg("gradient of %s differs from central differences by %.3g (bound %.3g)", graph->tensors[tensor].name, error, bound);
+    if (!(error <= bound))
+        fail_msg("gradient of %s differs from central differences by %.3g (bound %.3g)", graph->tensors[tensor].name, error, bound);
 }
 
 static void check_all_differences(CheckBuild build, const void *argument, const Results *reference, double bound) {
@@ -305,7 +335,8 @@ Device *check_device(void) {
 }
 
 /* Three runs: the plain one, the one that is recorded, and a replay. */
-static void check_on_device(CheckBuild build, const void *argument, Precision precision, const Results *reference, double bound, bool gradients) {
+static void check_on_device(
+    CheckBuild build, const void *argument, Precision precision, const Results *reference, double bound, bool gradients) {
     Run *run = run_create(build, argument, check_device(), precision, "", gradients);
     Results first = run_results(run);
     compare(&first, reference, bound, device_info(check_device())->name);
@@ -321,7 +352,8 @@ static void check_on_device(CheckBuild build, const void *argument, Precision pr
 /* Whether pure bf16 is another problem than bf16. */
 static bool has_narrow_gradients(const Graph *graph) {
     for (int i = 0; i < graph->parameter_count; i++)
-        if (graph_get(graph, graph->parameters[i].tensor)->type == TYPE_COMPUTE && graph_get(graph, graph->parameters[i].tensor)->gradient) return true;
+        if (graph_get(graph, graph->parameters[i].tensor)->type == TYPE_COMPUTE && graph_get(graph, graph->parameters[i].tensor)->gradient)
+            return true;
     return false;
 }
 

@@ -4,19 +4,23 @@
  *   2. runs it in fp32, bf16 and, where it has gradients that this keeps in bf16, pure bf16 with the kernels of every instruction set that this CPU has, and compares outputs and gradients with the fp64 ones,
  *   3. demands the same bits with one and with two threads, and that memory poisoned with NaN beforehand never shows.
  * Inputs and parameters are random values that bf16 represents exactly, so all precisions see the same problem. */
-#ifndef SMELT_TESTS_CHECK_H
-#define SMELT_TESTS_CHECK_H
+#pragma once
 
 #include "graph/graph.h"
-#include "op/op.h"
+#include "graph/op.h"
 
 typedef struct Check {
     Graph *graph;
     uint64_t seed;
-    TensorId inputs[32]; int input_count;         /* real inputs: perturbed */
-    TensorId integers[16]; const int32_t *integer_values[16]; int integer_count;
-    TensorId outputs[16]; int output_count;
-    TensorId states[8]; int state_count;
+    TensorId inputs[32];
+    int input_count; /* real inputs: perturbed */
+    TensorId integers[16];
+    const int32_t *integer_values[16];
+    int integer_count;
+    TensorId outputs[16];
+    int output_count;
+    TensorId states[8];
+    int state_count;
 } Check;
 
 typedef void (*CheckBuild)(Check *check, const void *argument);
@@ -46,5 +50,3 @@ typedef struct CheckBounds {
 Device *check_device(void);
 
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tests of checkpoints and of safetensors files share: a scratch folder per test, whole files, and warnings
  * collected in FOLDER/log instead of on the screen. */
-#ifndef SMELT_TESTS_CKPT_FIXTURE_H
-#define SMELT_TESTS_CKPT_FIXTURE_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,18 +31,15 @@ typedef struct Fixture {
 } Fixture;
 
 /* TMPDIR, or else memory where there is room, because syncs to a busy disk would take most of the time. */
-static inline const char *fixture_base(void)
-{
+static inline const char *fixture_base(void) {
     const double needed = 512e6;
     struct statvfs disk;
-    if (getenv("TMPDIR"))
-        return getenv("TMPDIR");
+    if (getenv("TMPDIR")) return getenv("TMPDIR");
     bool room = statvfs("/dev/shm", &disk) == 0 && (double)disk.f_bavail * (double)disk.f_frsize > needed;
     return room && access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
 }
 
-static inline int fixture_setup(void **state)
-{
+static inline int fixture_setup(void **state) {
     Fixture *fixture = memory_allocate(sizeof *fixture);
     snprintf(fixture->folder, sizeof fixture->folder, "%s/smelt-test-ckpt-XXXXXX", fixture_base());
     assert_non_null(mkdtemp(fixture->folder));
@@ -59,8 +55,7 @@ static inline int fixture_setup(void **state)
     return 0;
 }
 
-static inline int fixture_teardown(void **state)
-{
+static inline int fixture_teardown(void **state) {
     Fixture *fixture = *state;
     fflush(stderr);
     dup2(fixture->old_stderr, STDERR_FILENO);
@@ -73,8 +68,7 @@ static inline int fixture_teardown(void **state)
     return removed ? 0 : -1;
 }
 
-static inline char *file_read(const char *path, size_t *length)
-{
+static inline char *file_read(const char *path, size_t *length) {
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
@@ -86,8 +80,7 @@ static inline char *file_read(const char *path, size_t *length)
     return text;
 }
 
-static inline void file_write(const char *path, const void *data, size_t length)
-{
+static inline void file_write(const char *path, const void *data, size_t length) {
     unlink(path); /* ext4 flushes a file that was emptied and written again: slow */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
@@ -96,8 +89,7 @@ static inline void file_write(const char *path, const void *data, size_t length)
 }
 
 /* Whether a warning since the last call contains `fragment`. */
-static inline bool warned(Fixture *fixture, const char *fragment)
-{
+static inline bool warned(Fixture *fixture, const char *fragment) {
     char text[1 << 14];
     fflush(stderr);
     char *path = memory_format("%s/log", fixture->folder);
@@ -112,17 +104,14 @@ static inline bool warned(Fixture *fixture, const char *fragment)
     return strstr(text, fragment) != NULL;
 }
 
-static inline void assert_message(const Error *error, const char *fragment)
-{
+static inline void assert_message(const Error *error, const char *fragment) {
     assert_int_equal(error->code, ERROR_CHECKPOINT);
-    if (!strstr(error->message, fragment))
-        fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
+    if (!strstr(error->message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
 }
 
 /* Starts this program with --save-forever RUN, which writes every step that was saved to its output as an int64_t; waits for the first and kills it
  * `delay` later. Returns the last such step. */
-static inline int64_t fixture_kill_saver(const char *run, struct timespec delay)
-{
+static inline int64_t fixture_kill_saver(const char *run, struct timespec delay) {
     int ends[2], status;
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     pid_t victim = fork();
@@ -139,21 +128,16 @@ static inline int64_t fixture_kill_saver(const char *run, struct timespec delay)
     assert_int_equal(kill(victim, SIGKILL), 0);
     assert_int_equal(waitpid(victim, &status, 0), victim);
     assert_true(WIFSIGNALED(status));
-    while (read(ends[0], &step, sizeof step) == sizeof step)
-        acknowledged = step;
+    while (read(ends[0], &step, sizeof step) == sizeof step) acknowledged = step;
     close(ends[0]);
     return acknowledged;
 }
 
 /* The newest good checkpoint's step, -1 without one. */
-static inline int64_t latest_good(const char *run)
-{
+static inline int64_t latest_good(const char *run) {
     Error error = {0};
     bool failed;
     int64_t step = checkpoint_latest(run, &failed, &error);
-    if (failed)
-        fail_msg("%s", error.message);
+    if (failed) fail_msg("%s", error.message);
     return step;
 }
-
-#endif

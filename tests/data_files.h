@@ -1,7 +1,6 @@
 /* What the tests of the data module share: a temporary folder per test, whole files, shards, and one shard written out
  * by hand. Everything is static inline, so a test program uses what it needs. */
-#ifndef SMELT_TESTS_DATA_FILES_H
-#define SMELT_TESTS_DATA_FILES_H
+#pragma once
 
 #include <dirent.h>
 #include <ftw.h>
@@ -72,8 +71,7 @@ static inline int count_entries(void) {
     return count;
 }
 
-static inline void write_shard(const char *prefix, int token_bytes, const int32_t *tokens, const int64_t *lengths,
-                               int64_t documents) {
+static inline void write_shard(const char *prefix, int token_bytes, const int32_t *tokens, const int64_t *lengths, int64_t documents) {
     Error error = {0};
     ShardWriter *writer = shard_writer_open(prefix, token_bytes, &error);
     assert_non_null(writer);
@@ -93,18 +91,126 @@ static inline Shard open_shard(const char *prefix) {
 
 /* Written out from the format's definition: 3 sequences in 2 documents, the first document being sequences 0 and 1. */
 static const unsigned char hand_index[] = {
-    'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, /* magic */
-    1,   0,   0,   0,   0,   0,   0,   0, /* version */
+    'M',
+    'M',
+    'I',
+    'D',
+    'I',
+    'D',
+    'X',
+    0,
+    0, /* magic */
+    1,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0, /* version */
     4, /* int32 */
-    3,   0,   0,   0,   0,   0,   0,   0, /* sequences */
-    3,   0,   0,   0,   0,   0,   0,   0, /* document entries: documents + 1 */
-    2,   0,   0,   0,   1,   0,   0,   0, 3,  0, 0, 0, /* lengths */
-    0,   0,   0,   0,   0,   0,   0,   0, /* byte offsets */
-    8,   0,   0,   0,   0,   0,   0,   0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* document index */
-    2,   0,   0,   0,   0,   0,   0,   0, 3,  0, 0, 0, 0, 0, 0, 0,
+    3,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0, /* sequences */
+    3,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0, /* document entries: documents + 1 */
+    2,
+    0,
+    0,
+    0,
+    1,
+    0,
+    0,
+    0,
+    3,
+    0,
+    0,
+    0, /* lengths */
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0, /* byte offsets */
+    8,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    12,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0, /* document index */
+    2,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    3,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
 };
 static const unsigned char hand_tokens[] = {
-    5, 0, 0, 0, 6, 1, 0, 0, 7, 0, 2, 0, 8, 0, 0, 0, 9, 0, 0, 0, 10, 0, 0, 0,
+    5,
+    0,
+    0,
+    0,
+    6,
+    1,
+    0,
+    0,
+    7,
+    0,
+    2,
+    0,
+    8,
+    0,
+    0,
+    0,
+    9,
+    0,
+    0,
+    0,
+    10,
+    0,
+    0,
+    0,
 };
 
 static inline void write_hand_shard(void) {
@@ -113,5 +219,3 @@ static inline void write_hand_shard(void) {
 }
 
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, enter_folder, leave_folder)
-
-#endif

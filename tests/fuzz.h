@@ -6,8 +6,7 @@
  *   fuzz/NAME -max_total_time=600 NEW tests/corpus/NAME
  *
  * tests/test_corpus.c replays tests/corpus: what broke something once, and inputs that together reach every branch that fuzzing has found. */
-#ifndef SMELT_TESTS_FUZZ_H
-#define SMELT_TESTS_FUZZ_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@
 static inline void require(bool condition) {
     if (!condition) abort();
 }
-
-#endif

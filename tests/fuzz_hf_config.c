@@ -14,10 +14,10 @@ static void require_same_model(const ModelConfig *model, Precision precision) {
     json_t *written = hf_config(&export);
     require(hf_parse_config(written, &again, &other, &error));
     require(other == precision && again.family == model->family && again.layers == model->layers && again.width == model->width &&
-            again.heads == model->heads && again.kv_heads == model->kv_heads && again.head_dim == model->head_dim && again.ffn == model->ffn &&
-            again.vocabulary == model->vocabulary && again.context == model->context && again.window == model->window &&
-            again.experts == model->experts && again.rope_theta == model->rope_theta && again.rope_factor == model->rope_factor &&
-            again.norm_epsilon == model->norm_epsilon && again.tied == model->tied);
+            again.heads == model->heads && again.kv_heads == model->kv_heads && again.head_dim == model->head_dim &&
+            again.ffn == model->ffn && again.vocabulary == model->vocabulary && again.context == model->context &&
+            again.window == model->window && again.experts == model->experts && again.rope_theta == model->rope_theta &&
+            again.rope_factor == model->rope_factor && again.norm_epsilon == model->norm_epsilon && again.tied == model->tied);
     json_decref(written);
 }
 

@@ -6,7 +6,13 @@
 #include "base/options.h"
 #include "fuzz.h"
 
-typedef struct Settings { const char *run; int64_t width; double lr; int mode; bool verbose; } Settings;
+typedef struct Settings {
+    const char *run;
+    int64_t width;
+    double lr;
+    int mode;
+    bool verbose;
+} Settings;
 
 static const Option rows[] = {
     {"run", OPTION_STRING, offsetof(Settings, run), "", 0, 0, NULL, "", "a text"},
@@ -39,16 +45,12 @@ FUZZ(options) {
     OptionStrings strings = {0};
     Error error = {0};
     options_defaults(&table, &values, &strings);
-    if (options_parse_yaml(&table, &values, &strings, (const char *)data, size, "fuzz", &error))
-        require_same_settings(&values);
-    else
-        require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
+    if (options_parse_yaml(&table, &values, &strings, (const char *)data, size, "fuzz", &error)) require_same_settings(&values);
+    else require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
     char *assignment = strndup((const char *)data, size);
     error = (Error){0};
-    if (options_set(&table, &values, &strings, assignment, &error))
-        require_same_settings(&values);
-    else
-        require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
+    if (options_set(&table, &values, &strings, assignment, &error)) require_same_settings(&values);
+    else require(error.code == ERROR_USAGE && *error.message && !strchr(error.message, '\n'));
     free(assignment);
     options_free_strings(&strings);
 }

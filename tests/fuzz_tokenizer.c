@@ -7,7 +7,7 @@
 
 #include "base/memory.h"
 #include "fuzz.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 static bool gives_all_bytes(const Tokenizer *tokenizer) {
     for (int byte = 0; byte < BYTES; byte++)

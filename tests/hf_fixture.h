@@ -1,6 +1,5 @@
 /* What the tests of Hugging Face folders share: a model of random weights in memory, and a scratch folder for its exports. */
-#ifndef SMELT_TESTS_HF_FIXTURE_H
-#define SMELT_TESTS_HF_FIXTURE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +17,7 @@ enum { FIXTURE_SETTINGS = 14 };
 typedef const char *const FixtureSettings[FIXTURE_SETTINGS];
 
 static FixtureSettings llama = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
-                                "model.layers=2", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"};
+    "model.layers=2", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"};
 
 /* `out` is a folder in `folder` that exports go to; it is not made. */
 typedef struct Fixture {
@@ -30,25 +29,21 @@ typedef struct Fixture {
     char *out;
 } Fixture;
 
-static inline void fixture_start(Fixture *f, const char *const *settings, Precision precision)
-{
+static inline void fixture_start(Fixture *f, const char *const *settings, Precision precision) {
     *f = (Fixture){.folder = "/tmp/smelt-test-hf-XXXXXX"};
     assert_non_null(mkdtemp(f->folder));
     f->out = memory_format("%s/out", f->folder);
     int count = 0;
-    while (count < FIXTURE_SETTINGS && settings[count])
-        count++;
+    while (count < FIXTURE_SETTINGS && settings[count]) count++;
     Error error = {0};
-    if (!random_run_configure(&f->config, &f->strings, settings, count, &error))
-        fail_msg("%s", error.message);
+    if (!random_run_configure(&f->config, &f->strings, settings, count, &error)) fail_msg("%s", error.message);
     f->model = model_build(&f->config.model, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
     random_run_weights(f->model.graph, &f->config.model, master);
     f->export = (HfExport){.config = &f->config.model, .precision = precision, .master = master, .bytes = true};
 }
 
-static inline void fixture_stop(Fixture *f)
-{
+static inline void fixture_stop(Fixture *f) {
     Error error = {0};
     assert_true(files_remove_tree(f->folder, &error));
     free((void *)f->export.master);
@@ -56,5 +51,3 @@ static inline void fixture_stop(Fixture *f)
     options_free_strings(&f->strings);
     free(f->out);
 }
-
-#endif

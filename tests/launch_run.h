@@ -1,8 +1,7 @@
 /* What the tests of the supervisor share: a small stand-in for training. The test program starts itself as supervisors, as ranks and as the doctor of
  * the smoke test. The stand-in adds over all ranks in every step, keeps a checkpoint, and meets misfortunes that its arguments name. Everything is
  * static inline, so a test program uses what it needs. */
-#ifndef SMELT_TESTS_LAUNCH_RUN_H
-#define SMELT_TESTS_LAUNCH_RUN_H
+#pragma once
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -34,7 +33,10 @@ static inline bool first_time(const char *folder, const char *what) {
     return file >= 0;
 }
 
-typedef struct State { int64_t step; double sum; } State;
+typedef struct State {
+    int64_t step;
+    double sum;
+} State;
 
 static inline State load(const char *folder) {
     char path[512];
@@ -139,7 +141,8 @@ static inline int examine(void) {
     const char *folder = getenv("SMELT_TEST_FOLDER"), *node = getenv("NODE_RANK");
     snprintf(name, sizeof name, "sick.%s", node ? node : "0");
     bool sick = folder && is_there(folder, name);
-    printf("ok       cpu                    2 x processor\n%s", sick ? "error    smoke.product          GPU 3: 7 elements are wrong\n" : "");
+    printf(
+        "ok       cpu                    2 x processor\n%s", sick ? "error    smoke.product          GPU 3: 7 elements are wrong\n" : "");
     return sick;
 }
 
@@ -184,5 +187,3 @@ static inline void expect(const ProcessResult *result, int code, const char *tex
     if (result->code != code) fail_msg("exit code %d in place of %d: %s", result->code, code, result->errors);
     if (!strstr(result->errors, text)) fail_msg("no '%s' in: %s", text, result->errors);
 }
-
-#endif

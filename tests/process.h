@@ -1,7 +1,6 @@
 /* Running programs from tests. Output and errors of a child go to files in memory, so that nothing has to be read while it runs and a
  * child that is killed loses nothing. Everything is static inline, so a test program uses what it needs. */
-#ifndef SMELT_TESTS_PROCESS_H
-#define SMELT_TESTS_PROCESS_H
+#pragma once
 
 #include <setjmp.h>
 #include <signal.h>
@@ -136,5 +135,3 @@ static inline int process_free_port(void) {
     close(made);
     return socket_port(&address);
 }
-
-#endif

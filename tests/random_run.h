@@ -1,6 +1,5 @@
 /* Run folders of models with random weights, norms and biases too, for tests of what comes after training. */
-#ifndef SMELT_TESTS_RANDOM_RUN_H
-#define SMELT_TESTS_RANDOM_RUN_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,42 +9,35 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ckpt/ckpt.h"
-#include "config.h"
+#include "config/config.h"
 #include "model/model.h"
 #include "train/run.h"
 
 /* Defaults, then `count` settings. */
-static inline bool random_run_configure(Config *config, OptionStrings *strings, const char *const *settings, int count, Error *error)
-{
+static inline bool random_run_configure(Config *config, OptionStrings *strings, const char *const *settings, int count, Error *error) {
     options_defaults(&config_table, config, strings);
     bool good = true;
-    for (int i = 0; i < count && good; i++)
-        good = options_set(&config_table, config, strings, settings[i], error);
+    for (int i = 0; i < count && good; i++) good = options_set(&config_table, config, strings, settings[i], error);
     return good && config_check(config, error);
 }
 
 /* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other programs: they stay equal. */
-static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master)
-{
+static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master) {
     model_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool controller = p->kind == PARAMETER_CONTROLLER;
-        if (p->init_std > 0 || (controller && config->family == FAMILY_LLAMA))
-            continue;
+        if (p->init_std > 0 || (controller && config->family == FAMILY_LLAMA)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (controller ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
-            if (graph->precision == PRECISION_FP64)
-                ((double *)master)[p->offset + j] += noise;
-            else
-                ((float *)master)[p->offset + j] += (float)noise;
+            if (graph->precision == PRECISION_FP64) ((double *)master)[p->offset + j] += noise;
+            else ((float *)master)[p->offset + j] += (float)noise;
         }
     }
 }
 
 /* config.yaml and one checkpoint in config->run, which is made. */
-static inline bool random_run_write(const Config *config, Error *error)
-{
+static inline bool random_run_write(const Config *config, Error *error) {
     Model model = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Graph *graph = model.graph;
     size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
@@ -54,8 +46,11 @@ static inline bool random_run_write(const Config *config, Error *error)
     random_run_weights(graph, &config->model, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        intervals[i] = (Interval){.name = p->name, .type = unit == 8 ? STORED_F64 : STORED_F32, .rank = p->rank, .count = p->count,
-                                  .data = master + p->offset * unit};
+        intervals[i] = (Interval){.name = p->name,
+            .type = unit == 8 ? STORED_F64 : STORED_F32,
+            .rank = p->rank,
+            .count = p->count,
+            .data = master + p->offset * unit};
         memcpy(intervals[i].shape, p->shape, sizeof p->shape);
     }
     bool written = run_open(config, error) && checkpoint_save(config->run, 7, intervals, graph->parameter_count, NULL, 1, NULL, error);
@@ -64,5 +59,3 @@ static inline bool random_run_write(const Config *config, Error *error)
     model_free(&model);
     return written;
 }
-
-#endif

@@ -22,9 +22,7 @@
 
 /* The address sanitizer would abort where the system's malloc returns NULL, which is what is tested here. */
 const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-    return "allocator_may_return_null=1";
-}
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 /* -- Errors ----------------------------------------------------------------------------------------------------- */
 
@@ -73,8 +71,7 @@ static void a_message_is_not_cut_inside_a_character(void **state) {
     (void)state;
     Error error = {0};
     char large[5001] = "";
-    for (int i = 0; i < 2500; i++)
-        memcpy(large + 2 * i, "\xc3\xa9", 3);
+    for (int i = 0; i < 2500; i++) memcpy(large + 2 * i, "\xc3\xa9", 3);
     for (int shift = 0; shift < 2; shift++) {
         error_set(&error, ERROR_DATA, "%s%s", shift ? "x" : "", large);
         size_t length = strlen(error.message);
@@ -98,8 +95,7 @@ static void philox_matches_the_published_vectors(void **state) {
     (void)state;
     assert_bits(rng_bits(0, 0, 0), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
     assert_bits(rng_bits(UINT64_MAX, UINT64_MAX, UINT64_MAX), 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd);
-    assert_bits(rng_bits(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88), 0xd16cfe09, 0x94fdcceb,
-                0x5001e420, 0x24126ea1);
+    assert_bits(rng_bits(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88), 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1);
 }
 
 enum { MOMENT_SAMPLES = 400000 };
@@ -184,9 +180,8 @@ static void normal_numbers_fall_in_each_tail_as_often_as_they_should(void **stat
         beyond[0] += x < -2;
         beyond[1] += x > 2;
     }
-    double expected = MOMENT_SAMPLES * 0.022750; /* one-sided beyond two sigma */
-    for (int side = 0; side < 2; side++)
-        assert_true(fabs(beyond[side] - expected) < 5 * sqrt(expected)); /* 5 sigma of a count */
+    double expected = MOMENT_SAMPLES * 0.022750;                                                          /* one-sided beyond two sigma */
+    for (int side = 0; side < 2; side++) assert_true(fabs(beyond[side] - expected) < 5 * sqrt(expected)); /* 5 sigma of a count */
 }
 
 static void permute_is_a_bijection(uint64_t count, uint64_t seed, uint64_t stream) {
@@ -203,14 +198,11 @@ static void permute_is_a_bijection(uint64_t count, uint64_t seed, uint64_t strea
 static void permute_is_a_bijection_for_small_and_prime_and_near_power_of_two_counts(void **state) {
     (void)state;
     for (uint64_t count = 1; count <= 70; count++)
-        for (uint64_t seed = 0; seed < 4; seed++)
-            permute_is_a_bijection(count, seed, RNG_STREAM_SHUFFLE);
+        for (uint64_t seed = 0; seed < 4; seed++) permute_is_a_bijection(count, seed, RNG_STREAM_SHUFFLE);
     static const uint64_t primes[] = {97, 127, 251, 257, 1009, 4093, 7919, 65537};
-    for (size_t i = 0; i < sizeof primes / sizeof *primes; i++)
-        permute_is_a_bijection(primes[i], i, RNG_STREAM_SAMPLE);
+    for (size_t i = 0; i < sizeof primes / sizeof *primes; i++) permute_is_a_bijection(primes[i], i, RNG_STREAM_SAMPLE);
     for (int k = 7; k <= 16; k++)
-        for (int d = -1; d <= 1; d++)
-            permute_is_a_bijection((1ull << k) + (uint64_t)(int64_t)d, (uint64_t)k, UINT64_MAX);
+        for (int d = -1; d <= 1; d++) permute_is_a_bijection((1ull << k) + (uint64_t)(int64_t)d, (uint64_t)k, UINT64_MAX);
 }
 
 static void permute_stays_in_range_and_injective_for_huge_counts(void **state) {
@@ -221,8 +213,7 @@ static void permute_stays_in_range_and_injective_for_huge_counts(void **state) {
         for (uint64_t i = 0; i < 64; i++) {
             to[i] = rng_permute(3, RNG_STREAM_SHUFFLE, i % 2 ? counts[c] - 1 - i : i, counts[c]);
             assert_true(to[i] < counts[c]);
-            for (uint64_t j = 0; j < i; j++)
-                assert_true(to[i] != to[j]);
+            for (uint64_t j = 0; j < i; j++) assert_true(to[i] != to[j]);
         }
     }
 }
@@ -235,16 +226,13 @@ static void permute_sends_every_index_everywhere_equally_often(void **state) {
     for (uint64_t count = 2; count <= 9; count++) {
         int table[9][9] = {{0}};
         for (uint64_t seed = 0; seed < SEEDS; seed++)
-            for (uint64_t i = 0; i < count; i++)
-                table[i][rng_permute(seed, RNG_STREAM_SHUFFLE, i, count)]++;
+            for (uint64_t i = 0; i < count; i++) table[i][rng_permute(seed, RNG_STREAM_SHUFFLE, i, count)]++;
         double expected = (double)SEEDS / (double)count, statistic = 0;
         for (uint64_t i = 0; i < count; i++)
-            for (uint64_t j = 0; j < count; j++)
-                statistic += pow(table[i][j] - expected, 2) / expected;
+            for (uint64_t j = 0; j < count; j++) statistic += pow(table[i][j] - expected, 2) / expected;
         double freedom = (double)((count - 1) * (count - 1));
         statistic *= (double)(count - 1) / (double)count; /* corrects for the correlation of cells */
-        if (statistic > freedom + 6 * sqrt(2 * freedom))
-            fail_msg("count %d: statistic %f, freedom %f", (int)count, statistic, freedom);
+        if (statistic > freedom + 6 * sqrt(2 * freedom)) fail_msg("count %d: statistic %f, freedom %f", (int)count, statistic, freedom);
     }
 }
 
@@ -265,8 +253,7 @@ static void permute_differs_between_seeds_and_streams(void **state) {
 static void allocated_memory_is_zero_and_may_be_empty(void **state) {
     (void)state;
     unsigned char *block = memory_allocate(1000);
-    for (int i = 0; i < 1000; i++)
-        assert_int_equal(block[i], 0);
+    for (int i = 0; i < 1000; i++) assert_int_equal(block[i], 0);
     block[999] = 7;
     block = memory_resize(block, 100000);
     assert_int_equal(block[999], 7);
@@ -284,10 +271,8 @@ static void a_refused_allocation_ends_the_process_with_its_exit_code(void **stat
         if (child == 0) {
             assert_non_null(freopen("/dev/null", "w", stderr));
             volatile size_t absurd = SIZE_MAX / 2 + 1;
-            if (which)
-                memory_allocate(absurd);
-            else
-                free(memory_resize(NULL, absurd));
+            if (which) memory_allocate(absurd);
+            else free(memory_resize(NULL, absurd));
             _exit(0);
         }
         int status;
@@ -316,10 +301,8 @@ static void mapped_memory_is_zero_and_aligned(void **state) {
         unsigned char *block = memory_map(sizes[i], &error);
         assert_non_null(block);
         assert_int_equal((uintptr_t)block % 64, 0);
-        for (size_t j = 0; j < sizes[i]; j++)
-            assert_int_equal(block[j], 0);
-        if (sizes[i])
-            block[sizes[i] - 1] = 1;
+        for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(block[j], 0);
+        if (sizes[i]) block[sizes[i] - 1] = 1;
         memory_unmap(block, sizes[i]);
     }
     memory_unmap(NULL, 10);
@@ -363,8 +346,7 @@ static void run_shell(const char *format, const char *root) {
 static int machine_setup(void **state) {
     Machine *machine = memory_allocate(sizeof *machine);
     strcpy(machine->root, "/tmp/smelt-test-base-XXXXXX");
-    if (!mkdtemp(machine->root))
-        return -1;
+    if (!mkdtemp(machine->root)) return -1;
     *state = machine;
     return 0;
 }
@@ -506,8 +488,7 @@ static void a_line_that_is_too_long_ends_in_dots(void **state) {
 
 static void a_quick_task(void) {
     Progress progress = progress_start("packing", "tokens", 1000);
-    for (int i = 0; i <= 1000; i++)
-        progress_update(&progress, i);
+    for (int i = 0; i <= 1000; i++) progress_update(&progress, i);
     progress_finish(&progress);
 }
 
@@ -516,8 +497,7 @@ static void a_slow_task(void) {
     Progress progress = progress_start("packing", "tokens", 1000);
     progress.start -= 3;
     progress_update(&progress, 300);
-    for (int i = 0; i < 100; i++)
-        progress_update(&progress, 301 + i);
+    for (int i = 0; i < 100; i++) progress_update(&progress, 301 + i);
     progress.last -= 11;
     progress_update(&progress, 600);
     progress_update(&progress, 1000);
@@ -526,8 +506,7 @@ static void a_slow_task(void) {
 
 static int count_of(const char *text, const char *part) {
     int count = 0;
-    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part))
-        count++;
+    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) count++;
     return count;
 }
 
@@ -559,10 +538,11 @@ static void progress_on_a_terminal_rewrites_one_line(void **state) {
 
 static void durations_read_well_and_carry_when_rounded(void **state) {
     (void)state;
-    static const struct { double seconds; const char *text; } rows[] = {
-        {0, "0.0s"}, {12.34, "12.3s"}, {59.94, "59.9s"}, {59.96, "1m00s"}, {250, "4m10s"}, {3599.4, "59m59s"},
-        {3599.6, "1h00m"}, {7380, "2h03m"}, {86399, "1d00h"}, {273600, "3d04h"}, {-1, "unknown"}, {NAN, "unknown"},
-        {INFINITY, "unknown"}};
+    static const struct {
+        double seconds;
+        const char *text;
+    } rows[] = {{0, "0.0s"}, {12.34, "12.3s"}, {59.94, "59.9s"}, {59.96, "1m00s"}, {250, "4m10s"}, {3599.4, "59m59s"}, {3599.6, "1h00m"},
+        {7380, "2h03m"}, {86399, "1d00h"}, {273600, "3d04h"}, {-1, "unknown"}, {NAN, "unknown"}, {INFINITY, "unknown"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[32];
         log_format_duration(rows[i].seconds, text);
@@ -572,9 +552,11 @@ static void durations_read_well_and_carry_when_rounded(void **state) {
 
 static void byte_sizes_read_well_and_carry_when_rounded(void **state) {
     (void)state;
-    static const struct { double bytes; const char *text; } rows[] = {
-        {0, "0 B"}, {512, "512 B"}, {1023, "1023 B"}, {1024, "1.00 KiB"}, {1610612736, "1.50 GiB"},
-        {1048575, "1.00 MiB"}, {-2048, "-2.00 KiB"}, {0x1p60, "1.00 EiB"}, {NAN, "unknown"}};
+    static const struct {
+        double bytes;
+        const char *text;
+    } rows[] = {{0, "0 B"}, {512, "512 B"}, {1023, "1023 B"}, {1024, "1.00 KiB"}, {1610612736, "1.50 GiB"}, {1048575, "1.00 MiB"},
+        {-2048, "-2.00 KiB"}, {0x1p60, "1.00 EiB"}, {NAN, "unknown"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[32];
         log_format_bytes(rows[i].bytes, text);
@@ -584,9 +566,11 @@ static void byte_sizes_read_well_and_carry_when_rounded(void **state) {
 
 static void counts_read_well_and_carry_when_rounded(void **state) {
     (void)state;
-    static const struct { double count; const char *text; } rows[] = {
-        {0, "0"}, {7, "7"}, {3.25, "3.25"}, {999, "999"}, {999.7, "1.00k"}, {12300, "12.3k"}, {123456, "123k"},
-        {999600, "1.00M"}, {8.84e9, "8.84B"}, {15e12, "15.0T"}, {-12300, "-12.3k"}, {INFINITY, "unknown"}};
+    static const struct {
+        double count;
+        const char *text;
+    } rows[] = {{0, "0"}, {7, "7"}, {3.25, "3.25"}, {999, "999"}, {999.7, "1.00k"}, {12300, "12.3k"}, {123456, "123k"}, {999600, "1.00M"},
+        {8.84e9, "8.84B"}, {15e12, "15.0T"}, {-12300, "-12.3k"}, {INFINITY, "unknown"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[32];
         log_format_count(rows[i].count, text);

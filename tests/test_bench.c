@@ -92,8 +92,9 @@ static void write_text(const char *name, const char *text) {
 }
 
 #define QUICK " device=cpu seconds=0.01 repeats=3"
-static const char small_llama[] = "model: {family: llama, layers: 2, width: 32, heads: 2, kv_heads: 1, ffn: 64, vocabulary: 300}\ndata: {length: 16}\n"
-                                  "batch: {tokens: 64, sequences: 2}\n";
+static const char small_llama[] =
+    "model: {family: llama, layers: 2, width: 32, heads: 2, kv_heads: 1, ffn: 64, vocabulary: 300}\ndata: {length: 16}\n"
+    "batch: {tokens: 64, sequences: 2}\n";
 
 /* -- Lists --------------------------------------------------------------------------------------------------------- */
 
@@ -117,7 +118,8 @@ static void lists_have_numbers_and_ranges(void **state) {
 
 static void lists_refuse_what_is_no_number_in_range(void **state) {
     (void)state;
-    const char *const wrong[] = {"", ",", "8,", "0", "-4", "abc", "8..", "..8", "16..8", "1..8+0", "1..8+", "2097152", "1..1048576+1", "1.5"};
+    const char *const wrong[] = {
+        "", ",", "8,", "0", "-4", "abc", "8..", "..8", "16..8", "1..8+0", "1..8+", "2097152", "1..1048576+1", "1.5"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Error error = {0};
         int count;
@@ -130,7 +132,10 @@ static void lists_refuse_what_is_no_number_in_range(void **state) {
 
 /* -- Timing -------------------------------------------------------------------------------------------------------- */
 
-typedef struct Sleeps { int64_t calls, next; bool in_order; } Sleeps;
+typedef struct Sleeps {
+    int64_t calls, next;
+    bool in_order;
+} Sleeps;
 
 static void sleep_a_little(void *context, int64_t call) {
     Sleeps *sleeps = context;
@@ -182,13 +187,17 @@ static void an_arena_is_filled_with_normal_numbers_to_its_end(void **state) {
 
 static void numbers_of_fp8_are_those_of_both_forms(void **state) {
     (void)state;
-    static const struct { uint8_t code; float ocp, fnuz; } known[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-10f}, {0x07, 7 * 0x1p-9f, 7 * 0x1p-10f}, {0x08, 0x1p-6f, 0x1p-7f},
-                                                                     {0x38, 1, 0.5f}, {0x41, 2.25f, 1.125f}, {0xc1, -2.25f, -1.125f}, {0x7e, 448, 224}};
+    static const struct {
+        uint8_t code;
+        float ocp, fnuz;
+    } known[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-10f}, {0x07, 7 * 0x1p-9f, 7 * 0x1p-10f}, {0x08, 0x1p-6f, 0x1p-7f}, {0x38, 1, 0.5f},
+        {0x41, 2.25f, 1.125f}, {0xc1, -2.25f, -1.125f}, {0x7e, 448, 224}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         assert_true(fp8_widen(known[i].code, false) == known[i].ocp);
         assert_true(fp8_widen(known[i].code, true) == known[i].fnuz);
     }
-    assert_true(fp8_widen(0x7f, true) == 240 && isnan(fp8_widen(0x7f, false)) && isnan(fp8_widen(0xff, false)) && isnan(fp8_widen(0x80, true)));
+    assert_true(
+        fp8_widen(0x7f, true) == 240 && isnan(fp8_widen(0x7f, false)) && isnan(fp8_widen(0xff, false)) && isnan(fp8_widen(0x80, true)));
 }
 
 /* Every number is its own nearest one; halfway between two neighbours lies the one with an even code. */
@@ -342,8 +351,9 @@ static void optimizers_move_the_bytes_of_their_state(void **state) {
     json_t *json = read_json("optimizer.json"), *rows = json_object_get(json, "rows");
     const json_t *adamw = json_array_get(rows, 0), *muon = json_array_get(rows, 1);
     assert_string_equal(text_of(adamw, "optimizer"), "adamw");
-    assert_true(number_of(adamw, "bytes") == 30 * 8192); /* master, momentum, variance read and written, gradient read, bf16 weights written */
-    assert_true(number_of(muon, "bytes") == 22 * 8192);  /* no variance */
+    assert_true(
+        number_of(adamw, "bytes") == 30 * 8192); /* master, momentum, variance read and written, gradient read, bf16 weights written */
+    assert_true(number_of(muon, "bytes") == 22 * 8192); /* no variance */
     json_decref(json);
 }
 
@@ -368,9 +378,10 @@ static void storage_refuses_a_folder_that_is_not_there(void **state) {
 /* -- Collectives --------------------------------------------------------------------------------------------------- */
 
 static Process start_rank(int rank, int ranks, int port, const char *json) {
-    char *words[] = {"/usr/bin/env", memory_format("RANK=%d", rank), memory_format("WORLD_SIZE=%d", ranks), memory_format("LOCAL_RANK=%d", rank), "MASTER_ADDR=127.0.0.1",
-                     memory_format("MASTER_PORT=%d", port), process_smelt(), "bench", "collective", "device=cpu", "bytes=4,4Ki", "seconds=0.01", "repeats=3", "threads=1",
-                     memory_format("json=%s/%s", folder, json), NULL};
+    char *words[] = {"/usr/bin/env", memory_format("RANK=%d", rank), memory_format("WORLD_SIZE=%d", ranks),
+        memory_format("LOCAL_RANK=%d", rank), "MASTER_ADDR=127.0.0.1", memory_format("MASTER_PORT=%d", port), process_smelt(), "bench",
+        "collective", "device=cpu", "bytes=4,4Ki", "seconds=0.01", "repeats=3", "threads=1", memory_format("json=%s/%s", folder, json),
+        NULL};
     Process process = process_start(words);
     for (int i = 1; words[i]; i++)
         if (i <= 3 || i == 5 || i == 6 || !words[i + 1]) free(words[i]);
@@ -381,8 +392,11 @@ static Process start_rank(int rank, int ranks, int port, const char *json) {
 static void collectives_are_right_and_counted_as_nccl_tests_does(void **state) {
     (void)state;
     enum { RANKS = 3 };
-    static const struct { const char *name; double factor; } operations[] = {{"all_reduce", 2 * 2 / 3.0}, {"reduce_scatter", 2 / 3.0}, {"all_gather", 2 / 3.0},
-                                                                            {"broadcast", 1},           {"all_to_all", 2 / 3.0},     {"send_recv", 1}};
+    static const struct {
+        const char *name;
+        double factor;
+    } operations[] = {{"all_reduce", 2 * 2 / 3.0}, {"reduce_scatter", 2 / 3.0}, {"all_gather", 2 / 3.0}, {"broadcast", 1},
+        {"all_to_all", 2 / 3.0}, {"send_recv", 1}};
     Process ranks[RANKS];
     int port = 20000 + getpid() % 20000;
     for (int rank = 0; rank < RANKS; rank++) ranks[rank] = start_rank(rank, RANKS, port, "collective.json");
@@ -436,7 +450,9 @@ static void training_that_does_not_fit_is_refused_before_it_starts(void **state)
 static void a_suite_goes_on_after_a_model_that_fails(void **state) {
     (void)state;
     write_text("one.yaml", small_llama);
-    expect_code("suite configs=%s/none.yaml," "/dev/null lengths=16", ERROR_INTERNAL, "2 of 2 rows failed");
+    expect_code("suite configs=%s/none.yaml,"
+                "/dev/null lengths=16",
+        ERROR_INTERNAL, "2 of 2 rows failed");
     expect_code("suite configs=%s/one.yaml lengths=8,16 microbatch=1 accumulation=1 measured_steps=1 perf=%s/perf.csv device=cpu", 0, NULL);
     expect_code("suite configs=%s/none.yaml perf=%s/perf.csv device=cpu", ERROR_INTERNAL, "none.yaml");
     char *perf = read_text("perf.csv");
@@ -452,7 +468,8 @@ static void a_perf_file_with_other_columns_is_left_alone(void **state) {
     (void)state;
     write_text("two.yaml", small_llama);
     write_text("other.csv", "model,performance\n");
-    expect_code("suite configs=%s/two.yaml microbatch=1 accumulation=1 measured_steps=1 perf=%s/other.csv device=cpu", ERROR_USAGE, "other columns");
+    expect_code("suite configs=%s/two.yaml microbatch=1 accumulation=1 measured_steps=1 perf=%s/other.csv device=cpu", ERROR_USAGE,
+        "other columns");
     char *text = read_text("other.csv");
     assert_string_equal(text, "model,performance\n");
     free(text);

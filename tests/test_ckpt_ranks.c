@@ -12,13 +12,11 @@ enum { MOST_RANKS = 8, ELEMENTS = 1003, LARGE = 20 << 20 };
 
 /* -- Ranks --------------------------------------------------------------------------------------------------------- */
 
-static Interval whole_of(uint32_t *values, int64_t count)
-{
+static Interval whole_of(uint32_t *values, int64_t count) {
     return (Interval){.name = "v", .type = STORED_F32, .rank = 1, .shape = {count}, .count = count, .data = values};
 }
 
-static Interval part_of(const Interval *whole, int rank, int ranks)
-{
+static Interval part_of(const Interval *whole, int rank, int ranks) {
     Interval part = *whole;
     part.first = whole->count * rank / ranks;
     part.count = whole->count * (rank + 1) / ranks - part.first;
@@ -27,17 +25,22 @@ static Interval part_of(const Interval *whole, int rank, int ranks)
 }
 
 /* Saves an interval by `ranks` of which `absent` (or -1) never comes; returns what rank 0 says. */
-static bool save_by_ranks(const char *run, int64_t step, uint64_t attempt, const Interval *whole, int ranks, int absent, Error *error)
-{
+static bool save_by_ranks(const char *run, int64_t step, uint64_t attempt, const Interval *whole, int ranks, int absent, Error *error) {
     CheckpointJob *jobs[MOST_RANKS] = {0};
     Interval parts[MOST_RANKS];
     bool saved = false;
     for (int r = ranks - 1; r >= 0; r--) {
         parts[r] = part_of(whole, r, ranks);
-        CheckpointPlan plan = {.where = run, .step = step, .intervals = &parts[r], .count = 1, .keep = 2, .rank = r, .ranks = ranks,
-                               .attempt = attempt, .patience = absent < 0 ? 60 : 0.2};
-        if (r != absent)
-            jobs[r] = checkpoint_start(&plan);
+        CheckpointPlan plan = {.where = run,
+            .step = step,
+            .intervals = &parts[r],
+            .count = 1,
+            .keep = 2,
+            .rank = r,
+            .ranks = ranks,
+            .attempt = attempt,
+            .patience = absent < 0 ? 60 : 0.2};
+        if (r != absent) jobs[r] = checkpoint_start(&plan);
     }
     for (int r = 0; r < ranks; r++) {
         Error own = {0};
@@ -50,25 +53,21 @@ static bool save_by_ranks(const char *run, int64_t step, uint64_t attempt, const
     return saved;
 }
 
-static void load_by_ranks(const char *run, int64_t step, const uint32_t *expected, int64_t count, int ranks)
-{
+static void load_by_ranks(const char *run, int64_t step, const uint32_t *expected, int64_t count, int ranks) {
     uint32_t *loaded = memory_allocate((size_t)count * sizeof *loaded);
     Interval whole = whole_of(loaded, count);
     for (int r = 0; r < ranks; r++) {
         Interval part = part_of(&whole, r, ranks);
         Error error = {0};
-        if (!checkpoint_load(run, step, &part, 1, NULL, &error))
-            fail_msg("%d ranks: %s", ranks, error.message);
+        if (!checkpoint_load(run, step, &part, 1, NULL, &error)) fail_msg("%d ranks: %s", ranks, error.message);
     }
     assert_memory_equal(loaded, expected, (size_t)count * sizeof *loaded);
     free(loaded);
 }
 
-static uint32_t *values_new(int64_t count, uint32_t seed)
-{
+static uint32_t *values_new(int64_t count, uint32_t seed) {
     uint32_t *values = memory_allocate((size_t)count * sizeof *values);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = (uint32_t)i * 2654435761u + seed;
+    for (int64_t i = 0; i < count; i++) values[i] = (uint32_t)i * 2654435761u + seed;
     return values;
 }
 
@@ -77,31 +76,27 @@ static uint32_t *values_new(int64_t count, uint32_t seed)
 static const int rank_counts[] = {1, 2, 3, 4, 8};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
 
-static void any_number_of_ranks_loads_what_any_other_number_saved(void **state)
-{
+static void any_number_of_ranks_loads_what_any_other_number_saved(void **state) {
     Fixture *fixture = *state;
     for (int i = 0; i < RANK_COUNTS; i++) {
         uint32_t *values = values_new(ELEMENTS, (uint32_t)i);
         Interval whole = whole_of(values, ELEMENTS);
         Error error = {0};
-        if (!save_by_ranks(fixture->run, i, 7, &whole, rank_counts[i], -1, &error))
-            fail_msg("%s", error.message);
+        if (!save_by_ranks(fixture->run, i, 7, &whole, rank_counts[i], -1, &error)) fail_msg("%s", error.message);
         assert_int_equal(latest_good(fixture->run), i);
-        for (int j = 0; j < RANK_COUNTS; j++)
-            load_by_ranks(fixture->run, i, values, ELEMENTS, rank_counts[j]);
+        for (int j = 0; j < RANK_COUNTS; j++) load_by_ranks(fixture->run, i, values, ELEMENTS, rank_counts[j]);
         free(values);
     }
 }
 
-static void only_shards_and_the_manifest_stay(void **state)
-{
+static void only_shards_and_the_manifest_stay(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);
     Interval whole = whole_of(values, ELEMENTS);
     Error error = {0};
     assert_true(save_by_ranks(fixture->run, 1, 7, &whole, 3, -1, &error));
-    static const char *const expected[] = {"manifest.json", "shard-00000-of-00003.safetensors", "shard-00001-of-00003.safetensors",
-                                           "shard-00002-of-00003.safetensors"};
+    static const char *const expected[] = {
+        "manifest.json", "shard-00000-of-00003.safetensors", "shard-00001-of-00003.safetensors", "shard-00002-of-00003.safetensors"};
     for (int i = 0; i < 4; i++) {
         char *path = memory_format("%s/checkpoints/step-00000001/%s", fixture->run, expected[i]);
         assert_int_equal(unlink(path), 0);
@@ -113,8 +108,7 @@ static void only_shards_and_the_manifest_stay(void **state)
     free(values);
 }
 
-static void a_rank_that_never_writes_its_part_is_named_and_costs_only_the_new_checkpoint(void **state)
-{
+static void a_rank_that_never_writes_its_part_is_named_and_costs_only_the_new_checkpoint(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);
     Interval whole = whole_of(values, ELEMENTS);
@@ -128,8 +122,7 @@ static void a_rank_that_never_writes_its_part_is_named_and_costs_only_the_new_ch
     free(values);
 }
 
-static void the_reason_of_a_rank_that_fails_reaches_rank_0_at_once(void **state)
-{
+static void the_reason_of_a_rank_that_fails_reaches_rank_0_at_once(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);
     Interval whole = whole_of(values, ELEMENTS);
@@ -143,8 +136,7 @@ static void the_reason_of_a_rank_that_fails_reaches_rank_0_at_once(void **state)
     free(values);
 }
 
-static void parts_of_a_broken_attempt_are_not_mixed_into_the_next(void **state)
-{
+static void parts_of_a_broken_attempt_are_not_mixed_into_the_next(void **state) {
     Fixture *fixture = *state;
     uint32_t *old = values_new(ELEMENTS, 1), *new = values_new(ELEMENTS, 2);
     Interval stale = whole_of(old, ELEMENTS), whole = whole_of(new, ELEMENTS);
@@ -156,8 +148,7 @@ static void parts_of_a_broken_attempt_are_not_mixed_into_the_next(void **state)
     free(new);
 }
 
-static void a_missing_shard_is_noticed_and_the_older_checkpoint_chosen(void **state)
-{
+static void a_missing_shard_is_noticed_and_the_older_checkpoint_chosen(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);
     Interval whole = whole_of(values, ELEMENTS);
@@ -172,8 +163,7 @@ static void a_missing_shard_is_noticed_and_the_older_checkpoint_chosen(void **st
     free(values);
 }
 
-static void a_rank_reads_only_the_files_that_it_needs(void **state)
-{
+static void a_rank_reads_only_the_files_that_it_needs(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1), loaded[ELEMENTS];
     Interval whole = whole_of(values, ELEMENTS), target = whole_of(loaded, ELEMENTS);
@@ -191,21 +181,24 @@ static void a_rank_reads_only_the_files_that_it_needs(void **state)
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------- */
 
-static bool save_sharing(const char *run, int64_t step, const Interval *intervals, size_t count, bool share, int64_t *shared)
-{
-    CheckpointPlan plan = {.where = run, .step = step, .intervals = intervals, .count = count, .keep = 1, .ranks = 1, .attempt = (uint64_t)step,
-                           .share = share};
+static bool save_sharing(const char *run, int64_t step, const Interval *intervals, size_t count, bool share, int64_t *shared) {
+    CheckpointPlan plan = {.where = run,
+        .step = step,
+        .intervals = intervals,
+        .count = count,
+        .keep = 1,
+        .ranks = 1,
+        .attempt = (uint64_t)step,
+        .share = share};
     CheckpointStats stats = {0};
     Error error = {0};
     bool saved = checkpoint_write(&plan, &stats, &error);
-    if (!saved)
-        fail_msg("%s", error.message);
+    if (!saved) fail_msg("%s", error.message);
     *shared = stats.shared;
     return saved;
 }
 
-static void what_did_not_change_is_shared_and_survives_its_first_checkpoint(void **state)
-{
+static void what_did_not_change_is_shared_and_survives_its_first_checkpoint(void **state) {
     Fixture *fixture = *state;
     uint32_t *still = values_new(LARGE, 1), moving[3] = {0};
     Interval intervals[2] = {whole_of(still, LARGE), whole_of(moving, 3)};
@@ -236,23 +229,20 @@ static void what_did_not_change_is_shared_and_survives_its_first_checkpoint(void
     free(still);
 }
 
-static void a_file_of_which_little_is_left_is_not_shared(void **state)
-{
+static void a_file_of_which_little_is_left_is_not_shared(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(LARGE, 1);
     Interval whole = whole_of(values, LARGE);
     int64_t shared;
     save_sharing(fixture->run, 1, &whole, 1, true, &shared);
-    for (int64_t i = 0; i < LARGE * 3 / 4; i += 1000)
-        values[i]++;
+    for (int64_t i = 0; i < LARGE * 3 / 4; i += 1000) values[i]++;
     save_sharing(fixture->run, 2, &whole, 1, true, &shared);
     assert_int_equal(shared, 0);
     load_by_ranks(fixture->run, 2, values, LARGE, 1);
     free(values);
 }
 
-static void a_whole_checkpoint_shares_nothing(void **state)
-{
+static void a_whole_checkpoint_shares_nothing(void **state) {
     Fixture *fixture = *state;
     uint32_t *values = values_new(ELEMENTS, 1);
     Interval whole = whole_of(values, ELEMENTS);
@@ -270,25 +260,20 @@ static void a_whole_checkpoint_shares_nothing(void **state)
 
 enum { VICTIM_ELEMENTS = 1 << 16, VICTIM_RANKS = 3 };
 
-static int save_forever(const char *run)
-{
+static int save_forever(const char *run) {
     uint32_t *values = memory_allocate(VICTIM_ELEMENTS * sizeof *values);
     Interval whole = whole_of(values, VICTIM_ELEMENTS);
     Error error = {0};
     bool failed;
     for (int64_t step = checkpoint_latest(run, &failed, &error) + 1;; step++) {
-        for (int i = 0; i < VICTIM_ELEMENTS; i++)
-            values[i] = (uint32_t)step;
+        for (int i = 0; i < VICTIM_ELEMENTS; i++) values[i] = (uint32_t)step;
         uint64_t attempt = (uint64_t)getpid() << 20 | (uint64_t)step;
-        if (failed || !save_by_ranks(run, step, attempt, &whole, VICTIM_RANKS, -1, &error))
-            return 1;
-        if (write(STDOUT_FILENO, &step, sizeof step) != sizeof step)
-            return 2;
+        if (failed || !save_by_ranks(run, step, attempt, &whole, VICTIM_RANKS, -1, &error)) return 1;
+        if (write(STDOUT_FILENO, &step, sizeof step) != sizeof step) return 2;
     }
 }
 
-static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void **state)
-{
+static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void **state) {
     Fixture *fixture = *state;
     uint32_t *expected = memory_allocate(VICTIM_ELEMENTS * sizeof *expected);
     srand(3);
@@ -296,8 +281,7 @@ static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void *
         struct timespec delay = {.tv_nsec = rand() % 40000000};
         int64_t acknowledged = fixture_kill_saver(fixture->run, delay), latest = latest_good(fixture->run);
         assert_true(latest >= acknowledged);
-        for (int i = 0; i < VICTIM_ELEMENTS; i++)
-            expected[i] = (uint32_t)latest;
+        for (int i = 0; i < VICTIM_ELEMENTS; i++) expected[i] = (uint32_t)latest;
         load_by_ranks(fixture->run, latest, expected, VICTIM_ELEMENTS, 2);
     }
     free(expected);
@@ -305,10 +289,8 @@ static void kill_at_any_moment_keeps_every_acknowledged_step_of_all_ranks(void *
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
-int main(int argc, char **argv)
-{
-    if (argc == 3 && strcmp(argv[1], "--save-forever") == 0)
-        return save_forever(argv[2]);
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--save-forever") == 0) return save_forever(argv[2]);
     const struct CMUnitTest tests[] = {
         TEST(any_number_of_ranks_loads_what_any_other_number_saved),
         TEST(only_shards_and_the_manifest_stay),

@@ -10,7 +10,7 @@
 #include "base/bf16.h"
 #include "base/hash.h"
 #include "comm/comm.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 #include "comm/tcp.h"
 
 static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVICE=cuda or hip one GPU for each rank */
@@ -28,21 +28,21 @@ static double value_of(int rank, int64_t index) {
 
 static void put(CommType type, void *buffer, int64_t at, double value) {
     switch (type) {
-        case COMM_F32: ((float *)buffer)[at] = (float)value; break;
-        case COMM_F64: ((double *)buffer)[at] = value; break;
-        case COMM_BF16: ((uint16_t *)buffer)[at] = bf16_narrow((float)value); break;
-        case COMM_I64: ((int64_t *)buffer)[at] = (int64_t)(value * 1e12); break;
-        case COMM_U8: ((uint8_t *)buffer)[at] = (uint8_t)(int)(value * 100 + 151); break;
+    case COMM_F32: ((float *)buffer)[at] = (float)value; break;
+    case COMM_F64: ((double *)buffer)[at] = value; break;
+    case COMM_BF16: ((uint16_t *)buffer)[at] = bf16_narrow((float)value); break;
+    case COMM_I64: ((int64_t *)buffer)[at] = (int64_t)(value * 1e12); break;
+    case COMM_U8: ((uint8_t *)buffer)[at] = (uint8_t)(int)(value * 100 + 151); break;
     }
 }
 
 static double widened(CommType type, const void *buffer, int64_t at) {
     switch (type) {
-        case COMM_F32: return ((const float *)buffer)[at];
-        case COMM_F64: return ((const double *)buffer)[at];
-        case COMM_BF16: return bf16_widen(((const uint16_t *)buffer)[at]);
-        case COMM_I64: return (double)((const int64_t *)buffer)[at];
-        case COMM_U8: return ((const uint8_t *)buffer)[at];
+    case COMM_F32: return ((const float *)buffer)[at];
+    case COMM_F64: return ((const double *)buffer)[at];
+    case COMM_BF16: return bf16_widen(((const uint16_t *)buffer)[at]);
+    case COMM_I64: return (double)((const int64_t *)buffer)[at];
+    case COMM_U8: return ((const uint8_t *)buffer)[at];
     }
     return 0;
 }
@@ -188,7 +188,8 @@ static void check_all_to_all(Comm *comm, CommType type) {
         int64_t start = 0;
         for (int j = 0; j < rank; j++) start += (i + 1) * (j + 2);
         char *theirs = brought(type, i, start + in[i + 1] - in[i]);
-        require(!memcmp(receive + in[i] * width, theirs + start * width, (size_t)((in[i + 1] - in[i]) * width)), "all_to_all", type, in[size]);
+        require(
+            !memcmp(receive + in[i] * width, theirs + start * width, (size_t)((in[i + 1] - in[i]) * width)), "all_to_all", type, in[size]);
         free(theirs);
     }
     free(send);
@@ -227,8 +228,7 @@ static void check_all(Comm *comm) {
     Error error = {0};
     for (CommType type = COMM_F32; type <= COMM_U8; type++) {
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-            for (CommReduce reduce = COMM_SUM; reduce <= COMM_MIN; reduce++)
-                check_reductions(comm, type, reduce, counts[i], i % 2);
+            for (CommReduce reduce = COMM_SUM; reduce <= COMM_MIN; reduce++) check_reductions(comm, type, reduce, counts[i], i % 2);
             check_all_gather(comm, type, counts[i], false);
             check_all_gather(comm, type, counts[i], true);
             check_broadcast(comm, type, counts[i]);
@@ -245,8 +245,8 @@ static void check_all(Comm *comm) {
 static void rank_collectives(Comm *comm) {
     Error error = {0};
     check_all(comm);
-    Comm *odd = comm_split(comm, comm_rank(comm) % 2, "parity", &error), *some = odd ? comm_split(comm, comm_rank(comm) ? 0 : -1, "but one",
-                                                                                                  &error) : NULL;
+    Comm *odd = comm_split(comm, comm_rank(comm) % 2, "parity", &error),
+         *some = odd ? comm_split(comm, comm_rank(comm) ? 0 : -1, "but one", &error) : NULL;
     if (!some) give_up(&error);
     int64_t sum = comm_rank(comm), wanted = 0;
     for (int i = comm_rank(comm) % 2; i < comm_size(comm); i += 2) wanted += i;
@@ -264,8 +264,8 @@ static void rank_long(Comm *comm) {
     float *values = memory_allocate(LONGER_THAN_SCRATCH * sizeof *values);
     for (int64_t i = 0; i < LONGER_THAN_SCRATCH; i++) values[i] = (float)(i % 1000 * (comm_rank(comm) + 1));
     comm_wait(comm, comm_all_reduce(comm, "long", values, LONGER_THAN_SCRATCH, COMM_F32, COMM_SUM));
-    for (int64_t i = 0; i < LONGER_THAN_SCRATCH; i++) require(values[i] == (float)(i % 1000 * comm_size(comm) * (comm_size(comm) + 1) / 2),
-                                                              "a long all_reduce", COMM_F32, i);
+    for (int64_t i = 0; i < LONGER_THAN_SCRATCH; i++)
+        require(values[i] == (float)(i % 1000 * comm_size(comm) * (comm_size(comm) + 1) / 2), "a long all_reduce", COMM_F32, i);
     free(values);
 }
 
@@ -282,8 +282,9 @@ static void rank_overlap(Comm *comm) {
         for (int j = 0; j < COUNT; j++) require(values[i][j] == (float)((i + j) * comm_size(comm)), "a queued all_reduce", COMM_F32, i);
     CommRecord records[COMM_RECORDS];
     require(comm_recent(comm, records, COMM_RECORDS) == COMM_RECORDS && !strcmp(records[0].name, "queued") &&
-            records[0].sequence == records[1].sequence + 1 &&
-                records[0].state == COMM_DONE && records[0].bytes == COUNT * 4 && records[0].finished >= records[0].started, "the record", COMM_F32, 0);
+                records[0].sequence == records[1].sequence + 1 && records[0].state == COMM_DONE && records[0].bytes == COUNT * 4 &&
+                records[0].finished >= records[0].started,
+        "the record", COMM_F32, 0);
     CommTotals totals = comm_totals(comm);
     require(totals.collectives >= TASKS && totals.bytes > 0 && totals.waited > 0, "the totals", COMM_F32, totals.collectives);
 }
@@ -291,9 +292,8 @@ static void rank_overlap(Comm *comm) {
 static void rank_place(Comm *comm) {
     char text[128];
     comm_describe(comm, text, sizeof text);
-    printf("rank %d of %d, local %d of %d, node %d of %d: %s\n", comm_rank(comm), comm_size(comm), comm_local_rank(comm), comm_local_size(comm),
-           comm_node(comm),
-           comm_nodes(comm), text);
+    printf("rank %d of %d, local %d of %d, node %d of %d: %s\n", comm_rank(comm), comm_size(comm), comm_local_rank(comm),
+        comm_local_size(comm), comm_node(comm), comm_nodes(comm), text);
 }
 
 static void finish_with(Comm *comm) {
@@ -373,11 +373,15 @@ static void rank_is_killed_on_gpu(Comm *comm) {
     finish_with(comm);
 }
 
-typedef struct Role { const char *name; void (*run)(Comm *comm); double timeout; } Role;
-static const Role roles[] = {{"collectives", rank_collectives, 0}, {"long", rank_long, 0}, {"overlap", rank_overlap, 0}, {"place", rank_place, 0},
-                             {"disagrees", rank_disagrees, 0}, {"ahead", rank_is_one_ahead, 0}, {"killed", rank_is_killed, 0},
-                             {"killed between", rank_is_killed_between, 0}, {"late", rank_is_late, 1}, {"aborts", rank_aborts, 0},
-                             {"killed on gpu", rank_is_killed_on_gpu, 0}};
+typedef struct Role {
+    const char *name;
+    void (*run)(Comm *comm);
+    double timeout;
+} Role;
+static const Role roles[] = {{"collectives", rank_collectives, 0}, {"long", rank_long, 0}, {"overlap", rank_overlap, 0},
+    {"place", rank_place, 0}, {"disagrees", rank_disagrees, 0}, {"ahead", rank_is_one_ahead, 0}, {"killed", rank_is_killed, 0},
+    {"killed between", rank_is_killed_between, 0}, {"late", rank_is_late, 1}, {"aborts", rank_aborts, 0},
+    {"killed on gpu", rank_is_killed_on_gpu, 0}};
 
 static DeviceKind device_kind(void) {
     const char *name = getenv("SMELT_TEST_DEVICE");
@@ -409,7 +413,8 @@ static int free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof address;
     int made = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(made >= 0 && bind(made, (struct sockaddr *)&address, size) == 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
+    assert_true(
+        made >= 0 && bind(made, (struct sockaddr *)&address, size) == 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
     close(made);
     return ntohs(address.sin_port);
 }
@@ -420,7 +425,11 @@ static void set_number(const char *name, int number) {
     setenv(name, text, 1);
 }
 
-typedef struct Ranks { Process processes[MOST_RANKS]; ProcessResult results[MOST_RANKS]; int size; } Ranks;
+typedef struct Ranks {
+    Process processes[MOST_RANKS];
+    ProcessResult results[MOST_RANKS];
+    int size;
+} Ranks;
 
 static void start_ranks(Ranks *ranks, int size, const char *role) {
     char *arguments[] = {"/proc/self/exe", "rank", (char *)role, NULL};
@@ -449,7 +458,8 @@ static void run_over_tcp(int size, const char *role) {
     start_ranks(&ranks, size, role);
     finish_ranks(&ranks);
     for (int i = 0; i < size; i++)
-        if (ranks.results[i].code != 0) fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
+        if (ranks.results[i].code != 0)
+            fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
     free_ranks(&ranks);
 }
 
@@ -460,8 +470,8 @@ static double expect_failure(int size, int survivors, const char *role, const ch
     start_ranks(&ranks, size, role);
     finish_ranks(&ranks);
     for (int i = 0; i < survivors; i++)
-        if (ranks.results[i].code != ERROR_COMMUNICATION) fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code,
-                                                                   ranks.results[i].errors);
+        if (ranks.results[i].code != ERROR_COMMUNICATION)
+            fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
     if (!strstr(ranks.results[0].errors, text)) fail_msg("no '%s' in: %s", text, ranks.results[0].errors);
     free_ranks(&ranks);
     return log_seconds() - start;
@@ -471,7 +481,8 @@ static ProcessResult run_mpi(int size, const char *role) {
     char number[16], program[4096] = "";
     snprintf(number, sizeof number, "%d", size);
     assert_true(readlink("/proc/self/exe", program, sizeof program - 1) > 0);
-    char *arguments[] = {"/usr/bin/env", "mpirun", "-n", number, "--oversubscribe", "--allow-run-as-root", program, "rank", (char *)role, NULL};
+    char *arguments[] = {
+        "/usr/bin/env", "mpirun", "-n", number, "--oversubscribe", "--allow-run-as-root", program, "rank", (char *)role, NULL};
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* Open MPI's own */
     Process process = process_start(arguments);
     unsetenv("ASAN_OPTIONS");
@@ -572,8 +583,8 @@ static void a_rank_that_does_not_appear_is_named(void **state) {
 /* -- The environment ------------------------------------------------------------------------------------------------ */
 
 static const char *const variables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
-                                        "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_SIZE",
-                                        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"};
+    "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST",
+    "SLURM_JOB_ID", "SLURM_STEP_ID"};
 
 static int clear_environment(void **state) {
     (void)state;
@@ -694,7 +705,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_rank_that_does_not_appear_is_named),
         cmocka_unit_test(an_abort_ends_waiting_and_tells_the_reason),
         cmocka_unit_test_setup_teardown(a_process_finds_its_place_in_the_environment, clear_environment, clear_environment),
-        cmocka_unit_test_setup_teardown(slurms_steps_are_understood_and_its_batch_scripts_are_one_process, clear_environment, clear_environment),
+        cmocka_unit_test_setup_teardown(
+            slurms_steps_are_understood_and_its_batch_scripts_are_one_process, clear_environment, clear_environment),
         cmocka_unit_test_setup_teardown(an_environment_that_contradicts_itself_is_refused, clear_environment, clear_environment),
         cmocka_unit_test(rccls_settings_follow_the_hardware_and_the_user_wins),
     };

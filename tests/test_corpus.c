@@ -13,8 +13,7 @@
 #include "fuzz_tokenizer.c"
 
 /* A block of just the file's size, so that AddressSanitizer sees a read behind it. */
-static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const char *path)
-{
+static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const char *path) {
     Error error = {0};
     int64_t length;
     char *content = files_read_whole(path, 1 << 20, &length, &error);
@@ -27,15 +26,13 @@ static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const ch
 }
 
 /* Ends the program by the entry's abort, after the name of the file. */
-static void replay(const char *name, void (*fuzz)(const uint8_t *data, size_t size))
-{
+static void replay(const char *name, void (*fuzz)(const uint8_t *data, size_t size)) {
     char *folder = memory_format("tests/corpus/%s", name);
     DIR *entries = opendir(folder);
     assert_non_null(entries);
     int count = 0;
     for (const struct dirent *entry; (entry = readdir(entries));) {
-        if (entry->d_name[0] == '.')
-            continue;
+        if (entry->d_name[0] == '.') continue;
         char *path = memory_format("%s/%s", folder, entry->d_name);
         print_message("%s\n", path);
         replay_file(fuzz, path);
@@ -47,32 +44,27 @@ static void replay(const char *name, void (*fuzz)(const uint8_t *data, size_t si
     assert_true(count > 0);
 }
 
-static void the_corpus_of_model_configurations_holds(void **state)
-{
+static void the_corpus_of_model_configurations_holds(void **state) {
     (void)state;
     replay("hf_config", fuzz_hf_config);
 }
 
-static void the_corpus_of_yaml_holds(void **state)
-{
+static void the_corpus_of_yaml_holds(void **state) {
     (void)state;
     replay("options", fuzz_options);
 }
 
-static void the_corpus_of_safetensors_holds(void **state)
-{
+static void the_corpus_of_safetensors_holds(void **state) {
     (void)state;
     replay("safetensors", fuzz_safetensors);
 }
 
-static void the_corpus_of_tokenizers_holds(void **state)
-{
+static void the_corpus_of_tokenizers_holds(void **state) {
     (void)state;
     replay("tokenizer", fuzz_tokenizer);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_corpus_of_model_configurations_holds),
         cmocka_unit_test(the_corpus_of_yaml_holds),

@@ -61,12 +61,96 @@ static void a_shard_written_by_hand_as_megatron_defines_it_is_read(void **state)
 static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **state) {
     (void)state;
     static const unsigned char expected[] = {
-        'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8,
-        2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
-        2, 0, 0, 0, 1, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0,
-        'S', 'M', 'E', 'L', 'T', 'S', 'U', 'M',
+        'M',
+        'M',
+        'I',
+        'D',
+        'I',
+        'D',
+        'X',
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        8,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        3,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        'S',
+        'M',
+        'E',
+        'L',
+        'T',
+        'S',
+        'U',
+        'M',
     };
     write_shard("s", 2, (const int32_t[]){1, 256, 3}, (const int64_t[]){2, 1}, 2);
     size_t size;
@@ -81,30 +165,64 @@ static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **stat
 }
 
 /* One field of the hand-written index takes a wrong value. */
-typedef struct Mutation { size_t offset; int bytes; int64_t value; const char *message; } Mutation;
+typedef struct Mutation {
+    size_t offset;
+    int bytes;
+    int64_t value;
+    const char *message;
+} Mutation;
 
 static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
     (void)state;
     static const Mutation mutations[] = {
-        {0, 1, 'X', "not a Megatron index"}, {7, 1, 1, "not a Megatron index"}, {8, 1, 1, "not a Megatron index"},
-        {9, 8, 0, "version 0"}, {9, 8, 2, "version 2"}, {9, 8, (int64_t)1 << 56, "version"},
-        {17, 1, 0, "type 0"}, {17, 1, 9, "type 9"}, {17, 1, 255, "type 255"},
-        {17, 1, 1, "ends at byte"}, {17, 1, 2, "(i8)"}, {17, 1, 3, "(i16)"}, {17, 1, 5, "(i64)"}, {17, 1, 6, "(f64)"},
-        {17, 1, 7, "(f32)"}, {17, 1, 8, "ends at byte"},
-        {18, 8, 0, "claims 0 sequences"}, {18, 8, 2, "after its"}, {18, 8, 4, "claims 3 document entries"},
-        {18, 8, 6, "claims 6 sequences"}, {18, 8, 15, "claims 15 sequences"},
-        {18, 8, -1, "claims 18446744073709551615 sequences"}, {18, 8, INT64_MAX, "sequences"},
-        {26, 8, 0, "claims 0 document entries"}, {26, 8, 1, "claims 1 document entries"}, {26, 8, 2, "after its"},
-        {26, 8, 4, "claims 4 document entries"}, {26, 8, -1, "document entries"},
+        {0, 1, 'X', "not a Megatron index"},
+        {7, 1, 1, "not a Megatron index"},
+        {8, 1, 1, "not a Megatron index"},
+        {9, 8, 0, "version 0"},
+        {9, 8, 2, "version 2"},
+        {9, 8, (int64_t)1 << 56, "version"},
+        {17, 1, 0, "type 0"},
+        {17, 1, 9, "type 9"},
+        {17, 1, 255, "type 255"},
+        {17, 1, 1, "ends at byte"},
+        {17, 1, 2, "(i8)"},
+        {17, 1, 3, "(i16)"},
+        {17, 1, 5, "(i64)"},
+        {17, 1, 6, "(f64)"},
+        {17, 1, 7, "(f32)"},
+        {17, 1, 8, "ends at byte"},
+        {18, 8, 0, "claims 0 sequences"},
+        {18, 8, 2, "after its"},
+        {18, 8, 4, "claims 3 document entries"},
+        {18, 8, 6, "claims 6 sequences"},
+        {18, 8, 15, "claims 15 sequences"},
+        {18, 8, -1, "claims 18446744073709551615 sequences"},
+        {18, 8, INT64_MAX, "sequences"},
+        {26, 8, 0, "claims 0 document entries"},
+        {26, 8, 1, "claims 1 document entries"},
+        {26, 8, 2, "after its"},
+        {26, 8, 4, "claims 4 document entries"},
+        {26, 8, -1, "document entries"},
         {26, 8, (int64_t)1 << 61, "document entries"},
-        {34, 4, 1, "ends at byte 4"}, {34, 4, 3, "ends at byte 12"}, {34, 4, -1, "length of -1"},
-        {34, 4, INT32_MAX, "length of 2147483647"}, {42, 4, 2, "has 24 bytes but its index describes 20"},
-        {42, 4, 4, "length of 4"}, {42, 4, INT32_MIN, "length of -2147483648"},
-        {46, 8, 4, "sequence 0 at byte 4"}, {46, 8, -8, "sequence 0 at byte -8"}, {54, 8, 0, "sequence 1 at byte 0"},
+        {34, 4, 1, "ends at byte 4"},
+        {34, 4, 3, "ends at byte 12"},
+        {34, 4, -1, "length of -1"},
+        {34, 4, INT32_MAX, "length of 2147483647"},
+        {42, 4, 2, "has 24 bytes but its index describes 20"},
+        {42, 4, 4, "length of 4"},
+        {42, 4, INT32_MIN, "length of -2147483648"},
+        {46, 8, 4, "sequence 0 at byte 4"},
+        {46, 8, -8, "sequence 0 at byte -8"},
+        {54, 8, 0, "sequence 1 at byte 0"},
         {62, 8, INT64_MAX, "sequence 2 at byte"},
-        {70, 8, 1, "first document"}, {70, 8, -1, "first document"}, {78, 8, 4, "document 0"},
-        {78, 8, -1, "document 0"}, {78, 8, INT64_MIN, "document 0"}, {86, 8, 1, "document 1"},
-        {86, 8, 2, "last document"}, {86, 8, 4, "document 1"},
+        {70, 8, 1, "first document"},
+        {70, 8, -1, "first document"},
+        {78, 8, 4, "document 0"},
+        {78, 8, -1, "document 0"},
+        {78, 8, INT64_MIN, "document 0"},
+        {86, 8, 1, "document 1"},
+        {86, 8, 2, "last document"},
+        {86, 8, 4, "document 1"},
     };
     write_hand_shard();
     for (size_t i = 0; i < sizeof mutations / sizeof *mutations; i++) {
@@ -201,8 +319,8 @@ static void assert_consistent(const Shard *shard) {
 
 /* Values that break careless arithmetic. */
 static uint64_t hostile_value(uint32_t random) {
-    static const uint64_t values[] = {0, 1, 2, 3, 4, 8, 255, 1u << 31, UINT32_MAX, (uint64_t)1 << 61, (uint64_t)1 << 62,
-                                      (uint64_t)1 << 63, INT64_MAX, UINT64_MAX, UINT64_MAX / 12, UINT64_MAX - 33};
+    static const uint64_t values[] = {0, 1, 2, 3, 4, 8, 255, 1u << 31, UINT32_MAX, (uint64_t)1 << 61, (uint64_t)1 << 62, (uint64_t)1 << 63,
+        INT64_MAX, UINT64_MAX, UINT64_MAX / 12, UINT64_MAX - 33};
     return values[random % (sizeof values / sizeof *values)];
 }
 
@@ -274,8 +392,10 @@ static void mapping_reads_the_index_alone(void **state) {
 
 static void a_token_that_does_not_fit_its_width_is_refused_with_its_value(void **state) {
     (void)state;
-    static const struct { int width; int32_t token; } cases[] = {{1, 256}, {2, 65536}, {1, -1},
-                                                                 {2, -1},  {4, -1},    {4, INT32_MIN}};
+    static const struct {
+        int width;
+        int32_t token;
+    } cases[] = {{1, 256}, {2, 65536}, {1, -1}, {2, -1}, {4, -1}, {4, INT32_MIN}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error error = {0};
         ShardWriter *writer = shard_writer_open("s", cases[i].width, &error);

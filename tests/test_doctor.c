@@ -17,7 +17,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "process.h"
-#include "tune/doctor.h"
+#include "advise/doctor.h"
 
 static const DoctorWish nothing_more = {.folder = ""};
 
@@ -62,17 +62,10 @@ static void put_amd_node(const char *root) {
     for (int i = 0; i < 2; i++) {
         const struct {
             const char *file, *text;
-        } files[] = {{"vendor", "0x1002\n"},
-                     {"class", "0x120000\n"},
-                     {"numa_node", i ? "1\n" : "0\n"},
-                     {"current_link_width", "16\n"},
-                     {"max_link_width", "16\n"},
-                     {"current_link_speed", "32.0 GT/s PCIe\n"},
-                     {"max_link_speed", "32.0 GT/s PCIe\n"},
-                     {"ras/umc_err_count", "ue: 0\nce: 3\n"},
-                     {"power_dpm_force_performance_level", "auto\n"},
-                     {"hwmon/hwmon4/power1_cap", "750000000\n"},
-                     {"hwmon/hwmon4/power1_cap_default", "750000000\n"}};
+        } files[] = {{"vendor", "0x1002\n"}, {"class", "0x120000\n"}, {"numa_node", i ? "1\n" : "0\n"}, {"current_link_width", "16\n"},
+            {"max_link_width", "16\n"}, {"current_link_speed", "32.0 GT/s PCIe\n"}, {"max_link_speed", "32.0 GT/s PCIe\n"},
+            {"ras/umc_err_count", "ue: 0\nce: 3\n"}, {"power_dpm_force_performance_level", "auto\n"},
+            {"hwmon/hwmon4/power1_cap", "750000000\n"}, {"hwmon/hwmon4/power1_cap_default", "750000000\n"}};
         for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
             snprintf(path, sizeof path, "/sys/devices/pci%d/%s/%s", i, cards[i], files[k].file);
             put(root, path, files[k].text);
@@ -137,8 +130,8 @@ static void a_good_amd_node_is_found_with_everything_on_it(void **state) {
     put_amd_node(*state);
     examine(&doctor, *state);
     assert_int_equal(doctor.of_vendor[GPU_AMD], 2);
-    const char *well[] = {"numa.balancing", "gpu.driver", "gpu.access", "gpu.iommu", "gpu.pci",     "gpu.numa",
-                          "gpu.ecc",        "gpu.clock",  "gpu.power",  "gpu.xgmi",  "network.card"};
+    const char *well[] = {"numa.balancing", "gpu.driver", "gpu.access", "gpu.iommu", "gpu.pci", "gpu.numa", "gpu.ecc", "gpu.clock",
+        "gpu.power", "gpu.xgmi", "network.card"};
     for (size_t i = 0; i < sizeof well / sizeof *well; i++) {
         assert_non_null(find(&doctor, well[i], HEALTH_OK));
         assert_null(find(&doctor, well[i], HEALTH_WARNING));
@@ -163,7 +156,8 @@ static void numa_balancing_is_told_with_the_command_that_ends_it(void **state) {
 }
 
 static void huge_pages_that_are_off_are_told(void **state) {
-    assert_told(*state, "/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "memory.huge_pages", HEALTH_WARNING, "madvise");
+    assert_told(
+        *state, "/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "memory.huge_pages", HEALTH_WARNING, "madvise");
 }
 
 static void uncorrected_memory_errors_are_an_error(void **state) {

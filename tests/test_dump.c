@@ -25,18 +25,15 @@ typedef struct Fixture {
     OptionStrings strings;
 } Fixture;
 
-static void set(Fixture *f, const char *key, const char *value)
-{
+static void set(Fixture *f, const char *key, const char *value) {
     Error error = {0};
     char *assignment = memory_format("%s=%s", key, value);
-    if (!options_set(&config_table, &f->config, &f->strings, assignment, &error))
-        fail_msg("%s", error.message);
+    if (!options_set(&config_table, &f->config, &f->strings, assignment, &error)) fail_msg("%s", error.message);
     free(assignment);
 }
 
 /* A run of one step of two microbatches from the weights of a folder of tests/golden, on tokens below its vocabulary of 64. */
-static void start(Fixture *f, const char *model)
-{
+static void start(Fixture *f, const char *model) {
     *f = (Fixture){.folder = "/tmp/smelt-test-dump-XXXXXX"};
     Error error = {0};
     int32_t tokens[TOKENS];
@@ -44,23 +41,18 @@ static void start(Fixture *f, const char *model)
     f->shard = memory_format("%s/tokens", f->folder);
     f->run = memory_format("%s/run", f->folder);
     f->dump = memory_format("%s/dump", f->folder);
-    for (int i = 0; i < TOKENS; i++)
-        tokens[i] = (i * i * 7 + i * 3) % 61;
+    for (int i = 0; i < TOKENS; i++) tokens[i] = (i * i * 7 + i * 3) % 61;
     ShardWriter *writer = shard_writer_open(f->shard, 2, &error);
     assert_true(writer && shard_writer_document(writer, tokens, TOKENS, &error) && shard_writer_finish(writer, &error));
     assert_true(source_read_config(model, &f->config, &f->strings, &error));
     const char *const settings[][2] = {{"run", f->run}, {"init", model}, {"dump", f->dump}, {"steps", "1"}, {"data.train", f->shard},
-                                       {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"},
-                                       {"tensorboard", "false"}};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        set(f, settings[i][0], settings[i][1]);
+        {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"}, {"tensorboard", "false"}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
-    if (!train(&f->config, device_cpu(), comm_alone(), &error))
-        fail_msg("%s", error.message);
+    if (!train(&f->config, device_cpu(), comm_alone(), &error)) fail_msg("%s", error.message);
 }
 
-static void stop(Fixture *f)
-{
+static void stop(Fixture *f) {
     Error error = {0};
     assert_true(files_remove_tree(f->folder, &error));
     options_free_strings(&f->strings);
@@ -69,33 +61,28 @@ static void stop(Fixture *f)
     free(f->shard);
 }
 
-static Safetensors open_file(const char *folder, const char *name)
-{
+static Safetensors open_file(const char *folder, const char *name) {
     Safetensors file;
     Error error = {0};
     char *path = memory_format("%s/%s", folder, name);
-    if (!safetensors_open(&file, path, &error))
-        fail_msg("%s", error.message);
+    if (!safetensors_open(&file, path, &error)) fail_msg("%s", error.message);
     free(path);
     return file;
 }
 
-static double real(const StoredTensor *tensor, int64_t index)
-{
+static double real(const StoredTensor *tensor, int64_t index) {
     float value;
     memcpy(&value, (const char *)tensor->data + index * sizeof value, sizeof value);
     return value;
 }
 
-static int32_t integer(const StoredTensor *tensor, int64_t index)
-{
+static int32_t integer(const StoredTensor *tensor, int64_t index) {
     int32_t value;
     memcpy(&value, (const char *)tensor->data + index * sizeof value, sizeof value);
     return value;
 }
 
-static void the_logits_have_the_loss(void **state)
-{
+static void the_logits_have_the_loss(void **state) {
     (void)state;
     Fixture f;
     start(&f, "tests/golden/zaya");
@@ -108,10 +95,8 @@ static void the_logits_have_the_loss(void **state)
     for (int64_t r = 0; r < 64; r++) {
         double total = 0;
         int32_t target = integer(targets, r);
-        for (int64_t c = 0; c < 64; c++)
-            total += exp(real(logits, r * 64 + c));
-        if (target >= 0)
-            sum += log(total) - real(logits, r * 64 + target), counted++;
+        for (int64_t c = 0; c < 64; c++) total += exp(real(logits, r * 64 + c));
+        if (target >= 0) sum += log(total) - real(logits, r * 64 + target), counted++;
     }
     assert_true(counted > 32);
     assert_float_equal(sum / counted, real(safetensors_find(&file, "loss"), 0), 1e-5); /* fp32 sums over 64 rows */
@@ -120,8 +105,7 @@ static void the_logits_have_the_loss(void **state)
 }
 
 /* GPT-2's folder holds matrices the other way round, and so does the dump. */
-static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void **state)
-{
+static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void **state) {
     (void)state;
     const char *const folders[] = {"tests/golden/zaya", "tests/golden/gpt2"};
     for (int i = 0; i < 2; i++) {
@@ -138,11 +122,9 @@ static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void *
             assert_true(b && g && a->rank == b->rank && a->rank == g->rank);
             assert_memory_equal(a->shape, b->shape, a->rank * sizeof *a->shape);
             assert_memory_equal(a->shape, g->shape, a->rank * sizeof *a->shape);
-            for (int d = 0; d < a->rank; d++)
-                count *= a->shape[d];
+            for (int d = 0; d < a->rank; d++) count *= a->shape[d];
             assert_memory_equal(a->data, b->data, count * sizeof(float));
-            for (int64_t j = 0; j < count; j++)
-                sum += fabs(real(g, j));
+            for (int64_t j = 0; j < count; j++) sum += fabs(real(g, j));
             assert_true(isfinite(sum) && sum > 0);
         }
         safetensors_close(&gradients);
@@ -152,8 +134,7 @@ static void weights_and_gradients_have_the_names_and_shapes_of_the_folder(void *
     }
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_logits_have_the_loss),
         cmocka_unit_test(weights_and_gradients_have_the_names_and_shapes_of_the_folder),

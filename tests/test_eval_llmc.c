@@ -1,13 +1,12 @@
 /* `smelt eval` on llm.c's own files, against what PyTorch made of them (tests/golden/llmc.py): multiple choice and debug states. */
-#include "train/choices.h"
+#include "train/multiple_choice.h"
 #include "train_run.h"
 
 static char *golden; /* tests/golden/llmc as an absolute path */
 
 enum { EXAMPLES = 12, ENDINGS = 4, HEADER = 1024, WIDTH = 16, VOCABULARY = 40 };
 
-static void copy_golden(const char *name)
-{
+static void copy_golden(const char *name) {
     char *path = memory_format("%s/%s", golden, name);
     size_t size;
     unsigned char *bytes = read_bytes(path, &size);
@@ -16,10 +15,8 @@ static void copy_golden(const char *name)
     free(path);
 }
 
-static int setup(void **state)
-{
-    if (enter_folder(state) != 0)
-        return -1;
+static int setup(void **state) {
+    if (enter_folder(state) != 0) return -1;
     copy_golden("model.bin");
     copy_golden("model_bf16.bin");
     copy_golden("choices.bin");
@@ -30,8 +27,7 @@ static int setup(void **state)
 #define LLMC_TEST(test) cmocka_unit_test_setup_teardown(test, setup, leave_folder)
 
 /* Overwrites some bytes of a file. */
-static void patch(const char *name, size_t at, const void *bytes, size_t count)
-{
+static void patch(const char *name, size_t at, const void *bytes, size_t count) {
     size_t size;
     unsigned char *content = read_bytes(name, &size);
     assert_true(at + count <= size);
@@ -40,22 +36,22 @@ static void patch(const char *name, size_t at, const void *bytes, size_t count)
     free(content);
 }
 
-static void expect_failure(const char *words, int code, const char *message)
-{
+static void expect_failure(const char *words, int code, const char *message) {
     ProcessResult result = smelt(words);
     expect_code(&result, code, words);
-    if (!strstr(result.errors, message))
-        fail_msg("%s: \"%s\" does not contain \"%s\"", words, result.errors, message);
+    if (!strstr(result.errors, message)) fail_msg("%s: \"%s\" does not contain \"%s\"", words, result.errors, message);
     process_free(&result);
 }
 
 /* -- Multiple choice ------------------------------------------------------------------------------------------------ */
 
 /* label and losses of every example as PyTorch has them, and the tokens of each ending as the file has them */
-typedef struct Expected { int label[EXAMPLES], length[EXAMPLES][ENDINGS]; double loss[EXAMPLES][ENDINGS]; } Expected;
+typedef struct Expected {
+    int label[EXAMPLES], length[EXAMPLES][ENDINGS];
+    double loss[EXAMPLES][ENDINGS];
+} Expected;
 
-static void read_expected(Expected *e)
-{
+static void read_expected(Expected *e) {
     char *path = memory_format("%s/choices.txt", golden);
     FILE *file = fopen(path, "r");
     size_t size;
@@ -76,46 +72,38 @@ static void read_expected(Expected *e)
     free(path);
 }
 
-static int least(const double *values)
-{
+static int least(const double *values) {
     int best = 0;
     for (int i = 1; i < ENDINGS; i++)
-        if (values[i] < values[best])
-            best = i;
+        if (values[i] < values[best]) best = i;
     return best;
 }
 
-static int chosen_per_token(const Expected *e, int example)
-{
+static int chosen_per_token(const Expected *e, int example) {
     double mean[ENDINGS];
-    for (int i = 0; i < ENDINGS; i++)
-        mean[i] = e->loss[example][i] / e->length[example][i];
+    for (int i = 0; i < ENDINGS; i++) mean[i] = e->loss[example][i] / e->length[example][i];
     return least(mean);
 }
 
-static int64_t integer(const json_t *object, const char *key)
-{
+static int64_t integer(const json_t *object, const char *key) {
     assert_true(json_is_integer(json_object_get(object, key)));
     return json_integer_value(json_object_get(object, key));
 }
 
 /* Sums of up to 32 losses in fp32: about 1e-5 of the largest, which is 117. */
-static void check_example(const Expected *e, int i, const char *line)
-{
+static void check_example(const Expected *e, int i, const char *line) {
     json_t *object = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL), *losses = json_object_get(object, "losses");
     assert_string_equal(json_string_value(json_object_get(object, "kind")), "example");
     assert_int_equal(integer(object, "index"), i);
     assert_int_equal(integer(object, "label"), e->label[i]);
     assert_int_equal(json_array_size(losses), ENDINGS);
-    for (int j = 0; j < ENDINGS; j++)
-        assert_float_equal(json_real_value(json_array_get(losses, (size_t)j)), e->loss[i][j], 1e-4);
+    for (int j = 0; j < ENDINGS; j++) assert_float_equal(json_real_value(json_array_get(losses, (size_t)j)), e->loss[i][j], 1e-4);
     assert_int_equal(integer(object, "chosen"), least(e->loss[i]));
     assert_int_equal(integer(object, "chosen_per_token"), chosen_per_token(e, i));
     json_decref(object);
 }
 
-static void endings_have_the_losses_of_pytorch(void **state)
-{
+static void endings_have_the_losses_of_pytorch(void **state) {
     (void)state;
     Expected e;
     read_expected(&e);
@@ -138,14 +126,14 @@ static void endings_have_the_losses_of_pytorch(void **state)
     process_free(&result);
 }
 
-static void the_accuracies_are_printed(void **state)
-{
+static void the_accuracies_are_printed(void **state) {
     (void)state;
     int examples;
     double acc, acc_norm;
     ProcessResult result = smelt("eval model.bin choices.bin batches=5");
     expect_code(&result, ERROR_NONE, "batches=5");
-    assert_int_equal(sscanf(result.output, "examples %d acc %lf by likelihood acc_norm %lf by likelihood per token", &examples, &acc, &acc_norm), 3);
+    assert_int_equal(
+        sscanf(result.output, "examples %d acc %lf by likelihood acc_norm %lf by likelihood per token", &examples, &acc, &acc_norm), 3);
     assert_int_equal(examples, 5);
     Expected e;
     read_expected(&e);
@@ -159,15 +147,28 @@ static void the_accuracies_are_printed(void **state)
     process_free(&result);
 }
 
-static void files_of_choices_that_lie_are_refused(void **state)
-{
+static void files_of_choices_that_lie_are_refused(void **state) {
     (void)state;
-    const struct { size_t at; uint16_t value; const char *message; } cases[] = {
-        {4, 2, "in version 1 of llm.c's format"},     {8, 0, "says that it has 0 examples"},       {10, 1, "which do not fit into its"},
-        {8, EXAMPLES - 1, "goes on after the 11"},    {8, EXAMPLES + 1, "example 12 of 13 is not there"}, {HEADER, 7, "example 0 of 12 does not begin with 65535"},
-        {HEADER + 2, 65534, "is longer than the file"}, {HEADER + 2, 4, "shorter than its own header"}, {HEADER + 4, 1, "has another index"},
-        {HEADER + 6, 4, "has a label that is none"},  {HEADER + 8, 1, "has fewer than 2"},          {HEADER + 8, 17, "more than 16 endings"},
-        {HEADER + 8, 3, "texts that do not fill it"}, {HEADER + 10, 0, "has a text without tokens"}, {HEADER + 10, 65535, "texts that do not fill it"},
+    const struct {
+        size_t at;
+        uint16_t value;
+        const char *message;
+    } cases[] = {
+        {4, 2, "in version 1 of llm.c's format"},
+        {8, 0, "says that it has 0 examples"},
+        {10, 1, "which do not fit into its"},
+        {8, EXAMPLES - 1, "goes on after the 11"},
+        {8, EXAMPLES + 1, "example 12 of 13 is not there"},
+        {HEADER, 7, "example 0 of 12 does not begin with 65535"},
+        {HEADER + 2, 65534, "is longer than the file"},
+        {HEADER + 2, 4, "shorter than its own header"},
+        {HEADER + 4, 1, "has another index"},
+        {HEADER + 6, 4, "has a label that is none"},
+        {HEADER + 8, 1, "has fewer than 2"},
+        {HEADER + 8, 17, "more than 16 endings"},
+        {HEADER + 8, 3, "texts that do not fill it"},
+        {HEADER + 10, 0, "has a text without tokens"},
+        {HEADER + 10, 65535, "texts that do not fill it"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Choices choices;
@@ -177,13 +178,11 @@ static void files_of_choices_that_lie_are_refused(void **state)
         assert_false(choices_open(&choices, "choices.bin", &error));
         choices_close(&choices);
         assert_int_equal(error.code, ERROR_DATA);
-        if (!strstr(error.message, cases[i].message))
-            fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
+        if (!strstr(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
     }
 }
 
-static void a_file_of_choices_cut_anywhere_is_refused(void **state)
-{
+static void a_file_of_choices_cut_anywhere_is_refused(void **state) {
     (void)state;
     size_t size;
     unsigned char *content = read_bytes("choices.bin", &size);
@@ -199,8 +198,7 @@ static void a_file_of_choices_cut_anywhere_is_refused(void **state)
 }
 
 /* The model without its last position: the header says so, and its row of the position table is gone. */
-static void write_short_model(void)
-{
+static void write_short_model(void) {
     const int32_t context = 31;
     const size_t row = 4 * WIDTH, end = HEADER + (128 + 32) * row;
     size_t size;
@@ -211,8 +209,7 @@ static void write_short_model(void)
     free(content);
 }
 
-static void choices_made_for_another_model_are_refused(void **state)
-{
+static void choices_made_for_another_model_are_refused(void **state) {
     (void)state;
     const uint16_t foreign = VOCABULARY;
     patch("choices.bin", HEADER + 12, &foreign, 2);
@@ -224,8 +221,7 @@ static void choices_made_for_another_model_are_refused(void **state)
 
 /* -- Debug states --------------------------------------------------------------------------------------------------- */
 
-static char *losses_argument(void)
-{
+static char *losses_argument(void) {
     char *path = memory_format("%s/losses.txt", golden);
     size_t size;
     unsigned char *text = read_bytes(path, &size);
@@ -235,8 +231,7 @@ static char *losses_argument(void)
     return argument;
 }
 
-static ProcessResult check_state(const char *model)
-{
+static ProcessResult check_state(const char *model) {
     char *losses = losses_argument(), *words = memory_format("eval %s debug_state.bin %s", model, losses);
     ProcessResult result = smelt(words);
     free(words);
@@ -244,19 +239,16 @@ static ProcessResult check_state(const char *model)
     return result;
 }
 
-static int count_word(const char *text, const char *word)
-{
+static int count_word(const char *text, const char *word) {
     int count = 0;
-    for (const char *at = text; (at = strstr(at, word)); at += strlen(word))
-        count++;
+    for (const char *at = text; (at = strstr(at, word)); at += strlen(word)) count++;
     return count;
 }
 
 /* logits, 28 gradients, the loss, ten steps */
 enum { COMPARISONS = 1 + 2 + 2 * 12 + 2 + 1 + 10 };
 
-static void a_state_of_pytorch_is_matched_in_every_number(void **state)
-{
+static void a_state_of_pytorch_is_matched_in_every_number(void **state) {
     (void)state;
     const char *const models[] = {"model.bin", "model_bf16.bin"};
     for (int i = 0; i < 2; i++) {
@@ -267,8 +259,7 @@ static void a_state_of_pytorch_is_matched_in_every_number(void **state)
     }
 }
 
-static void expect_difference(const char *model, int count, const char *line)
-{
+static void expect_difference(const char *model, int count, const char *line) {
     ProcessResult result = check_state(model);
     expect_code(&result, ERROR_INTERNAL, line);
     assert_int_equal(count_word(result.output, "DIFFERS\n"), count);
@@ -279,22 +270,19 @@ static void expect_difference(const char *model, int count, const char *line)
 }
 
 /* A sign that is wrong, in fp32 and in bf16, where tolerances are wide. */
-static void one_gradient_of_the_wrong_sign_is_found(void **state)
-{
+static void one_gradient_of_the_wrong_sign_is_found(void **state) {
     (void)state;
     size_t size;
     unsigned char *content = read_bytes("debug_state.bin", &size);
     float *last = (float *)(content + size) - WIDTH; /* transformer.ln_f.bias */
-    for (int i = 0; i < WIDTH; i++)
-        last[i] = -last[i];
+    for (int i = 0; i < WIDTH; i++) last[i] = -last[i];
     write_bytes("debug_state.bin", content, size);
     free(content);
     expect_difference("model.bin", 1, "transformer.ln_f.bias");
     expect_difference("model_bf16.bin", 1, "transformer.ln_f.bias");
 }
 
-static void a_logit_and_a_loss_that_are_wrong_are_found(void **state)
-{
+static void a_logit_and_a_loss_that_are_wrong_are_found(void **state) {
     (void)state;
     const float wrong = 7;
     const size_t logits = HEADER + 2 * 48 * 4;
@@ -305,8 +293,7 @@ static void a_logit_and_a_loss_that_are_wrong_are_found(void **state)
     expect_difference("model.bin", 1, "loss  ");
 }
 
-static void losses_that_are_not_given_are_printed_only(void **state)
-{
+static void losses_that_are_not_given_are_printed_only(void **state) {
     (void)state;
     ProcessResult result = smelt("eval model.bin debug_state.bin");
     expect_code(&result, ERROR_NONE, "no losses");
@@ -315,10 +302,13 @@ static void losses_that_are_not_given_are_printed_only(void **state)
     process_free(&result);
 }
 
-static void states_and_losses_that_lie_are_refused(void **state)
-{
+static void states_and_losses_that_lie_are_refused(void **state) {
     (void)state;
-    const struct { size_t at; int32_t value; const char *message; } cases[] = {
+    const struct {
+        size_t at;
+        int32_t value;
+        const char *message;
+    } cases[] = {
         {4, 1, "is no state of llm.c in version 2"},
         {8, 0, "has 0 sequences of 24 tokens"},
         {8, 3, "which is not what 3 x 24 tokens of this model need"},
@@ -338,8 +328,7 @@ static void states_and_losses_that_lie_are_refused(void **state)
     expect_failure("eval model.bin debug_state.bin json=true", ERROR_USAGE, "text only");
 }
 
-int main(void)
-{
+int main(void) {
     train_main();
     golden = realpath("tests/golden/llmc", NULL);
     assert_non_null(golden);

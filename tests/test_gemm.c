@@ -4,7 +4,7 @@
  * Tolerance: a sum of k products in precision u, in any order, is off by at most about k u sum|a b|; storing as bf16 adds half a unit in
  * its last place. With inputs uniform in 1/16 to 1, of either sign, a wrong sign or a lost product is off by about 0.5, thousands of times
  * that bound. bf16 operands within such a factor are multiplied exactly (gemm.h); tests of their own give them wider ranges. */
-#include "../src/device/gemm_internal.h"
+#include "backend/cpu/cpu_gemm_internal.h"
 
 #include <dlfcn.h>
 #include <float.h>
@@ -66,8 +66,16 @@ static void *new_matrix(GemmType type, int64_t rows, int64_t ld, bool poison) {
 }
 
 /* A product with random operands; C starts as NaN unless it is accumulated into. Free with free_product. */
-static Gemm new_product(GemmType input, GemmType output, bool transpose_a, bool transpose_b, bool accumulate, bool bias, int64_t m, int64_t n, int64_t k) {
-    Gemm g = {.transpose_a = transpose_a, .transpose_b = transpose_b, .accumulate = accumulate, .input = input, .output = output, .m = m, .n = n, .k = k};
+static Gemm new_product(
+    GemmType input, GemmType output, bool transpose_a, bool transpose_b, bool accumulate, bool bias, int64_t m, int64_t n, int64_t k) {
+    Gemm g = {.transpose_a = transpose_a,
+        .transpose_b = transpose_b,
+        .accumulate = accumulate,
+        .input = input,
+        .output = output,
+        .m = m,
+        .n = n,
+        .k = k};
     g.lda = (transpose_a ? m : k) + random_below(PADDING);
     g.ldb = (transpose_b ? k : n) + random_below(PADDING);
     g.ldc = n + random_below(PADDING);
@@ -117,8 +125,9 @@ static void expect_element(const Gemm *g, const double *a, const double *b, cons
     double tolerance = 2 * (double)(g->k + 3) * unit * magnitude + (g->output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
     double got = get(g->c, g->output, i * g->ldc + j);
     if (!(fabs(got - sum) <= tolerance))
-        fail_msg("m %ld n %ld k %ld transposes %d%d types %d->%d accumulate %d bias %d: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", (long)g->m, (long)g->n, (long)g->k,
-                 g->transpose_a, g->transpose_b, g->input, g->output, g->accumulate, g->bias != NULL, (long)i, (long)j, got, sum, tolerance);
+        fail_msg("m %ld n %ld k %ld transposes %d%d types %d->%d accumulate %d bias %d: C[%ld][%ld] = %.9g, expected %.9g +- %.2g",
+            (long)g->m, (long)g->n, (long)g->k, g->transpose_a, g->transpose_b, g->input, g->output, g->accumulate, g->bias != NULL,
+            (long)i, (long)j, got, sum, tolerance);
 }
 
 /* All elements of small products, 500 of large ones, the corners always; and what lies between rows of C is as it was. */
@@ -129,7 +138,8 @@ static void expect_product(const Gemm *g, const void *before) {
             for (int64_t j = 0; j < g->n; j++) expect_element(g, a, b, before, i, j);
     else
         for (int i = 0; i < 500; i++)
-            expect_element(g, a, b, before, i < 4 ? i % 2 * (g->m - 1) : random_below(g->m), i < 4 ? i / 2 * (g->n - 1) : random_below(g->n));
+            expect_element(
+                g, a, b, before, i < 4 ? i % 2 * (g->m - 1) : random_below(g->m), i < 4 ? i / 2 * (g->n - 1) : random_below(g->n));
     free(a);
     free(b);
     size_t size = bytes_of(g->output);
@@ -162,10 +172,9 @@ static void check(Gemm *g) {
     free_product(g);
 }
 
-typedef struct Types {
-    GemmType input, output;
-} Types;
-static const Types all_types[] = {{GEMM_F32, GEMM_F32}, {GEMM_F32, GEMM_BF16}, {GEMM_BF16, GEMM_F32}, {GEMM_BF16, GEMM_BF16}, {GEMM_F64, GEMM_F64}};
+typedef struct Types { GemmType input, output; } Types;
+static const Types all_types[] = {
+    {GEMM_F32, GEMM_F32}, {GEMM_F32, GEMM_BF16}, {GEMM_BF16, GEMM_F32}, {GEMM_BF16, GEMM_BF16}, {GEMM_F64, GEMM_F64}};
 enum { TYPES = sizeof all_types / sizeof *all_types };
 
 /* Every transpose, accumulation and bias that the contract allows for these types and sizes. */
@@ -189,7 +198,8 @@ static void for_each_isa(void (*body)(void)) {
 }
 
 static void small_sizes(void) {
-    static const int64_t sizes[][3] = {{1, 1, 1}, {1, 17, 3}, {3, 1, 33}, {14, 32, 16}, {15, 33, 17}, {13, 31, 15}, {28, 64, 65}, {29, 16, 31}, {5, 48, 2}, {64, 49, 7}};
+    static const int64_t sizes[][3] = {
+        {1, 1, 1}, {1, 17, 3}, {3, 1, 33}, {14, 32, 16}, {15, 33, 17}, {13, 31, 15}, {28, 64, 65}, {29, 16, 31}, {5, 48, 2}, {64, 49, 7}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int t = 0; t < TYPES; t++) check_all_forms(all_types[t], sizes[i][0], sizes[i][1], sizes[i][2]);
 }
@@ -207,7 +217,8 @@ static void several_pieces(void) {
         for (int t = 0; t < TYPES; t++)
             for (int form = 0; form < 8; form++) {
                 if (all_types[t].output == GEMM_BF16) continue;
-                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form & 4, form == 5, sizes[i][0], sizes[i][1], sizes[i][2]);
+                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form & 4, form == 5, sizes[i][0],
+                    sizes[i][1], sizes[i][2]);
                 check(&g);
             }
 }
@@ -222,7 +233,8 @@ static void random_sizes(void) {
     for (int i = 0; i < 60; i++) {
         Types types = all_types[random_below(TYPES)];
         bool accumulate = random_below(2);
-        Gemm g = new_product(types.input, types.output, random_below(2), random_below(2), accumulate, random_below(2), random_below(150), random_below(150), random_below(700));
+        Gemm g = new_product(types.input, types.output, random_below(2), random_below(2), accumulate, random_below(2), random_below(150),
+            random_below(150), random_below(700));
         check(&g);
     }
 }
@@ -231,7 +243,8 @@ static void random_sizes(void) {
 static void several_tiles(void) {
     for (int t = 0; t < TYPES; t++)
         for (int form = t % 2; form < 4; form += 2) {
-            Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form == 1 && all_types[t].output != GEMM_BF16, form == 2, 1063, 70 + 1030 * (form == 3 || t == 0), form == 3 ? 400 : 20);
+            Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form == 1 && all_types[t].output != GEMM_BF16,
+                form == 2, 1063, 70 + 1030 * (form == 3 || t == 0), form == 3 ? 400 : 20);
             check(&g);
         }
 }
@@ -251,15 +264,19 @@ static void mixed_batch(void) {
     for (int i = 0; i < COUNT; i++) {
         Types types = all_types[i % TYPES];
         bool large = i == 7, empty = i % 11 == 0;
-        products[i] = new_product(types.input, types.output, i & 1, i & 2, types.output != GEMM_BF16 && (i & 4), i & 8, large ? 600 : empty ? 0 : 1 + random_below(60),
-                                  large ? 500 : 1 + random_below(60), large ? 300 : random_below(60));
+        products[i] = new_product(types.input, types.output, i & 1, i & 2, types.output != GEMM_BF16 && (i & 4), i & 8,
+            large   ? 600
+            : empty ? 0
+                    : 1 + random_below(60),
+            large ? 500 : 1 + random_below(60), large ? 300 : random_below(60));
         before[i] = copy_of_c(&products[i]);
         gemm_serial(&products[i]);
         alone[i] = copy_of_c(&products[i]);
     }
     for (int threads = 1; threads <= 3; threads++) {
         int count = threads == 2 ? 200 : COUNT; /* few products are planned on the stack, many on the heap */
-        for (int i = 0; i < COUNT; i++) memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * bytes_of(products[i].output));
+        for (int i = 0; i < COUNT; i++)
+            memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * bytes_of(products[i].output));
         omp_set_num_threads(threads);
         gemm_batch(products, count);
         for (int i = 0; i < COUNT; i++) assert_true(same_c(&products[i], i < count ? alone[i] : before[i]));
@@ -284,7 +301,8 @@ static void partial_sums_of_a_batch_do_not_run_out(void **state) {
     }
     gemm_batch(products, COUNT);
     expect_product(&products[1], before[1]);
-    for (int i = 0; i < COUNT; i++) assert_true(same_c(&products[i], alone[i])), free(before[i]), free(alone[i]), free_product(&products[i]);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(same_c(&products[i], alone[i])), free(before[i]), free(alone[i]), free_product(&products[i]);
 }
 
 static void an_empty_batch_does_nothing(void **state) {
@@ -297,7 +315,8 @@ static void serial_products_run_side_by_side(void **state) {
     enum { COUNT = 16 };
     Gemm products[COUNT];
     void *before[COUNT];
-    for (int i = 0; i < COUNT; i++) products[i] = new_product(GEMM_F32, GEMM_F32, i & 1, i & 2, false, false, 50 + i, 64, 300), before[i] = copy_of_c(&products[i]);
+    for (int i = 0; i < COUNT; i++)
+        products[i] = new_product(GEMM_F32, GEMM_F32, i & 1, i & 2, false, false, 50 + i, 64, 300), before[i] = copy_of_c(&products[i]);
     omp_set_num_threads(4);
 #pragma omp parallel for
     for (int i = 0; i < COUNT; i++) gemm_serial(&products[i]);
@@ -307,20 +326,33 @@ static void serial_products_run_side_by_side(void **state) {
 
 /* A product by the identity (m = k = 1, a = 1) shows how a result is rounded. */
 static void rounding_body(void) {
-    static const struct { float in; uint16_t out; } cases[] = {
-        {1.0f, 0x3f80}, {0x1.01p0f, 0x3f80}, {0x1.03p0f, 0x3f82}, {0x1.010002p0f, 0x3f81}, {-0x1.03p0f, 0xbf82},
-        {FLT_MAX, 0x7f80}, {-FLT_MAX, 0xff80}, {INFINITY, 0x7f80}, {-INFINITY, 0xff80}, {0x1p-130f, 0x0008},
+    static const struct {
+        float in;
+        uint16_t out;
+    } cases[] = {
+        {1.0f, 0x3f80},
+        {0x1.01p0f, 0x3f80},
+        {0x1.03p0f, 0x3f82},
+        {0x1.010002p0f, 0x3f81},
+        {-0x1.03p0f, 0xbf82},
+        {FLT_MAX, 0x7f80},
+        {-FLT_MAX, 0xff80},
+        {INFINITY, 0x7f80},
+        {-INFINITY, 0xff80},
+        {0x1p-130f, 0x0008},
     };
     enum { COUNT = sizeof cases / sizeof *cases, WIDE = 64 };
     float one = 1, b[COUNT + 1], wide[WIDE];
     uint16_t c[COUNT + 1], wide_c[WIDE];
     for (int i = 0; i < WIDE; i++) wide[i] = cases[i % COUNT].in; /* without a NaN and in whole vectors, another path */
-    gemm_serial(&(Gemm){.output = GEMM_BF16, .m = 1, .n = WIDE, .k = 1, .a = &one, .lda = 1, .b = wide, .ldb = WIDE, .c = wide_c, .ldc = WIDE});
+    gemm_serial(
+        &(Gemm){.output = GEMM_BF16, .m = 1, .n = WIDE, .k = 1, .a = &one, .lda = 1, .b = wide, .ldb = WIDE, .c = wide_c, .ldc = WIDE});
     for (int i = 0; i < WIDE; i++) assert_int_equal(wide_c[i], cases[i % COUNT].out);
     for (int i = 0; i < COUNT; i++) b[i] = cases[i].in;
     uint32_t nan_low_bits = 0x7f800001; /* rounding this up as a number would give infinity */
     memcpy(&b[COUNT], &nan_low_bits, 4);
-    gemm_serial(&(Gemm){.output = GEMM_BF16, .m = 1, .n = COUNT + 1, .k = 1, .a = &one, .lda = 1, .b = b, .ldb = COUNT + 1, .c = c, .ldc = COUNT + 1});
+    gemm_serial(&(Gemm){
+        .output = GEMM_BF16, .m = 1, .n = COUNT + 1, .k = 1, .a = &one, .lda = 1, .b = b, .ldb = COUNT + 1, .c = c, .ldc = COUNT + 1});
     for (int i = 0; i < COUNT; i++) assert_int_equal(c[i], cases[i].out);
     assert_true(isnan(get(c, GEMM_BF16, COUNT)));
 }
@@ -342,7 +374,8 @@ static void a_nan_reaches_its_row_and_no_other(void **state) { (void)state, for_
 static void spread_lines(void *data, GemmType type, int64_t lines, int64_t ld, int64_t k, bool depth_contiguous, int middle) {
     for (int64_t i = 0; i < lines; i++) {
         int exponent = middle + (int)random_below(80) - 40;
-        for (int64_t p = 0; p < k; p++) set(data, type, depth_contiguous ? i * ld + p : p * ld + i, ldexp(random_signed(), exponent - (int)random_below(17)));
+        for (int64_t p = 0; p < k; p++)
+            set(data, type, depth_contiguous ? i * ld + p : p * ld + i, ldexp(random_signed(), exponent - (int)random_below(17)));
     }
 }
 
@@ -363,7 +396,8 @@ static void wide_ranges_body(void) {
         spread_lines((void *)g.a, g.input, g.m, g.lda, k, !g.transpose_a, middle);
         spread_lines((void *)g.b, g.input, g.n, g.ldb, k, g.transpose_b, -middle);
         gemm(&g);
-        double *a = lines_of(&g, g.a, g.m, g.lda, !g.transpose_a), *b = lines_of(&g, g.b, g.n, g.ldb, g.transpose_b), rounding = gemm_rounding(g.input);
+        double *a = lines_of(&g, g.a, g.m, g.lda, !g.transpose_a), *b = lines_of(&g, g.b, g.n, g.ldb, g.transpose_b),
+               rounding = gemm_rounding(g.input);
         for (int64_t i = 0; i < g.m; i++)
             for (int64_t j = 0; j < g.n; j++) {
                 const double *x = a + i * k, *y = b + j * k;
@@ -372,9 +406,12 @@ static void wide_ranges_body(void) {
                     sum += x[p] * y[p], magnitude += fabs(x[p] * y[p]);
                     squares += pow(off_x * y[p], 2) + pow(off_y * x[p], 2) + pow(off_x * off_y, 2);
                 }
-                double tolerance = 6 * sqrt(squares) + 2 * (double)(k + 3) * FLT_EPSILON / 2 * magnitude + (output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
+                double tolerance = 6 * sqrt(squares) + 2 * (double)(k + 3) * FLT_EPSILON / 2 * magnitude +
+                                   (output == GEMM_BF16 ? 1.01 / 256 * fabs(sum) : 0);
                 double got = get(g.c, output, i * g.ldc + j);
-                if (!(fabs(got - sum) <= tolerance)) fail_msg("form %d k %ld: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", form, (long)k, (long)i, (long)j, got, sum, tolerance);
+                if (!(fabs(got - sum) <= tolerance))
+                    fail_msg(
+                        "form %d k %ld: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", form, (long)k, (long)i, (long)j, got, sum, tolerance);
             }
         free(a), free(b), free_product(&g);
     }
@@ -390,7 +427,9 @@ static void exact_products_round_no_operand(void **state) {
     gemm_exact(false);
 }
 
-static double random_normal(void) { return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0); }
+static double random_normal(void) {
+    return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0);
+}
 
 /* Products of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a hundred is a hundred
  * times as large, as in some activations of language models. */
@@ -417,7 +456,8 @@ static void bf16_body(void) {
                 by_rounding += pow(rounded - sum, 2);
                 in_all += pow(get(g.c, GEMM_F32, i * g.ldc + j) - sum, 2);
             }
-        print_message("             error %.3f times that of operands in bf16%s\n", sqrt(in_all / by_rounding), outliers ? ", with outliers" : "");
+        print_message(
+            "             error %.3f times that of operands in bf16%s\n", sqrt(in_all / by_rounding), outliers ? ", with outliers" : "");
         assert_true(sqrt(in_all / by_rounding) <= (outliers ? 1.02 : 1.002));
         free(exact[0]), free(exact[1]), free_product(&g);
     }
@@ -439,9 +479,22 @@ static void extremes_body(void) {
                     double x = ldexp((128 + line) / 128.0, powers[j] - (p % 128 < larges[i] ? 0 : 12));
                     a[line * K + p] = bf16_of((float)x), sums[line] += x * x;
                 }
-            gemm(&(Gemm){.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = LINES, .n = LINES, .k = K, .a = a, .lda = K, .b = a, .ldb = K, .c = c, .ldc = LINES});
+            gemm(&(Gemm){.transpose_b = true,
+                .input = GEMM_BF16,
+                .output = GEMM_F32,
+                .m = LINES,
+                .n = LINES,
+                .k = K,
+                .a = a,
+                .lda = K,
+                .b = a,
+                .ldb = K,
+                .c = c,
+                .ldc = LINES});
             for (int line = 0; line < LINES; line++)
-                if (!(fabs(c[line * LINES + line] - sums[line]) <= 1e-3 * sums[line])) fail_msg("significand %d, %d large, 2^%d: %g, expected %g", 128 + line, larges[i], powers[j], c[line * LINES + line], sums[line]);
+                if (!(fabs(c[line * LINES + line] - sums[line]) <= 1e-3 * sums[line]))
+                    fail_msg("significand %d, %d large, 2^%d: %g, expected %g", 128 + line, larges[i], powers[j], c[line * LINES + line],
+                        sums[line]);
         }
 }
 static void the_largest_sums_do_not_overflow(void **state) { (void)state, for_each_isa(extremes_body); }
@@ -459,7 +512,18 @@ static void spike_body(void) {
             a[line * K + p] = bf16_of(p == 77 ? -1 : ldexpf(1 + 0.5f * (float)random_signed(), -10));
             if (p != 77) sums[line] += get(a, GEMM_BF16, line * K + p);
         }
-    gemm(&(Gemm){.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .m = LINES, .n = 1, .k = K, .a = a, .lda = K, .b = b, .ldb = K, .c = c, .ldc = 1});
+    gemm(&(Gemm){.transpose_b = true,
+        .input = GEMM_BF16,
+        .output = GEMM_F32,
+        .m = LINES,
+        .n = 1,
+        .k = K,
+        .a = a,
+        .lda = K,
+        .b = b,
+        .ldb = K,
+        .c = c,
+        .ldc = 1});
     for (int line = 0; line < LINES; line++) assert_true(fabs(c[line] - sums[line]) <= 0.01 * sums[line]);
 }
 static void what_stands_beside_a_large_element_is_kept(void **state) { (void)state, for_each_isa(spike_body); }
@@ -497,14 +561,19 @@ static Sgemm *onednn_sgemm;
 static void onednn_body(void) {
     for (int i = 0; i < 24; i++) {
         GemmType type = i & 8 ? GEMM_BF16 : GEMM_F32;
-        Gemm g = new_product(type, GEMM_F32, i & 1, i & 2, i & 4, false, 1 + random_below(300), 1 + random_below(300), 1 + random_below(900));
-        float *a = widened(g.a, type, (g.transpose_a ? g.k : g.m) * g.lda), *b = widened(g.b, type, (g.transpose_b ? g.n : g.k) * g.ldb), *c = copy_of_c(&g);
+        Gemm g =
+            new_product(type, GEMM_F32, i & 1, i & 2, i & 4, false, 1 + random_below(300), 1 + random_below(300), 1 + random_below(900));
+        float *a = widened(g.a, type, (g.transpose_a ? g.k : g.m) * g.lda), *b = widened(g.b, type, (g.transpose_b ? g.n : g.k) * g.ldb),
+              *c = copy_of_c(&g);
         gemm(&g);
-        assert_int_equal(onednn_sgemm(g.transpose_a ? 'T' : 'N', g.transpose_b ? 'T' : 'N', g.m, g.n, g.k, 1, a, g.lda, b, g.ldb, g.accumulate, c, g.ldc), dnnl_success);
+        assert_int_equal(onednn_sgemm(g.transpose_a ? 'T' : 'N', g.transpose_b ? 'T' : 'N', g.m, g.n, g.k, 1, a, g.lda, b, g.ldb,
+                             g.accumulate, c, g.ldc),
+            dnnl_success);
         /* both may be off by k u sum|a b| <= k^2 u; roundings are as good as random, which leaves k u */
         float tolerance = 4 * (float)(g.k + 3) * FLT_EPSILON;
         for (int64_t row = 0; row < g.m; row++)
-            for (int64_t column = 0; column < g.n; column++) assert_true(fabsf(((float *)g.c)[row * g.ldc + column] - c[row * g.ldc + column]) <= tolerance);
+            for (int64_t column = 0; column < g.n; column++)
+                assert_true(fabsf(((float *)g.c)[row * g.ldc + column] - c[row * g.ldc + column]) <= tolerance);
         free(a), free(b), free(c), free_product(&g);
     }
 }

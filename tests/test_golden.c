@@ -12,9 +12,10 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "optim/optim.h"
 #include "train/source.h"
+#include "backend/backend.h"
 
 enum { STEPS = 10 };
 
@@ -32,31 +33,26 @@ typedef struct Golden {
     Executor *executor;
 } Golden;
 
-static const StoredTensor *expect(const Golden *g, const char *name)
-{
+static const StoredTensor *expect(const Golden *g, const char *name) {
     const StoredTensor *tensor = safetensors_find(&g->expected, name);
-    if (!tensor)
-        fail_msg("%s: expected.safetensors has no %s", g->folder, name);
+    if (!tensor) fail_msg("%s: expected.safetensors has no %s", g->folder, name);
     return tensor;
 }
 
-static float value(const StoredTensor *tensor, int64_t index)
-{
+static float value(const StoredTensor *tensor, int64_t index) {
     float result;
     memcpy(&result, (const char *)tensor->data + index * sizeof result, sizeof result);
     return result;
 }
 
-static void put_inputs(const Golden *g, int64_t sequences, int64_t length, const StoredTensor *stored)
-{
+static void put_inputs(const Golden *g, int64_t sequences, int64_t length, const StoredTensor *stored) {
     int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
     int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
     for (int64_t s = 0; s < sequences; s++)
         for (int64_t i = 0; i < length; i++) {
             const char *at = (const char *)stored->data + (s * (length + 1) + i) * sizeof(int32_t);
             memcpy(&tokens[s * length + i], at, sizeof(int32_t));
-            if (targets)
-                memcpy(&targets[s * length + i], at + sizeof(int32_t), sizeof(int32_t));
+            if (targets) memcpy(&targets[s * length + i], at + sizeof(int32_t), sizeof(int32_t));
             positions[s * length + i] = (int32_t)i;
         }
     if (g->model.scale) {
@@ -65,29 +61,25 @@ static void put_inputs(const Golden *g, int64_t sequences, int64_t length, const
     }
 }
 
-static void start(Golden *g, const char *family, Precision precision, ModelMode mode)
-{
+static void start(Golden *g, const char *family, Precision precision, ModelMode mode) {
     Error error = {0};
     int64_t step;
     *g = (Golden){.folder = memory_format("tests/golden/%s", family)};
     char *path = memory_format("%s/expected.safetensors", g->folder);
     bool opened = source_read_config(g->folder, &g->config, &g->strings, &error) && safetensors_open(&g->expected, path, &error);
     free(path);
-    if (!opened)
-        fail_msg("%s", error.message);
+    if (!opened) fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
     Backend backend = op_cpu_backend(precision);
     g->plan = graph_plan(g->model.graph, &backend);
     g->executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
-    if (!g->executor || !source_load_program(g->folder, &g->config, g->executor, &step, &error))
-        fail_msg("%s", error.message);
+    if (!g->executor || !source_load_program(g->folder, &g->config, g->executor, &step, &error)) fail_msg("%s", error.message);
     put_inputs(g, sequences, length, tokens);
 }
 
-static void stop(Golden *g)
-{
+static void stop(Golden *g) {
     executor_free(g->executor);
     model_free(&g->model);
     safetensors_close(&g->expected);
@@ -95,16 +87,14 @@ static void stop(Golden *g)
     free(g->folder);
 }
 
-static double run(const Golden *g)
-{
+static double run(const Golden *g) {
     executor_zero(g->executor);
     executor_run(g->executor);
     return *(const float *)executor_tensor(g->executor, g->model.loss);
 }
 
 /* Two programs sum the same numbers in other orders: a few units of 1e-7 of logits below 10. */
-static void logits_are_those_of_transformers(void **state)
-{
+static void logits_are_those_of_transformers(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
@@ -119,15 +109,13 @@ static void logits_are_those_of_transformers(void **state)
             worst = fmax(worst, fabs(logits[i] - value(expected, i)));
             largest = fmax(largest, fabs(logits[i]));
         }
-        if (!(worst < 2e-5) || !(largest > 0.5))
-            fail_msg("%s: logits differ by %g, the largest is %g", g.folder, worst, largest);
+        if (!(worst < 2e-5) || !(largest > 0.5)) fail_msg("%s: logits differ by %g, the largest is %g", g.folder, worst, largest);
         stop(&g);
     }
 }
 
 /* Such a program reads matrices in bf16 and vectors in fp32, and is given nothing else. */
-static void a_program_without_gradients_has_the_weights_of_one_that_trains(void **state)
-{
+static void a_program_without_gradients_has_the_weights_of_one_that_trains(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden only, trained;
@@ -146,8 +134,7 @@ static void a_program_without_gradients_has_the_weights_of_one_that_trains(void 
     }
 }
 
-static void a_large_folder_takes_two_bytes_a_parameter_to_generate_from(void **state)
-{
+static void a_large_folder_takes_two_bytes_a_parameter_to_generate_from(void **state) {
     (void)state;
     Config config;
     OptionStrings strings = {0};
@@ -165,8 +152,7 @@ static void a_large_folder_takes_two_bytes_a_parameter_to_generate_from(void **s
 }
 
 /* bf16 keeps eight bits, and errors of layers add up: single logits are off by a few hundredths of the largest. */
-static void logits_in_bf16_point_the_same_way(void **state)
-{
+static void logits_in_bf16_point_the_same_way(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
@@ -180,16 +166,14 @@ static void logits_in_bf16_point_the_same_way(void **state)
             ours += logits[i] * logits[i];
             theirs += value(expected, i) * value(expected, i);
         }
-        if (!(dot / sqrt(ours * theirs) >= 0.999))
-            fail_msg("%s: logits have cosine %.6f", g.folder, dot / sqrt(ours * theirs));
+        if (!(dot / sqrt(ours * theirs) >= 0.999)) fail_msg("%s: logits have cosine %.6f", g.folder, dot / sqrt(ours * theirs));
         stop(&g);
     }
 }
 
 typedef struct Comparison { double dot, ours, theirs, difference; } Comparison;
 
-static Comparison compare(const float *ours, const StoredTensor *theirs, const Parameter *p)
-{
+static Comparison compare(const float *ours, const StoredTensor *theirs, const Parameter *p) {
     Comparison sums = {0};
     for (int64_t i = 0; i < p->count; i++) {
         int64_t other = p->transposed ? i % p->shape[1] * p->shape[0] + i / p->shape[1] : i;
@@ -203,40 +187,35 @@ static Comparison compare(const float *ours, const StoredTensor *theirs, const P
 }
 
 /* Calls `check` for every parameter that a gradient trains. */
-static void each_gradient(const Golden *g, void (*check)(const Golden *, const char *, const Comparison *))
-{
+static void each_gradient(const Golden *g, void (*check)(const Golden *, const char *, const Comparison *)) {
     const Graph *graph = g->model.graph;
     const float *gradients = executor_arena(g->executor, ARENA_GRADIENT);
     size_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (p->kind == PARAMETER_CONTROLLER)
-            continue;
+        if (p->kind == PARAMETER_CONTROLLER) continue;
         char *name = memory_format("gradient/%s", p->name);
         const StoredTensor *expected = expect(g, name);
         int64_t elements = 1;
-        for (int d = 0; d < expected->rank; d++)
-            elements *= expected->shape[d];
+        for (int d = 0; d < expected->rank; d++) elements *= expected->shape[d];
         assert_int_equal(elements, p->count);
         Comparison sums = compare(gradients + p->offset, expected, p);
         check(g, p->name, &sums);
         free(name);
         count++;
     }
-    for (size_t i = 0; i < g->expected.count; i++)
-        count -= !strncmp(g->expected.tensors[i].name, "gradient/", 9);
+    for (size_t i = 0; i < g->expected.count; i++) count -= !strncmp(g->expected.tensors[i].name, "gradient/", 9);
     assert_int_equal(count, 0);
 }
 
 /* Sums in other orders differ by about 1e-6 of a tensor's norm; the router's gradients are small differences of large numbers. */
-static void check_relative_error(const Golden *g, const char *name, const Comparison *sums)
-{
+static void check_relative_error(const Golden *g, const char *name, const Comparison *sums) {
     if (!(sums->difference <= 1e-4 * 1e-4 * sums->theirs))
-        fail_msg("%s: gradient of %s differs by %g of its norm %g", g->folder, name, sqrt(sums->difference / sums->theirs), sqrt(sums->theirs));
+        fail_msg(
+            "%s: gradient of %s differs by %g of its norm %g", g->folder, name, sqrt(sums->difference / sums->theirs), sqrt(sums->theirs));
 }
 
-static void loss_and_gradients_are_those_of_pytorch(void **state)
-{
+static void loss_and_gradients_are_those_of_pytorch(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
@@ -248,15 +227,12 @@ static void loss_and_gradients_are_those_of_pytorch(void **state)
 }
 
 /* bf16 has eight bits: single elements are off by 2^-8 and more, the direction of a tensor is not. */
-static void check_direction(const Golden *g, const char *name, const Comparison *sums)
-{
+static void check_direction(const Golden *g, const char *name, const Comparison *sums) {
     double cosine = sums->dot / sqrt(sums->ours * sums->theirs);
-    if (!(cosine >= 0.999))
-        fail_msg("%s: gradient of %s has cosine %.6f", g->folder, name, cosine);
+    if (!(cosine >= 0.999)) fail_msg("%s: gradient of %s has cosine %.6f", g->folder, name, cosine);
 }
 
-static void gradients_in_bf16_point_the_same_way(void **state)
-{
+static void gradients_in_bf16_point_the_same_way(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
@@ -267,8 +243,7 @@ static void gradients_in_bf16_point_the_same_way(void **state)
     }
 }
 
-static void check_losses(OptimizerName name, const char *expected)
-{
+static void check_losses(OptimizerName name, const char *expected) {
     for (int f = 0; f < FAMILIES; f++) {
         Golden g;
         Error error = {0};
@@ -283,7 +258,7 @@ static void check_losses(OptimizerName name, const char *expected)
             if (!(fabs(loss - theirs) < 1e-5))
                 fail_msg("%s: %s before step %d is %.7f, and PyTorch has %.7f", g.folder, expected, step, loss, theirs);
             optimizer_step(optimizer, executor_arena(g.executor, ARENA_MASTER), executor_arena(g.executor, ARENA_WEIGHT),
-                           executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+                executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         optimizer_free(optimizer);
         stop(&g);
@@ -291,20 +266,17 @@ static void check_losses(OptimizerName name, const char *expected)
 }
 
 /* Rounding grows with the steps, to about 1e-6 of losses near 4. */
-static void ten_steps_of_adamw_have_the_losses_of_pytorch(void **state)
-{
+static void ten_steps_of_adamw_have_the_losses_of_pytorch(void **state) {
     (void)state;
     check_losses(OPTIMIZER_ADAMW, "adamw_losses");
 }
 
-static void ten_steps_of_muon_have_the_losses_of_pytorch(void **state)
-{
+static void ten_steps_of_muon_have_the_losses_of_pytorch(void **state) {
     (void)state;
     check_losses(OPTIMIZER_MUON, "muon_losses");
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(a_program_without_gradients_has_the_weights_of_one_that_trains),

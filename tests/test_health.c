@@ -13,7 +13,8 @@ static const char fake_library[] =
     "static struct { unsigned long long umc, links, xgmi, junction, version, status; } gpu;\n"
     "static void update(void) {\n"
     "    FILE *file = fopen(\"gpu\", \"r\");\n"
-    "    if (!file || fscanf(file, \"%llu %llu %llu %llu %llu %llx\", &gpu.umc, &gpu.links, &gpu.xgmi, &gpu.junction, &gpu.version, &gpu.status) != 6)\n"
+    "    if (!file || fscanf(file, \"%llu %llu %llu %llu %llu %llx\", &gpu.umc, &gpu.links, &gpu.xgmi, &gpu.junction, &gpu.version, "
+    "&gpu.status) != 6)\n"
     "        memset(&gpu, 0, sizeof gpu);\n"
     "    if (file) fclose(file);\n"
     "}\n"
@@ -82,8 +83,9 @@ static void counters_that_grow_are_reported(void **state) {
     expect_look(health, "");
     write_counter("sys/class/net/eth0/carrier_down_count", "3\n");
     write_counter("sys/class/drm/card0/device/ras/umc_err_count", "ue: 1\nce: 9\n");
-    expect_look(health, "/sys/class/net/eth0/carrier_down_count: the link went down, 2 more, 3 in all\n"
-                        "/sys/class/drm/card0/device/ras/umc_err_count: the GPU's memory had errors that cannot be corrected, 1 more, 1 in all\n");
+    expect_look(health,
+        "/sys/class/net/eth0/carrier_down_count: the link went down, 2 more, 3 in all\n"
+        "/sys/class/drm/card0/device/ras/umc_err_count: the GPU's memory had errors that cannot be corrected, 1 more, 1 in all\n");
     expect_look(health, "");
     health_close(health);
     free(root);

@@ -6,36 +6,30 @@
 #include "hf_fixture.h"
 
 static FixtureSettings zaya = {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
-                               "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
+    "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3"};
 static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
-                                  "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true"};
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true"};
 
-static void write_good(Fixture *f, bool overwrite)
-{
+static void write_good(Fixture *f, bool overwrite) {
     Error error = {0};
-    if (!hf_write(&f->export, f->out, overwrite, &error))
-        fail_msg("%s", error.message);
+    if (!hf_write(&f->export, f->out, overwrite, &error)) fail_msg("%s", error.message);
 }
 
-static void assert_refused(Fixture *f, bool overwrite, const char *fragment)
-{
+static void assert_refused(Fixture *f, bool overwrite, const char *fragment) {
     Error error = {0};
     assert_false(hf_write(&f->export, f->out, overwrite, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    if (!strstr(error.message, fragment))
-        fail_msg("\"%s\" does not contain \"%s\"", error.message, fragment);
+    if (!strstr(error.message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error.message, fragment);
 }
 
-static bool exists(const Fixture *f, const char *name)
-{
+static bool exists(const Fixture *f, const char *name) {
     char *path = memory_format("%s/%s", f->out, name);
     bool there = access(path, F_OK) == 0;
     free(path);
     return there;
 }
 
-static json_t *read_json(const Fixture *f, const char *name)
-{
+static json_t *read_json(const Fixture *f, const char *name) {
     char *path = memory_format("%s/%s", f->out, name);
     json_t *content = json_load_file(path, 0, NULL);
     free(path);
@@ -43,28 +37,24 @@ static json_t *read_json(const Fixture *f, const char *name)
     return content;
 }
 
-static int64_t integer(const json_t *object, const char *key)
-{
+static int64_t integer(const json_t *object, const char *key) {
     assert_true(json_is_integer(json_object_get(object, key)));
     return json_integer_value(json_object_get(object, key));
 }
 
-static const char *string(const json_t *object, const char *key)
-{
+static const char *string(const json_t *object, const char *key) {
     assert_true(json_is_string(json_object_get(object, key)));
     return json_string_value(json_object_get(object, key));
 }
 
-static double real(const json_t *object, const char *key)
-{
+static double real(const json_t *object, const char *key) {
     assert_true(json_is_real(json_object_get(object, key)));
     return json_real_value(json_object_get(object, key));
 }
 
 /* -- config.json ---------------------------------------------------------------------------------------------------- */
 
-static void the_configuration_of_zaya_has_its_keys(void **state)
-{
+static void the_configuration_of_zaya_has_its_keys(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, zaya, PRECISION_BF16);
@@ -90,8 +80,7 @@ static void the_configuration_of_zaya_has_its_keys(void **state)
     fixture_stop(&f);
 }
 
-static void the_configuration_of_llama_has_the_scaling_of_positions(void **state)
-{
+static void the_configuration_of_llama_has_the_scaling_of_positions(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -109,8 +98,7 @@ static void the_configuration_of_llama_has_the_scaling_of_positions(void **state
     fixture_stop(&f);
 }
 
-static void a_llama_with_a_window_is_a_mistral(void **state)
-{
+static void a_llama_with_a_window_is_a_mistral(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -122,8 +110,7 @@ static void a_llama_with_a_window_is_a_mistral(void **state)
     fixture_stop(&f);
 }
 
-static void a_llama_with_experts_is_a_mixtral(void **state)
-{
+static void a_llama_with_experts_is_a_mixtral(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, mixtral, PRECISION_FP32);
@@ -136,10 +123,12 @@ static void a_llama_with_experts_is_a_mixtral(void **state)
     fixture_stop(&f);
 }
 
-static void what_a_class_cannot_express_is_refused_by_name(void **state)
-{
+static void what_a_class_cannot_express_is_refused_by_name(void **state) {
     (void)state;
-    const struct { const char *const *settings; const char *change, *fragment; } cases[] = {
+    const struct {
+        const char *const *settings;
+        const char *change, *fragment;
+    } cases[] = {
         {zaya, "model.experts_per_token=2", "model.experts_per_token=2"},
         {zaya, "model.renormalise=true", "model.renormalise=true"},
         {mixtral, "model.renormalise=false", "model.renormalise=false"},
@@ -156,55 +145,46 @@ static void what_a_class_cannot_express_is_refused_by_name(void **state)
     }
 }
 
-static void biases_that_mixtral_lacks_are_refused(void **state)
-{
+static void biases_that_mixtral_lacks_are_refused(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, mixtral, PRECISION_FP32);
     const Graph *graph = f.model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind == PARAMETER_CONTROLLER)
-            ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
+        if (graph->parameters[i].kind == PARAMETER_CONTROLLER) ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
     assert_refused(&f, false, "model.layers.0.mlp.gate.balancing_biases");
     fixture_stop(&f);
 }
 
 /* -- Tensors -------------------------------------------------------------------------------------------------------- */
 
-static Safetensors open_tensors(const Fixture *f)
-{
+static Safetensors open_tensors(const Fixture *f) {
     Safetensors file;
     Error error = {0};
     char *path = memory_format("%s/model.safetensors", f->out);
-    if (!safetensors_open(&file, path, &error))
-        fail_msg("%s", error.message);
+    if (!safetensors_open(&file, path, &error)) fail_msg("%s", error.message);
     free(path);
     return file;
 }
 
-static const StoredTensor *find(const Safetensors *file, const char *name, StoredType type, int rank, const int64_t *shape)
-{
+static const StoredTensor *find(const Safetensors *file, const char *name, StoredType type, int rank, const int64_t *shape) {
     const StoredTensor *tensor = safetensors_find(file, name);
-    if (!tensor)
-        fail_msg("%s is missing", name);
+    if (!tensor) fail_msg("%s is missing", name);
     assert_int_equal(tensor->type, type);
     assert_int_equal(tensor->rank, rank);
     assert_memory_equal(tensor->shape, shape, rank * sizeof *shape);
     return tensor;
 }
 
-static const float *parameter(const Fixture *f, const char *name)
-{
+static const float *parameter(const Fixture *f, const char *name) {
     const Graph *graph = f->model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
-        if (!strcmp(graph->parameters[i].name, name))
-            return f->export.master + graph->parameters[i].offset;
+        if (!strcmp(graph->parameters[i].name, name)) return f->export.master + graph->parameters[i].offset;
     fail_msg("%s is no parameter", name);
     return NULL;
 }
 
-static void every_parameter_of_zaya_is_stored_under_its_name(void **state)
-{
+static void every_parameter_of_zaya_is_stored_under_its_name(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, zaya, PRECISION_FP32);
@@ -222,8 +202,7 @@ static void every_parameter_of_zaya_is_stored_under_its_name(void **state)
     fixture_stop(&f);
 }
 
-static void bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32(void **state)
-{
+static void bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, zaya, PRECISION_BF16);
@@ -246,15 +225,15 @@ static void bf16_is_rounded_to_nearest_and_balancing_biases_stay_fp32(void **sta
 }
 
 /* gate_up_proj [experts, gate rows then up rows, width] is w1 and w3 of every expert. */
-static void the_experts_of_mixtral_are_stored_one_by_one(void **state)
-{
+static void the_experts_of_mixtral_are_stored_one_by_one(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, mixtral, PRECISION_FP32);
     write_good(&f, false);
     Safetensors file = open_tensors(&f);
     assert_int_equal(file.count, 2 + 2 * (2 + 4 + 1 + 3 * 3)); /* norms, attention, router, experts */
-    const float *gate_up = parameter(&f, "model.layers.1.mlp.experts.gate_up_proj"), *down = parameter(&f, "model.layers.1.mlp.experts.down_proj");
+    const float *gate_up = parameter(&f, "model.layers.1.mlp.experts.gate_up_proj"),
+                *down = parameter(&f, "model.layers.1.mlp.experts.down_proj");
     for (int e = 0; e < 3; e++)
         for (int i = 1; i <= 3; i++) {
             char name[96];
@@ -271,23 +250,23 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state)
 
 /* -- The tokenizer -------------------------------------------------------------------------------------------------- */
 
-static void token_ids_are_the_bytes(void **state)
-{
+static void token_ids_are_the_bytes(void **state) {
     (void)state;
     json_t *tokenizer = hf_tokenizer(), *model = json_object_get(tokenizer, "model"), *vocabulary = json_object_get(model, "vocab");
     assert_int_equal(json_object_size(vocabulary), 256);
     assert_int_equal(json_array_size(json_object_get(model, "merges")), 0);
-    const struct { const char *text; int id; } known[] = {{"A", 'A'}, {"Ġ", ' '}, {"Ċ", '\n'}, {"Ā", 0}, {"ÿ", 255}, {"¡", 161}, {"Ń", 173}, {"ġ", 127}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        assert_int_equal(integer(vocabulary, known[i].text), known[i].id);
+    const struct {
+        const char *text;
+        int id;
+    } known[] = {{"A", 'A'}, {"Ġ", ' '}, {"Ċ", '\n'}, {"Ā", 0}, {"ÿ", 255}, {"¡", 161}, {"Ń", 173}, {"ġ", 127}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) assert_int_equal(integer(vocabulary, known[i].text), known[i].id);
     json_t *separator = json_array_get(json_object_get(tokenizer, "added_tokens"), 0);
     assert_int_equal(integer(separator, "id"), BYTE_SEPARATOR);
     assert_true(json_is_true(json_object_get(separator, "special")));
     json_decref(tokenizer);
 }
 
-static void other_tokenizers_are_not_pretended(void **state)
-{
+static void other_tokenizers_are_not_pretended(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -302,16 +281,14 @@ static void other_tokenizers_are_not_pretended(void **state)
 
 /* -- Folders -------------------------------------------------------------------------------------------------------- */
 
-static void put_file(const Fixture *f, const char *name)
-{
+static void put_file(const Fixture *f, const char *name) {
     Error error = {0};
     char *path = memory_format("%s/%s", f->out, name);
     assert_true(files_make_folder(f->out, &error) && files_write_atomic(path, "mine", 4, &error));
     free(path);
 }
 
-static void a_folder_in_use_is_not_touched_without_overwrite(void **state)
-{
+static void a_folder_in_use_is_not_touched_without_overwrite(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -323,8 +300,7 @@ static void a_folder_in_use_is_not_touched_without_overwrite(void **state)
     fixture_stop(&f);
 }
 
-static void overwrite_replaces_only_what_an_export_writes(void **state)
-{
+static void overwrite_replaces_only_what_an_export_writes(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -336,8 +312,7 @@ static void overwrite_replaces_only_what_an_export_writes(void **state)
     fixture_stop(&f);
 }
 
-static void overwrite_leaves_nothing_of_the_earlier_export(void **state)
-{
+static void overwrite_leaves_nothing_of_the_earlier_export(void **state) {
     (void)state;
     Fixture f;
     fixture_start(&f, llama, PRECISION_FP32);
@@ -349,8 +324,7 @@ static void overwrite_leaves_nothing_of_the_earlier_export(void **state)
     fixture_stop(&f);
 }
 
-static void an_empty_folder_and_a_trailing_slash_are_fine(void **state)
-{
+static void an_empty_folder_and_a_trailing_slash_are_fine(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -363,8 +337,7 @@ static void an_empty_folder_and_a_trailing_slash_are_fine(void **state)
     fixture_stop(&f);
 }
 
-static void a_folder_that_cannot_be_made_is_an_error(void **state)
-{
+static void a_folder_that_cannot_be_made_is_an_error(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -377,8 +350,7 @@ static void a_folder_that_cannot_be_made_is_an_error(void **state)
     fixture_stop(&f);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_configuration_of_zaya_has_its_keys),
         cmocka_unit_test(the_configuration_of_llama_has_the_scaling_of_positions),

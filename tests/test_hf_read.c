@@ -7,81 +7,70 @@
 enum { TENSORS = 200 };
 
 static FixtureSettings zaya = {"model.family=zaya", "model.experts=3", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
-                               "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
+    "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
 static FixtureSettings mistral = {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=32", "model.head_dim=8",
-                                  "model.ffn=40", "model.layers=1", "model.window=9", "model.rope_theta=5e5"};
-static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12", "model.layers=2",
-                                  "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"};
-static FixtureSettings qwen2 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
-                                "model.qkv_bias=true"};
-static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1",
-                                "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
+    "model.ffn=40", "model.layers=1", "model.window=9", "model.rope_theta=5e5"};
+static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"};
+static FixtureSettings qwen2 = {
+    "model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1", "model.qkv_bias=true"};
+static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+    "model.layers=1", "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
 static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
-                              "model.clip_qkv=2", "model.softmax_scale=0.3"};
-static FixtureSettings gpt2 = {"model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
+    "model.clip_qkv=2", "model.softmax_scale=0.3"};
+static FixtureSettings gpt2 = {
+    "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
 static const char *const *const models[] = {zaya, llama, mistral, mixtral, qwen2, qwen3, mpt, gpt2};
 enum { MODELS = sizeof models / sizeof *models };
 
 /* The model is written to f->out. */
-static void start_sharded(Fixture *f, const char *const *settings, Precision precision, int64_t shard_bytes)
-{
+static void start_sharded(Fixture *f, const char *const *settings, Precision precision, int64_t shard_bytes) {
     Error error = {0};
     fixture_start(f, settings, precision);
     f->export.shard_bytes = shard_bytes;
-    if (!hf_write(&f->export, f->out, false, &error))
-        fail_msg("%s", error.message);
+    if (!hf_write(&f->export, f->out, false, &error)) fail_msg("%s", error.message);
 }
 
 static void start(Fixture *f, const char *const *settings) { start_sharded(f, settings, PRECISION_FP32, 0); }
 
-static float *load(const Fixture *f, Error *error)
-{
+static float *load(const Fixture *f, Error *error) {
     float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
-    if (hf_load_weights(f->out, &f->config.model, f->model.graph, master, error))
-        return master;
+    if (hf_load_weights(f->out, &f->config.model, f->model.graph, master, error)) return master;
     free(master);
     return NULL;
 }
 
-static float *load_good(const Fixture *f)
-{
+static float *load_good(const Fixture *f) {
     Error error = {0};
     float *master = load(f, &error);
-    if (!master)
-        fail_msg("%s", error.message);
+    if (!master) fail_msg("%s", error.message);
     return master;
 }
 
-static void assert_error(const Error *error, const char *first, const char *second)
-{
+static void assert_error(const Error *error, const char *first, const char *second) {
     assert_int_equal(error->code, ERROR_CHECKPOINT);
     if (!strstr(error->message, first) || !strstr(error->message, second))
         fail_msg("\"%s\" does not contain \"%s\" and \"%s\"", error->message, first, second);
 }
 
-static void assert_load_refused(const Fixture *f, const char *file, const char *what)
-{
+static void assert_load_refused(const Fixture *f, const char *file, const char *what) {
     Error error = {0};
     assert_null(load(f, &error));
     assert_error(&error, file, what);
 }
 
-static int find_parameter(const Graph *graph, const char *name)
-{
+static int find_parameter(const Graph *graph, const char *name) {
     for (int i = 0; i < graph->parameter_count; i++)
-        if (!strcmp(graph->parameters[i].name, name))
-            return i;
+        if (!strcmp(graph->parameters[i].name, name)) return i;
     fail_msg("%s is no parameter", name);
     return -1;
 }
 
-static void assert_same_weights(const Fixture *f, const float *master)
-{
+static void assert_same_weights(const Fixture *f, const float *master) {
     const Graph *graph = f->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (memcmp(master + p->offset, f->export.master + p->offset, p->count * sizeof(float)))
-            fail_msg("%s differs", p->name);
+        if (memcmp(master + p->offset, f->export.master + p->offset, p->count * sizeof(float))) fail_msg("%s differs", p->name);
     }
 }
 
@@ -90,15 +79,12 @@ static void assert_same_weights(const Fixture *f, const float *master)
 static char *path_of(const Fixture *f, const char *name) { return memory_format("%s/%s", f->out, name); }
 
 /* Sets a field of a JSON file to a value in JSON; NULL removes it. */
-static void edit_json(const Fixture *f, const char *name, const char *key, const char *value)
-{
+static void edit_json(const Fixture *f, const char *name, const char *key, const char *value) {
     char *path = path_of(f, name);
     json_t *content = json_load_file(path, 0, NULL);
     assert_non_null(content);
-    if (value)
-        assert_int_equal(json_object_set_new(content, key, json_loads(value, JSON_DECODE_ANY, NULL)), 0);
-    else
-        assert_int_equal(json_object_del(content, key), 0);
+    if (value) assert_int_equal(json_object_set_new(content, key, json_loads(value, JSON_DECODE_ANY, NULL)), 0);
+    else assert_int_equal(json_object_del(content, key), 0);
     assert_int_equal(json_dump_file(content, path, 0), 0);
     json_decref(content);
     free(path);
@@ -111,8 +97,7 @@ typedef struct Edit {
     size_t count;
 } Edit;
 
-static void edit_open(const Fixture *f, Edit *edit)
-{
+static void edit_open(const Fixture *f, Edit *edit) {
     Error error = {0};
     char *path = path_of(f, "model.safetensors");
     assert_true(safetensors_open(&edit->file, path, &error));
@@ -122,31 +107,26 @@ static void edit_open(const Fixture *f, Edit *edit)
     free(path);
 }
 
-static void edit_write(const Fixture *f, Edit *edit)
-{
+static void edit_write(const Fixture *f, Edit *edit) {
     Error error = {0};
     char *path = path_of(f, "model.safetensors"), *fresh = path_of(f, "fresh");
-    if (!safetensors_write(fresh, edit->tensors, edit->count, NULL, &error))
-        fail_msg("%s", error.message);
+    if (!safetensors_write(fresh, edit->tensors, edit->count, NULL, &error)) fail_msg("%s", error.message);
     assert_int_equal(rename(fresh, path), 0);
     safetensors_close(&edit->file);
     free(fresh);
     free(path);
 }
 
-static StoredTensor *edit_find(Edit *edit, const char *name)
-{
+static StoredTensor *edit_find(Edit *edit, const char *name) {
     for (size_t i = 0; i < edit->count; i++)
-        if (!strcmp(edit->tensors[i].name, name))
-            return &edit->tensors[i];
+        if (!strcmp(edit->tensors[i].name, name)) return &edit->tensors[i];
     fail_msg("%s is not in the file", name);
     return NULL;
 }
 
 /* -- Configurations -------------------------------------------------------------------------------------------------- */
 
-static void what_was_written_is_read_back(void **state)
-{
+static void what_was_written_is_read_back(void **state) {
     (void)state;
     for (int i = 0; i < MODELS; i++) {
         Fixture f;
@@ -154,13 +134,11 @@ static void what_was_written_is_read_back(void **state)
         Error error = {0};
         char text[512] = "";
         start_sharded(&f, models[i], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
-        if (!hf_read(f.out, &model, &error))
-            fail_msg("%s", error.message);
+        if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
         Config read = f.config;
         read.model = model.config;
         read.model.router_width = f.config.model.family == FAMILY_ZAYA ? read.model.router_width : f.config.model.router_width;
-        if (options_difference(&config_table, &f.config, &read, text, sizeof text))
-            fail_msg("model %d: %s", i, text);
+        if (options_difference(&config_table, &f.config, &read, text, sizeof text)) fail_msg("model %d: %s", i, text);
         assert_int_equal(model.precision, f.export.precision);
         assert_true(model.bytes);
         hf_release(&model);
@@ -168,16 +146,15 @@ static void what_was_written_is_read_back(void **state)
     }
 }
 
-static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **state)
-{
+static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **state) {
     (void)state;
     Fixture f;
     HfModel model;
     Error error = {0};
     start(&f, llama);
-    const char *const absent[] = {"num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "tie_word_embeddings", "rms_norm_eps", "dtype"};
-    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
-        edit_json(&f, "config.json", absent[i], NULL);
+    const char *const absent[] = {
+        "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "tie_word_embeddings", "rms_norm_eps", "dtype"};
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) edit_json(&f, "config.json", absent[i], NULL);
     assert_true(hf_read(f.out, &model, &error));
     assert_int_equal(model.config.kv_heads, 4);
     assert_int_equal(model.config.head_dim, 8);
@@ -188,8 +165,7 @@ static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **
 }
 
 /* Two choices of experts per token and four layers: transformers' loss is 2 where choices are even, and ours 4. */
-static void the_weight_of_mixtrals_router_loss_means_the_same(void **state)
-{
+static void the_weight_of_mixtrals_router_loss_means_the_same(void **state) {
     (void)state;
     Fixture f;
     HfModel model;
@@ -203,10 +179,12 @@ static void the_weight_of_mixtrals_router_loss_means_the_same(void **state)
     fixture_stop(&f);
 }
 
-static void what_our_models_cannot_compute_is_refused_by_field(void **state)
-{
+static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
     (void)state;
-    const struct { const char *const *settings; const char *key, *value, *message; } cases[] = {
+    const struct {
+        const char *const *settings;
+        const char *key, *value, *message;
+    } cases[] = {
         {llama, "model_type", "\"gemma\"", "model_type is \"gemma\""},
         {llama, "model_type", "\"qwe\\n3\"", "model_type is \"qwe\\n3\"; smelt has"},
         {llama, "model_type", "[]", "model_type is missing"},
@@ -266,8 +244,7 @@ static void what_our_models_cannot_compute_is_refused_by_field(void **state)
     }
 }
 
-static void a_file_that_is_not_json_is_named_with_its_line(void **state)
-{
+static void a_file_that_is_not_json_is_named_with_its_line(void **state) {
     (void)state;
     const char *const contents[] = {"", "{\"hidden_size\": 4,\n \"hidden_size\": 4}", "[1", "\xff", "7"};
     for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
@@ -286,8 +263,7 @@ static void a_file_that_is_not_json_is_named_with_its_line(void **state)
 
 /* -- Tensors --------------------------------------------------------------------------------------------------------- */
 
-static void weights_come_back_bit_for_bit(void **state)
-{
+static void weights_come_back_bit_for_bit(void **state) {
     (void)state;
     for (int i = 0; i < MODELS; i++) {
         Fixture f;
@@ -299,18 +275,15 @@ static void weights_come_back_bit_for_bit(void **state)
     }
 }
 
-static char *read_file(const char *folder, const char *name, int64_t *length)
-{
+static char *read_file(const char *folder, const char *name, int64_t *length) {
     Error error = {0};
     char *path = memory_format("%s/%s", folder, name), *content = files_read_whole(path, 1 << 24, length, &error);
-    if (!content)
-        fail_msg("%s", error.message);
+    if (!content) fail_msg("%s", error.message);
     free(path);
     return content;
 }
 
-static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(void **state)
-{
+static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(void **state) {
     (void)state;
     for (int i = 0; i < 2 * MODELS; i++) {
         Fixture f;
@@ -333,8 +306,7 @@ static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(vo
     }
 }
 
-static void shards_are_bounded_listed_and_read_back(void **state)
-{
+static void shards_are_bounded_listed_and_read_back(void **state) {
     (void)state;
     for (int i = 0; i < MODELS; i++) {
         const int64_t limit = 9000;
@@ -365,8 +337,7 @@ static void shards_are_bounded_listed_and_read_back(void **state)
     }
 }
 
-static void overwriting_shards_with_one_file_leaves_none_of_them(void **state)
-{
+static void overwriting_shards_with_one_file_leaves_none_of_them(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -380,8 +351,7 @@ static void overwriting_shards_with_one_file_leaves_none_of_them(void **state)
 }
 
 /* 1, the least subnormal, -0, the greatest number, -2. */
-static void halves_become_the_floats_of_the_same_value(void **state)
-{
+static void halves_become_the_floats_of_the_same_value(void **state) {
     (void)state;
     const uint16_t halves[] = {0x3c00, 0x0001, 0x8000, 0x7bff, 0xc000};
     const float floats[] = {1, 0x1p-24f, -0.0f, 65504, -2};
@@ -402,8 +372,7 @@ static void halves_become_the_floats_of_the_same_value(void **state)
     fixture_stop(&f);
 }
 
-static void doubles_hold_what_the_file_says(void **state)
-{
+static void doubles_hold_what_the_file_says(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -420,8 +389,7 @@ static void doubles_hold_what_the_file_says(void **state)
 }
 
 /* As OpenAI's: without the leading name, matrices [in, out], and with the mask of attention as a buffer. */
-static void gpt2_folders_may_lack_the_leading_name(void **state)
-{
+static void gpt2_folders_may_lack_the_leading_name(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -429,8 +397,7 @@ static void gpt2_folders_may_lack_the_leading_name(void **state)
     start(&f, gpt2);
     edit_open(&f, &edit);
     assert_int_equal(edit_find(&edit, "transformer.h.0.mlp.c_fc.weight")->shape[1], 40);
-    for (size_t i = 0; i < edit.count; i++)
-        edit.tensors[i].name += strlen(trunk);
+    for (size_t i = 0; i < edit.count; i++) edit.tensors[i].name += strlen(trunk);
     edit.tensors[edit.count++] = (StoredTensor){.name = "h.1.attn.bias", .rank = 1, .shape = {2}, .data = (float[]){1, 1}};
     edit_write(&f, &edit);
     float *master = load_good(&f);
@@ -439,8 +406,7 @@ static void gpt2_folders_may_lack_the_leading_name(void **state)
     fixture_stop(&f);
 }
 
-static void a_missing_tensor_is_named_with_its_file(void **state)
-{
+static void a_missing_tensor_is_named_with_its_file(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -452,8 +418,7 @@ static void a_missing_tensor_is_named_with_its_file(void **state)
     fixture_stop(&f);
 }
 
-static void a_superfluous_tensor_is_named_with_its_file(void **state)
-{
+static void a_superfluous_tensor_is_named_with_its_file(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -465,8 +430,7 @@ static void a_superfluous_tensor_is_named_with_its_file(void **state)
     fixture_stop(&f);
 }
 
-static void another_shape_is_told_with_the_one_that_is_asked_for(void **state)
-{
+static void another_shape_is_told_with_the_one_that_is_asked_for(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -480,8 +444,7 @@ static void another_shape_is_told_with_the_one_that_is_asked_for(void **state)
     fixture_stop(&f);
 }
 
-static void tensors_of_integers_are_refused(void **state)
-{
+static void tensors_of_integers_are_refused(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -493,8 +456,7 @@ static void tensors_of_integers_are_refused(void **state)
     fixture_stop(&f);
 }
 
-static void a_file_that_ends_early_is_refused(void **state)
-{
+static void a_file_that_ends_early_is_refused(void **state) {
     (void)state;
     Fixture f;
     start(&f, llama);
@@ -505,8 +467,7 @@ static void a_file_that_ends_early_is_refused(void **state)
     fixture_stop(&f);
 }
 
-static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **state)
-{
+static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -526,10 +487,11 @@ static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **s
     fixture_stop(&f);
 }
 
-static void what_the_index_says_must_be_so(void **state)
-{
+static void what_the_index_says_must_be_so(void **state) {
     (void)state;
-    const struct { const char *key, *value, *first, *second; } cases[] = {
+    const struct {
+        const char *key, *value, *first, *second;
+    } cases[] = {
         {"weight_map", "{}", "index.json", "no weight_map"},
         {"weight_map", "7", "index.json", "no weight_map"},
         {"weight_map", "{\"model.norm.weight\": \"../out/model.safetensors\"}", "tensor model.norm.weight", "no file of this folder"},
@@ -539,14 +501,16 @@ static void what_the_index_says_must_be_so(void **state)
         {"weight_map", "{\"model.norm.weight\": \"absent.safetensors\"}", "absent.safetensors", "cannot open"},
         {"weight_map", "{\"model.nose.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor model.nose.weight", "is missing"},
         {"weight_map", "{\"model.norm.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor ", "is not in the index"},
-        {"weight_map", "{\"model.norm.weight\": \"one.safetensors\", \"lm_head.weight\": \"two.safetensors\"}", "tensor lm_head.weight is in", "too"},
+        {"weight_map", "{\"model.norm.weight\": \"one.safetensors\", \"lm_head.weight\": \"two.safetensors\"}",
+            "tensor lm_head.weight is in", "too"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         Error error = {0};
         int64_t length;
         start(&f, llama);
-        char *index = path_of(&f, "model.safetensors.index.json"), *one = path_of(&f, "one.safetensors"), *two = path_of(&f, "two.safetensors");
+        char *index = path_of(&f, "model.safetensors.index.json"), *one = path_of(&f, "one.safetensors"),
+             *two = path_of(&f, "two.safetensors");
         char *whole = path_of(&f, "model.safetensors"), *content = read_file(f.out, "model.safetensors", &length);
         assert_true(files_write_atomic(index, "{}", 2, &error) && files_write_atomic(two, content, length, &error));
         assert_int_equal(rename(whole, one), 0);
@@ -561,8 +525,7 @@ static void what_the_index_says_must_be_so(void **state)
     }
 }
 
-static void a_folder_without_weights_says_so(void **state)
-{
+static void a_folder_without_weights_says_so(void **state) {
     (void)state;
     Fixture f;
     start(&f, llama);
@@ -574,8 +537,7 @@ static void a_folder_without_weights_says_so(void **state)
 }
 
 /* From folders of either type; those of bf16 hold what is rounded already. */
-static void matrices_can_be_read_in_bf16(void **state)
-{
+static void matrices_can_be_read_in_bf16(void **state) {
     (void)state;
     for (int i = 0; i < 2 * MODELS; i++) {
         Fixture f;
@@ -585,8 +547,7 @@ static void matrices_can_be_read_in_bf16(void **state)
         assert_non_null(reader);
         for (int j = 0; j < f.model.graph->parameter_count; j++) {
             const Parameter *p = &f.model.graph->parameters[j];
-            if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION)
-                continue;
+            if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION) continue;
             uint16_t *values = memory_allocate(2 * p->count * sizeof *values), *expected = values + p->count;
             hf_reader_load_bf16(reader, j, values);
             model_round_weights(f.export.master + p->offset, expected, p->count);
@@ -601,8 +562,7 @@ static void matrices_can_be_read_in_bf16(void **state)
 /* -- From folder to folder ------------------------------------------------------------------------------------------- */
 
 /* Writes the model of f->out to the folder `name` beside it, tensor by tensor; the caller frees the path. */
-static char *rewrite(const Fixture *f, const char *name, bool keep, Precision precision)
-{
+static char *rewrite(const Fixture *f, const char *name, bool keep, Precision precision) {
     Error error = {0};
     char *to = memory_format("%s/%s", f->folder, name);
     HfReader *reader = hf_reader_open(f->out, &f->config.model, f->model.graph, &error);
@@ -611,29 +571,25 @@ static char *rewrite(const Fixture *f, const char *name, bool keep, Precision pr
     export.reader = reader;
     export.keep = keep;
     export.precision = precision;
-    if (!reader || !hf_write(&export, to, false, &error))
-        fail_msg("%s", error.message);
+    if (!reader || !hf_write(&export, to, false, &error)) fail_msg("%s", error.message);
     hf_reader_close(reader);
     return to;
 }
 
 /* As convert does for runs: all weights in memory, then the folder. */
-static char *rewrite_by_memory(const Fixture *f, const char *name, Precision precision)
-{
+static char *rewrite_by_memory(const Fixture *f, const char *name, Precision precision) {
     Error error = {0};
     char *to = memory_format("%s/%s", f->folder, name);
     HfExport export = f->export;
     float *master = load_good(f);
     export.master = master;
     export.precision = precision;
-    if (!hf_write(&export, to, false, &error))
-        fail_msg("%s", error.message);
+    if (!hf_write(&export, to, false, &error)) fail_msg("%s", error.message);
     free(master);
     return to;
 }
 
-static void assert_same_file(const char *first, const char *second, const char *name)
-{
+static void assert_same_file(const char *first, const char *second, const char *name) {
     int64_t before, after;
     char *expected = read_file(first, name, &before), *content = read_file(second, name, &after);
     assert_int_equal(before, after);
@@ -642,8 +598,7 @@ static void assert_same_file(const char *first, const char *second, const char *
     free(expected);
 }
 
-static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **state)
-{
+static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **state) {
     (void)state;
     for (int i = 0; i < 4 * MODELS; i++) {
         Fixture f;
@@ -659,8 +614,7 @@ static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **
 }
 
 /* A NaN with a payload of its own, which no conversion would leave as it is, and an fp16 and an fp32 tensor among those of bf16. */
-static void tensors_that_keep_their_types_keep_every_bit(void **state)
-{
+static void tensors_that_keep_their_types_keep_every_bit(void **state) {
     (void)state;
     for (int i = 0; i < MODELS; i++) {
         Fixture f;
@@ -668,8 +622,7 @@ static void tensors_that_keep_their_types_keep_every_bit(void **state)
         uint16_t halves[4096];
         start_sharded(&f, models[i], PRECISION_BF16, 0);
         edit_open(&f, &edit);
-        for (int j = 0; j < 4096; j++)
-            halves[j] = (uint16_t)(j % 7 ? 0x3c00 + j : 0x7e01);
+        for (int j = 0; j < 4096; j++) halves[j] = (uint16_t)(j % 7 ? 0x3c00 + j : 0x7e01);
         int changed = 0;
         for (size_t j = 0; j < edit.count && !changed; j++)
             if (edit.tensors[j].rank == 1 && edit.tensors[j].type == STORED_BF16) {
@@ -679,7 +632,8 @@ static void tensors_that_keep_their_types_keep_every_bit(void **state)
             }
         assert_int_equal(changed, 1);
         edit_write(&f, &edit);
-        char *again = rewrite(&f, "again", true, PRECISION_BF16), *path = memory_format("%s/model.safetensors", again), *first = path_of(&f, "model.safetensors");
+        char *again = rewrite(&f, "again", true, PRECISION_BF16), *path = memory_format("%s/model.safetensors", again),
+             *first = path_of(&f, "model.safetensors");
         Safetensors before, after;
         Error error = {0};
         assert_true(safetensors_open(&before, first, &error) && safetensors_open(&after, path, &error));
@@ -687,8 +641,7 @@ static void tensors_that_keep_their_types_keep_every_bit(void **state)
         for (size_t j = 0; j < before.count; j++) {
             const StoredTensor *a = &before.tensors[j], *b = &after.tensors[j];
             int64_t elements = 1;
-            for (int d = 0; d < a->rank; d++)
-                elements *= a->shape[d];
+            for (int d = 0; d < a->rank; d++) elements *= a->shape[d];
             assert_string_equal(a->name, b->name);
             assert_int_equal(a->type, b->type);
             assert_memory_equal(a->data, b->data, elements * stored_type_bytes(a->type));
@@ -705,7 +658,9 @@ static void tensors_that_keep_their_types_keep_every_bit(void **state)
 /* -- ZAYA1's first folders ------------------------------------------------------------------------------------------- */
 
 /* Zyphra's names for the tensors of a model of two layers, three experts each. */
-static const struct { const char *native, *legacy; } legacy_names[] = {
+static const struct {
+    const char *native, *legacy;
+} legacy_names[] = {
     {"model.embed_tokens.weight", "model.embed_tokens.weight"},
     {"model.norm.weight", "model.final_norm.weight"},
     {"model.input_hidden_states_scale", "model.layers.0.res_scale.hidden_states_scale"},
@@ -772,13 +727,12 @@ static const struct { const char *native, *legacy; } legacy_names[] = {
 };
 enum { LEGACY_NAMES = sizeof legacy_names / sizeof *legacy_names };
 
-static void write_legacy_config(const Fixture *f, json_t *variant)
-{
+static void write_legacy_config(const Fixture *f, json_t *variant) {
     char *path = path_of(f, "config.json");
-    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:b, s:b, s:b, s:s, s:b}", "model_type", "zaya", "hidden_size", 24,
-                               "vocab_size", 320, "max_position_embeddings", 256, "moe_router_topk", 1, "norm_epsilon", 1e-5, "zaya_mlp_expansion", 12,
-                               "rope_theta", 10000.0, "partial_rotary_factor", 0.5, "zaya_use_eda", 1, "zaya_use_mod", 1, "scale_residual_merge", 1,
-                               "dtype", "bfloat16", "rope_scaling", 0);
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:b, s:b, s:b, s:s, s:b}", "model_type", "zaya",
+        "hidden_size", 24, "vocab_size", 320, "max_position_embeddings", 256, "moe_router_topk", 1, "norm_epsilon", 1e-5,
+        "zaya_mlp_expansion", 12, "rope_theta", 10000.0, "partial_rotary_factor", 0.5, "zaya_use_eda", 1, "zaya_use_mod", 1,
+        "scale_residual_merge", 1, "dtype", "bfloat16", "rope_scaling", 0);
     assert_non_null(config);
     json_object_update(config, variant);
     assert_int_equal(json_dump_file(config, path, 0), 0);
@@ -788,14 +742,12 @@ static void write_legacy_config(const Fixture *f, json_t *variant)
 }
 
 /* The same weights under the other names, experts one by one. */
-static void make_legacy(const Fixture *f)
-{
+static void make_legacy(const Fixture *f) {
     Edit edit;
     char names[12][96];
     int experts = 0;
     edit_open(f, &edit);
-    for (int i = 0; i < LEGACY_NAMES; i++)
-        edit_find(&edit, legacy_names[i].native)->name = legacy_names[i].legacy;
+    for (int i = 0; i < LEGACY_NAMES; i++) edit_find(&edit, legacy_names[i].native)->name = legacy_names[i].legacy;
     for (int layer = 0; layer < 2; layer++)
         for (int fc = 1; fc <= 2; fc++) {
             char stack[64];
@@ -805,7 +757,8 @@ static void make_legacy(const Fixture *f)
             part.rank = 2;
             memmove(part.shape, part.shape + 1, 2 * sizeof *part.shape);
             for (int e = 0; e < 3; e++) {
-                snprintf(names[experts], sizeof *names, "model.layers.%d.zaya_block.experts.local_experts.%d.linear_fc%d.weight", 2 * layer + 1, e, fc);
+                snprintf(names[experts], sizeof *names, "model.layers.%d.zaya_block.experts.local_experts.%d.linear_fc%d.weight",
+                    2 * layer + 1, e, fc);
                 part.name = names[experts++];
                 edit.tensors[edit.count++] = part;
                 part.data = (const char *)part.data + part.shape[0] * part.shape[1] * sizeof(float);
@@ -814,8 +767,7 @@ static void make_legacy(const Fixture *f)
     edit_write(f, &edit);
 }
 
-static void assert_legacy_is_read(json_t *variant)
-{
+static void assert_legacy_is_read(json_t *variant) {
     Fixture f;
     HfModel model;
     Error error = {0};
@@ -823,12 +775,10 @@ static void assert_legacy_is_read(json_t *variant)
     start(&f, zaya);
     make_legacy(&f);
     write_legacy_config(&f, variant);
-    if (!hf_read(f.out, &model, &error))
-        fail_msg("%s", error.message);
+    if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
     Config read = f.config;
     read.model = model.config;
-    if (options_difference(&config_table, &f.config, &read, text, sizeof text))
-        fail_msg("%s", text);
+    if (options_difference(&config_table, &f.config, &read, text, sizeof text)) fail_msg("%s", text);
     float *master = load_good(&f);
     assert_same_weights(&f, master);
     char *today = rewrite(&f, "today", true, PRECISION_BF16), *through = rewrite_by_memory(&f, "through", PRECISION_FP32);
@@ -841,26 +791,26 @@ static void assert_legacy_is_read(json_t *variant)
 }
 
 /* As ZAYA1-base: lists with an entry per step, and scalars beside them that are wrong. */
-static void zaya_folders_with_lists_of_steps_are_read(void **state)
-{
+static void zaya_folders_with_lists_of_steps_are_read(void **state) {
     (void)state;
-    assert_legacy_is_read(json_pack("{s:[s,i,s,i], s:[i,i,i,i], s:[i,i,i,i], s:[i,i,i,i], s:i, s:i, s:i}", "zaya_layers", "a", 3, "a", 3, "cca_num_q_heads", 4,
-                                    0, 4, 0, "num_query_groups_list", 2, 0, 2, 0, "ffn_hidden_size_list", 0, 40, 0, 40, "kv_channels", 8,
-                                    "num_hidden_layers", 120, "num_attention_heads", 8));
+    assert_legacy_is_read(json_pack("{s:[s,i,s,i], s:[i,i,i,i], s:[i,i,i,i], s:[i,i,i,i], s:i, s:i, s:i}", "zaya_layers", "a", 3, "a", 3,
+        "cca_num_q_heads", 4, 0, 4, 0, "num_query_groups_list", 2, 0, 2, 0, "ffn_hidden_size_list", 0, 40, 0, 40, "kv_channels", 8,
+        "num_hidden_layers", 120, "num_attention_heads", 8));
 }
 
 /* As ZAYA1-8B's first form. */
-static void zaya_folders_with_twice_the_layers_are_read(void **state)
-{
+static void zaya_folders_with_twice_the_layers_are_read(void **state) {
     (void)state;
-    assert_legacy_is_read(json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "num_hidden_layers", 4, "num_attention_heads", 4, "num_query_groups", 2,
-                                    "ffn_hidden_size", 40, "head_dim", 8, "num_experts", 3));
+    assert_legacy_is_read(json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "num_hidden_layers", 4, "num_attention_heads", 4, "num_query_groups",
+        2, "ffn_hidden_size", 40, "head_dim", 8, "num_experts", 3));
 }
 
-static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state)
-{
+static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state) {
     (void)state;
-    const struct { const char *value; float scale; } cases[] = {{"null", 1}, {"0.25", 0.25f}, {"-2", -2}, {"\"inv_sqrt_d_model\"", 0.17677669529f /* 1 / sqrt(32) */}};
+    const struct {
+        const char *value;
+        float scale;
+    } cases[] = {{"null", 1}, {"0.25", 0.25f}, {"-2", -2}, {"\"inv_sqrt_d_model\"", 0.17677669529f /* 1 / sqrt(32) */}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         start(&f, mpt);
@@ -881,8 +831,7 @@ static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state)
     }
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_written_is_read_back),
         cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),

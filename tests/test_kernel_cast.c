@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
-#include "kernel/launch.h"
+#include "backend/gpu/kernel_launch.h"
 
 enum { BEYOND = 16 /* elements that must stay as they are */, UNTOUCHED = 0xa5a5 };
 

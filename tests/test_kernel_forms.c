@@ -9,6 +9,13 @@
 #include <cmocka.h>
 
 #include "check.h"
+#include "ops/cca/cca.h"
+#include "ops/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/loss/loss.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/router/router.h"
 
 #define CHECK_ALL(build, cases, ...)                                                                                                       \
     do {                                                                                                                                   \
@@ -19,7 +26,12 @@
 /* -- Compressed convolutional attention ---------------------------------------------------------------------------- */
 
 enum { POSITIONS = 160 };
-typedef struct Cca { int64_t rows; Heads heads; int64_t rotated; int documents; } Cca;
+typedef struct Cca {
+    int64_t rows;
+    Heads heads;
+    int64_t rotated;
+    int documents;
+} Cca;
 static int32_t positions[2][POSITIONS]; /* of a call, and of the one that goes on where it ended */
 
 static CcaParameters cca_parameters(Check *check, const Heads *h) {
@@ -27,14 +39,16 @@ static CcaParameters cca_parameters(Check *check, const Heads *h) {
     return (CcaParameters){
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0.2, 0.7),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
-        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1 / sqrt(h->head_dim)),
+        .grouped_weight =
+            check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1 / sqrt(h->head_dim)),
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
 }
 
 static void add_cca(Check *check, const Cca *c, const int32_t *at, TensorId table, const CcaParameters *parameters, TensorId kept) {
-    TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
+    TensorId u =
+        check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.1, 1);
     check_output(check, op_cca(check->graph, u, check_integers(check, 1, &c->rows, at), table, parameters, kept, &c->heads));
 }
 
@@ -52,7 +66,8 @@ static void build_cca(Check *check, const void *argument) {
 /* The temperature's gradient is one number per head, a sum of signed terms of which bf16 keeps 8 bits each: it may cancel to a tenth of their magnitude. */
 static void heads_of_whole_chunks_are_convolved(void **state) {
     (void)state;
-    static const Cca cases[] = {{70, {2, 1, 64}, 32, 3}, {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {33, {1, 1, 96}, 96, 33}, {1, {1, 1, 128}, 16, 1}};
+    static const Cca cases[] = {
+        {70, {2, 1, 64}, 32, 3}, {140, {2, 2, 16}, 16, 1}, {40, {4, 2, 128}, 64, 2}, {33, {1, 1, 96}, 96, 33}, {1, {1, 1, 128}, 16, 1}};
     CHECK_ALL(build_cca, cases, .bf16 = 0.05);
 }
 
@@ -77,7 +92,11 @@ static void a_sequence_goes_on_where_its_first_chunk_ended(void **state) {
 
 /* -- Norms of queries and keys ------------------------------------------------------------------------------------- */
 
-typedef struct Qkv { int64_t rows; Heads heads; NormKind kind; } Qkv; /* all heads of a row are one group */
+typedef struct Qkv {
+    int64_t rows;
+    Heads heads;
+    NormKind kind;
+} Qkv; /* all heads of a row are one group */
 
 static Norm group_norm(Check *check, NormKind kind, int64_t columns) {
     Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
@@ -101,7 +120,10 @@ static void groups_of_heads_are_normed_in_every_width(void **state) {
 
 /* -- The rest ------------------------------------------------------------------------------------------------------ */
 
-typedef struct Route { int64_t rows; RouterSpec spec; } Route;
+typedef struct Route {
+    int64_t rows;
+    RouterSpec spec;
+} Route;
 
 static void build_router(Check *check, const void *argument) {
     const Route *c = argument;
@@ -115,11 +137,15 @@ static void build_router(Check *check, const void *argument) {
 
 static void routers_choose_among_hundreds_of_experts(void **state) {
     (void)state;
-    static const Route cases[] = {{40, {.experts = 511, .k = 4, .skip = true, .renormalise = true}}, {9, {.experts = 130, .k = 1, .auxiliary = 3}}, {70, {.experts = 512, .k = 8}}};
+    static const Route cases[] = {{40, {.experts = 511, .k = 4, .skip = true, .renormalise = true}},
+        {9, {.experts = 130, .k = 1, .auxiliary = 3}}, {70, {.experts = 512, .k = 8}}};
     CHECK_ALL(build_router, cases, 0);
 }
 
-typedef struct Layer { int64_t rows, in, out; bool wide; } Layer;
+typedef struct Layer {
+    int64_t rows, in, out;
+    bool wide;
+} Layer;
 
 static void build_linear(Check *check, const void *argument) {
     const Layer *c = argument;
@@ -147,9 +173,12 @@ static void the_last_row_is_copied(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_of_whole_chunks_are_convolved),       cmocka_unit_test(a_sequence_goes_on_where_its_first_chunk_ended),
-        cmocka_unit_test(groups_of_heads_are_normed_in_every_width), cmocka_unit_test(routers_choose_among_hundreds_of_experts),
-        cmocka_unit_test(biases_get_the_sums_of_all_rows),           cmocka_unit_test(the_last_row_is_copied),
+        cmocka_unit_test(heads_of_whole_chunks_are_convolved),
+        cmocka_unit_test(a_sequence_goes_on_where_its_first_chunk_ended),
+        cmocka_unit_test(groups_of_heads_are_normed_in_every_width),
+        cmocka_unit_test(routers_choose_among_hundreds_of_experts),
+        cmocka_unit_test(biases_get_the_sums_of_all_rows),
+        cmocka_unit_test(the_last_row_is_copied),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

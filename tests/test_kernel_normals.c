@@ -11,8 +11,8 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
-#include "config.h"
-#include "kernel/launch.h"
+#include "config/config.h"
+#include "backend/gpu/kernel_launch.h"
 #include "model/model.h"
 
 enum { COUNT = 100003, BEYOND = 16 /* values that must stay as they are */ };
@@ -69,7 +69,8 @@ static void constants_are_normals_without_deviation(void **state) {
 
 /* All parameters of a model with a controller, whose last element is no normal, in parts of 1,000 elements as ranks might hold them. */
 static void a_models_initial_weights_have_the_hosts_bits(void **state) {
-    static const char *const settings[] = {"model.family=zaya", "model.experts=4", "model.router_width=16", "model.ffn=32", "model.heads=2", "model.kv_heads=1", "model.head_dim=16", "model.layers=2", "model.width=64", "model.vocabulary=100"};
+    static const char *const settings[] = {"model.family=zaya", "model.experts=4", "model.router_width=16", "model.ffn=32", "model.heads=2",
+        "model.kv_heads=1", "model.head_dim=16", "model.layers=2", "model.width=64", "model.vocabulary=100"};
     (void)state;
     if (!check_device()) skip();
     enum { PART = 1000, SEED = 3 };
@@ -82,13 +83,15 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
     if (!config_check(&config, &error)) fail_msg("%s", error.message);
     Model model = model_build(&config.model, PRECISION_BF16, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     int64_t bytes = model.graph->parameter_extent * (int64_t)sizeof(float);
-    char *memory = device_allocate(check_device(), bytes, &error), *expected = memory_allocate((size_t)bytes), *found = memory_allocate((size_t)bytes);
+    char *memory = device_allocate(check_device(), bytes, &error), *expected = memory_allocate((size_t)bytes),
+         *found = memory_allocate((size_t)bytes);
     if (!memory) fail_msg("%s", error.message);
     for (int i = 0; i < model.graph->parameter_count; i++) {
         const Parameter *p = &model.graph->parameters[i];
         for (int64_t first = 0; first < p->count; first += PART) {
             ParameterPart part = {i, first, p->count - first < PART ? p->count - first : PART};
-            model_initialize_part(model.graph, &config.model, SEED, &part, check_device(), memory + (p->offset + first) * (int64_t)sizeof(float));
+            model_initialize_part(
+                model.graph, &config.model, SEED, &part, check_device(), memory + (p->offset + first) * (int64_t)sizeof(float));
         }
     }
     device_download(check_device(), found, memory, bytes);
@@ -103,7 +106,8 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
 
 static void check_copies(size_t bytes) {
     Error error = {0};
-    char *memory = device_allocate(check_device(), (int64_t)bytes, &error), *from = memory_allocate(bytes), *to = memory_allocate(bytes + BEYOND);
+    char *memory = device_allocate(check_device(), (int64_t)bytes, &error), *from = memory_allocate(bytes),
+         *to = memory_allocate(bytes + BEYOND);
     if (!memory) fail_msg("%s", error.message);
     for (size_t i = 0; i < bytes; i++) from[i] = (char)(i * 31 + i / 4096);
     memset(to + bytes, 0x55, BEYOND);

@@ -16,7 +16,10 @@
 enum { ARRAYS = 3, BEYOND = 16 /* floats that must stay as they are */, MOST_BLOCKS = 7 };
 static const float FACTOR = 3;
 
-typedef struct Arrays { int64_t count; float *host[ARRAYS], *device[ARRAYS]; } Arrays;
+typedef struct Arrays {
+    int64_t count;
+    float *host[ARRAYS], *device[ARRAYS];
+} Arrays;
 
 static int64_t array_bytes(const Arrays *s) { return (s->count + BEYOND) * (int64_t)sizeof(float); }
 
@@ -39,7 +42,8 @@ static void arrays_free(Arrays *s) {
 /* Uploads, launches, and gives array `result` as the kernel left it. */
 static float *run(const Arrays *s, const GpuKernel *kernel, int blocks, int result) {
     Error error = {0};
-    StreamArguments arguments = {.a = s->device[0], .b = s->device[1], .c = s->device[2], .factor = FACTOR, .blocks = blocks, .count = s->count};
+    StreamArguments arguments = {
+        .a = s->device[0], .b = s->device[1], .c = s->device[2], .factor = FACTOR, .blocks = blocks, .count = s->count};
     float *got = memory_allocate((size_t)array_bytes(s));
     for (int i = 0; i < ARRAYS; i++) device_upload(check_device(), s->device[i], s->host[i], array_bytes(s));
     device_launch(check_device(), kernel, (LaunchShape){.x = blocks, .threads = STREAM_THREADS}, &arguments);
@@ -60,7 +64,8 @@ static void check_each(const Arrays *s, const GpuKernel *kernel, int blocks, int
     for (int64_t j = 0; j < s->count + BEYOND; j++) {
         float x[ARRAYS] = {s->host[0][j], s->host[1][j], s->host[2][j]}, want = j < s->count ? expected(x) : x[result];
         /* One rounding may be saved by a fused product and sum. */
-        if (!(fabsf(got[j] - want) <= 1e-6f * (1 + fabsf(want)))) fail_msg("%s: element %lld is %g, not %g", kernel->name, (long long)j, got[j], want);
+        if (!(fabsf(got[j] - want) <= 1e-6f * (1 + fabsf(want))))
+            fail_msg("%s: element %lld is %g, not %g", kernel->name, (long long)j, got[j], want);
     }
     free(got);
 }
@@ -71,13 +76,14 @@ static void check_read(const Arrays *s, const GpuKernel *kernel, int blocks) {
     for (int block = 0; block < blocks; block++) sum += got[block];
     for (int64_t j = 0; j < s->count; j++) expected += s->host[1][j], magnitude += fabs(s->host[1][j]);
     /* A float sum of n terms in any order: n / 2^24 of their magnitudes at most. */
-    if (!(fabs(sum - expected) <= magnitude * (double)s->count / (1 << 24))) fail_msg("%lld floats sum to %g, not %g", (long long)s->count, sum, expected);
+    if (!(fabs(sum - expected) <= magnitude * (double)s->count / (1 << 24)))
+        fail_msg("%lld floats sum to %g, not %g", (long long)s->count, sum, expected);
     free(got);
 }
 
 static void kernels_of_the_memory_benchmark_do_what_their_names_say(void **state) {
-    static const GpuKernel copy = {"stream", "stream_copy"}, scale = {"stream", "stream_scale"}, add = {"stream", "stream_add"}, three = {"stream", "stream_triad"},
-                           fill = {"stream", "stream_write"}, read = {"stream", "stream_read"};
+    static const GpuKernel copy = {"stream", "stream_copy"}, scale = {"stream", "stream_scale"}, add = {"stream", "stream_add"},
+                           three = {"stream", "stream_triad"}, fill = {"stream", "stream_write"}, read = {"stream", "stream_read"};
     static const int64_t counts[] = {MOST_BLOCKS + 1, 1020, 4096, 4100, 40000};
     (void)state;
     if (!check_device()) skip();

@@ -3,7 +3,7 @@
 
 #include "launch_run.h"
 
-#include "launch/pace.h"
+#include "launch/straggler.h"
 #include "launch/rules.h"
 
 enum { KILLS = 8 };
@@ -93,7 +93,8 @@ static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) 
 static void failures_without_progress_are_bounded(void **state) {
     (void)state;
     ProcessResult result = run("crash", "restarts=1");
-    expect(&result, ERROR_INTERNAL, "rank 1 was killed by signal 6 (Aborted); given up after 2 failures in a row without progress (restarts=1)");
+    expect(&result, ERROR_INTERNAL,
+        "rank 1 was killed by signal 6 (Aborted); given up after 2 failures in a row without progress (restarts=1)");
     expect(&result, ERROR_INTERNAL, "the last output of rank 1:\nrank 1 starts at step");
     process_free(&result);
 }
@@ -205,8 +206,9 @@ static void the_rank_nearest_to_the_cause_decides(void **state) {
 
 static void slurms_host_lists_give_their_first_host(void **state) {
     (void)state;
-    static const struct { const char *list, *host; } cases[] = {{"node[07-12,15],login", "node07"}, {"a,b", "a"}, {"gpu-1", "gpu-1"}, {"n[3]", "n3"},
-                                                                {"x[1,2]", "x1"}};
+    static const struct {
+        const char *list, *host;
+    } cases[] = {{"node[07-12,15],login", "node07"}, {"a,b", "a"}, {"gpu-1", "gpu-1"}, {"n[3]", "n3"}, {"x[1,2]", "x1"}};
     char host[64];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_true(comm_first_host(cases[i].list, host, sizeof host));

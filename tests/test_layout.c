@@ -2,7 +2,7 @@
 #include "base/bf16.h"
 #include "train_run.h"
 
-#include "layout/timetable.h"
+#include "layout/comm_schedule.h"
 #include "model/model.h"
 #include "train/session.h"
 
@@ -12,12 +12,15 @@ enum { LARGEST = 4 }; /* ranks */
 
 static const char *const optimizers[] = {"adamw", "muon"};
 
-typedef struct Setting { Config config; OptionStrings strings; } Setting;
+typedef struct Setting {
+    Config config;
+    OptionStrings strings;
+} Setting;
 
 /* Many layers of matrices of many sizes, in small buckets. */
 static Setting setting_of(int family, int optimizer, int stage) {
-    static const char *const common[] = {"model.width=64", "model.layers=6", "model.heads=4", "model.kv_heads=2", "model.ffn=96", "model.router_width=24",
-                                         "model.vocabulary=128", "data.length=16", "batch.sequences=2", "batch.tokens=64", "layout.bucket_mb=0.05"};
+    static const char *const common[] = {"model.width=64", "model.layers=6", "model.heads=4", "model.kv_heads=2", "model.ffn=96",
+        "model.router_width=24", "model.vocabulary=128", "data.length=16", "batch.sequences=2", "batch.tokens=64", "layout.bucket_mb=0.05"};
     Setting setting = {0};
     Error error = {0};
     options_defaults(&config_table, &setting.config, &setting.strings);
@@ -254,8 +257,8 @@ static double run_program(const Session *session, Stops *stops) {
     Executor *executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, &error);
     if (!executor) fail_msg("%s", error.message);
     const Model *model = &session->model;
-    assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->backend.device, executor_arena(executor, ARENA_MASTER),
-                                    executor_arena(executor, ARENA_WEIGHT), &error));
+    assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->backend.device,
+        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), &error));
     if (stops) executor_set_stops(executor, session->timetable->stops, session->timetable->stop_count, at_stop, stops);
     executor_set_scalar(executor, model->scale, 1.0 / 64);
     executor_set_scalar(executor, model->share, 1);
@@ -312,7 +315,8 @@ static void check_slots(const Session *ranks, int size) {
     for (int a = 0; a < layout->bucket_count; a++)
         for (int b = 0; b < a; b++) {
             const BucketTimes *x = &timetable->buckets[a], *y = &timetable->buckets[b];
-            int64_t x_count = layout->buckets[a].end - layout->buckets[a].begin, y_count = layout->buckets[b].end - layout->buckets[b].begin;
+            int64_t x_count = layout->buckets[a].end - layout->buckets[a].begin,
+                    y_count = layout->buckets[b].end - layout->buckets[b].begin;
             if (meet(x->writes, y->writes)) assert_true(x->gradients + x_count <= y->gradients || y->gradients + y_count <= x->gradients);
             for (int i = 0; i < PASS_COUNT * PASS_COUNT; i++)
                 if (meet(x->reads[i / PASS_COUNT], y->reads[i % PASS_COUNT]))
@@ -336,7 +340,8 @@ static void every_stage_takes_less_memory_of_a_rank_than_the_one_before(void **s
         drop(&setting);
     }
     assert_true(budgets[1].optimizer < 0.3 * budgets[0].optimizer && budgets[1].master < 0.3 * budgets[0].master);
-    assert_true(budgets[2].gradients < 0.6 * budgets[1].gradients); /* a quarter, and slots for the few buckets that are being written or reduced */
+    assert_true(
+        budgets[2].gradients < 0.6 * budgets[1].gradients); /* a quarter, and slots for the few buckets that are being written or reduced */
     assert_true(budgets[3].weights < 0.6 * budgets[2].weights);
 }
 
@@ -366,7 +371,8 @@ static bool has_mpi(void) { return system("command -v mpirun > /dev/null 2>&1") 
 
 static ProcessResult run_ranks(int ranks, const char *settings) {
     /* A sanitized program would end badly because of what Open MPI does not free. */
-    char *text = memory_format("ASAN_OPTIONS=detect_leaks=0 mpirun -n %d --oversubscribe --allow-run-as-root %s train %s %s %s", ranks, getenv("SMELT"), TINY, SMALL, settings);
+    char *text = memory_format("ASAN_OPTIONS=detect_leaks=0 mpirun -n %d --oversubscribe --allow-run-as-root %s train %s %s %s", ranks,
+        getenv("SMELT"), TINY, SMALL, settings);
     Process process = words_start("/usr/bin/env", text);
     free(text);
     return process_finish(&process);
@@ -395,7 +401,8 @@ static void compare_records(const char *run, const char *other, const char *kind
     for (size_t i = 0; i < json_array_size(list); i++) {
         double value = number(json_array_get(list, i), field), expected = number(json_array_get(others, i), field);
         /* The order of fp32 sums is all that differs: 6e-8 each, grown over 20 steps. A rank too few or too many is off by parts of ten. */
-        if (!(fabs(value - expected) <= 1e-5 * fabs(expected))) fail_msg("%s, %s %zu of %s: %.9g instead of %.9g", kind, field, i, run, value, expected);
+        if (!(fabs(value - expected) <= 1e-5 * fabs(expected)))
+            fail_msg("%s, %s %zu of %s: %.9g instead of %.9g", kind, field, i, run, value, expected);
     }
     json_decref(list);
     json_decref(others);
@@ -477,12 +484,16 @@ static double largest_difference(const char *run, const char *other) {
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
     (void)state;
     if (!has_mpi()) skip();
-    static const struct { int ranks, stage; const char *more; } layouts[] = {{3, 0, ""}, {3, 1, ""}, {3, 3, ""}, {4, 2, "layout.shard=2"}};
+    static const struct {
+        int ranks, stage;
+        const char *more;
+    } layouts[] = {{3, 0, ""}, {3, 1, ""}, {3, 3, ""}, {4, 2, "layout.shard=2"}};
     train_ranks(0, SIX_MICROBATCHES " run=one");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         char run[32];
         snprintf(run, sizeof run, "many-%zu", i);
-        train_ranks(layouts[i].ranks, SIX_MICROBATCHES " layout.reduce=bf16 layout.zero=%d %s run=%s", layouts[i].stage, layouts[i].more, run);
+        train_ranks(
+            layouts[i].ranks, SIX_MICROBATCHES " layout.reduce=bf16 layout.zero=%d %s run=%s", layouts[i].stage, layouts[i].more, run);
         double off = largest_difference(run, "one");
         if (!(off > 0 && off < 5e-3)) fail_msg("the losses of stage %d differ by %.3g", layouts[i].stage, off);
     }
@@ -530,16 +541,18 @@ static void a_growing_batch_is_the_same_on_any_ranks(void **state) {
 static void a_run_goes_on_with_other_numbers_of_ranks_and_in_other_stages(void **state) {
     (void)state;
     if (!has_mpi()) skip();
-    static const struct { int ranks, stage, stop; const char *more; } parts[] = {
-        {4, 1, 5, ""}, {3, 3, 9, ""}, {0, 0, 13, ""}, {2, 2, 16, ""}, {4, 2, 18, "layout.shard=2"}, {4, 0, 20, ""}};
+    static const struct {
+        int ranks, stage, stop;
+        const char *more;
+    } parts[] = {{4, 1, 5, ""}, {3, 3, 9, ""}, {0, 0, 13, ""}, {2, 2, 16, ""}, {4, 2, 18, "layout.shard=2"}, {4, 0, 20, ""}};
     for (int optimizer = 0; optimizer < 2; optimizer++) {
         char one[32], many[32];
         snprintf(one, sizeof one, "one-%s", optimizers[optimizer]);
         snprintf(many, sizeof many, "many-%s", optimizers[optimizer]);
         train_ranks(0, "optimizer.name=%s " SIX_MICROBATCHES " run=%s", optimizers[optimizer], one);
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-            train_ranks(parts[i].ranks, "optimizer.name=%s " SIX_MICROBATCHES " layout.zero=%d stop_at=%d run=%s %s", optimizers[optimizer], parts[i].stage,
-                        parts[i].stop, many, parts[i].more);
+            train_ranks(parts[i].ranks, "optimizer.name=%s " SIX_MICROBATCHES " layout.zero=%d stop_at=%d run=%s %s", optimizers[optimizer],
+                parts[i].stage, parts[i].stop, many, parts[i].more);
         assert_same_losses(many, one);
     }
 }
@@ -565,8 +578,8 @@ static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
 
 /* Rank `rank` of two that meet over TCP. */
 static Process start_over_tcp(int rank, int port, const char *settings) {
-    char *text = memory_format("RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s %s", rank, rank, port,
-                               getenv("SMELT"), TINY, SMALL, settings);
+    char *text = memory_format("RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s %s", rank, rank,
+        port, getenv("SMELT"), TINY, SMALL, settings);
     Process process = words_start("/usr/bin/env", text);
     free(text);
     return process;
@@ -598,7 +611,8 @@ static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
 static void a_nan_on_one_rank_is_named_on_all(void **state) {
     (void)state;
     if (!has_mpi()) skip();
-    ProcessResult result = run_ranks(2, "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100 steps=200 layout.zero=3 run=r");
+    ProcessResult result =
+        run_ranks(2, "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100 steps=200 layout.zero=3 run=r");
     assert_int_equal(result.code, ERROR_NUMERICS);
     assert_non_null(strstr(result.errors, "NaN or infinity in "));
     process_free(&result);

@@ -23,8 +23,7 @@ typedef struct Fixture {
     float *master;
 } Fixture;
 
-static void start(Fixture *f, Precision precision)
-{
+static void start(Fixture *f, Precision precision) {
     *f = (Fixture){.folder = "/tmp/smelt-test-llmc-XXXXXX"};
     Error error = {0};
     int64_t step;
@@ -34,12 +33,10 @@ static void start(Fixture *f, Precision precision)
     f->model = model_build(&f->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     f->master = memory_allocate(f->model.graph->parameter_extent * sizeof *f->master);
     assert_true(source_load_weights("tests/golden/gpt2", &f->config, f->model.graph, f->master, &step, &error));
-    if (!llmc_write(f->path, &f->config.model, precision, f->master, false, &error))
-        fail_msg("%s", error.message);
+    if (!llmc_write(f->path, &f->config.model, precision, f->master, false, &error)) fail_msg("%s", error.message);
 }
 
-static void stop(Fixture *f)
-{
+static void stop(Fixture *f) {
     Error error = {0};
     assert_true(files_remove_tree(f->folder, &error));
     model_free(&f->model);
@@ -48,8 +45,7 @@ static void stop(Fixture *f)
     free(f->path);
 }
 
-static void the_file_is_laid_out_as_llm_c_reads_it(void **state)
-{
+static void the_file_is_laid_out_as_llm_c_reads_it(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -68,8 +64,7 @@ static void the_file_is_laid_out_as_llm_c_reads_it(void **state)
     stop(&f);
 }
 
-static void both_versions_come_back(void **state)
-{
+static void both_versions_come_back(void **state) {
     (void)state;
     for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP32; precision++) {
         Fixture f;
@@ -89,8 +84,7 @@ static void both_versions_come_back(void **state)
             for (int64_t j = p->offset; j < p->offset + p->count; j++) {
                 float scale = f.master[j] < 0 ? -f.master[j] : f.master[j], off = master[j] - f.master[j];
                 float allowed = precision == PRECISION_FP32 ? 0 : scale / 256; /* half a unit of the eighth bit */
-                if (!(off <= allowed && -off <= allowed))
-                    fail_msg("%s differs", p->name);
+                if (!(off <= allowed && -off <= allowed)) fail_msg("%s differs", p->name);
             }
         }
         free(master);
@@ -98,12 +92,21 @@ static void both_versions_come_back(void **state)
     }
 }
 
-static void headers_that_lie_are_refused(void **state)
-{
+static void headers_that_lie_are_refused(void **state) {
     (void)state;
-    const struct { int index; int32_t value; const char *message; } cases[] = {
-        {0, 7, "is no model of llm.c"}, {1, 4, "has version 4"}, {2, -1, "must be positive"}, {4, 0, "must be positive"}, {4, INT32_MAX, "truncated or damaged"},
-        {6, INT32_MAX, "truncated or damaged"}, {7, 63, "truncated or damaged"}, {5, 5, "model.width=32 is not divisible"},
+    const struct {
+        int index;
+        int32_t value;
+        const char *message;
+    } cases[] = {
+        {0, 7, "is no model of llm.c"},
+        {1, 4, "has version 4"},
+        {2, -1, "must be positive"},
+        {4, 0, "must be positive"},
+        {4, INT32_MAX, "truncated or damaged"},
+        {6, INT32_MAX, "truncated or damaged"},
+        {7, 63, "truncated or damaged"},
+        {5, 5, "model.width=32 is not divisible"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
@@ -117,15 +120,13 @@ static void headers_that_lie_are_refused(void **state)
         assert_true(files_write_atomic(f.path, content, length, &error));
         assert_false(llmc_read(f.path, &model, &precision, &error));
         assert_int_equal(error.code, ERROR_CHECKPOINT);
-        if (!strstr(error.message, cases[i].message))
-            fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
+        if (!strstr(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
         free(content);
         stop(&f);
     }
 }
 
-static void a_file_that_exists_and_other_models_are_refused(void **state)
-{
+static void a_file_that_exists_and_other_models_are_refused(void **state) {
     (void)state;
     Fixture f;
     Error error = {0};
@@ -139,8 +140,7 @@ static void a_file_that_exists_and_other_models_are_refused(void **state)
     stop(&f);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_file_is_laid_out_as_llm_c_reads_it),
         cmocka_unit_test(both_versions_come_back),

@@ -57,8 +57,7 @@ static void the_number_of_samples_counts_the_last_target(void **state) {
 static void positions_restart_at_documents_and_their_last_token_has_no_target(void **state) {
     (void)state;
     Shard shard = counting_shard((const int64_t[]){3, 1, 1, 0, 2, 6}, 6);
-    LoaderOptions options = {
-        .shard = &shard, .sequences = 2, .length = 6, .vocabulary = 13, .separator = -1, .document_mask = true};
+    LoaderOptions options = {.shard = &shard, .sequences = 2, .length = 6, .vocabulary = 13, .separator = -1, .document_mask = true};
     Loader *loader = open_loader(&options, 0);
     const Batch *batch = loader_next(loader);
     assert_memory_equal(batch->tokens, ((const int32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}), 48);
@@ -85,8 +84,7 @@ static void a_separator_inside_a_document_ends_it_too(void **state) {
     static const int32_t tokens[] = {1, 9, 9, 2, 3, 9, 4};
     write_shard("c", 1, tokens, (const int64_t[]){7}, 1);
     Shard shard = open_shard("c");
-    LoaderOptions options = {
-        .shard = &shard, .sequences = 1, .length = 6, .vocabulary = 10, .separator = 9, .document_mask = true};
+    LoaderOptions options = {.shard = &shard, .sequences = 1, .length = 6, .vocabulary = 10, .separator = 9, .document_mask = true};
     Loader *loader = open_loader(&options, 0);
     const Batch *batch = loader_next(loader);
     assert_memory_equal(batch->positions, ((const int32_t[]){0, 1, 0, 0, 1, 2}), 24);
@@ -110,13 +108,13 @@ static void batches_agree_with_the_definition_for_random_documents(void **state)
     Shard shard = counting_shard(lengths, DOCUMENTS);
     for (int64_t length = 1; length <= 40; length += 3) {
         LoaderOptions options = {.shard = &shard,
-                                 .sequences = SEQUENCES,
-                                 .length = length,
-                                 .vocabulary = (int32_t)total,
-                                 .separator = -1,
-                                 .document_mask = true,
-                                 .shuffle = true,
-                                 .seed = (uint64_t)length};
+            .sequences = SEQUENCES,
+            .length = length,
+            .vocabulary = (int32_t)total,
+            .separator = -1,
+            .document_mask = true,
+            .shuffle = true,
+            .seed = (uint64_t)length};
         Loader *loader = open_loader(&options, 0);
         for (int64_t step = 0; step < 8; step++) {
             const Batch *batch = loader_next(loader);
@@ -171,13 +169,13 @@ static void resuming_at_any_draw_gives_the_same_batches(void **state) {
     enum { SEQUENCES = 3, LENGTH = 5, STEPS = 12, VALUES = SEQUENCES * LENGTH };
     Shard shard = counting_shard((const int64_t[]){17, 30, 14}, 3);
     LoaderOptions options = {.shard = &shard,
-                             .sequences = SEQUENCES,
-                             .length = LENGTH,
-                             .vocabulary = 61,
-                             .separator = -1,
-                             .document_mask = true,
-                             .shuffle = true,
-                             .seed = 3};
+        .sequences = SEQUENCES,
+        .length = LENGTH,
+        .vocabulary = 61,
+        .separator = -1,
+        .document_mask = true,
+        .shuffle = true,
+        .seed = 3};
     int32_t tokens[STEPS][VALUES], targets[STEPS][VALUES], positions[STEPS][VALUES];
     Loader *loader = open_loader(&options, 0);
     for (int step = 0; step < STEPS; step++) {
@@ -187,8 +185,7 @@ static void resuming_at_any_draw_gives_the_same_batches(void **state) {
         memcpy(positions[step], batch->positions, sizeof *positions);
     }
     loader_close(loader);
-    for (int64_t first = 0; first < STEPS * SEQUENCES;
-         first++) { /* between batches too: the microbatch may have changed */
+    for (int64_t first = 0; first < STEPS * SEQUENCES; first++) { /* between batches too: the microbatch may have changed */
         LoaderOptions single = options;
         single.sequences = 1;
         loader = open_loader(&single, first);
@@ -208,8 +205,7 @@ static void resuming_at_any_draw_gives_the_same_batches(void **state) {
 static void a_loader_closes_at_any_moment(void **state) {
     (void)state;
     Shard shard = counting_shard((const int64_t[]){5000}, 1);
-    LoaderOptions options = {
-        .shard = &shard, .sequences = 8, .length = 64, .vocabulary = 5000, .separator = -1, .shuffle = true};
+    LoaderOptions options = {.shard = &shard, .sequences = 8, .length = 64, .vocabulary = 5000, .separator = -1, .shuffle = true};
     for (int round = 0; round < 200; round++) {
         Loader *loader = open_loader(&options, round);
         for (int step = 0; step < round % 11; step++) assert_non_null(loader_next(loader));

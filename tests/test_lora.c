@@ -3,9 +3,10 @@
 
 #include "layout/layout.h"
 #include "model/hf.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "train/session.h"
 #include "train/source.h"
+#include "backend/backend.h"
 
 /* -- Against PEFT --------------------------------------------------------------------------------------------------- */
 
@@ -79,7 +80,8 @@ static void start(Golden *g, const char *family, ModelMode mode) {
     Error error = {0};
     *g = (Golden){0};
     char *folder = memory_format("tests/golden/%s", family), *path = memory_format("tests/golden/lora/%s.safetensors", family);
-    if (!source_read_config(folder, &g->config, &g->strings, &error) || !safetensors_open(&g->expected, path, &error)) fail_msg("%s", error.message);
+    if (!source_read_config(folder, &g->config, &g->strings, &error) || !safetensors_open(&g->expected, path, &error))
+        fail_msg("%s", error.message);
     const StoredTensor *tokens = expect(g, "tokens", "");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build_adapted(&g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
@@ -165,7 +167,8 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
         void *master = executor_arena(g.executor, ARENA_MASTER);
         for (int step = 1; step <= STEPS; step++) {
             double loss = run(&g), theirs = value(expect(&g, "losses", ""), step - 1);
-            if (!(fabs(loss - theirs) < 1e-5)) fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f], step, loss, theirs);
+            if (!(fabs(loss - theirs) < 1e-5))
+                fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f], step, loss, theirs);
             optimizer_step(optimizer, master, master, executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
         }
         double worst = difference(&g, ARENA_MASTER, "trained/", &count);
@@ -299,7 +302,8 @@ static void a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(void **s
     (void)state;
     static const char *const precisions[] = {"bf16", "fp32"};
     for (int i = 0; i < 2; i++) {
-        char *whole = memory_format("run=whole%d precision=%s", i, precisions[i]), *parts = memory_format("run=parts%d precision=%s", i, precisions[i]);
+        char *whole = memory_format("run=whole%d precision=%s", i, precisions[i]),
+             *parts = memory_format("run=parts%d precision=%s", i, precisions[i]);
         char *first = memory_format("%s stop_at=3", parts), *run = memory_format("whole%d", i), *other = memory_format("parts%d", i);
         good(ADAPT, whole);
         good(ADAPT, first);
@@ -319,7 +323,8 @@ static void a_model_folder_is_the_base_that_its_run_is(void **state) {
     static const char *const precisions[] = {"bf16", "fp32", "pure_bf16"};
     good("convert base %s", "folder");
     for (int i = 0; i < 3; i++) {
-        char *of_run = memory_format("run=run%d precision=%s", i, precisions[i]), *of_folder = memory_format("run=folder%d init=folder precision=%s", i, precisions[i]);
+        char *of_run = memory_format("run=run%d precision=%s", i, precisions[i]),
+             *of_folder = memory_format("run=folder%d init=folder precision=%s", i, precisions[i]);
         char *run = memory_format("run%d", i), *folder = memory_format("folder%d", i);
         good(ADAPT, of_run);
         good(ADAPT, of_folder);
@@ -363,7 +368,8 @@ static void ranks_share_out_what_is_trained(void **state) {
     double alone = recorded("alone", "evaluation", -1, "loss");
     static const char *const stages[] = {"0", "1", "2"};
     for (int i = 0; i < 3; i++) {
-        char *settings = memory_format("run=stage%s layout.zero=%s precision=bf16", stages[i], stages[i]), *run = memory_format("stage%s", stages[i]);
+        char *settings = memory_format("run=stage%s layout.zero=%s precision=bf16", stages[i], stages[i]),
+             *run = memory_format("stage%s", stages[i]);
         good("launch -n 2 -- " ADAPT, settings);
         assert_true(fabs(recorded(run, "evaluation", -1, "loss") - alone) < 1e-3);
         free(settings);

@@ -58,9 +58,20 @@ static Metrics *open_metrics(int64_t step, bool tensorboard) {
     return metrics;
 }
 
-static const StepMetrics plain = {.step = 3, .steps = 10, .loss = 2.5, .auxiliary = 0.01, .gradient_norm = 0.75, .lr = 1e-3,
-                                  .seconds = 0.5, .tokens = 1000, .tokens_seen = 3000, .flops = 1e12, .peak_flops = 8e12,
-                                  .measured_flops = 4e12, .memory = 3LL << 29, .seconds_left = 90};
+static const StepMetrics plain = {.step = 3,
+    .steps = 10,
+    .loss = 2.5,
+    .auxiliary = 0.01,
+    .gradient_norm = 0.75,
+    .lr = 1e-3,
+    .seconds = 0.5,
+    .tokens = 1000,
+    .tokens_seen = 3000,
+    .flops = 1e12,
+    .peak_flops = 8e12,
+    .measured_flops = 4e12,
+    .memory = 3LL << 29,
+    .seconds_left = 90};
 
 /* Runs metrics_step (and the header, when asked for) with stdout going to a file; the caller frees the text. */
 static char *step_output(Metrics *metrics, const StepMetrics *step, bool header) {
@@ -124,8 +135,9 @@ static void a_step_line_has_the_columns_of_the_header(void **state) {
     char *text = step_output(metrics, &plain, true);
     char *line = strchr(text, '\n') + 1;
     assert_int_equal(line - text, strlen(line));
-    assert_string_equal(text, "     step/steps      loss grad_norm         lr        ms      tok/s   TFLOP/s   %peak   %best      GiB     left\n"
-                              "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000    25.0    50.0     1.50    1m30s\n");
+    assert_string_equal(text,
+        "     step/steps      loss grad_norm         lr        ms      tok/s   TFLOP/s   %peak   %best      GiB     left\n"
+        "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000    25.0    50.0     1.50    1m30s\n");
     free(text);
     metrics_close(metrics);
 }
@@ -138,7 +150,8 @@ static void what_is_not_known_is_printed_as_unknown(void **state) {
     step.memory = -1;
     step.seconds_left = NAN;
     char *text = step_output(metrics, &step, false);
-    assert_string_equal(text, "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000 unknown unknown  unknown  unknown\n");
+    assert_string_equal(
+        text, "           3/10   2.50000    0.7500  1.000e-03     500.0       2000     2.000 unknown unknown  unknown  unknown\n");
     free(text);
     metrics_close(metrics);
 }
@@ -262,7 +275,10 @@ static void records_after_the_checkpoint_are_dropped_and_starts_stay(void **stat
     metrics = open_metrics(3, false);
     report_step(metrics, 4);
     metrics_close(metrics);
-    const struct { const char *kind; int step; } expected[] = {{"start", 0}, {"step", 1}, {"step", 2}, {"step", 3}, {"start", 5}, {"step", 4}};
+    const struct {
+        const char *kind;
+        int step;
+    } expected[] = {{"start", 0}, {"step", 1}, {"step", 2}, {"step", 3}, {"start", 5}, {"step", 4}};
     assert_int_equal(count_lines(), 6);
     for (int i = 0; i < 6; i++) {
         json_t *json = record(i);
@@ -409,7 +425,10 @@ static void an_event_file_opens_with_its_version_and_a_session_start(void **stat
     Records records = event_records();
     assert_int_equal(records.count, 2);
     assert_int_equal(records.length[0], 9 + 15); /* wall_time, file_version */
-    assert_memory_equal(records.data[0] + 9, "\x1a\x0d" "brain.Event:2", 15);
+    assert_memory_equal(records.data[0] + 9,
+        "\x1a\x0d"
+        "brain.Event:2",
+        15);
     assert_memory_equal(records.data[1] + 9, "\x10\x2a\x3a\x02\x08\x01", 6); /* step 42, session_log {status: START} */
     free(records.file);
 }

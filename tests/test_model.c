@@ -11,46 +11,63 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "config.h"
+#include "config/config.h"
 #include "model/model.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "train/session.h"
+#include "backend/backend.h"
 
 enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
 
-typedef struct Variety { const char *name; const char *settings[16]; } Variety;
+typedef struct Variety {
+    const char *name;
+    const char *settings[16];
+} Variety;
 
 static const Variety families[] = {
-    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24", "model.ffn=12",
-              "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"}},
-    {"zaya with two experts per token, a window and a balancing loss", {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=2",
-              "model.head_dim=6", "model.width=20", "model.ffn=9", "model.router_width=7", "model.layers=2", "model.vocabulary=33",
-              "model.experts_per_token=2", "model.window=5", "model.auxiliary_loss=0.02"}},
-    {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
-               "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
-    {"mixtral", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.layers=2", "model.vocabulary=40",
-                 "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"}},
-    {"mistral", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
-                 "model.window=4", "model.head_dim=10", "model.tied=false"}},
-    {"qwen2", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
-               "model.qkv_bias=true", "model.rope_theta=1000000"}},
-    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
-               "model.qk_norm=true", "model.head_dim=10"}},
-    {"mpt", {"model.family=mpt", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40"}},
-    {"mpt with qk_ln, clip_qkv, grouped queries and a scale", {"model.family=mpt", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20",
-             "model.layers=2", "model.vocabulary=40", "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
-    {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2", "model.vocabulary=40"}},
+    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24",
+                 "model.ffn=12", "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"}},
+    {"zaya with two experts per token, a window and a balancing loss",
+        {"model.family=zaya", "model.experts=3", "model.heads=2", "model.kv_heads=2", "model.head_dim=6", "model.width=20", "model.ffn=9",
+            "model.router_width=7", "model.layers=2", "model.vocabulary=33", "model.experts_per_token=2", "model.window=5",
+            "model.auxiliary_loss=0.02"}},
+    {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
+                  "model.vocabulary=40", "model.tied=false", "model.rope_factor=8", "model.rope_original_context=16"}},
+    {"mixtral",
+        {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.layers=2",
+            "model.vocabulary=40", "model.experts=4", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"}},
+    {"mistral", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
+                    "model.vocabulary=40", "model.window=4", "model.head_dim=10", "model.tied=false"}},
+    {"qwen2", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=20", "model.layers=2",
+                  "model.vocabulary=40", "model.qkv_bias=true", "model.rope_theta=1000000"}},
+    {"qwen3", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2",
+                  "model.vocabulary=40", "model.qk_norm=true", "model.head_dim=10"}},
+    {"mpt", {"model.family=mpt", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=20", "model.layers=2",
+                "model.vocabulary=40"}},
+    {"mpt with qk_ln, clip_qkv, grouped queries and a scale",
+        {"model.family=mpt", "model.heads=4", "model.kv_heads=2", "model.width=24", "model.ffn=20", "model.layers=2", "model.vocabulary=40",
+            "model.qk_norm=true", "model.clip_qkv=1.6", "model.softmax_scale=0.3", "model.alibi_max=4"}},
+    {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.layers=2",
+                 "model.vocabulary=40"}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
-typedef struct Fixture { Config config; OptionStrings strings; Model model; Plan plan; Executor *executor; } Fixture;
+typedef struct Fixture {
+    Config config;
+    OptionStrings strings;
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Fixture;
 
 static Config configure(const Variety *family, OptionStrings *strings) {
     Config config;
     Error error = {0};
     options_defaults(&config_table, &config, strings);
-    if (!options_set(&config_table, &config, strings, "data.length=19", &error) || !options_set(&config_table, &config, strings, "batch.sequences=2", &error) ||
-        !options_set(&config_table, &config, strings, "batch.tokens=38", &error) || !options_set(&config_table, &config, strings, "model.init_std=0.15", &error))
+    if (!options_set(&config_table, &config, strings, "data.length=19", &error) ||
+        !options_set(&config_table, &config, strings, "batch.sequences=2", &error) ||
+        !options_set(&config_table, &config, strings, "batch.tokens=38", &error) ||
+        !options_set(&config_table, &config, strings, "model.init_std=0.15", &error))
         fail_msg("%s", error.message);
     for (int i = 0; family->settings[i]; i++)
         if (!options_set(&config_table, &config, strings, family->settings[i], &error)) fail_msg("%s", error.message);
@@ -129,7 +146,8 @@ static void gradients_of_the_loss_match_central_differences(void **state) {
                 master[at] = value;
                 /* Cancellation: eps * loss / step ~ 1e-16 * 5 / 1e-5 = 5e-11; truncation likewise. */
                 if (fabs(slope - gradients[at]) > 1e-9 + 1e-6 * fabs(slope))
-                    fail_msg("%s: gradient of %s is %.9g, central difference %.9g", families[i].name, parameter->name, gradients[at], slope);
+                    fail_msg(
+                        "%s: gradient of %s is %.9g, central difference %.9g", families[i].name, parameter->name, gradients[at], slope);
             }
         }
         free(gradients);
@@ -146,8 +164,10 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
         for (RecomputePolicy policy = RECOMPUTE_NONE; policy <= RECOMPUTE_BLOCK; policy++) {
             Fixture f = fixture(&families[i], PRECISION_BF16, policy);
             run(&f);
-            assert_memory_equal(executor_tensor(f.executor, f.model.loss), executor_tensor(reference.executor, reference.model.loss), 2 * sizeof(float));
-            assert_memory_equal(executor_arena(f.executor, ARENA_GRADIENT), executor_arena(reference.executor, ARENA_GRADIENT), f.plan.bytes[ARENA_GRADIENT]);
+            assert_memory_equal(
+                executor_tensor(f.executor, f.model.loss), executor_tensor(reference.executor, reference.model.loss), 2 * sizeof(float));
+            assert_memory_equal(executor_arena(f.executor, ARENA_GRADIENT), executor_arena(reference.executor, ARENA_GRADIENT),
+                f.plan.bytes[ARENA_GRADIENT]);
             if (policy != RECOMPUTE_NONE) assert_true(f.plan.activation_floor <= last_bytes);
             last_bytes = f.plan.activation_floor;
             release(&f);
@@ -163,11 +183,13 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
 static void bf16_stays_near_fp32(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
-        Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE), narrow = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
+        Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE),
+                narrow = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
         run(&wide);
         run(&narrow);
         const float *a = executor_arena(narrow.executor, ARENA_GRADIENT), *b = executor_arena(wide.executor, ARENA_GRADIENT);
-        const float *loss_a = executor_tensor(narrow.executor, narrow.model.loss), *loss_b = executor_tensor(wide.executor, wide.model.loss);
+        const float *loss_a = executor_tensor(narrow.executor, narrow.model.loss),
+                    *loss_b = executor_tensor(wide.executor, wide.model.loss);
         assert_true(fabsf(loss_a[0] - loss_b[0]) < 0.01f * fabsf(loss_b[0]));
         int near = 0, all = 0;
         double squares = 0;
@@ -181,7 +203,8 @@ static void bf16_stays_near_fp32(void **state) {
             all++;
             near += sqrt(difference) <= 0.02 * sqrt(norm);
             squares += norm > 0 ? difference / norm : 0;
-            if (sqrt(difference) > 0.08 * sqrt(norm)) fail_msg("%s: gradient of %s is off by %.3g", families[i].name, parameter->name, sqrt(difference / norm));
+            if (sqrt(difference) > 0.08 * sqrt(norm))
+                fail_msg("%s: gradient of %s is off by %.3g", families[i].name, parameter->name, sqrt(difference / norm));
         }
         if (squares > all * 0.02 * 0.02) fail_msg("%s: gradients are off by %.3g", families[i].name, sqrt(squares / all));
         if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 2%%", families[i].name, near, all);
@@ -200,9 +223,12 @@ static Config read_config(const char *path, OptionStrings *strings) {
 
 static void published_models_have_their_published_parameter_counts(void **state) {
     (void)state;
-    static const struct { const char *path; int64_t parameters; } models[] = {
-        {"configs/zaya1-8b.yaml", 8840488784},     /* as transformers counts it */
-        {"configs/llama3.2-1b.yaml", 1235814400},  /* model cards and safetensors headers */
+    static const struct {
+        const char *path;
+        int64_t parameters;
+    } models[] = {
+        {"configs/zaya1-8b.yaml", 8840488784},    /* as transformers counts it */
+        {"configs/llama3.2-1b.yaml", 1235814400}, /* model cards and safetensors headers */
         {"configs/llama3.1-8b.yaml", 8030261248},
         {"configs/llama3.1-70b.yaml", 70553706496},
         {"configs/mistral-7b.yaml", 7241732096},

@@ -4,7 +4,10 @@
 
 #include "ckpt/ckpt.h"
 
-typedef struct Variety { const char *name, *settings; bool experts; } Variety;
+typedef struct Variety {
+    const char *name, *settings;
+    bool experts;
+} Variety;
 
 static const Variety varieties[] = {
     {"zaya-adamw", "model.family=zaya model.head_dim=16 optimizer.name=adamw", true},
@@ -61,7 +64,8 @@ static void compare_gradients(const char *cpu, const char *gpu, const Variety *v
         assert_non_null(b);
         for (int d = 0; d < a->rank; d++) count *= a->shape[d];
         double c = cosine(a, b, count);
-        if (!(c >= (variety->experts ? COSINE_BOUND_OF_EXPERTS : COSINE_BOUND))) fail_msg("%s: gradient of %s has cosine %.6f", variety->name, a->name, c);
+        if (!(c >= (variety->experts ? COSINE_BOUND_OF_EXPERTS : COSINE_BOUND)))
+            fail_msg("%s: gradient of %s has cosine %.6f", variety->name, a->name, c);
     }
     safetensors_close(&expected);
     safetensors_close(&found);
@@ -71,9 +75,12 @@ static void losses_and_gradients_of_whole_models_are_those_of_the_cpu(void **sta
     (void)state;
     const char *device = device_name();
     for (int i = 0; i < VARIETIES; i++) {
-        train_good("run=cpu-%d dump=dump-cpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=cpu %s", i, i, varieties[i].settings);
-        train_good("run=gpu-%d dump=dump-gpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=%s %s", i, i, device, varieties[i].settings);
-        char *cpu = memory_format("cpu-%d", i), *gpu = memory_format("gpu-%d", i), *dump_cpu = memory_format("dump-%s", cpu), *dump_gpu = memory_format("dump-%s", gpu);
+        train_good("run=cpu-%d dump=dump-cpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=cpu %s", i, i,
+            varieties[i].settings);
+        train_good("run=gpu-%d dump=dump-gpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=%s %s", i, i, device,
+            varieties[i].settings);
+        char *cpu = memory_format("cpu-%d", i), *gpu = memory_format("gpu-%d", i), *dump_cpu = memory_format("dump-%s", cpu),
+             *dump_gpu = memory_format("dump-%s", gpu);
         double expected = recorded(cpu, "step", 0, "loss"), found = recorded(gpu, "step", 0, "loss");
         if (!(fabs(found - expected) < LOSS_BOUND)) fail_msg("%s: loss %.6f instead of %.6f", varieties[i].name, found, expected);
         compare_gradients(dump_cpu, dump_gpu, &varieties[i]);
@@ -97,7 +104,8 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
         char *cpu = memory_format("cpu-%d", i), *moved = memory_format("moved-%d", i);
         train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu %s", cpu, STEPS, varieties[i].settings);
         train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu stop_at=3 %s", moved, STEPS, varieties[i].settings);
-        train_good("run=%s steps=%d precision=bf16 exact_products=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
+        train_good(
+            "run=%s steps=%d precision=bf16 exact_products=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
         assert_true(has_checkpoint(moved, 6));
         train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu %s", moved, STEPS, varieties[i].settings);
         char *text = steps_text(moved); /* no step is missing or repeated */

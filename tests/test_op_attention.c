@@ -12,7 +12,12 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
-#include "kernel/launch.h"
+#include "backend/gpu/kernel_launch.h"
+#include "backend/backend.h"
+#include "ops/attention/attention.h"
+#include "ops/heads.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -37,7 +42,11 @@ static int32_t *make_positions(const Shape *s) {
 
 /* -- A graph run once in fp64, with its input filled --------------------------------------------------------------- */
 
-typedef struct Run { Graph *graph; Plan plan; Executor *executor; } Run;
+typedef struct Run {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+} Run;
 
 static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISION_FP64, training)}; }
 
@@ -62,13 +71,22 @@ static TensorId input(Run *run, TypeClass type, int64_t rows, int64_t columns) {
 
 /* -- Rotary embedding ---------------------------------------------------------------------------------------------- */
 
-static const RopeSpec llama3 = {.theta = 500000, .dimensions = 64, .positions = 12, .factor = 32, .low_frequency = 1, .high_frequency = 4,
-                                .original_positions = 8192};
+static const RopeSpec llama3 = {
+    .theta = 500000, .dimensions = 64, .positions = 12, .factor = 32, .low_frequency = 1, .high_frequency = 4, .original_positions = 8192};
 
 /* Frequencies of Llama 3.2 1B as transformers computes them ("rope_type": "llama3", fp32): pairs on both sides of the cut-offs, and 15, 16 and 17
  * between them. */
-static const struct { int pair; double frequency; } llama3_frequencies[] = {
-    {0, 1}, {8, 0.0376060307}, {14, 0.00321144611}, {15, 0.00129054801}, {16, 0.000429556705}, {17, 9.70828623e-05}, {20, 8.57025589e-06},
+static const struct {
+    int pair;
+    double frequency;
+} llama3_frequencies[] = {
+    {0, 1},
+    {8, 0.0376060307},
+    {14, 0.00321144611},
+    {15, 0.00129054801},
+    {16, 0.000429556705},
+    {17, 9.70828623e-05},
+    {20, 8.57025589e-06},
     {31, 9.41830649e-08},
 };
 
@@ -82,7 +100,7 @@ static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
         for (int position = 0; position < 12; position++) {
             double angle = position * llama3_frequencies[i].frequency;
             const double *row = values + position * 64 + llama3_frequencies[i].pair;
-            assert_true(fabs(row[0] - cos(angle)) < 1e-6);  /* fp32 frequencies are off by 6e-8, angles reach 11 radians */
+            assert_true(fabs(row[0] - cos(angle)) < 1e-6); /* fp32 frequencies are off by 6e-8, angles reach 11 radians */
             assert_true(fabs(row[32] - sin(angle)) < 1e-6);
         }
     run_end(&run);
@@ -128,7 +146,12 @@ static void rope_turns_pairs_half_a_rotation_apart(void **state) {
     run_end(&run);
 }
 
-typedef struct RopeShape { int64_t rows; Heads heads; int64_t dimensions; const int32_t *positions; } RopeShape;
+typedef struct RopeShape {
+    int64_t rows;
+    Heads heads;
+    int64_t dimensions;
+    const int32_t *positions;
+} RopeShape;
 
 static void build_rope(Check *check, const void *argument) {
     const RopeShape *s = argument;
@@ -142,14 +165,23 @@ static void rope_gradients_match_central_differences(void **state) {
     (void)state;
     static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40};
     const RopeShape shapes[] = {
-        {1, {1, 1, 2}, 2, positions}, {7, {2, 1, 8}, 8, positions}, {7, {4, 2, 34}, 34, positions}, {5, {3, 3, 20}, 10, positions},
+        {1, {1, 1, 2}, 2, positions},
+        {7, {2, 1, 8}, 8, positions},
+        {7, {4, 2, 34}, 34, positions},
+        {5, {3, 3, 20}, 10, positions},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
 }
 
 /* -- Norms of queries and keys ------------------------------------------------------------------------------------- */
 
-typedef struct QkShape { int64_t rows; Heads heads; int64_t query, key; NormKind kind; bool biased; } QkShape;
+typedef struct QkShape {
+    int64_t rows;
+    Heads heads;
+    int64_t query, key;
+    NormKind kind;
+    bool biased;
+} QkShape;
 
 static Norm norm_of(Check *check, const QkShape *s, int64_t columns) {
     Norm norm = {.kind = s->kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.3)};
@@ -168,8 +200,12 @@ static void build_qk_norm(Check *check, const void *argument) {
 static void qk_norm_passes(void **state) {
     (void)state;
     static const QkShape shapes[] = {
-        {1, {1, 1, 1}, 1, 1, NORM_RMS, false}, {3, {4, 2, 17}, 17, 17, NORM_RMS, false}, {70, {2, 1, 6}, 6, 6, NORM_RMS, false},
-        {3, {3, 1, 10}, 30, 10, NORM_LAYER, false}, {67, {2, 2, 8}, 16, 16, NORM_LAYER, true}, {5, {4, 2, 9}, 18, 18, NORM_LAYER, true},
+        {1, {1, 1, 1}, 1, 1, NORM_RMS, false},
+        {3, {4, 2, 17}, 17, 17, NORM_RMS, false},
+        {70, {2, 1, 6}, 6, 6, NORM_RMS, false},
+        {3, {3, 1, 10}, 30, 10, NORM_LAYER, false},
+        {67, {2, 2, 8}, 16, 16, NORM_LAYER, true},
+        {5, {4, 2, 9}, 18, 18, NORM_LAYER, true},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_qk_norm, &shapes[i], (CheckBounds){0});
 }
@@ -195,7 +231,9 @@ static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(
     for (int i = 0; i < 12; i++) {
         const double *head = from + i / 3 * 3;
         double square = (head[0] * head[0] + head[1] * head[1] + head[2] * head[2]) / 3;
-        double expected = i < 6 ? from[i] / sqrt(square + 0.5) * (1 + i % 3) : i < 9 ? from[i] / sqrt(square + 0.25) * (5 - i % 3) : from[i];
+        double expected = i < 6   ? from[i] / sqrt(square + 0.5) * (1 + i % 3)
+                          : i < 9 ? from[i] / sqrt(square + 0.25) * (5 - i % 3)
+                                  : from[i];
         assert_true(fabs(to[i] - expected) < 1e-13);
     }
     run_end(&run);
@@ -205,25 +243,54 @@ static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(
 
 /* Small ones for central differences, which run each hundreds of times. */
 static const Shape small_shapes[] = {
-    {1, {{1, 1, 1}, 1, 0}, 0},   {2, {{1, 1, 16}, 1, 0}, 0}, {2, {{2, 1, 8}, 5, 0}, 0},   {1, {{2, 1, 6}, 70, 0}, 0},
-    {1, {{1, 1, 20}, 67, 0}, 1}, {1, {{1, 1, 18}, 66, 0}, 33}, {1, {{1, 1, 5}, 80, 40}, 0},
-    {1, {{1, 1, 80}, 18, 0}, 0}, {1, {{2, 1, 48}, 37, 0}, 7}, {1, {{1, 1, 64}, 65, 0}, 0},
-    {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0}, {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
+    {1, {{1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16}, 1, 0}, 0},
+    {2, {{2, 1, 8}, 5, 0}, 0},
+    {1, {{2, 1, 6}, 70, 0}, 0},
+    {1, {{1, 1, 20}, 67, 0}, 1},
+    {1, {{1, 1, 18}, 66, 0}, 33},
+    {1, {{1, 1, 5}, 80, 40}, 0},
+    {1, {{1, 1, 80}, 18, 0}, 0},
+    {1, {{2, 1, 48}, 37, 0}, 7},
+    {1, {{1, 1, 64}, 65, 0}, 0},
+    {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0},
+    {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
 };
 
 /* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */
 static const Shape shapes[] = {
-    {1, {{1, 1, 1}, 1, 0}, 0},      {2, {{1, 1, 16}, 1, 0}, 0},    {3, {{4, 2, 6}, 70, 0}, 0},    {2, {{2, 2, 20}, 67, 0}, 1},
-    {1, {{2, 1, 18}, 130, 0}, 33},  {1, {{3, 1, 8}, 130, 40}, 0},  {1, {{1, 1, 16}, 200, 1}, 0},  {1, {{2, 1, 80}, 64, 0}, 20},
-    {1, {{1, 1, 8}, 260, 70}, 150}, {4, {{16, 16, 3}, 140, 0}, 0}, {1, {{30, 30, 4}, 330, 0}, 0}, {1, {{60, 30, 4}, 330, 129}, 190},
-    {1, {{4, 4, 8}, 200, 0, .alibi = 8}, 0}, {2, {{6, 2, 20}, 130, 0, .alibi = 8}, 33}, {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
-    {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70}, {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
+    {1, {{1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16}, 1, 0}, 0},
+    {3, {{4, 2, 6}, 70, 0}, 0},
+    {2, {{2, 2, 20}, 67, 0}, 1},
+    {1, {{2, 1, 18}, 130, 0}, 33},
+    {1, {{3, 1, 8}, 130, 40}, 0},
+    {1, {{1, 1, 16}, 200, 1}, 0},
+    {1, {{2, 1, 80}, 64, 0}, 20},
+    {1, {{1, 1, 8}, 260, 70}, 150},
+    {4, {{16, 16, 3}, 140, 0}, 0},
+    {1, {{30, 30, 4}, 330, 0}, 0},
+    {1, {{60, 30, 4}, 330, 129}, 190},
+    {1, {{4, 4, 8}, 200, 0, .alibi = 8}, 0},
+    {2, {{6, 2, 20}, 130, 0, .alibi = 8}, 33},
+    {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
+    {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
+    {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
 };
 
 /* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every second one first. */
 static double reference_slope(const AttentionSpec *spec, int64_t head) {
-    static const struct { int64_t heads; double sixteenths[6]; } orders[] = { /* exponents in sixteenths of alibi, by head */
-        {1, {16}}, {2, {8, 16}}, {3, {8, 16, 4}}, {4, {4, 8, 12, 16}}, {5, {4, 8, 12, 16, 2}}, {6, {4, 8, 12, 16, 2, 6}},
+    static const struct {
+        int64_t heads;
+        double sixteenths[6];
+    } orders[] = {
+        /* exponents in sixteenths of alibi, by head */
+        {1, {16}},
+        {2, {8, 16}},
+        {3, {8, 16, 4}},
+        {4, {4, 8, 12, 16}},
+        {5, {4, 8, 12, 16, 2}},
+        {6, {4, 8, 12, 16, 2, 6}},
     };
     return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[spec->heads.heads - 1].sixteenths[head]) : 0;
 }
@@ -250,8 +317,12 @@ static void attention_gradients_match_central_differences(void **state) {
 static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
     (void)state;
     static const Shape wide[] = {
-        {2, {{3, 1, 32}, 140, 0}, 50},  {1, {{2, 1, 64}, 200, 70}, 0},  {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
-        {1, {{2, 1, 96}, 140, 0}, 0},   {1, {{2, 1, 128}, 200, 0}, 90}, {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
+        {2, {{3, 1, 32}, 140, 0}, 50},
+        {1, {{2, 1, 64}, 200, 70}, 0},
+        {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 96}, 140, 0}, 0},
+        {1, {{2, 1, 128}, 200, 0}, 90},
+        {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
         {1, {{1, 1, 256}, 140, 0}, 0},
     };
     for (size_t i = 0; i < COUNT(wide); i++) {
@@ -273,11 +344,23 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     (void)state;
     skip_without_device();
     static const Shape longer[] = {
-        {1, {{2, 1, 64}, 128, 0}, 0},   {1, {{1, 1, 128}, 128, 0}, 0},  {2, {{4, 1, 64}, 300, 0}, 0},    {2, {{4, 1, 128}, 300, 0}, 0},
-        {1, {{8, 2, 64}, 1000, 0}, 0},  {1, {{8, 2, 128}, 1000, 0}, 0}, {1, {{4, 4, 64}, 777, 150}, 0},  {1, {{4, 4, 128}, 777, 150}, 0},
-        {2, {{4, 1, 64}, 640, 0}, 210}, {2, {{4, 1, 128}, 640, 0}, 33}, {1, {{4, 2, 64}, 513, 300}, 400}, {1, {{4, 2, 128}, 513, 300, .alibi = 8}, 0},
-        {2, {{6, 2, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70}, {3, {{2, 1, 64}, 1, 0}, 0}, {3, {{2, 1, 128}, 65, 7}, 0},
-        {2, {{24, 24, 64}, 300, 0}, 0}, {4, {{12, 12, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
+        {1, {{2, 1, 64}, 128, 0}, 0},
+        {1, {{1, 1, 128}, 128, 0}, 0},
+        {2, {{4, 1, 64}, 300, 0}, 0},
+        {2, {{4, 1, 128}, 300, 0}, 0},
+        {1, {{8, 2, 64}, 1000, 0}, 0},
+        {1, {{8, 2, 128}, 1000, 0}, 0},
+        {1, {{4, 4, 64}, 777, 150}, 0},
+        {1, {{4, 4, 128}, 777, 150}, 0},
+        {2, {{4, 1, 64}, 640, 0}, 210},
+        {2, {{4, 1, 128}, 640, 0}, 33},
+        {1, {{4, 2, 64}, 513, 300}, 400},
+        {1, {{4, 2, 128}, 513, 300, .alibi = 8}, 0},
+        {2, {{6, 2, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70},
+        {3, {{2, 1, 64}, 1, 0}, 0},
+        {3, {{2, 1, 128}, 65, 7}, 0},
+        {2, {{24, 24, 64}, 300, 0}, 0},
+        {4, {{12, 12, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
     };
     for (size_t i = 0; i < COUNT(longer); i++) {
         int32_t *positions = make_positions(&longer[i]);
@@ -288,8 +371,8 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
 }
 
 /* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
-static void reference_row(const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out,
-                          double *d_qkv) {
+static void reference_row(
+    const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
     const Heads *h = &spec->heads;
     int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
     int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
@@ -325,8 +408,8 @@ static double largest_difference(const double *a, const double *b, int64_t count
 }
 
 /* Compares the output, and the gradients where given, with the reference. */
-static void compare_with_reference(const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out,
-                                   const double *d_qkv) {
+static void compare_with_reference(
+    const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out, const double *d_qkv) {
     const Heads *h = &s->spec.heads;
     int64_t cells = shape_rows(s) * shape_columns(h);
     double *expected = memory_allocate(h->head_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
@@ -336,7 +419,8 @@ static void compare_with_reference(const Shape *s, const double *qkv, const int3
         for (int64_t head = 0; head < h->heads; head++) {
             int64_t at = (r * h->heads + head) * h->head_dim;
             reference_row(qkv, &s->spec, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
-            assert_true(largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
+            assert_true(
+                largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
         }
     }
     if (d_qkv) assert_true(largest_difference(d_qkv, gradients, cells) < 1e-11); /* likewise, with values of up to a hundred */
@@ -422,8 +506,12 @@ static void cached_chunk(const AttentionSpec *spec, const double *qkv, int64_t f
 static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
     (void)state;
     static const Shape cached[] = {
-        {1, {{4, 2, 8}, CONTEXT, 0}, 0}, {1, {{3, 1, 20}, CONTEXT, 30}, 0}, {1, {{2, 2, 6}, CONTEXT, 1}, 0}, {1, {{70, 1, 4}, CONTEXT, 0}, 0},
-        {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0}, {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
+        {1, {{4, 2, 8}, CONTEXT, 0}, 0},
+        {1, {{3, 1, 20}, CONTEXT, 30}, 0},
+        {1, {{2, 2, 6}, CONTEXT, 1}, 0},
+        {1, {{70, 1, 4}, CONTEXT, 0}, 0},
+        {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
+        {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
     };
     static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
     for (size_t i = 0; i < COUNT(cached); i++) {
@@ -433,7 +521,8 @@ static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
         double *cache = memory_allocate(cells * sizeof *cache);
         for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
         for (int64_t j = 0; j < cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
-        for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++]) cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
+        for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++])
+            cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
         int32_t *positions = make_positions(&cached[i]);
         compare_with_reference(&cached[i], qkv, positions, out, NULL, NULL);
         free(positions), free(cache), free(out), free(qkv);
@@ -453,8 +542,12 @@ static void build_cached(Check *check, const void *argument) {
 static void cached_attention_agrees_in_all_precisions(void **state) {
     (void)state;
     static const Shape cached[] = {
-        {1, {{1, 1, 1}, 1, 0}, 0}, {1, {{8, 2, 17}, 21, 0}, 0}, {1, {{3, 3, 64}, 20, 6}, 0}, {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
-        {1, {{4, 1, 128}, 1, 0}, 700}, {1, {{4, 2, 256}, 21, 0}, 300},
+        {1, {{1, 1, 1}, 1, 0}, 0},
+        {1, {{8, 2, 17}, 21, 0}, 0},
+        {1, {{3, 3, 64}, 20, 6}, 0},
+        {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
+        {1, {{4, 1, 128}, 1, 0}, 700},
+        {1, {{4, 2, 256}, 21, 0}, 300},
     };
     for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
 }
@@ -463,7 +556,9 @@ static void cached_attention_agrees_in_all_precisions(void **state) {
 
 enum { SPEED_RUNS = 10 };
 
-static int by_value(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+static int by_value(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
 
 /* On the device; bf16 of random sign and about 0.5 to 1, since clocks depend on the data. */
 static void *speed_values(int64_t count) {
@@ -471,7 +566,8 @@ static void *speed_values(int64_t count) {
     uint16_t *values = memory_allocate((size_t)count * 2);
     void *memory = device_allocate(check_device(), count * 2, &error);
     if (!memory) fail_msg("%s", error.message);
-    for (int64_t i = 0; i < count; i++) values[i] = (uint16_t)(0x3f00 | ((uint64_t)i * 0x9e3779b97f4a7c15u >> 40 & 0x807f)); /* sign and mantissa */
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (uint16_t)(0x3f00 | ((uint64_t)i * 0x9e3779b97f4a7c15u >> 40 & 0x807f)); /* sign and mantissa */
     device_upload(check_device(), memory, values, count * 2);
     free(values);
     return memory;
@@ -479,10 +575,10 @@ static void *speed_values(int64_t count) {
 
 static double median_seconds(OpId op, const OpCall *call) {
     double seconds[SPEED_RUNS];
-    gpu_kernels[op](call);
+    gpu_kernels[op]->run(call);
     for (int i = 0; i < SPEED_RUNS; i++) {
         device_timer_start(check_device());
-        gpu_kernels[op](call);
+        gpu_kernels[op]->run(call);
         seconds[i] = device_timer_stop(check_device());
     }
     qsort(seconds, SPEED_RUNS, sizeof *seconds, by_value);
@@ -500,17 +596,26 @@ static void speed_of_shape(const Shape *s) {
     if (!scratch) fail_msg("%s", error.message);
     int32_t *values = make_positions(s);
     device_upload(check_device(), positions, values, rows * 4);
-    OpCall forward = {.device = check_device(), .attributes = &s->spec, .in = {qkv, positions}, .in_shape = {{rows, columns, 1, 1}}, .out = {out, log_sum},
-                      .workspace = scratch};
-    OpCall backward = {.device = check_device(), .attributes = &s->spec, .in = {d_out, qkv, positions, out, log_sum},
-                       .in_shape = {{rows, out_columns, 1, 1}}, .out = {d_qkv}, .workspace = scratch};
+    OpCall forward = {.device = check_device(),
+        .attributes = &s->spec,
+        .in = {qkv, positions},
+        .in_shape = {{rows, columns, 1, 1}},
+        .out = {out, log_sum},
+        .workspace = scratch};
+    OpCall backward = {.device = check_device(),
+        .attributes = &s->spec,
+        .in = {d_out, qkv, positions, out, log_sum},
+        .in_shape = {{rows, out_columns, 1, 1}},
+        .out = {d_qkv},
+        .workspace = scratch};
     double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
     double there = median_seconds(OP_attention, &forward), back = median_seconds(OP_attention_grad, &backward);
-    print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n", (long)s->sequences,
-                  (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6, 2 * flops / there / 1e12, back * 1e6,
-                  5 * flops / back / 1e12);
+    print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n",
+        (long)s->sequences, (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6,
+        2 * flops / there / 1e12, back * 1e6, 5 * flops / back / 1e12);
     void *memory[] = {qkv, out, d_out, d_qkv, log_sum, positions, scratch};
-    int64_t bytes[] = {rows * columns * 2, rows * out_columns * 2, rows * out_columns * 2, rows * columns * 2, rows * h->heads * 4, rows * 4, workspace};
+    int64_t bytes[] = {
+        rows * columns * 2, rows * out_columns * 2, rows * out_columns * 2, rows * columns * 2, rows * h->heads * 4, rows * 4, workspace};
     for (size_t i = 0; i < COUNT(memory); i++) device_free(check_device(), memory[i], bytes[i]);
     free(values);
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
@@ -521,7 +626,10 @@ static void speed(void **state) {
     skip_without_device();
     if (!getenv("SMELT_TEST_SPEED")) skip();
     static const Shape timed[] = {
-        {4, {{32, 8, 64}, 4096, 0}, 0}, {2, {{32, 8, 128}, 8192, 0}, 0}, {64, {{12, 12, 64}, 1024, 0}, 0}, {4, {{16, 4, 128}, 4096, 0}, 0},
+        {4, {{32, 8, 64}, 4096, 0}, 0},
+        {2, {{32, 8, 128}, 8192, 0}, 0},
+        {64, {{12, 12, 64}, 1024, 0}, 0},
+        {4, {{16, 4, 128}, 4096, 0}, 0},
     };
     for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
 }

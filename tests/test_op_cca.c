@@ -13,12 +13,20 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
+#include "backend/backend.h"
+#include "ops/cca/cca.h"
+#include "ops/heads.h"
+#include "ops/rope/rope.h"
 
 enum { MAX_ROWS = 1290 };
 static const double THETA = 100;
 
 /* Documents end where `lengths` says, over and over. */
-typedef struct Case { Heads heads; int64_t rotated, rows; int lengths[6]; } Case;
+typedef struct Case {
+    Heads heads;
+    int64_t rotated, rows;
+    int lengths[6];
+} Case;
 
 static const Case cases[] = {
     {{1, 1, 2}, 2, 1, {1}},
@@ -45,7 +53,10 @@ static const int32_t *positions_of(const Case *c, int index) {
 
 /* -- Gradients ----------------------------------------------------------------------------------------------------- */
 
-typedef struct Argument { const Case *c; const int32_t *positions; } Argument;
+typedef struct Argument {
+    const Case *c;
+    const int32_t *positions;
+} Argument;
 
 static void build(Check *check, const void *argument) {
     const Argument *a = argument;
@@ -58,8 +69,8 @@ static void build(Check *check, const void *argument) {
     CcaParameters parameters = {
         .depthwise_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, 1, 2}, 0.2, 0.7),
         .depthwise_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
-        .grouped_weight = check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0,
-                                          1 / sqrt(h->head_dim)),
+        .grouped_weight =
+            check_parameter(check, PARAMETER_CONVOLUTION, 3, (int64_t[]){convolved, h->head_dim, 2}, 0, 1 / sqrt(h->head_dim)),
         .grouped_bias = check_parameter(check, PARAMETER_BIAS, 1, &convolved, 0.3, 0.5),
         .temperature = check_parameter(check, PARAMETER_NORM, 1, &h->kv_heads, 1.5, 0.3),
     };
@@ -224,8 +235,7 @@ static void expect_reference(const Case *c, const int32_t *p, bool training) {
         reference_row(&problem, r, expected);
         for (int64_t j = 0; j < problem.columns; j++)
             /* Both are sums of tens of terms of order one in double, then a quotient: 1e-16 grows to 1e-12 where a norm is small. */
-            if (!(fabs(got[j] - expected[j]) < 1e-11))
-                fail_msg("row %d column %d: %g, expected %g", (int)r, (int)j, got[j], expected[j]);
+            if (!(fabs(got[j] - expected[j]) < 1e-11)) fail_msg("row %d column %d: %g, expected %g", (int)r, (int)j, got[j], expected[j]);
     }
     free(out), free(expected);
     problem_free(&problem);

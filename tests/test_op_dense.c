@@ -9,13 +9,28 @@
 #include <cmocka.h>
 
 #include "check.h"
+#include "backend/backend.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/embed/embed.h"
+#include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
+#include "ops/loss/loss.h"
+#include "ops/norm/norm.h"
 
-typedef struct Case { int64_t rows, columns, other; bool flag, flag2; } Case;
+typedef struct Case {
+    int64_t rows, columns, other;
+    bool flag, flag2;
+} Case;
 #define CHECK_ALL(build, cases) \
     for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], (CheckBounds){0})
 
 /* A graph without parameters' gradients, run once in fp64. */
-typedef struct Run { Graph *graph; Plan plan; Executor *executor; } Run;
+typedef struct Run {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+} Run;
 
 static void run_plan(Run *run) {
     Error error = {0};
@@ -54,7 +69,8 @@ static void rmsnorm_passes(void **state) {
 /* Not one column: its result is always the bias, and the gradient of x is what rounding left. */
 static void layernorm_passes_with_and_without_bias(void **state) {
     (void)state;
-    static const Case cases[] = {{1, 5, 0, true, true}, {1, 16, 0, true, false}, {3, 17, 0, true, true}, {65, 40, 0, true, false}, {130, 7, 0, true, true}};
+    static const Case cases[] = {
+        {1, 5, 0, true, true}, {1, 16, 0, true, false}, {3, 17, 0, true, true}, {65, 40, 0, true, false}, {130, 7, 0, true, true}};
     CHECK_ALL(build_norm, cases);
 }
 
@@ -98,13 +114,15 @@ static void build_residual_norm(Check *check, const void *argument) {
 
 static void residual_norm_passes_with_and_without_scales_and_a_dead_stream(void **state) {
     (void)state;
-    static const Case cases[] = {{1, 1, 0, true, false}, {1, 16, 0, false, false}, {3, 17, 0, true, true}, {70, 24, 0, true, false}, {130, 7, 0, false, true}};
+    static const Case cases[] = {
+        {1, 1, 0, true, false}, {1, 16, 0, false, false}, {3, 17, 0, true, true}, {70, 24, 0, true, false}, {130, 7, 0, false, true}};
     CHECK_ALL(build_residual_norm, cases);
 }
 
 static void residual_layernorm_passes_likewise(void **state) {
     (void)state;
-    static const Case cases[] = {{1, 5, 1, true, false}, {1, 16, 2, false, false}, {3, 17, 2, true, true}, {70, 24, 1, false, false}, {130, 7, 2, false, true}};
+    static const Case cases[] = {
+        {1, 5, 1, true, false}, {1, 16, 2, false, false}, {3, 17, 2, true, true}, {70, 24, 1, false, false}, {130, 7, 2, false, true}};
     CHECK_ALL(build_residual_norm, cases);
 }
 
@@ -176,7 +194,7 @@ static void build_activation(Check *check, const void *argument) {
 static void gelu_and_swiglu_pass(void **state) {
     (void)state;
     static const Case cases[] = {{1, 2, 0, false, false}, {1, 2, 0, true, false}, {9, 34, 0, false, false}, {9, 34, 0, true, false},
-                                 {1, 1, 0, false, true}, {9, 35, 0, false, true}};
+        {1, 1, 0, false, true}, {9, 35, 0, false, true}};
     CHECK_ALL(build_activation, cases);
 }
 
@@ -186,7 +204,8 @@ static void gelu_is_that_of_its_definitions(void **state) {
     const int count = sizeof x / sizeof *x;
     for (GeluKind kind = GELU_EXACT; kind <= GELU_TANH; kind++) {
         Run run = {.graph = graph_create(PRECISION_FP64, false)};
-        TensorId input = graph_tensor(run.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, count}, "x"), y = op_gelu(run.graph, input, kind);
+        TensorId input = graph_tensor(run.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, count}, "x"),
+                 y = op_gelu(run.graph, input, kind);
         run.graph->tensors[y].keep = true;
         run_plan(&run);
         memcpy(executor_tensor(run.executor, input), x, sizeof x);
@@ -215,7 +234,8 @@ static const int32_t tokens[] = {4, 0, 4, 4, 2, 6, 0, 4, 1, 5, 6, 6, 3};
 static void build_embed(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId ids = check_integers(check, 1, &c->rows, tokens);
-    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){7, c->columns}, 0, 1), bias = TENSOR_NONE, scale = TENSOR_NONE;
+    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){7, c->columns}, 0, 1), bias = TENSOR_NONE,
+             scale = TENSOR_NONE;
     if (c->flag) {
         bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
         scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
@@ -235,7 +255,8 @@ static void build_cross_entropy(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
     TensorId w = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
-    op_linear_cross_entropy(check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1));
+    op_linear_cross_entropy(
+        check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1));
 }
 
 static void cross_entropy_passes_with_targets_to_ignore(void **state) {

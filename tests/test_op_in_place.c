@@ -11,8 +11,14 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
-#include "config.h"
+#include "config/config.h"
 #include "model/model.h"
+#include "backend/backend.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/rope/rope.h"
 
 /* -- The planner's choice ------------------------------------------------------------------------------------------- */
 
@@ -21,12 +27,16 @@ static const Heads HEADS = {.heads = 2, .kv_heads = 1, .head_dim = 4};
 enum { COLUMNS = 16 /* of packed heads */ };
 
 /* x -> qkv -> rotated -> out, by products and a rotation. */
-typedef struct Chain { Graph *graph; TensorId x, table, positions, qkv, rotated, out; } Chain;
+typedef struct Chain {
+    Graph *graph;
+    TensorId x, table, positions, qkv, rotated, out;
+} Chain;
 
 static TensorId product(Graph *graph, TensorId x, int64_t columns) {
     char name[32];
     snprintf(name, sizeof name, "w%d", graph->parameter_count);
-    return op_linear(graph, x, graph_parameter(graph, name, PARAMETER_MATRIX, 2, (int64_t[]){columns, graph_columns(graph, x)}, 0, 1, false), TENSOR_NONE, false);
+    return op_linear(graph, x,
+        graph_parameter(graph, name, PARAMETER_MATRIX, 2, (int64_t[]){columns, graph_columns(graph, x)}, 0, 1, false), TENSOR_NONE, false);
 }
 
 static Chain chain(void) {
@@ -112,31 +122,51 @@ static void a_chain_of_them_stays_in_one_place(void **state) {
 
 enum { SEQUENCES = 2, LENGTH = 19, TOKENS = SEQUENCES * LENGTH, SETTINGS = 16 };
 
-typedef struct Variety { const char *name, *settings[SETTINGS]; int places; /* operations that are done in place at least */ } Variety;
+typedef struct Variety {
+    const char *name, *settings[SETTINGS];
+    int places; /* operations that are done in place at least */
+} Variety;
 
 /* Rotations, forward and back; SwiGLU's gradients; sums of gradients; clamps; GELU's gradients; the router's averages over depth. */
 static const Variety varieties[] = {
     {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=24", "model.vocabulary=40"}, 6},
-    {"partial rotation", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=20", "model.vocabulary=40", "model.head_dim=16",
-                          "model.rope_fraction=0.5"}, 6},
-    {"mixture", {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.vocabulary=40", "model.experts=4",
-                 "model.experts_per_token=2"}, 6},
-    {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24", "model.ffn=12",
-              "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"}, 6},
-    {"mpt", {"model.family=mpt", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=20", "model.vocabulary=40", "model.clip_qkv=1.6"}, 4},
+    {"partial rotation",
+        {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=20", "model.vocabulary=40",
+            "model.head_dim=16", "model.rope_fraction=0.5"},
+        6},
+    {"mixture",
+        {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=24", "model.ffn=10", "model.vocabulary=40",
+            "model.experts=4", "model.experts_per_token=2"},
+        6},
+    {"zaya",
+        {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24", "model.ffn=12",
+            "model.router_width=10", "model.rope_fraction=0.5", "model.layers=3", "model.vocabulary=40"},
+        6},
+    {"mpt",
+        {"model.family=mpt", "model.heads=3", "model.kv_heads=3", "model.width=24", "model.ffn=20", "model.vocabulary=40",
+            "model.clip_qkv=1.6"},
+        4},
     {"gpt2", {"model.family=gpt2", "model.heads=3", "model.kv_heads=3", "model.width=21", "model.ffn=20", "model.vocabulary=40"}, 2},
 };
 enum { VARIETIES = sizeof varieties / sizeof *varieties };
 
-typedef struct Run { Config config; OptionStrings strings; Model model; Plan plan; Executor *executor; } Run;
+typedef struct Run {
+    Config config;
+    OptionStrings strings;
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Run;
 
 static void configure(Run *run, const Variety *variety) {
     static const char *const common[] = {"data.length=19", "batch.sequences=2", "batch.tokens=38", "model.init_std=0.15", "model.layers=2"};
     Error error = {0};
     bool good = true;
     options_defaults(&config_table, &run->config, &run->strings);
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++) good = good && options_set(&config_table, &run->config, &run->strings, common[i], &error);
-    for (int i = 0; i < SETTINGS && variety->settings[i]; i++) good = good && options_set(&config_table, &run->config, &run->strings, variety->settings[i], &error);
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++)
+        good = good && options_set(&config_table, &run->config, &run->strings, common[i], &error);
+    for (int i = 0; i < SETTINGS && variety->settings[i]; i++)
+        good = good && options_set(&config_table, &run->config, &run->strings, variety->settings[i], &error);
     if (!good || !config_check(&run->config, &error)) fail_msg("%s: %s", variety->name, error.message);
 }
 
@@ -183,7 +213,8 @@ static void release(Run *run) {
 
 static void *gradients(const Run *run) {
     void *values = memory_allocate((size_t)run->plan.bytes[ARENA_GRADIENT]);
-    device_download(executor_backend(run->executor)->device, values, executor_arena(run->executor, ARENA_GRADIENT), run->plan.bytes[ARENA_GRADIENT]);
+    device_download(
+        executor_backend(run->executor)->device, values, executor_arena(run->executor, ARENA_GRADIENT), run->plan.bytes[ARENA_GRADIENT]);
     return values;
 }
 
@@ -203,7 +234,8 @@ static void models_have_the_same_bits_as_with_memory_of_its_own_for_every_tensor
             assert_int_equal(count_places(apart.model.graph), 0);
             if (count_places(shared.model.graph) < varieties[i].places)
                 fail_msg("%s: %d operations are done in place", varieties[i].name, count_places(shared.model.graph));
-            if (memcmp(executor_tensor(shared.executor, shared.model.loss), executor_tensor(apart.executor, apart.model.loss), 2 * sizeof(float)))
+            if (memcmp(executor_tensor(shared.executor, shared.model.loss), executor_tensor(apart.executor, apart.model.loss),
+                    2 * sizeof(float)))
                 fail_msg("%s: another loss", varieties[i].name);
             if (memcmp(a, b, (size_t)shared.plan.bytes[ARENA_GRADIENT])) fail_msg("%s: other gradients", varieties[i].name);
             free(a);

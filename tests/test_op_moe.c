@@ -12,6 +12,9 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
+#include "backend/backend.h"
+#include "ops/moe/moe.h"
+#include "ops/router/router.h"
 
 enum { MAX_ROWS = 4200, MAX_K = 4 };
 static const double EXACT = 1e-12; /* relative: both sides in double, sums in another order */
@@ -118,15 +121,18 @@ static void gradients_reach_the_logits_through_the_experts(void **state) {
     (void)state;
     static const Shape shapes[] = {
         {.rows = 30, .in = 12, .out = 10, .router = {.experts = 4, .k = 1, .skip = true}, .bias = true},
-        {.rows = 30, .in = 12, .out = 10,
-         .router = {.experts = 4, .k = 2, .skip = true, .renormalise = true, .auxiliary = 0.5}},
+        {.rows = 30, .in = 12, .out = 10, .router = {.experts = 4, .k = 2, .skip = true, .renormalise = true, .auxiliary = 0.5}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_op(build_block, &shapes[i], (CheckBounds){0});
 }
 
 /* -- Meaning, in double precision ---------------------------------------------------------------------------------- */
 
-typedef struct Program { Graph *graph; Plan plan; Executor *executor; } Program;
+typedef struct Program {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+} Program;
 
 static Program program_start(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {
     Program program = {.graph = graph};
@@ -158,9 +164,7 @@ static void fill(const Program *program, TensorId tensor, uint64_t stream, doubl
     for (int64_t i = 0; i < graph_elements(program->graph, tensor); i++) values[i] = scale * rng_normal(11, stream, i);
 }
 
-static void assert_close(double value, double expected) {
-    assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected)));
-}
+static void assert_close(double value, double expected) { assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected))); }
 
 /* A graph with one router; bias is a controller parameter. */
 typedef struct RouterProgram {
@@ -258,8 +262,7 @@ static void measure_load(const RouterProgram *p, double *fraction, double *proba
     double probability[64];
     memset(fraction, 0, p->classes * sizeof(double));
     memset(probability_mean, 0, p->classes * sizeof(double));
-    for (int64_t i = 0; i < p->rows * p->spec.k; i++)
-        fraction[integers(&p->program, p->routing.index)[i]] += 1.0 / (p->rows * p->spec.k);
+    for (int64_t i = 0; i < p->rows * p->spec.k; i++) fraction[integers(&p->program, p->routing.index)[i]] += 1.0 / (p->rows * p->spec.k);
     for (int64_t r = 0; r < p->rows; r++) {
         softmax(probability, reals(&p->program, p->logits) + r * p->classes, p->classes);
         for (int64_t c = 0; c < p->classes; c++) probability_mean[c] += probability[c] / p->rows;
@@ -344,15 +347,18 @@ static void slots_are_in_expert_then_row_order_and_skipped_rows_have_none(void *
 }
 
 /* Experts from permute to combine, with gradients; the choice of experts is an input. */
-typedef struct BlockProgram { Program program; TensorId index, gate, x, w, y, d_y; } BlockProgram;
+typedef struct BlockProgram {
+    Program program;
+    TensorId index, gate, x, w, y, d_y;
+} BlockProgram;
 
 static BlockProgram block_start(const Shape *s) {
     Graph *graph = graph_create(PRECISION_FP64, true);
     int64_t chosen[] = {s->rows, s->router.k};
     BlockProgram b = {.index = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 2, chosen, "index"),
-                      .gate = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, chosen, "gate"),
-                      .x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->in}, "x"),
-                      .d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->out}, "d_y")};
+        .gate = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, chosen, "gate"),
+        .x = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->in}, "x"),
+        .d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){s->rows, s->out}, "d_y")};
     b.w = graph_parameter(graph, "w", PARAMETER_MATRIX, 3, (int64_t[]){s->router.experts, s->out, s->in}, 0, 1, false);
     Dispatch dispatch = op_moe_sort(graph, b.index, s->router.experts);
     TensorId y_slots = op_grouped_linear(graph, op_moe_permute(graph, b.x, &dispatch), b.w, dispatch.offset);
@@ -405,8 +411,7 @@ static void a_block_that_every_row_skips_is_zero_and_learns_nothing(void **state
     const Shape s = {.rows = 20, .in = 6, .out = 7, .router = {.experts = 3, .k = 2}, .choices = CHOOSE_NONE};
     BlockProgram b = block_start(&s);
     Graph *graph = b.program.graph;
-    TensorId zeros[] = {b.y, graph->tensors[b.x].gradient, graph->tensors[b.gate].gradient,
-                        graph->tensors[b.w].gradient};
+    TensorId zeros[] = {b.y, graph->tensors[b.x].gradient, graph->tensors[b.gate].gradient, graph->tensors[b.w].gradient};
     program_run(&b.program);
     for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
         for (int64_t j = 0; j < graph_elements(graph, zeros[i]); j++) assert_true(reals(&b.program, zeros[i])[j] == 0);
@@ -419,8 +424,8 @@ static void experts_cost_two_flops_per_weight_and_slot(void **state) {
     BlockProgram b = block_start(&s);
     for (int i = 0; i < b.program.graph->node_count; i++) {
         const Node *node = &b.program.graph->nodes[i];
-        bool product = node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input ||
-                       node->op == OP_grouped_linear_grad_weight;
+        bool product =
+            node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input || node->op == OP_grouped_linear_grad_weight;
         if (product) assert_true(op_table[node->op]->cost(b.program.graph, node).flops == 2.0 * 40 * 6 * 7);
     }
     program_free(&b.program);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "golden/optim.h"
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 static const OptimizerConfig adamw = {
     .name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
@@ -191,8 +191,8 @@ static void muon_in_bf16_gives_what_pytorch_gives(void **state) {
 
 /* ---- AdamW against a plain loop ---- */
 
-static void reference_adamw(double *p, int64_t count, int64_t steps, double lr, double decay, double scale, double beta1, double beta2,
-                            double epsilon) {
+static void reference_adamw(
+    double *p, int64_t count, int64_t steps, double lr, double decay, double scale, double beta1, double beta2, double epsilon) {
     for (int64_t i = 0; i < count; i++) {
         double m = 0, v = 0;
         p[i] = value_at(0, i);
@@ -219,8 +219,12 @@ static void check_parameter(const Fixture *f, int index, double lr, double decay
 }
 
 static const Shape all_kinds[] = {
-    {PARAMETER_MATRIX, 2, {150, 150}}, {PARAMETER_EMBEDDING, 2, {33, 7}}, {PARAMETER_CONVOLUTION, 3, {5, 3, 2}},
-    {PARAMETER_NORM, 1, {17}},         {PARAMETER_BIAS, 1, {1}},          {PARAMETER_CONTROLLER, 1, {9}},
+    {PARAMETER_MATRIX, 2, {150, 150}},
+    {PARAMETER_EMBEDDING, 2, {33, 7}},
+    {PARAMETER_CONVOLUTION, 3, {5, 3, 2}},
+    {PARAMETER_NORM, 1, {17}},
+    {PARAMETER_BIAS, 1, {1}},
+    {PARAMETER_CONTROLLER, 1, {9}},
 };
 
 static void check_all_kinds(Precision precision, bool decay_vectors, double controller_lr) {
@@ -413,8 +417,12 @@ static void matrices_beyond_the_scratch_budget_are_taken_in_groups(void **state)
 /* ---- Promises ---- */
 
 static const Shape many[] = {
-    {PARAMETER_MATRIX, 3, {3, 130, 210}}, {PARAMETER_NORM, 1, {130}},     {PARAMETER_EMBEDDING, 2, {700, 130}},
-    {PARAMETER_MATRIX, 2, {210, 40}},     {PARAMETER_CONTROLLER, 1, {8}}, {PARAMETER_MATRIX, 2, {300, 300}},
+    {PARAMETER_MATRIX, 3, {3, 130, 210}},
+    {PARAMETER_NORM, 1, {130}},
+    {PARAMETER_EMBEDDING, 2, {700, 130}},
+    {PARAMETER_MATRIX, 2, {210, 40}},
+    {PARAMETER_CONTROLLER, 1, {8}},
+    {PARAMETER_MATRIX, 2, {300, 300}},
 };
 
 static Fixture run_with_threads(Precision precision, int threads, double *norm) {
@@ -602,10 +610,18 @@ static void need_gpu(void) {
 
 /* Odd sizes, several chunks, one element; offsets that no 16 bytes divide; shapes that several matrices have. */
 static const Shape uneven[] = {
-    {PARAMETER_MATRIX, 2, {3, 5}},       {PARAMETER_MATRIX, 2, {7, 11}, .fused = true}, {PARAMETER_MATRIX, 3, {2, 33, 70}, .fused = true},
-    {PARAMETER_CONTROLLER, 1, {13}},     {PARAMETER_EMBEDDING, 2, {251, 131}},          {PARAMETER_BIAS, 1, {1}},
-    {PARAMETER_NORM, 1, {1027}},         {PARAMETER_MATRIX, 2, {130, 140}},             {PARAMETER_MATRIX, 2, {70, 33}},
-    {PARAMETER_CONVOLUTION, 3, {5, 3, 2}}, {PARAMETER_MATRIX, 2, {33, 70}},             {PARAMETER_MATRIX, 2, {1, 9}},
+    {PARAMETER_MATRIX, 2, {3, 5}},
+    {PARAMETER_MATRIX, 2, {7, 11}, .fused = true},
+    {PARAMETER_MATRIX, 3, {2, 33, 70}, .fused = true},
+    {PARAMETER_CONTROLLER, 1, {13}},
+    {PARAMETER_EMBEDDING, 2, {251, 131}},
+    {PARAMETER_BIAS, 1, {1}},
+    {PARAMETER_NORM, 1, {1027}},
+    {PARAMETER_MATRIX, 2, {130, 140}},
+    {PARAMETER_MATRIX, 2, {70, 33}},
+    {PARAMETER_CONVOLUTION, 3, {5, 3, 2}},
+    {PARAMETER_MATRIX, 2, {33, 70}},
+    {PARAMETER_MATRIX, 2, {1, 9}},
 };
 enum { UNEVEN = sizeof uneven / sizeof *uneven };
 
@@ -707,7 +723,8 @@ static void muon_is_as_near_when_the_vendor_multiplies(void **state) {
 static void a_gpu_gives_the_same_bits_twice(void **state) {
     (void)state;
     need_gpu();
-    Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false), two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false);
+    Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false),
+            two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false);
     double norm_one = gradient_norm(&one), norm_two = gradient_norm(&two);
     assert_memory_equal(one.master, two.master, (size_t)one.graph->parameter_extent * 4);
     assert_memory_equal(one.weights, two.weights, (size_t)one.graph->parameter_extent * 2);

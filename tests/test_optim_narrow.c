@@ -13,12 +13,13 @@
 
 #include "base/bf16.h"
 #include "base/rng.h"
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 enum { ROWS = 96, COLUMNS = 77, COUNT = ROWS * COLUMNS, VECTOR = 33 };
 
 static OptimizerConfig config_of(int name) {
-    return (OptimizerConfig){.name = name, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
+    return (OptimizerConfig){
+        .name = name, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
 }
 
 /* A matrix and a vector in the arenas of a precision, on a device. */
@@ -58,7 +59,8 @@ static float *values_of(const Fixture *f, int parameter) {
 static void fill(const Fixture *f, int arena, uint64_t stream, double scale) {
     float values[COUNT];
     for (int parameter = 0; parameter < 2; parameter++) {
-        for (int i = 0; i < COUNT; i++) values[i] = bf16_widen(bf16_narrow((float)(scale * rng_normal(3, stream + (uint64_t)parameter, (uint64_t)i))));
+        for (int i = 0; i < COUNT; i++)
+            values[i] = bf16_widen(bf16_narrow((float)(scale * rng_normal(3, stream + (uint64_t)parameter, (uint64_t)i))));
         set(f, arena, parameter, values);
     }
 }
@@ -225,7 +227,8 @@ static void state_and_gradients_take_two_bytes_an_element(void **state) {
 static void check_gpu(int name, double most_different) {
     gemm_exact(true);
     OptimizerConfig config = config_of(name);
-    Fixture ours = make(gpu(), PRECISION_PURE_BF16, &config), again = make(gpu(), PRECISION_PURE_BF16, &config), cpu = make(device_cpu(), PRECISION_PURE_BF16, &config);
+    Fixture ours = make(gpu(), PRECISION_PURE_BF16, &config), again = make(gpu(), PRECISION_PURE_BF16, &config),
+            cpu = make(device_cpu(), PRECISION_PURE_BF16, &config);
     for (int step = 1; step <= 2; step++) update(&ours, step, 0.01), update(&again, step, 0.01), update(&cpu, step, 0.01);
     double norm = optimizer_gradient_norm(ours.optimizer, ours.arenas[1]), expected = optimizer_gradient_norm(cpu.optimizer, cpu.arenas[1]);
     assert_true(fabs(norm - expected) < 1e-9 * expected);
@@ -236,7 +239,8 @@ static void check_gpu(int name, double most_different) {
             if (!(fabsf(a[i] - b[i]) <= 2 * spacing(b[i]))) fail_msg("element %d is %.8g, on the CPU %.8g", (int)i, a[i], b[i]);
             different += fabsf(a[i] - b[i]) > 1e-6f;
         }
-        if ((double)different > most_different * (double)count) fail_msg("%d of %d elements differ from the CPU's", (int)different, (int)count);
+        if ((double)different > most_different * (double)count)
+            fail_msg("%d of %d elements differ from the CPU's", (int)different, (int)count);
         assert_memory_equal(a, c, (size_t)count * sizeof *a);
         free(a), free(b), free(c);
     }

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/rng.h"
+#include "ops/norm/norm.h"
 
 typedef struct Settings {
     const char *run;
@@ -58,8 +59,7 @@ typedef struct Bench {
 static int bench_setup(void **state) {
     Bench *bench = memory_allocate(sizeof *bench);
     strcpy(bench->folder, "/tmp/smelt-test-options-XXXXXX");
-    if (!mkdtemp(bench->folder))
-        return -1;
+    if (!mkdtemp(bench->folder)) return -1;
     options_defaults(&table, &bench->values, &bench->strings);
     *state = bench;
     return 0;
@@ -81,9 +81,7 @@ static bool parse_bytes(Bench *bench, const char *text, size_t length) {
     return options_parse_yaml(&table, &bench->values, &bench->strings, text, length, "c.yaml", &bench->error);
 }
 
-static bool parse(Bench *bench, const char *text) {
-    return parse_bytes(bench, text, strlen(text));
-}
+static bool parse(Bench *bench, const char *text) { return parse_bytes(bench, text, strlen(text)); }
 
 static bool set(Bench *bench, const char *assignment) {
     bench->error = (Error){0};
@@ -92,20 +90,17 @@ static bool set(Bench *bench, const char *assignment) {
 
 static void assert_one_line_usage_error(const Bench *bench) {
     assert_int_equal(bench->error.code, ERROR_USAGE);
-    for (const char *c = bench->error.message; *c; c++)
-        assert_true((unsigned char)*c >= 0x20);
+    for (const char *c = bench->error.message; *c; c++) assert_true((unsigned char)*c >= 0x20);
 }
 
 static void assert_refused(Bench *bench, const char *text, const char *message) {
-    if (parse(bench, text))
-        fail_msg("accepted: %s", text);
+    if (parse(bench, text)) fail_msg("accepted: %s", text);
     assert_one_line_usage_error(bench);
     assert_string_equal(bench->error.message, message);
 }
 
 static void assert_set_refused(Bench *bench, const char *assignment, const char *message) {
-    if (set(bench, assignment))
-        fail_msg("accepted: %s", assignment);
+    if (set(bench, assignment)) fail_msg("accepted: %s", assignment);
     assert_one_line_usage_error(bench);
     assert_string_equal(bench->error.message, message);
 }
@@ -140,36 +135,32 @@ static void a_default_that_its_row_refuses_aborts(void **state) {
 }
 
 static void whole_numbers_are_read_in_every_spelling(void **state) {
-    static const struct { const char *text; int64_t value; } spellings[] = {
-        {"4096", 4096}, {"+7", 7}, {"-7", -7}, {"0", 0}, {"-0", 0}, {"007", 7}, {"4k", 4000}, {"1M", 1000000},
-        {"2G", 2000000000}, {"3T", 3000000000000}, {"16Ki", 16384}, {"1Mi", 1 << 20}, {"1Gi", 1 << 30},
-        {"1Ti", 1ll << 40}, {"1e6", 1000000}, {"1E+6", 1000000}, {"12e-1k", 1200}, {"1.5k", 1500}, {"1.5Ki", 1536},
-        {"1.500e1", 15}, {"10.", 10}, {".5k", 500}, {"1000e-3", 1}, {"0e999999999999", 0}, {"0.000", 0},
-        {"1.0000000000000000000000000000", 1},
-        {"9223372036854775807", INT64_MAX}, {"-9223372036854775808", INT64_MIN},
-        {"9.223372036854775807e18", INT64_MAX}};
+    static const struct {
+        const char *text;
+        int64_t value;
+    } spellings[] = {{"4096", 4096}, {"+7", 7}, {"-7", -7}, {"0", 0}, {"-0", 0}, {"007", 7}, {"4k", 4000}, {"1M", 1000000},
+        {"2G", 2000000000}, {"3T", 3000000000000}, {"16Ki", 16384}, {"1Mi", 1 << 20}, {"1Gi", 1 << 30}, {"1Ti", 1ll << 40},
+        {"1e6", 1000000}, {"1E+6", 1000000}, {"12e-1k", 1200}, {"1.5k", 1500}, {"1.5Ki", 1536}, {"1.500e1", 15}, {"10.", 10}, {".5k", 500},
+        {"1000e-3", 1}, {"0e999999999999", 0}, {"0.000", 0}, {"1.0000000000000000000000000000", 1}, {"9223372036854775807", INT64_MAX},
+        {"-9223372036854775808", INT64_MIN}, {"9.223372036854775807e18", INT64_MAX}};
     Bench *bench = *state;
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
         char *assignment = memory_format("any=%s", spellings[i].text);
-        if (!set(bench, assignment) || bench->values.any != spellings[i].value)
-            fail_msg("%s: %s", assignment, bench->error.message);
+        if (!set(bench, assignment) || bench->values.any != spellings[i].value) fail_msg("%s: %s", assignment, bench->error.message);
         free(assignment);
     }
 }
 
 static void texts_that_are_no_whole_number_are_refused_and_change_nothing(void **state) {
-    static const char *const texts[] = {
-        "", " ", "k", "+", "-", ".", "1 ", " 1", "1x", "1K", "1m", "1kk", "1kB", "1Kib", "0x10", "1_000", "1,000",
-        "--1",
-        "1e", "1e+", "1ee3", "e3", "nan", "NaN", "inf", "-inf", "Infinity", "2.5", "1e-1", "0.1k1", "1.2345k", "1..2",
+    static const char *const texts[] = {"", " ", "k", "+", "-", ".", "1 ", " 1", "1x", "1K", "1m", "1kk", "1kB", "1Kib", "0x10", "1_000",
+        "1,000", "--1", "1e", "1e+", "1ee3", "e3", "nan", "NaN", "inf", "-inf", "Infinity", "2.5", "1e-1", "0.1k1", "1.2345k", "1..2",
         "9223372036854775808", "-9223372036854775809", "1e19", "1e999999999999", "9223372036854775807k", "16777216Ti",
         "99999999999999999999999999", "true"};
     Bench *bench = *state;
     bench->values.any = 77;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         char *assignment = memory_format("any=%s", texts[i]);
-        if (set(bench, assignment))
-            fail_msg("accepted: %s", assignment);
+        if (set(bench, assignment)) fail_msg("accepted: %s", assignment);
         assert_one_line_usage_error(bench);
         assert_int_equal(bench->values.any, 77);
         free(assignment);
@@ -177,43 +168,43 @@ static void texts_that_are_no_whole_number_are_refused_and_change_nothing(void *
 }
 
 static void reals_are_read_in_every_spelling(void **state) {
-    static const struct { const char *text; double value; } spellings[] = {
-        {"0.003", 0.003}, {"3e-4", 3e-4}, {"1e6", 1e6}, {".5", 0.5}, {"-2.", -2}, {"4k", 4000}, {"2Ki", 2048},
-        {"1.7976931348623157e308", DBL_MAX}, {"5e-324", 5e-324}, {"0.1", 0.1},
-        {"123456789012345678901234567890", 1.2345678901234568e29}};
+    static const struct {
+        const char *text;
+        double value;
+    } spellings[] = {{"0.003", 0.003}, {"3e-4", 3e-4}, {"1e6", 1e6}, {".5", 0.5}, {"-2.", -2}, {"4k", 4000}, {"2Ki", 2048},
+        {"1.7976931348623157e308", DBL_MAX}, {"5e-324", 5e-324}, {"0.1", 0.1}, {"123456789012345678901234567890", 1.2345678901234568e29}};
     Bench *bench = *state;
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
         char *assignment = memory_format("data.real=%s", spellings[i].text);
-        if (!set(bench, assignment) || bench->values.real != spellings[i].value)
-            fail_msg("%s: %s", assignment, bench->error.message);
+        if (!set(bench, assignment) || bench->values.real != spellings[i].value) fail_msg("%s: %s", assignment, bench->error.message);
         free(assignment);
     }
 }
 
 static void texts_that_are_no_finite_real_are_refused(void **state) {
-    static const char *const texts[] = {"", "nan", "inf", "-infinity", "1e400", "1e308k", "0x1p3", "1f", "1.0abc",
-                                        "1 2", "1e-", "0.1.2", "nan(1)"};
+    static const char *const texts[] = {
+        "", "nan", "inf", "-infinity", "1e400", "1e308k", "0x1p3", "1f", "1.0abc", "1 2", "1e-", "0.1.2", "nan(1)"};
     Bench *bench = *state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         char *assignment = memory_format("data.real=%s", texts[i]);
-        if (set(bench, assignment))
-            fail_msg("accepted: %s", assignment);
+        if (set(bench, assignment)) fail_msg("accepted: %s", assignment);
         assert_one_line_usage_error(bench);
         free(assignment);
     }
 }
 
 static void booleans_are_read_in_every_spelling(void **state) {
-    static const struct { const char *assignment; bool value; } spellings[] = {
-        {"verbose=true", true}, {"verbose=no", false}, {"verbose=yes", true}, {"verbose=off", false},
-        {"verbose=on", true}, {"verbose=false", false}, {"verbose=True", true}};
+    static const struct {
+        const char *assignment;
+        bool value;
+    } spellings[] = {{"verbose=true", true}, {"verbose=no", false}, {"verbose=yes", true}, {"verbose=off", false}, {"verbose=on", true},
+        {"verbose=false", false}, {"verbose=True", true}};
     Bench *bench = *state;
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
         assert_true(set(bench, spellings[i].assignment));
         assert_int_equal(bench->values.verbose, spellings[i].value);
     }
-    assert_set_refused(bench, "verbose=1",
-                       "verbose in 'verbose=1' is '1', which is neither true nor false; give true or false");
+    assert_set_refused(bench, "verbose=1", "verbose in 'verbose=1' is '1', which is neither true nor false; give true or false");
 }
 
 static void choices_are_read_whole_and_exactly(void **state) {
@@ -225,22 +216,25 @@ static void choices_are_read_whole_and_exactly(void **state) {
     assert_false(set(bench, "model.recompute=bloc"));
     assert_false(set(bench, "model.recompute=none|norm"));
     assert_false(set(bench, "model.recompute="));
-    assert_set_refused(bench, "model.recompute=Norm", "model.recompute in 'model.recompute=Norm' is 'Norm', which is "
-                                                      "none of the choices; give one of none|norm|block");
+    assert_set_refused(bench, "model.recompute=Norm",
+        "model.recompute in 'model.recompute=Norm' is 'Norm', which is "
+        "none of the choices; give one of none|norm|block");
 }
 
 static void limits_are_inclusive_and_named(void **state) {
     Bench *bench = *state;
     assert_true(set(bench, "model.width=1"));
     assert_true(set(bench, "model.width=1M"));
-    assert_set_refused(bench, "model.width=0", "model.width in 'model.width=0' is '0', which is out of range; give a "
-                                               "whole number, 1 to 1000000 (channels)");
+    assert_set_refused(bench, "model.width=0",
+        "model.width in 'model.width=0' is '0', which is out of range; give a "
+        "whole number, 1 to 1000000 (channels)");
     assert_false(set(bench, "model.width=1000001"));
     assert_true(set(bench, "optimizer.lr=1"));
-    assert_set_refused(bench, "optimizer.lr=1.5",
-                       "optimizer.lr in 'optimizer.lr=1.5' is '1.5', which is out of range; give a number, 0 to 1");
-    assert_set_refused(bench, "optimizer.momentum=-1", "optimizer.momentum in 'optimizer.momentum=-1' is '-1', which "
-                                                       "is out of range; give a number, at least 0");
+    assert_set_refused(
+        bench, "optimizer.lr=1.5", "optimizer.lr in 'optimizer.lr=1.5' is '1.5', which is out of range; give a number, 0 to 1");
+    assert_set_refused(bench, "optimizer.momentum=-1",
+        "optimizer.momentum in 'optimizer.momentum=-1' is '-1', which "
+        "is out of range; give a number, at least 0");
 }
 
 static void strings_are_taken_as_they_are(void **state) {
@@ -249,35 +243,28 @@ static void strings_are_taken_as_they_are(void **state) {
     assert_string_equal(bench->values.run, " a=b, c: #d\n");
     assert_true(set(bench, "run="));
     assert_string_equal(bench->values.run, "");
-    assert_set_refused(bench, "run=a\xff",
-                       "run in 'run=a\\xff' is 'a\\xff', which is not valid UTF-8; give UTF-8 text");
+    assert_set_refused(bench, "run=a\xff", "run in 'run=a\\xff' is 'a\\xff', which is not valid UTF-8; give UTF-8 text");
 }
 
 static void invalid_utf8_is_told_from_valid(void **state) {
     Bench *bench = *state;
-    static const char *const valid[] = {"run=\xc2\x80", "run=\xdf\xbf", "run=\xe0\xa0\x80", "run=\xed\x9f\xbf",
-                                        "run=\xf0\x90\x80\x80", "run=\xf4\x8f\xbf\xbf"};
-    static const char *const invalid[] = {"run=\x80", "run=\xc0\x80", "run=\xc1\xbf", "run=\xe0\x9f\xbf", "run=\xc2",
-                                          "run=\xed\xa0\x80", "run=\xf0\x8f\xbf\xbf", "run=\xf4\x90\x80\x80",
-                                          "run=\xf8\x88\x80\x80\x80", "run=\xe2\x82", "run=\xff"};
-    for (size_t i = 0; i < sizeof valid / sizeof *valid; i++)
-        assert_true(set(bench, valid[i]));
-    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++)
-        assert_false(set(bench, invalid[i]));
+    static const char *const valid[] = {
+        "run=\xc2\x80", "run=\xdf\xbf", "run=\xe0\xa0\x80", "run=\xed\x9f\xbf", "run=\xf0\x90\x80\x80", "run=\xf4\x8f\xbf\xbf"};
+    static const char *const invalid[] = {"run=\x80", "run=\xc0\x80", "run=\xc1\xbf", "run=\xe0\x9f\xbf", "run=\xc2", "run=\xed\xa0\x80",
+        "run=\xf0\x8f\xbf\xbf", "run=\xf4\x90\x80\x80", "run=\xf8\x88\x80\x80\x80", "run=\xe2\x82", "run=\xff"};
+    for (size_t i = 0; i < sizeof valid / sizeof *valid; i++) assert_true(set(bench, valid[i]));
+    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) assert_false(set(bench, invalid[i]));
 }
 
 /* -- Names -------------------------------------------------------------------------------------------------------- */
 
 static void an_unknown_key_is_answered_with_the_nearest(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "run: r\noptimizer:\n  muon.rl: 3\n",
-                   "unknown key 'optimizer.muon.rl' at c.yaml:3; did you mean 'optimizer.muon.lr'?");
-    assert_refused(bench, "optimiser:\n  # slow\n  lr: 3e-4\n",
-                   "unknown key 'optimiser.lr' at c.yaml:3; did you mean 'optimizer.lr'?");
-    assert_set_refused(bench, "modle.width=3",
-                       "unknown key 'modle.width' in 'modle.width=3'; did you mean 'model.width'?");
-    assert_set_refused(bench, "momentum=3",
-                       "unknown key 'momentum' in 'momentum=3'; did you mean 'optimizer.momentum'?");
+    assert_refused(
+        bench, "run: r\noptimizer:\n  muon.rl: 3\n", "unknown key 'optimizer.muon.rl' at c.yaml:3; did you mean 'optimizer.muon.lr'?");
+    assert_refused(bench, "optimiser:\n  # slow\n  lr: 3e-4\n", "unknown key 'optimiser.lr' at c.yaml:3; did you mean 'optimizer.lr'?");
+    assert_set_refused(bench, "modle.width=3", "unknown key 'modle.width' in 'modle.width=3'; did you mean 'model.width'?");
+    assert_set_refused(bench, "momentum=3", "unknown key 'momentum' in 'momentum=3'; did you mean 'optimizer.momentum'?");
     assert_set_refused(bench, "=3", "unknown key '' in '=3'; --help lists the known ones");
     assert_set_refused(bench, "zebra=3", "unknown key 'zebra' in 'zebra=3'; --help lists the known ones");
     assert_refused(bench, "zebra: {}", "unknown key 'zebra' at c.yaml:1; --help lists the known ones");
@@ -320,62 +307,59 @@ static void nested_and_dotted_keys_set_the_same_rows(void **state) {
 static void an_empty_configuration_keeps_the_defaults(void **state) {
     Bench *bench = *state;
     Settings before = bench->values;
-    static const char *const texts[] = {"", "# nothing\n", "---\n", "{}", "null\n", "\xEF\xBB\xBF", "--- ~\n...\n",
-                                        "model: {}\n"};
+    static const char *const texts[] = {"", "# nothing\n", "---\n", "{}", "null\n", "\xEF\xBB\xBF", "--- ~\n...\n", "model: {}\n"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (!parse(bench, texts[i]))
-            fail_msg("%s: %s", texts[i], bench->error.message);
+        if (!parse(bench, texts[i])) fail_msg("%s: %s", texts[i], bench->error.message);
     assert_memory_equal(&before, &bench->values, sizeof before);
 }
 
 static void duplicate_keys_are_refused_in_every_spelling(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "run: a\nverbose: on\nrun: b\n",
-                   "duplicate key 'run' at c.yaml:3; it already stands in line 1: keep one");
-    assert_refused(bench, "model:\n  width: 1\nmodel.width: 2\n",
-                   "duplicate key 'model.width' at c.yaml:3; it already stands in line 2: keep one");
+    assert_refused(bench, "run: a\nverbose: on\nrun: b\n", "duplicate key 'run' at c.yaml:3; it already stands in line 1: keep one");
+    assert_refused(
+        bench, "model:\n  width: 1\nmodel.width: 2\n", "duplicate key 'model.width' at c.yaml:3; it already stands in line 2: keep one");
     assert_refused(bench, "model:\n  width: 1\nmodel:\n  recompute: norm\n",
-                   "duplicate key 'model' at c.yaml:3; it already stands in line 1: keep one");
+        "duplicate key 'model' at c.yaml:3; it already stands in line 1: keep one");
     assert_refused(bench, "optimizer: {muon: {lr: 0.1}, muon: {lr: 0.2}}",
-                   "duplicate key 'optimizer.muon' at c.yaml:1; it already stands in line 1: keep one");
+        "duplicate key 'optimizer.muon' at c.yaml:1; it already stands in line 1: keep one");
 }
 
 static void what_is_no_plain_mapping_is_refused(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "run: [a, b]\n",
-                   "a list stands at c.yaml:1, at key 'run'; write a single value or a group of 'key: value'");
+    assert_refused(bench, "run: [a, b]\n", "a list stands at c.yaml:1, at key 'run'; write a single value or a group of 'key: value'");
     assert_refused(bench, "- a\n- b\n", "a list stands at c.yaml:1; write only 'key: value' and groups of them");
-    assert_refused(bench, "run: &x a\n", "an anchor (&name) stands at c.yaml:1, at key 'run'; write a single value or "
-                                         "a group of 'key: value'");
-    assert_refused(bench, "model: &x {width: 1}\n", "an anchor (&name) stands at c.yaml:1, at key 'model'; write a "
-                                                    "single value or a group of 'key: value'");
-    assert_refused(bench, "run: *x\n", "an alias (*name) stands at c.yaml:1, at key 'run'; write a single value or a "
-                                       "group of 'key: value'");
-    assert_refused(bench, "verbose: !!bool yes\n", "a tag (!name) stands at c.yaml:1, at key 'verbose'; write a single "
-                                                   "value or a group of 'key: value'");
+    assert_refused(bench, "run: &x a\n",
+        "an anchor (&name) stands at c.yaml:1, at key 'run'; write a single value or "
+        "a group of 'key: value'");
+    assert_refused(bench, "model: &x {width: 1}\n",
+        "an anchor (&name) stands at c.yaml:1, at key 'model'; write a "
+        "single value or a group of 'key: value'");
+    assert_refused(bench, "run: *x\n",
+        "an alias (*name) stands at c.yaml:1, at key 'run'; write a single value or a "
+        "group of 'key: value'");
+    assert_refused(bench, "verbose: !!bool yes\n",
+        "a tag (!name) stands at c.yaml:1, at key 'verbose'; write a single "
+        "value or a group of 'key: value'");
     assert_refused(bench, "hello\n", "a configuration is 'key: value' lines, but a lone value stands at c.yaml:1");
     assert_refused(bench, "run: a\n---\nrun: b\n", "a second document starts at c.yaml:2; a configuration is one");
     assert_refused(bench, "? {a: b}\n: c\n", "a key at c.yaml:1 is not a name; write 'key: value'");
     assert_refused(bench, "'': c\n", "key '' at c.yaml:1 is empty or holds a NUL byte; --help lists the known ones");
-    assert_refused(bench, "\"ru\\0n\": c\n",
-                   "key 'ru\\x00n' at c.yaml:1 is empty or holds a NUL byte; --help lists the known ones");
+    assert_refused(bench, "\"ru\\0n\": c\n", "key 'ru\\x00n' at c.yaml:1 is empty or holds a NUL byte; --help lists the known ones");
 }
 
 static void a_group_where_a_value_belongs_and_the_reverse_are_refused(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "model: 5\n",
-                   "model at c.yaml:1 is a group of settings such as model.width, but its value is '5'");
-    assert_refused(bench, "\nmodel:\n",
-                   "model at c.yaml:2 is a group of settings such as model.width, but its value is ''");
+    assert_refused(bench, "model: 5\n", "model at c.yaml:1 is a group of settings such as model.width, but its value is '5'");
+    assert_refused(bench, "\nmodel:\n", "model at c.yaml:2 is a group of settings such as model.width, but its value is ''");
     assert_refused(bench, "run: {a: b}\n", "unknown key 'run.a' at c.yaml:1; did you mean 'run'?");
 }
 
 static void a_key_without_a_value_is_refused(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "run:\n", "run at c.yaml:1 has no value; leave the key out to keep the default '', or write "
-                                    "'' for an empty text");
-    assert_refused(bench, "model: {width: ~}\n",
-                   "model.width at c.yaml:1 has no value; leave the key out to keep the default '256'");
+    assert_refused(bench, "run:\n",
+        "run at c.yaml:1 has no value; leave the key out to keep the default '', or write "
+        "'' for an empty text");
+    assert_refused(bench, "model: {width: ~}\n", "model.width at c.yaml:1 has no value; leave the key out to keep the default '256'");
     assert_true(parse(bench, "run: ''\ndata: {path: 'null'}\n"));
     assert_string_equal(bench->values.run, "");
     assert_string_equal(bench->values.path, "null");
@@ -384,20 +368,17 @@ static void a_key_without_a_value_is_refused(void **state) {
 static void a_wrong_value_names_file_line_key_value_and_limits(void **state) {
     Bench *bench = *state;
     assert_refused(bench, "\n\noptimizer:\n  lr: fast\n",
-                   "optimizer.lr at c.yaml:4 is 'fast', which is not a finite number such as 4096, 4k, 16Ki, 0.5 or "
-                   "3e-4; give a number, 0 to 1");
+        "optimizer.lr at c.yaml:4 is 'fast', which is not a finite number such as 4096, 4k, 16Ki, 0.5 or "
+        "3e-4; give a number, 0 to 1");
     assert_refused(bench, "any: 2.5\n", "any at c.yaml:1 is '2.5', which is not a whole number; give a whole number");
-    assert_refused(bench, "any: 1e30\n",
-                   "any at c.yaml:1 is '1e30', which does not fit into 64 bits; give a whole number");
-    assert_refused(bench, "any: \"1\\02\"\n",
-                   "any at c.yaml:1 is '1\\x002', which holds a NUL byte; give a whole number");
+    assert_refused(bench, "any: 1e30\n", "any at c.yaml:1 is '1e30', which does not fit into 64 bits; give a whole number");
+    assert_refused(bench, "any: \"1\\02\"\n", "any at c.yaml:1 is '1\\x002', which holds a NUL byte; give a whole number");
     assert_refused(bench, "run: \"a\\0b\"\n", "run at c.yaml:1 is 'a\\x00b', which holds a NUL byte; give UTF-8 text");
 }
 
 static void broken_yaml_is_refused_with_its_line(void **state) {
     Bench *bench = *state;
-    assert_refused(bench, "run: a\n  verbose: b\n",
-                   "not valid YAML at c.yaml:2: mapping values are not allowed in this context");
+    assert_refused(bench, "run: a\n  verbose: b\n", "not valid YAML at c.yaml:2: mapping values are not allowed in this context");
     assert_refused(bench, "run: 'a\n\n", "not valid YAML at c.yaml:3: found unexpected end of stream");
     assert_refused(bench, "run: a\nverbose: \x01\n", "not valid YAML at c.yaml:2: control characters are not allowed");
     assert_refused(bench, "model: {width: 1\n", "not valid YAML at c.yaml:2: did not find expected ',' or '}'");
@@ -423,13 +404,11 @@ static void bytes_that_are_no_text_are_refused_in_one_line(void **state) {
 static void deep_nesting_is_refused(void **state) {
     Bench *bench = *state;
     char *text = memory_allocate(1 << 20);
-    for (int i = 0; i < 200000; i += 2)
-        memcpy(text + i, "{a", 2);
+    for (int i = 0; i < 200000; i += 2) memcpy(text + i, "{a", 2);
     assert_false(parse(bench, text));
     assert_one_line_usage_error(bench);
     strcpy(text, "a: {a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}}");
-    assert_refused(bench, text,
-                   "key 'a.a.a.a.a.a.a.a' at c.yaml:1 is nested more than 8 deep; --help lists the known ones");
+    assert_refused(bench, text, "key 'a.a.a.a.a.a.a.a' at c.yaml:1 is nested more than 8 deep; --help lists the known ones");
     memset(text, '[', 1000000);
     assert_false(parse(bench, text));
     memset(text, '{', 1000000);
@@ -437,9 +416,7 @@ static void deep_nesting_is_refused(void **state) {
     free(text);
 }
 
-static char *bench_file(const Bench *bench) {
-    return memory_format("%s/x.yaml", bench->folder);
-}
+static char *bench_file(const Bench *bench) { return memory_format("%s/x.yaml", bench->folder); }
 
 static void a_file_is_read_and_named_in_messages(void **state) {
     Bench *bench = *state;
@@ -482,24 +459,19 @@ static void assert_round_trip(Bench *bench) {
     char *text = yaml_of(&bench->values);
     Bench copy = {0};
     options_defaults(&table, &copy.values, &copy.strings);
-    if (!parse(&copy, text))
-        fail_msg("%s\n%s", copy.error.message, text);
+    if (!parse(&copy, text)) fail_msg("%s\n%s", copy.error.message, text);
     char difference[1000];
-    if (options_difference(&table, &bench->values, &copy.values, difference, sizeof difference))
-        fail_msg("%s", difference);
+    if (options_difference(&table, &bench->values, &copy.values, difference, sizeof difference)) fail_msg("%s", difference);
     assert_memory_equal(&bench->values.real, &copy.values.real, sizeof(double)); /* -0 is not 0 */
     options_free_strings(&copy.strings);
     free(text);
 }
 
-static void defaults_survive_writing_and_reading(void **state) {
-    assert_round_trip(*state);
-}
+static void defaults_survive_writing_and_reading(void **state) { assert_round_trip(*state); }
 
 static void every_double_survives_writing_and_reading(void **state) {
     Bench *bench = *state;
-    static const double extremes[] = {0.0, -0.0, 0.1, 1.0 / 3, DBL_MAX, -DBL_MAX, DBL_MIN, 5e-324, 1e22,
-                                      1e23, 123456789.125};
+    static const double extremes[] = {0.0, -0.0, 0.1, 1.0 / 3, DBL_MAX, -DBL_MAX, DBL_MIN, 5e-324, 1e22, 1e23, 123456789.125};
     for (size_t i = 0; i < sizeof extremes / sizeof *extremes; i++) {
         bench->values.real = extremes[i];
         assert_round_trip(bench);
@@ -508,8 +480,7 @@ static void every_double_survives_writing_and_reading(void **state) {
         RngBits bits = rng_bits(5, RNG_STREAM_BENCH, i);
         double value;
         memcpy(&value, bits.word, sizeof value);
-        if (!isfinite(value))
-            continue;
+        if (!isfinite(value)) continue;
         bench->values.real = value;
         assert_round_trip(bench);
     }
@@ -517,13 +488,9 @@ static void every_double_survives_writing_and_reading(void **state) {
 
 static void every_string_survives_writing_and_reading(void **state) {
     Bench *bench = *state;
-    static const char *const texts[] = {
-        "", " ", "~", "null", "true", "a: b", "- a", "# c", "'", "\"", "\\", "\\n", "\n", "a\r\nb\t", "\x01\x1b\x7f",
-        "{}",
-        "\xc2\x80\xc2\x85\xc2\xa0", "\xe2\x80\xa8\xe2\x80\xa9", "\xef\xbb\xbf", "\xef\xbf\xbe\xef\xbf\xbf",
-        "caf\xc3\xa9",
-        "\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf", "  leading and trailing  ", "%TAG", "&x", "*x", "!!str",
-        "a\n\n  b", "50%d%s"};
+    static const char *const texts[] = {"", " ", "~", "null", "true", "a: b", "- a", "# c", "'", "\"", "\\", "\\n", "\n", "a\r\nb\t",
+        "\x01\x1b\x7f", "{}", "\xc2\x80\xc2\x85\xc2\xa0", "\xe2\x80\xa8\xe2\x80\xa9", "\xef\xbb\xbf", "\xef\xbf\xbe\xef\xbf\xbf",
+        "caf\xc3\xa9", "\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf", "  leading and trailing  ", "%TAG", "&x", "*x", "!!str", "a\n\n  b", "50%d%s"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         bench->values.run = bench->values.path = texts[i];
         assert_round_trip(bench);
@@ -590,24 +557,23 @@ static void help_is_aligned_and_grouped(void **state) {
     FILE *file = open_memstream(&text, &length);
     options_print_help(&table, file);
     fclose(file);
-    assert_string_equal(text,
-                        "general\n"
-                        "  run                 -           text             folder of the run\n"
-                        "  any                 0           whole number     any whole number\n"
-                        "  verbose             no          true|false       print more\n"
-                        "\n"
-                        "model\n"
-                        "  model.width         256         1 to 1000000     size of the residual stream [channels]\n"
-                        "  model.recompute     none        none|norm|block  what is computed again\n"
-                        "\n"
-                        "optimizer\n"
-                        "  optimizer.lr        3e-3        0 to 1           peak learning rate\n"
-                        "  optimizer.momentum  0.9         at least 0       momentum\n"
-                        "  optimizer.muon.lr   0.02        0 to 1           learning rate of Muon\n"
-                        "\n"
-                        "data\n"
-                        "  data.path           data/a # b  text             prefix of the shards\n"
-                        "  data.real           0           number           any number\n");
+    assert_string_equal(text, "general\n"
+                              "  run                 -           text             folder of the run\n"
+                              "  any                 0           whole number     any whole number\n"
+                              "  verbose             no          true|false       print more\n"
+                              "\n"
+                              "model\n"
+                              "  model.width         256         1 to 1000000     size of the residual stream [channels]\n"
+                              "  model.recompute     none        none|norm|block  what is computed again\n"
+                              "\n"
+                              "optimizer\n"
+                              "  optimizer.lr        3e-3        0 to 1           peak learning rate\n"
+                              "  optimizer.momentum  0.9         at least 0       momentum\n"
+                              "  optimizer.muon.lr   0.02        0 to 1           learning rate of Muon\n"
+                              "\n"
+                              "data\n"
+                              "  data.path           data/a # b  text             prefix of the shards\n"
+                              "  data.real           0           number           any number\n");
     free(text);
 }
 
@@ -626,8 +592,7 @@ static void help_of_empty_defaults_alone_is_aligned(void **state) {
 
 static void long_cells_of_help_continue_on_the_next_line(void **state) {
     (void)state;
-    const Option wide[] = {
-        ROW("a", OPTION_CHOICE, recompute, "none", 0, 0, "none|norm|attention|feedforward|block", "", "first"),
+    const Option wide[] = {ROW("a", OPTION_CHOICE, recompute, "none", 0, 0, "none|norm|attention|feedforward|block", "", "first"),
         ROW("b", OPTION_BOOL, verbose, "on", 0, 0, NULL, "", "second")};
     char *text;
     size_t length;
@@ -668,10 +633,8 @@ static void a_damaged_configuration_is_refused_or_read_whole(void **state) {
         size_t length = sizeof sound - 1;
         RngBits bits = rng_bits(1, RNG_STREAM_BENCH, i);
         for (int edit = 0; edit < 1 + (int)(bits.word[3] % 3); edit++)
-            text[(bits.word[0] + 7919u * (unsigned)edit) % length] =
-                replacements[(bits.word[1] >> 8 * edit) % (sizeof replacements - 1)];
-        if (bits.word[3] % 16 == 0)
-            length = bits.word[2] % length;
+            text[(bits.word[0] + 7919u * (unsigned)edit) % length] = replacements[(bits.word[1] >> 8 * edit) % (sizeof replacements - 1)];
+        if (bits.word[3] % 16 == 0) length = bits.word[2] % length;
         options_free_strings(&bench->strings);
         options_defaults(&table, &bench->values, &bench->strings);
         if (parse_bytes(bench, text, length)) {

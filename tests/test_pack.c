@@ -15,8 +15,7 @@ static PackResult pack(const char *input, double valid, const char *separator) {
     return result;
 }
 
-static void assert_pack_fails(const char *input, double valid, const char *separator, ErrorCode code,
-                              const char *part) {
+static void assert_pack_fails(const char *input, double valid, const char *separator, ErrorCode code, const char *part) {
     PackOptions options = {input, "out", valid, separator};
     PackResult result;
     Error error = {0};
@@ -266,7 +265,8 @@ static void a_file_of_a_shard_is_no_text_and_its_prefix_is_named(void **state) {
     PackResult result;
     Error error = {0};
     assert_true(pack_text(&options, &result, &error));
-    assert_pack_fails("s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
+    assert_pack_fails(
+        "s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
     assert_pack_fails("./s.idx", 0, "", ERROR_DATA, "as in data.train=./s");
     assert_int_equal(unlink("s.idx"), 0);
     pack("s.bin", 0, ""); /* any bytes, as there is no shard */
@@ -333,8 +333,7 @@ static void assert_data(const char *const arguments[], int status, const char *p
 static void the_command_packs_and_shows(void **state) {
     (void)state;
     write_text("in", "a\n%\nb\tc\n%\n\"d\"\n");
-    assert_data((const char *[]){"pack", "in", "out", "valid=0.3", "--separator", "%", NULL}, 0,
-                "out-valid: 5 tokens\n");
+    assert_data((const char *[]){"pack", "in", "out", "valid=0.3", "--separator", "%", NULL}, 0, "out-valid: 5 tokens\n");
     assert_data((const char *[]){"show", "out-train", NULL}, 0, "first tokens:     \"a\\n<end>b\\tc\\n<end>\"\n");
     assert_data((const char *[]){"show", "out-train.idx", NULL}, 0, "documents:        2\n");
     assert_data((const char *[]){"show", "--check=true", "out-valid", NULL}, 0, "largest token:    256\n");

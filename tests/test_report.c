@@ -14,7 +14,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "cmd/cmd.h"
+#include "app/commands.h"
 #include "report/chart.h"
 #include "report/history.h"
 #include "train/journal.h"
@@ -60,8 +60,10 @@ static FILE *create_metrics(void) {
 }
 
 static void put_step(FILE *file, int step, double loss) {
-    fprintf(file, "{\"kind\": \"step\", \"step\": %d, \"loss\": %.9g, \"grad_norm\": 1.5, \"lr\": 0.001, \"milliseconds\": 500, \"tokens\": 100, "
-                  "\"tokens_seen\": %d, \"tokens_per_second\": %d, \"skipped\": false}\n", step, loss, 100 * step, 100 + step);
+    fprintf(file,
+        "{\"kind\": \"step\", \"step\": %d, \"loss\": %.9g, \"grad_norm\": 1.5, \"lr\": 0.001, \"milliseconds\": 500, \"tokens\": 100, "
+        "\"tokens_seen\": %d, \"tokens_per_second\": %d, \"skipped\": false}\n",
+        step, loss, 100 * step, 100 + step);
 }
 
 static History *history_of(const char *text) {
@@ -274,8 +276,10 @@ static void degenerate_axes_can_be_drawn(void **state) {
 
 static void numbers_are_short(void **state) {
     (void)state;
-    const struct { double value; const char *text; } cases[] = {
-        {0, "0"}, {2.5, "2.5"}, {5e-5, "5e-5"}, {9999, "9999"}, {12500, "12.5k"}, {4.096e6, "4.096M"}, {NAN, "unknown"}};
+    const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0, "0"}, {2.5, "2.5"}, {5e-5, "5e-5"}, {9999, "9999"}, {12500, "12.5k"}, {4.096e6, "4.096M"}, {NAN, "unknown"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[32];
         chart_number(cases[i].value, 4, text);
@@ -323,8 +327,12 @@ static void validation_checkpoints_and_restarts_are_marked(void **state) {
     fprintf(file, "{\"kind\":\"start\",\"step\":0,\"machine\":\"a\"}\n");
     for (int step = 1; step <= 20; step++) {
         put_step(file, step, 3 - step * 0.05);
-        if (step == 10) fputs("{\"kind\":\"checkpoint\",\"step\":10,\"bytes\":1048576,\"milliseconds\":500}\n{\"kind\":\"start\",\"step\":10,\"parameters\":12500}\n", file);
-        if (step % 10 == 0) fprintf(file, "{\"kind\":\"evaluation\",\"step\":%d,\"loss\":%g,\"bits_per_byte\":1.5}\n", step, step == 10 ? 2.5 : 2.75);
+        if (step == 10)
+            fputs("{\"kind\":\"checkpoint\",\"step\":10,\"bytes\":1048576,\"milliseconds\":500}\n{\"kind\":\"start\",\"step\":10,"
+                  "\"parameters\":12500}\n",
+                file);
+        if (step % 10 == 0)
+            fprintf(file, "{\"kind\":\"evaluation\",\"step\":%d,\"loss\":%g,\"bits_per_byte\":1.5}\n", step, step == 10 ? 2.5 : 2.75);
     }
     fclose(file);
     char *text = page();
@@ -332,8 +340,10 @@ static void validation_checkpoints_and_restarts_are_marked(void **state) {
     assert_has(text, "<title>step 10: checkpoint, 1.00 MiB in 0.5s</title>");
     assert_has(text, "<title>process 2 started after step 10</title>");
     assert_has(text, "best: 2.5000 at step 10");
-    assert_has(text, "process 1, steps 1\xE2\x80\x93" "10</p>");
-    assert_has(text, "process 2, steps 11\xE2\x80\x93" "20</p>");
+    assert_has(text, "process 1, steps 1\xE2\x80\x93"
+                     "10</p>");
+    assert_has(text, "process 2, steps 11\xE2\x80\x93"
+                     "20</p>");
     assert_has(text, "<dd class=\"value\">12.5k</dd>");
     free(text);
 }
@@ -346,7 +356,8 @@ static void losses_that_are_not_finite_are_marked_and_never_drawn(void **state) 
     assert_has(text, "1 update was skipped.");
     assert_has(text, "<title>step 2: the loss was not finite</title>");
     assert_has(text, "<title>step 3: the update was skipped</title>");
-    for (const char *path = text; (path = strstr(path, " d=\"")); path++) assert_false(memchr(path + 4, 'n', strcspn(path + 4, "\"")) != NULL);
+    for (const char *path = text; (path = strstr(path, " d=\"")); path++)
+        assert_false(memchr(path + 4, 'n', strcspn(path + 4, "\"")) != NULL);
     free(text);
 }
 
@@ -504,7 +515,11 @@ static void only_pages_and_empty_files_are_replaced(void **state) {
 static void wrong_arguments_are_usage_errors(void **state) {
     (void)state;
     char *output;
-    const struct { int argc; char *argv[4]; const char *message; } cases[] = {
+    const struct {
+        int argc;
+        char *argv[4];
+        const char *message;
+    } cases[] = {
         {1, {"report"}, "Usage: smelt report RUN"},
         {2, {"report", "elsewhere"}, "there is no elsewhere/metrics.jsonl"},
         {3, {"report", "run", "extra"}, "'extra' is one argument too many"},

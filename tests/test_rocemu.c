@@ -7,28 +7,24 @@
 
 /* -- Values --------------------------------------------------------------------------------------------------------- */
 
-static double g(u64 bits)
-{
+static double g(u64 bits) {
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-static u64 gb(double x)
-{
+static u64 gb(double x) {
     u64 bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 static double g64(float x) { return (double)x; }
-static float h(u32 bits)
-{
+static float h(u32 bits) {
     uint16_t half = (uint16_t)bits;
     _Float16 x;
     memcpy(&x, &half, sizeof x);
     return (float)x;
 }
-static u32 hb(float x)
-{
+static u32 hb(float x) {
     _Float16 half = (_Float16)x;
     uint16_t bits;
     memcpy(&bits, &half, sizeof bits);
@@ -37,23 +33,19 @@ static u32 hb(float x)
 static u32 pair(u32 low, u32 high) { return (low & 0xffff) | high << 16; }
 
 /* What the rows of operations.h call. */
-static u32 reversed(u32 x)
-{
+static u32 reversed(u32 x) {
     u32 result = 0;
-    for (int i = 0; i < 32; i++)
-        result |= (x >> i & 1) << (31 - i);
+    for (int i = 0; i < 32; i++) result |= (x >> i & 1) << (31 - i);
     return result;
 }
 static int sign24(u32 x) { return (int)(x << 8) >> 8; }
 static int median(int a, int b, int c) { return a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b); }
-static u32 signed_field(u32 x, u32 offset, u32 width)
-{
+static u32 signed_field(u32 x, u32 offset, u32 width) {
     u32 part = x >> offset & ((1u << width) - 1);
     return width && part >> (width - 1) ? part | ~0u << width : part;
 }
 /* v_perm_b32: bytes 0 to 3 are b's, 4 to 7 a's; 8 to 11 repeat the signs of the four halves; 12 is 0, more is 255. */
-static u32 bytes_of(u32 a, u32 b, u32 selectors)
-{
+static u32 bytes_of(u32 a, u32 b, u32 selectors) {
     u32 result = 0;
     for (int i = 0; i < 4; i++) {
         u32 s = selectors >> 8 * i & 255, half = s == 8 ? b & 0xffff : s == 9 ? b >> 16 : s == 10 ? a & 0xffff : a >> 16;
@@ -63,52 +55,42 @@ static u32 bytes_of(u32 a, u32 b, u32 selectors)
     }
     return result;
 }
-static u32 dot_bytes(u32 a, u32 b)
-{
+static u32 dot_bytes(u32 a, u32 b) {
     u32 sum = 0;
-    for (int i = 0; i < 32; i += 8)
-        sum += (a >> i & 255) * (b >> i & 255);
+    for (int i = 0; i < 32; i += 8) sum += (a >> i & 255) * (b >> i & 255);
     return sum;
 }
-static u32 sum_differences(u32 a, u32 b)
-{
+static u32 sum_differences(u32 a, u32 b) {
     u32 sum = 0;
-    for (int i = 0; i < 32; i += 8)
-        sum += (u32)abs((int)(a >> i & 255) - (int)(b >> i & 255));
+    for (int i = 0; i < 32; i += 8) sum += (u32)abs((int)(a >> i & 255) - (int)(b >> i & 255));
     return sum;
 }
-static u64 quads(u64 x)
-{
+static u64 quads(u64 x) {
     u64 result = 0;
     for (int i = 0; i < 64; i += 4)
-        if (x >> i & 15)
-            result |= 15ull << i;
+        if (x >> i & 15) result |= 15ull << i;
     return result;
 }
 static float clamped(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-static float mantissa(float x)
-{
+static float mantissa(float x) {
     int exponent;
     return isfinite(x) ? frexpf(x, &exponent) : x;
 }
 static bool signaling(float x) { return x != x && !(fb(x) & 0x400000); }
 /* maxNum of IEEE 754-2008: a signaling NaN wins, a quiet one loses, +0 is more than -0. */
-static float larger(float a, float b)
-{
-    if (signaling(a) || signaling(b))
-        return NAN;
-    if (a != a || b != b)
-        return a != a ? b : a;
+static float larger(float a, float b) {
+    if (signaling(a) || signaling(b)) return NAN;
+    if (a != a || b != b) return a != a ? b : a;
     return a > b || (a == b && !signbit(a)) ? a : b;
 }
-static long long saturated(double x, double low, double high) { return x != x ? 0 : x < low ? (long long)low : x > high ? (long long)high : (long long)x; }
+static long long saturated(double x, double low, double high) {
+    return x != x ? 0 : x < low ? (long long)low : x > high ? (long long)high : (long long)x;
+}
 /* The bit of v_cmp_class: signaling and quiet NaN, -inf, -normal, -denormal, -0, then the same upwards. */
-static u32 class_bit(int class, bool negative, bool is_signaling)
-{
+static u32 class_bit(int class, bool negative, bool is_signaling) {
     int size = class == FP_INFINITE ? 3 : class == FP_NORMAL ? 2 : class == FP_SUBNORMAL ? 1 : 0;
-    if (class == FP_NAN)
-        return is_signaling ? 1 : 2;
+    if (class == FP_NAN) return is_signaling ? 1 : 2;
     return 1u << (negative ? 5 - size : 6 + size);
 }
 static u32 class_of(float x) { return class_bit(fpclassify(x), signbit(x), signaling(x)); }
@@ -117,26 +99,21 @@ static u32 class_of_double(double x) { return class_bit(fpclassify(x), signbit(x
 /* -- Instructions --------------------------------------------------------------------------------------------------- */
 
 enum { CASES = 4096 };
-typedef struct Operands {
-    u64 a[CASES], b[CASES], c[CASES];
-} Operands;
+typedef struct Operands { u64 a[CASES], b[CASES], c[CASES]; } Operands;
 
 /* Zeros, infinities, NaNs, denormals, powers, limits of integers and shift counts, of both widths; then bits at random, every second time with a moderate exponent. */
-static u64 operand(int i)
-{
-    static const u32 special[] = {0,          1,          2,          31,         32,         33,         63,         64,         255,        0x7fff,     0x8000,     0xffff,
-                                  0x10000,    0x7fffffff, 0x80000000, 0x80000001, 0xffffffff, 0xfffffff0, 0x3f800000, 0xbf800000, 0x3f000000, 0x40490fdb, 0x00800000, 0x007fffff,
-                                  0x00000003, 0x80400000, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffc12345, 0x4f000000, 0xcf000000, 0x4f7fffff,
-                                  0x3c003c00, 0x7c00fc00, 0x7e000001, 0x03ff8001, 0x0706050c, 0x0d080b0a};
+static u64 operand(int i) {
+    static const u32 special[] = {0, 1, 2, 31, 32, 33, 63, 64, 255, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0x80000001,
+        0xffffffff, 0xfffffff0, 0x3f800000, 0xbf800000, 0x3f000000, 0x40490fdb, 0x00800000, 0x007fffff, 0x00000003, 0x80400000, 0x7f7fffff,
+        0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffc12345, 0x4f000000, 0xcf000000, 0x4f7fffff, 0x3c003c00, 0x7c00fc00,
+        0x7e000001, 0x03ff8001, 0x0706050c, 0x0d080b0a};
     enum { COUNT = sizeof special / sizeof *special };
-    if (i < COUNT)
-        return special[i] | (u64)special[(i * 7 + 3) % COUNT] << 32;
+    if (i < COUNT) return special[i] | (u64)special[(i * 7 + 3) % COUNT] << 32;
     u64 bits = random_bits();
     return i % 2 ? bits : (bits & 0x807fffff807fffffull) | (u64)(0x3f000000 + (bits >> 40 & 3) * 0x00800000) * 0x100000001ull;
 }
 
-static Operands *make_operands(void)
-{
+static Operands *make_operands(void) {
     enum { SPECIALS = 42 };
     Operands *operands = malloc(sizeof *operands);
     assert_non_null(operands);
@@ -151,19 +128,21 @@ static Operands *make_operands(void)
 }
 
 /* Distance of two fp32 in steps of the number line. */
-static u32 ulp_distance(u32 x, u32 y)
-{
+static u32 ulp_distance(u32 x, u32 y) {
     int64_t a = x & 0x80000000 ? -(int64_t)(x & 0x7fffffff) : (int64_t)x, b = y & 0x80000000 ? -(int64_t)(y & 0x7fffffff) : (int64_t)y;
     return (u32)llabs(a - b);
 }
 
-static bool results_agree(char kind, u32 ulps, u64 expected, u64 actual)
-{
+static bool results_agree(char kind, u32 ulps, u64 expected, u64 actual) {
     switch (kind) {
-    case 'F': return (f((u32)expected) != f((u32)expected) && f((u32)actual) != f((u32)actual)) || ulp_distance((u32)expected, (u32)actual) <= ulps;
+    case 'F':
+        return (f((u32)expected) != f((u32)expected) && f((u32)actual) != f((u32)actual)) ||
+               ulp_distance((u32)expected, (u32)actual) <= ulps;
     case 'G': return (g(expected) != g(expected) && g(actual) != g(actual)) || expected == actual;
     case 'H': return (h((u32)expected) != h((u32)expected) && h((u32)actual) != h((u32)actual)) || (u32)expected == (u32)actual;
-    case 'P': return results_agree('H', 0, expected & 0xffff, actual & 0xffff) && results_agree('H', 0, expected >> 16 & 0xffff, actual >> 16 & 0xffff);
+    case 'P':
+        return results_agree('H', 0, expected & 0xffff, actual & 0xffff) &&
+               results_agree('H', 0, expected >> 16 & 0xffff, actual >> 16 & 0xffff);
     }
     return expected == actual;
 }
@@ -201,11 +180,11 @@ VECTOR_COMPARE(X)
 SCALAR_OPERATIONS(X)
 #undef X
 
-static void check_rows(const char *prefix, const Row *rows, size_t count)
-{
+static void check_rows(const char *prefix, const Row *rows, size_t count) {
     Operands *operands = make_operands();
     bool scalar = !strcmp(prefix, "scalar");
-    u64 *a = device_copy(operands->a, sizeof operands->a), *b = device_copy(operands->b, sizeof operands->b), *c = device_copy(operands->c, sizeof operands->c);
+    u64 *a = device_copy(operands->a, sizeof operands->a), *b = device_copy(operands->b, sizeof operands->b),
+        *c = device_copy(operands->c, sizeof operands->c);
     u64 *out = device_memory(sizeof operands->a), *actual = malloc(sizeof operands->a);
     void *arguments[] = {&out, &a, &b, &c};
     for (size_t r = 0; r < count; r++) {
@@ -216,7 +195,8 @@ static void check_rows(const char *prefix, const Row *rows, size_t count)
         for (int i = 0; i < CASES; i++) {
             u64 expected = rows[r].expected(operands->a[i], operands->b[i], operands->c[i]);
             if (!results_agree(rows[r].kind, rows[r].ulps, expected, actual[i]))
-                fail_msg("%s(%llx, %llx, %llx) = %llx, not %llx", name, operands->a[i], operands->b[i], operands->c[i], actual[i], expected);
+                fail_msg(
+                    "%s(%llx, %llx, %llx) = %llx, not %llx", name, operands->a[i], operands->b[i], operands->c[i], actual[i], expected);
         }
     }
     assert_int_equal(hip.hipFree(a) | hip.hipFree(b) | hip.hipFree(c) | hip.hipFree(out), 0);
@@ -239,8 +219,7 @@ VECTOR_TEST(vector_half_instructions_compute_what_c_does, VECTOR_HALF)
 VECTOR_TEST(vector_comparisons_compute_what_c_does, VECTOR_COMPARE)
 #undef X
 
-static void scalar_instructions_compute_what_c_does(void **state)
-{
+static void scalar_instructions_compute_what_c_does(void **state) {
 #define X(name, D, A, B, assembly, expression) {#name, 'I', 0, expected_##name},
     static const Row rows[] = {SCALAR_OPERATIONS(X)};
 #undef X
@@ -252,8 +231,7 @@ static void scalar_instructions_compute_what_c_does(void **state)
 
 static u32 lane_value(int lane) { return (u32)lane * 3 + 100; }
 
-static void run_lanes(const char *name, const u32 in[LANES], u32 out[LANES])
-{
+static void run_lanes(const char *name, const u32 in[LANES], u32 out[LANES]) {
     u32 *from = device_copy(in, LANES * sizeof *in), *to = device_memory(LANES * sizeof *out);
     void *arguments[] = {&to, &from};
     assert_int_equal(launch(hip.lanes, name, line(1, LANES), arguments, NULL), 0);
@@ -262,17 +240,14 @@ static void run_lanes(const char *name, const u32 in[LANES], u32 out[LANES])
 }
 
 /* `source` gives the lane that each reads; -1 keeps 1000, -2 gives 0. */
-static void check_moves(const char *name, int (*source)(int lane))
-{
+static void check_moves(const char *name, int (*source)(int lane)) {
     u32 in[LANES], out[LANES];
-    for (int lane = 0; lane < LANES; lane++)
-        in[lane] = lane_value(lane);
+    for (int lane = 0; lane < LANES; lane++) in[lane] = lane_value(lane);
     run_lanes(name, in, out);
     for (int lane = 0; lane < LANES; lane++) {
         int from = source(lane);
         u32 expected = from == -1 ? 1000 : from == -2 ? 0 : lane_value(from);
-        if (out[lane] != expected)
-            fail_msg("%s: lane %d got %u, not %u", name, lane, out[lane], expected);
+        if (out[lane] != expected) fail_msg("%s: lane %d got %u, not %u", name, lane, out[lane], expected);
     }
 }
 
@@ -292,8 +267,7 @@ static int from_opposite(int lane) { return 63 - lane; }
 static int from_exclusive_or(int lane) { return lane ^ 5; }
 static int from_next_in_quad(int lane) { return lane / 4 * 4 + (lane + 1) % 4; }
 
-static void lanes_move_as_the_modifiers_say(void **state)
-{
+static void lanes_move_as_the_modifiers_say(void **state) {
     (void)state;
     check_moves("quad_perm", from_quad_reversed);
     check_moves("row_shl_1", from_row_next);
@@ -312,22 +286,17 @@ static void lanes_move_as_the_modifiers_say(void **state)
     check_moves("swizzle_quad", from_next_in_quad);
 }
 
-static void arithmetic_takes_permuted_sources(void **state)
-{
+static void arithmetic_takes_permuted_sources(void **state) {
     u32 in[LANES], out[LANES];
     (void)state;
-    for (int lane = 0; lane < LANES; lane++)
-        in[lane] = lane_value(lane);
+    for (int lane = 0; lane < LANES; lane++) in[lane] = lane_value(lane);
     run_lanes("add_dpp", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], lane % 16 ? lane_value(lane - 1) + lane_value(lane) : 7);
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], lane % 16 ? lane_value(lane - 1) + lane_value(lane) : 7);
     run_lanes("dpp_from_inactive", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], lane % 2 ? 2000 : lane_value(lane));
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], lane % 2 ? 2000 : lane_value(lane));
 }
 
-static void lanes_and_scalars_exchange_values(void **state)
-{
+static void lanes_and_scalars_exchange_values(void **state) {
     u32 in[LANES], out[LANES];
     u64 mask = 0;
     (void)state;
@@ -336,73 +305,61 @@ static void lanes_and_scalars_exchange_values(void **state)
         mask |= (u64)(in[lane] % 3 == 0) << lane;
     }
     run_lanes("read_lane", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], in[lane] + in[17]);
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], in[lane] + in[17]);
     run_lanes("read_first_active", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], lane >= 9 ? in[9] : 0);
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], lane >= 9 ? in[9] : 0);
     run_lanes("ballot", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], (u32)(lane < 32 ? mask : mask >> 32));
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], (u32)(lane < 32 ? mask : mask >> 32));
     run_lanes("count_below", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], __builtin_popcountll(mask & ((1ull << lane) - 1)));
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], __builtin_popcountll(mask & ((1ull << lane) - 1)));
 }
 
-static void the_mode_register_says_how_floats_are_rounded_and_flushed(void **state)
-{
+static void the_mode_register_says_how_floats_are_rounded_and_flushed(void **state) {
     u32 in[LANES], out[LANES];
     (void)state;
-    for (int lane = 0; lane < LANES; lane++)
-        in[lane] = (u32)(lane + 1) << 17;
+    for (int lane = 0; lane < LANES; lane++) in[lane] = (u32)(lane + 1) << 17;
     run_lanes("flushed_sum", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], in[lane] < 0x800000 ? 0 : in[lane] + 0x800000);
-    for (int lane = 0; lane < LANES; lane++)
-        in[lane] = fb(0x1.fp-24f * (float)(lane + 1)); /* between the 24-bit neighbours of 1 */
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], in[lane] < 0x800000 ? 0 : in[lane] + 0x800000);
+    for (int lane = 0; lane < LANES; lane++) in[lane] = fb(0x1.fp-24f * (float)(lane + 1)); /* between the 24-bit neighbours of 1 */
     run_lanes("truncated_sum", in, out);
-    for (int lane = 0; lane < LANES; lane++)
-        assert_int_equal(out[lane], 0x3f800000 + (u32)floor(ldexp((double)f(in[lane]), 23)));
+    for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], 0x3f800000 + (u32)floor(ldexp((double)f(in[lane]), 23)));
 }
 
 /* -- Memory --------------------------------------------------------------------------------------------------------- */
 
 static void expect_read_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[3], out[1] = x[1], out[2] = x[0], out[3] = x[2]; }
 static void expect_write_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[2] & 0xffff, out[3] = x[1]; }
-static void expect_write_strides(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[1], out[1] = x[0], out[2] = x[2], out[3] = x[3]; }
+static void expect_write_strides(int lane, const u32 *x, u32 *out) {
+    (void)lane, out[0] = x[1], out[1] = x[0], out[2] = x[2], out[3] = x[3];
+}
 static void expect_add(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[0] + x[1]; }
 static void expect_accumulators(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[0], out[1] = 7; }
 static void expect_write_lane(int lane, const u32 *x, u32 *out) { out[0] = lane == 9 ? 5 : x[0]; }
-static void expect_buffer(int lane, const u32 *x, u32 *out)
-{
-    for (int i = 0; i < 4 && lane < 32; i++)
-        out[i] = x[i];
+static void expect_buffer(int lane, const u32 *x, u32 *out) {
+    for (int i = 0; i < 4 && lane < 32; i++) out[i] = x[i];
 }
-static void expect_scalar(int lane, const u32 *x, u32 *out)
-{
+static void expect_scalar(int lane, const u32 *x, u32 *out) {
     const u32 *first = x - 4 * lane + 4;
     out[0] = first[0], out[1] = first[15], out[2] = first[7], out[3] = first[8];
 }
 static void expect_branches(int lane, const u32 *x, u32 *out) { (void)lane, (void)x, out[1] = 2; }
-static void expect_halves(int lane, const u32 *x, u32 *out)
-{
+static void expect_halves(int lane, const u32 *x, u32 *out) {
     (void)lane;
-    for (int i = 0; i < 4; i++)
-        out[i] = x[i] << 16 | x[i] >> 16;
+    for (int i = 0; i < 4; i++) out[i] = x[i] << 16 | x[i] >> 16;
 }
 
-static void loads_and_stores_of_every_form_move_what_they_say(void **state)
-{
-    static const struct { const char *kernel; void (*expect)(int lane, const u32 *x, u32 *out); } moves[] = {
-        {"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs}, {"lds_write_strides", expect_write_strides},
-        {"lds_add", expect_add},               {"accumulators", expect_accumulators},   {"write_lane", expect_write_lane},
-        {"buffer_read", expect_buffer},        {"scalar_read", expect_scalar},          {"branch_on_vcc", expect_branches},
-        {"halves", expect_halves}};
+static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
+    static const struct {
+        const char *kernel;
+        void (*expect)(int lane, const u32 *x, u32 *out);
+    } moves[] = {{"lds_read_pairs", expect_read_pairs}, {"lds_write_pairs", expect_write_pairs},
+        {"lds_write_strides", expect_write_strides}, {"lds_add", expect_add}, {"accumulators", expect_accumulators},
+        {"write_lane", expect_write_lane}, {"buffer_read", expect_buffer}, {"scalar_read", expect_scalar},
+        {"branch_on_vcc", expect_branches}, {"halves", expect_halves}};
     u32 in[4 * LANES], out[4 * LANES];
     (void)state;
     random_state = 4;
-    for (int i = 0; i < 4 * LANES; i++)
-        in[i] = (u32)random_bits();
+    for (int i = 0; i < 4 * LANES; i++) in[i] = (u32)random_bits();
     void *device_in = device_copy(in, sizeof in), *device_out = device_memory(sizeof out);
     void *arguments[] = {&device_out, &device_in};
     for (size_t m = 0; m < sizeof moves / sizeof *moves; m++) {
@@ -435,8 +392,7 @@ typedef struct MatrixShape {
     int size, depth, blocks, per_lane;
 } MatrixShape;
 
-static void store_element(Element element, uint8_t *lane, int j, int value)
-{
+static void store_element(Element element, uint8_t *lane, int j, int value) {
     static const uint8_t fp8_of[5] = {0x00, 0x40, 0x48, 0x4c, 0x50}; /* 0 to 4 */
     uint16_t half = element == BF16 ? to_bf16((float)value) : (uint16_t)hb((float)value);
     float single = (float)value;
@@ -450,8 +406,7 @@ static void store_element(Element element, uint8_t *lane, int j, int value)
 }
 
 /* A lane's values are one row of A (or column of B) of one block, at depths that follow one another. */
-static void pack_matrix(const MatrixShape *m, uint8_t *lanes, int lane_bytes, int seed)
-{
+static void pack_matrix(const MatrixShape *m, uint8_t *lanes, int lane_bytes, int seed) {
     int groups = m->depth / m->per_lane;
     for (int lane = 0; lane < LANES; lane++) {
         int row = lane % m->size, group = lane / m->size, block = group / groups;
@@ -462,16 +417,15 @@ static void pack_matrix(const MatrixShape *m, uint8_t *lanes, int lane_bytes, in
     }
 }
 
-static void check_matrix(const MatrixShape *m)
-{
+static void check_matrix(const MatrixShape *m) {
     int registers = m->size * m->size * m->blocks / LANES, lane_bytes = m->element == F32 ? 4 : 8;
     uint8_t a[LANES * 8] = {0}, b[LANES * 8] = {0};
     u32 c[32 * LANES], d[32 * LANES];
     pack_matrix(m, a, lane_bytes, 1);
     pack_matrix(m, b, lane_bytes, 2);
-    for (int i = 0; i < registers * LANES; i++)
-        c[i] = m->element == I8 ? (u32)small_value(i, 3) : fb((float)small_value(i, 3));
-    void *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_copy(c, sizeof c), *device_d = device_memory(sizeof d);
+    for (int i = 0; i < registers * LANES; i++) c[i] = m->element == I8 ? (u32)small_value(i, 3) : fb((float)small_value(i, 3));
+    void *device_a = device_copy(a, sizeof a), *device_b = device_copy(b, sizeof b), *device_c = device_copy(c, sizeof c),
+         *device_d = device_memory(sizeof d);
     void *arguments[] = {&device_d, &device_a, &device_b, &device_c};
     assert_int_equal(launch(hip.matrix, m->name, line(1, LANES), arguments, NULL), 0);
     assert_int_equal(hip.hipMemcpyDtoH(d, device_d, sizeof(u32) * (size_t)(registers * LANES)), 0);
@@ -489,27 +443,22 @@ static void check_matrix(const MatrixShape *m)
     assert_int_equal(hip.hipFree(device_a) | hip.hipFree(device_b) | hip.hipFree(device_c) | hip.hipFree(device_d), 0);
 }
 
-static void every_matrix_shape_agrees_with_a_plain_product(void **state)
-{
-    static const MatrixShape shapes[] = {
-        {"bf16_32x32x8", BF16, 32, 8, 1, 4},   {"bf16_16x16x16", BF16, 16, 16, 1, 4}, {"bf16_32x32x4_2", BF16, 32, 4, 2, 4}, {"bf16_16x16x4_4", BF16, 16, 4, 4, 4},
-        {"bf16_4x4x4_16", BF16, 4, 4, 16, 4},  {"f16_32x32x8", F16, 32, 8, 1, 4},     {"f16_16x16x16", F16, 16, 16, 1, 4},   {"f32_32x32x2", F32, 32, 2, 1, 1},
-        {"f32_16x16x4", F32, 16, 4, 1, 1},     {"i8_32x32x16", I8, 32, 16, 1, 8},     {"i8_16x16x32", I8, 16, 32, 1, 8},     {"fp8_32x32x16", FP8, 32, 16, 1, 8},
-        {"fp8_16x16x32", FP8, 16, 32, 1, 8}};
+static void every_matrix_shape_agrees_with_a_plain_product(void **state) {
+    static const MatrixShape shapes[] = {{"bf16_32x32x8", BF16, 32, 8, 1, 4}, {"bf16_16x16x16", BF16, 16, 16, 1, 4},
+        {"bf16_32x32x4_2", BF16, 32, 4, 2, 4}, {"bf16_16x16x4_4", BF16, 16, 4, 4, 4}, {"bf16_4x4x4_16", BF16, 4, 4, 16, 4},
+        {"f16_32x32x8", F16, 32, 8, 1, 4}, {"f16_16x16x16", F16, 16, 16, 1, 4}, {"f32_32x32x2", F32, 32, 2, 1, 1},
+        {"f32_16x16x4", F32, 16, 4, 1, 1}, {"i8_32x32x16", I8, 32, 16, 1, 8}, {"i8_16x16x32", I8, 16, 32, 1, 8},
+        {"fp8_32x32x16", FP8, 32, 16, 1, 8}, {"fp8_16x16x32", FP8, 16, 32, 1, 8}};
     (void)state;
     assert_float_equal(fp8(0x4c), 3, 0); /* the table of store_element against the format */
     assert_float_equal(fp8(0x50), 4, 0);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        check_matrix(&shapes[i]);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_matrix(&shapes[i]);
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     (void)count;
-    if (!library_is_given(arguments[0]))
-        return 0;
-    if (!open_library())
-        return 1;
+    if (!library_is_given(arguments[0])) return 0;
+    if (!open_library()) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vector_integer_instructions_compute_what_c_does),
         cmocka_unit_test(packed_and_sub_dword_instructions_compute_what_c_does),

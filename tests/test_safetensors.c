@@ -3,17 +3,14 @@
  * of the format forbids: a header that starts with a space, and a name given twice. */
 #include "ckpt_fixture.h"
 
-static void safetensors_come_back_with_names_types_shapes_and_bytes(void **state)
-{
+static void safetensors_come_back_with_names_types_shapes_and_bytes(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/all.safetensors", fixture->folder);
     unsigned char bytes[STORED_U8 + 1][6 * 8];
     StoredTensor tensors[STORED_U8 + 3] = {0};
     for (int type = 0; type <= STORED_U8; type++) {
-        for (size_t i = 0; i < sizeof bytes[0]; i++)
-            bytes[type][i] = (unsigned char)(type * 50 + (int)i);
-        tensors[type] = (StoredTensor){.name = stored_type_name(type), .type = type, .rank = 2, .shape = {2, 3},
-                                       .data = bytes[type]};
+        for (size_t i = 0; i < sizeof bytes[0]; i++) bytes[type][i] = (unsigned char)(type * 50 + (int)i);
+        tensors[type] = (StoredTensor){.name = stored_type_name(type), .type = type, .rank = 2, .shape = {2, 3}, .data = bytes[type]};
     }
     tensors[STORED_U8 + 1] = (StoredTensor){.name = "scalar \"\xc3\xa4\"", .type = STORED_F32, .data = bytes[0]};
     tensors[STORED_U8 + 2] = (StoredTensor){.name = "empty", .type = STORED_F32, .rank = 2, .shape = {0, 7}};
@@ -33,16 +30,14 @@ static void safetensors_come_back_with_names_types_shapes_and_bytes(void **state
         assert_int_equal(tensor->rank, tensors[i].rank);
         assert_memory_equal(tensor->shape, tensors[i].shape, sizeof tensor->shape);
         size_t elements = i <= STORED_U8 ? 6 : i == STORED_U8 + 1;
-        if (elements > 0)
-            assert_memory_equal(tensor->data, tensors[i].data, elements * stored_type_bytes(tensor->type));
+        if (elements > 0) assert_memory_equal(tensor->data, tensors[i].data, elements * stored_type_bytes(tensor->type));
     }
     assert_null(safetensors_find(&file, "absent"));
     safetensors_close(&file);
     free(path);
 }
 
-static void safetensors_data_starts_at_a_multiple_of_64(void **state)
-{
+static void safetensors_data_starts_at_a_multiple_of_64(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/aligned.safetensors", fixture->folder);
     char name[80] = "";
@@ -60,12 +55,10 @@ static void safetensors_data_starts_at_a_multiple_of_64(void **state)
     free(path);
 }
 
-static void safetensors_with_two_tensors_of_one_name_are_not_written(void **state)
-{
+static void safetensors_with_two_tensors_of_one_name_are_not_written(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/twice.safetensors", fixture->folder);
-    StoredTensor tensors[2] = {{.name = "twin", .type = STORED_U8, .data = "a"},
-                               {.name = "twin", .type = STORED_U8, .data = "b"}};
+    StoredTensor tensors[2] = {{.name = "twin", .type = STORED_U8, .data = "a"}, {.name = "twin", .type = STORED_U8, .data = "b"}};
     Error error = {0};
     assert_false(safetensors_write(path, tensors, 2, NULL, &error));
     assert_message(&error, "twin");
@@ -74,8 +67,7 @@ static void safetensors_with_two_tensors_of_one_name_are_not_written(void **stat
 }
 
 /* Writes a file of a header and `data_bytes` zeros, and opens it. */
-static bool header_open(const Fixture *fixture, const char *header, size_t data_bytes, Error *error)
-{
+static bool header_open(const Fixture *fixture, const char *header, size_t data_bytes, Error *error) {
     char *path = memory_format("%s/header.safetensors", fixture->folder);
     uint64_t length = strlen(header);
     char *bytes = memory_allocate(8 + length + data_bytes);
@@ -84,18 +76,18 @@ static bool header_open(const Fixture *fixture, const char *header, size_t data_
     file_write(path, bytes, 8 + length + data_bytes);
     Safetensors file;
     bool good = safetensors_open(&file, path, error);
-    if (good)
-        safetensors_close(&file);
+    if (good) safetensors_close(&file);
     free(bytes);
     free(path);
     return good;
 }
 
-static void safetensors_headers_that_lie_are_refused_with_the_reason(void **state)
-{
+static void safetensors_headers_that_lie_are_refused_with_the_reason(void **state) {
 #define TENSOR(name, type, shape, offsets) \
     "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
-    static const struct { const char *header, *reason; } cases[] = {
+    static const struct {
+        const char *header, *reason;
+    } cases[] = {
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", NULL},
         {"{" TENSOR("b", "F32", "[1]", "[4,8]") "," TENSOR("a", "F32", "[1]", "[0,4]") "}  ", NULL},
         {"{" TENSOR("a", "F8_E4M3", "[8]", "[0,8]") "}", "tensor a has dtype F8_E4M3"},
@@ -112,9 +104,11 @@ static void safetensors_headers_that_lie_are_refused_with_the_reason(void **stat
         {"{" TENSOR("a", "F32", "[4]", "[0,16]") "}", "claims bytes 0 to 16 of 8"},
         {"{" TENSOR("a", "F32", "[2]", "[0]") "}", "two integers"},
         {"{" TENSOR("a", "F32", "[2]", "[0,\"8\"]") "}", "two integers"},
-        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", "tensor a starts at byte 4 of the data, and what is before it ends at 0: the tensors leave a hole"},
+        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}",
+            "tensor a starts at byte 4 of the data, and what is before it ends at 0: the tensors leave a hole"},
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", "4 bytes of data behind the last tensor"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", "tensor b starts at byte 4 of the data, and what is before it ends at 8: the tensors overlap"},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}",
+            "tensor b starts at byte 4 of the data, and what is before it ends at 8: the tensors overlap"},
         {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("a", "F32", "[2]", "[0,8]") "}", "not valid JSON"},
         {"{\"a\":7}", "dtype (none)"},
         {"{" TENSOR("a\\nb", "F32", "[2]", "[0,8]") "}", "tensor number 1 holds a control character"},
@@ -132,15 +126,12 @@ static void safetensors_headers_that_lie_are_refused_with_the_reason(void **stat
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Error error = {0};
         bool good = header_open(*state, cases[i].header, 8, &error);
-        if (good != (cases[i].reason == NULL))
-            fail_msg("%s: %s", cases[i].header, good ? "was accepted" : error.message);
-        if (!good)
-            assert_message(&error, cases[i].reason);
+        if (good != (cases[i].reason == NULL)) fail_msg("%s: %s", cases[i].header, good ? "was accepted" : error.message);
+        if (!good) assert_message(&error, cases[i].reason);
     }
 }
 
-static void safetensors_with_an_impossible_header_length_are_refused(void **state)
-{
+static void safetensors_with_an_impossible_header_length_are_refused(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/length.safetensors", fixture->folder);
     const uint64_t lengths[] = {57, 100000001, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
@@ -157,12 +148,11 @@ static void safetensors_with_an_impossible_header_length_are_refused(void **stat
 }
 
 /* A valid file; the caller frees. */
-static char *sample_file(const char *path, size_t *length)
-{
+static char *sample_file(const char *path, size_t *length) {
     float data[24] = {1, 2, 3};
     StoredTensor tensors[3] = {{.name = "wte", .type = STORED_F32, .rank = 2, .shape = {3, 4}, .data = data},
-                               {.name = "bias", .type = STORED_BF16, .rank = 1, .shape = {8}, .data = data},
-                               {.name = "ids", .type = STORED_U8, .rank = 3, .shape = {1, 2, 3}, .data = data}};
+        {.name = "bias", .type = STORED_BF16, .rank = 1, .shape = {8}, .data = data},
+        {.name = "ids", .type = STORED_U8, .rank = 3, .shape = {1, 2, 3}, .data = data}};
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     Error error = {0};
     assert_true(safetensors_write(path, tensors, 3, metadata, &error));
@@ -170,8 +160,7 @@ static char *sample_file(const char *path, size_t *length)
     return file_read(path, length);
 }
 
-static void safetensors_truncated_anywhere_are_refused(void **state)
-{
+static void safetensors_truncated_anywhere_are_refused(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/short.safetensors", fixture->folder);
     size_t length;
@@ -187,8 +176,7 @@ static void safetensors_truncated_anywhere_are_refused(void **state)
     free(path);
 }
 
-static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **state)
-{
+static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/fuzzed.safetensors", fixture->folder);
     size_t length;
@@ -213,10 +201,8 @@ static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **sta
         accepted++;
         for (size_t i = 0; i < file.count; i++) {
             size_t size = stored_type_bytes(file.tensors[i].type);
-            for (int k = 0; k < file.tensors[i].rank; k++)
-                size *= (size_t)file.tensors[i].shape[k];
-            for (size_t k = 0; k < size; k++)
-                sum += ((const unsigned char *)file.tensors[i].data)[k];
+            for (int k = 0; k < file.tensors[i].rank; k++) size *= (size_t)file.tensors[i].shape[k];
+            for (size_t k = 0; k < size; k++) sum += ((const unsigned char *)file.tensors[i].data)[k];
         }
         safetensors_close(&file);
     }
@@ -227,8 +213,7 @@ static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **sta
     free(path);
 }
 
-static void safetensors_never_wait_for_a_named_pipe(void **state)
-{
+static void safetensors_never_wait_for_a_named_pipe(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/pipe", fixture->folder);
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -241,8 +226,7 @@ static void safetensors_never_wait_for_a_named_pipe(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(safetensors_come_back_with_names_types_shapes_and_bytes),
         TEST(safetensors_data_starts_at_a_multiple_of_64),

@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "data_files.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 static const char *const kinds[] = {"gpt2", "llama3", "qwen", "added", "llama2", "metaspace", "gemma"};
 enum { KINDS = sizeof kinds / sizeof *kinds };
@@ -304,7 +304,7 @@ static void parts_that_are_not_known_are_refused_by_name(void **state) {
     assert_refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", ERROR_DATA, "Unigram");
     assert_refused("{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a(\"},\"content\":\"\"}}", ERROR_DATA, "a(");
     assert_refused("{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a{1,2}+\"},\"content\":\"\"}}", ERROR_DATA,
-                   "behind {...}");
+        "behind {...}");
 }
 
 static void broken_files_are_refused(void **state) {
@@ -419,8 +419,8 @@ static void training_merges_the_most_frequent_pair_first(void **state) {
     (void)state;
     assert_int_equal(train("ab ab abc abc abc xy xy", 23, 260, "t.json"), 260);
     Tokenizer *tokenizer = open_tokenizer("t.json", "");
-    static const char *const learned[] = {"ab", "Ġab",
-                                          "Ġabc"}; /* 5, 4 and 3 times; "Ġabc" and "xy" are then the most frequent with 3 and 2 */
+    static const char *const learned[] = {
+        "ab", "Ġab", "Ġabc"}; /* 5, 4 and 3 times; "Ġabc" and "xy" are then the most frequent with 3 and 2 */
     for (int i = 0; i < 3; i++) assert_int_equal(tokenizer_id(tokenizer, learned[i]), 257 + i);
     TokenIds ids = encode(tokenizer, " abc xy", 7, 0);
     assert_int_equal(ids.items[0], 259);

@@ -6,9 +6,7 @@ static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 
 
 /* -- Bit for bit --------------------------------------------------------------------------------------------------- */
 
-typedef struct Variety {
-    const char *name, *settings;
-} Variety;
+typedef struct Variety { const char *name, *settings; } Variety;
 
 static const Variety varieties[] = {
     {"zaya-adamw", "model.family=zaya optimizer.name=adamw"},
@@ -304,7 +302,7 @@ static void weights_that_are_broken_are_never_saved_though_no_loss_shows_it(void
     train_good("run=bad model.tied=false stop_at=4");
     poison("bad", 4, "model.embed_tokens.weight", 300 * 32, INFINITY); /* token 300 does not occur */
     train_says(ERROR_NUMERICS, "step 6: its update made NaN or infinity in parameter model.embed_tokens.weight",
-               "run=bad model.tied=false checkpoint.every=6");
+        "run=bad model.tied=false checkpoint.every=6");
     assert_false(has_checkpoint("bad", 6));
     assert_true(has_checkpoint("bad", 4));
 }
@@ -340,7 +338,7 @@ static void validation_loss_is_the_mean_over_every_target(void **state) {
         const char *run = varieties[i].name;
         train_good("run=%s data.train=small data.valid=small precision=fp32 batch.tokens=2048 steps=1 schedule.warmup=0 optimizer.lr=0 "
                    "optimizer.controller_lr=0 %s",
-                   run, varieties[i].settings);
+            run, varieties[i].settings);
         double trained = recorded(run, "step", 0, "loss"), evaluated = recorded(run, "evaluation", 0, "loss");
         assert_float_equal(trained, evaluated, 1e-5); /* fp32 sums of 2,048 terms near 6 */
         assert_int_equal((int)recorded(run, "evaluation", 0, "tokens"), 2048);
@@ -394,10 +392,9 @@ static void every_json_line_carries_its_fields(void **state) {
         const char *fields[16];
     } kinds[] = {
         {"start", 1, {"step", "time", "parameters", "active_parameters", "threads"}},
-        {"step",
-         4,
-         {"step", "time", "loss", "auxiliary", "grad_norm", "lr", "milliseconds", "tokens", "tokens_seen", "tokens_per_second", "tflops",
-          "best_percent", "memory_bytes"}},
+        {"step", 4,
+            {"step", "time", "loss", "auxiliary", "grad_norm", "lr", "milliseconds", "tokens", "tokens_seen", "tokens_per_second", "tflops",
+                "best_percent", "memory_bytes"}},
         {"load", 4, {"step", "time"}},
         {"evaluation", 2, {"step", "time", "loss", "bits_per_byte", "tokens", "milliseconds"}},
         {"checkpoint", 2, {"step", "time", "bytes", "milliseconds"}},
@@ -469,10 +466,11 @@ static void training_from_a_model_folder_uses_its_tokenizer(void **state) {
     expect_code(&result, ERROR_NONE, "convert");
     process_free(&result);
     const char *const origins[][2] = {{"folder", "data.tokenizer=folder/tokenizer.json, as of init=folder"},
-                                      {"first", "data.tokenizer=first/tokenizer/tokenizer.json, as of init=first"}};
+        {"first", "data.tokenizer=first/tokenizer/tokenizer.json, as of init=first"}};
     for (int i = 0; i < 2; i++) {
-        char *words = memory_format("train init=%s run=from-%s data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=2 tensorboard=false",
-                                    origins[i][0], origins[i][0]);
+        char *words = memory_format(
+            "train init=%s run=from-%s data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=2 tensorboard=false",
+            origins[i][0], origins[i][0]);
         result = smelt(words);
         expect_code(&result, ERROR_NONE, words);
         assert_non_null(strstr(result.errors, origins[i][1]));

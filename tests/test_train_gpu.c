@@ -17,8 +17,10 @@ static void assert_close_steps(const char *run, const char *reference) {
     for (int i = 0; i < STEPS; i++) {
         double loss = recorded(run, "step", i, "loss"), expected = recorded(reference, "step", i, "loss");
         double norm = recorded(run, "step", i, "grad_norm"), expected_norm = recorded(reference, "step", i, "grad_norm");
-        if (!(fabs(loss - expected) <= LOSS_BOUND)) fail_msg("step %d: loss %.6f, on the CPU %.6f, bound %.4f", i + 1, loss, expected, LOSS_BOUND);
-        if (!(fabs(norm - expected_norm) <= NORM_BOUND * expected_norm)) fail_msg("step %d: gradient norm %.5f, on the CPU %.5f", i + 1, norm, expected_norm);
+        if (!(fabs(loss - expected) <= LOSS_BOUND))
+            fail_msg("step %d: loss %.6f, on the CPU %.6f, bound %.4f", i + 1, loss, expected, LOSS_BOUND);
+        if (!(fabs(norm - expected_norm) <= NORM_BOUND * expected_norm))
+            fail_msg("step %d: gradient norm %.5f, on the CPU %.5f", i + 1, norm, expected_norm);
     }
 }
 

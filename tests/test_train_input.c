@@ -17,9 +17,7 @@ enum { MOST_PLAN_BYTES = 100000000 };
 
 /* -- Settings ---------------------------------------------------------------------------------------------------------- */
 
-typedef struct BadSetting {
-    const char *settings, *fragment;
-} BadSetting;
+typedef struct BadSetting { const char *settings, *fragment; } BadSetting;
 
 static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written(void **state) {
     (void)state;
@@ -175,15 +173,17 @@ static void a_damaged_shard_is_refused(void **state) {
 static void a_file_of_a_shard_in_place_of_its_prefix_is_refused(void **state) {
     (void)state;
     pack_shard("p1");
-    train_says(ERROR_DATA, "data.train=p1.bin: p1.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=p1\n",
-               "run=run data.train=p1.bin");
+    train_says(ERROR_DATA,
+        "data.train=p1.bin: p1.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=p1\n",
+        "run=run data.train=p1.bin");
     train_says(ERROR_DATA, "data.valid=p1.idx: p1.idx is a file of a token shard", "run=run data.valid=p1.idx");
     train_good("run=run data.train=p1 stop_at=1");
 }
 
 static void what_a_killed_pack_left_in_the_run_is_removed(void **state) {
     (void)state;
-    static const char *const left[] = {"run/data/text-train.bin.tmp-4711-0", "run/data/text-valid.bin.tmp-4711-0", "run/data/text-valid.idx.tmp-4711-0"};
+    static const char *const left[] = {
+        "run/data/text-train.bin.tmp-4711-0", "run/data/text-valid.bin.tmp-4711-0", "run/data/text-valid.idx.tmp-4711-0"};
     assert_true(mkdir("run", 0777) == 0 && mkdir("run/data", 0777) == 0);
     for (int i = 0; i < 3; i++) write_text(left[i], "half");
     train_good("run=run stop_at=1");

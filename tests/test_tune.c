@@ -11,15 +11,18 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
-#include "tune/cost.h"
-#include "tune/forecast.h"
-#include "tune/settings.h"
-#include "tune/size.h"
+#include "advise/cost.h"
+#include "advise/forecast.h"
+#include "advise/settings.h"
+#include "advise/size.h"
 
 static const OptionTable no_options = {NULL, 0};
 
 /* A configuration that came from a file with settings on top; the strings go when the test ends. */
-typedef struct Given { Config config; OptionStrings strings; } Given;
+typedef struct Given {
+    Config config;
+    OptionStrings strings;
+} Given;
 
 static void give(Given *given, const char *path, int count, char **settings) {
     char *arguments[32] = {"smelt", (char *)path};
@@ -122,10 +125,11 @@ static void bench_results_give_products_and_the_copy_in_memory(void **state) {
     (void)state;
     Measured measured;
     Error error = {0};
-    const char *text = "{\"rows\": [{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 100},"
-                       "{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 120}, {\"m\": 64, \"n\": 64, \"k\": 64, \"type\": "
-                       "\"fp32\", \"tflops\": 900},"
-                       "{\"kernel\": \"copy\", \"level\": \"memory\", \"gbps\": 2500}, {\"kernel\": \"copy\", \"level\": \"L1\", \"gbps\": 90000}]}";
+    const char *text =
+        "{\"rows\": [{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 100},"
+        "{\"m\": 1024, \"n\": 2048, \"k\": 512, \"type\": \"bf16\", \"tflops\": 120}, {\"m\": 64, \"n\": 64, \"k\": 64, \"type\": "
+        "\"fp32\", \"tflops\": 900},"
+        "{\"kernel\": \"copy\", \"level\": \"memory\", \"gbps\": 2500}, {\"kernel\": \"copy\", \"level\": \"L1\", \"gbps\": 90000}]}";
     assert_true(read_text(&measured, text, &error));
     assert_int_equal(measured.count, 1);
     assert_true(measured.products[0].tflops == 120 && measured.best == 120e12 && measured.bandwidth == 2500e9);
@@ -137,7 +141,7 @@ static void bench_results_give_products_and_the_copy_in_memory(void **state) {
 static void files_that_are_no_bench_results_are_refused(void **state) {
     (void)state;
     const char *texts[] = {"", "{", "[]", "{\"rows\": 5}", "[[1], 2, null]", "[{\"m\": -1, \"n\": 1, \"k\": 1, \"tflops\": 1}]",
-                           "[{\"m\": 1e300, \"n\": 1, \"k\": 1, \"tflops\": 1}]", "[{\"m\": 1, \"n\": 1, \"k\": 1, \"tflops\": \"fast\"}]"};
+        "[{\"m\": 1e300, \"n\": 1, \"k\": 1, \"tflops\": 1}]", "[{\"m\": 1, \"n\": 1, \"k\": 1, \"tflops\": \"fast\"}]"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         Measured measured;
         Error error = {0};
@@ -308,46 +312,35 @@ static Forecast forecast(const Config *config, const char *gpu, int64_t gpus, in
 /* Shapes of bench/gpu.json, and one of them on a processor that no rate was fitted to; speed and memory as measured with 2026-11-21's smelt (docs/forecast.md). */
 static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
     (void)state;
-    struct { char *settings[16]; double tokens_per_second, gib; const char *gpu; Precision precision; } rows[] = {
-        {{"model.family=llama", "model.layers=16", "model.width=2048", "model.heads=32", "model.kv_heads=8", "model.head_dim=64", "model.ffn=8192",
-          "model.vocabulary=128256", "data.length=4096", "batch.sequences=4", "batch.tokens=16384"},
-         63759,
-         43.1,
-         "h100"},
-        {{"model.family=llama", "model.layers=12", "model.width=768", "model.heads=12", "model.kv_heads=12", "model.head_dim=64", "model.ffn=2048",
-          "model.vocabulary=50304", "data.length=1024", "batch.sequences=64", "batch.tokens=65536"},
-         555995,
-         24.2,
-         "h100"},
-        {{"model.family=llama", "model.layers=8", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.head_dim=128", "model.ffn=14336",
-          "model.vocabulary=128256", "data.length=8192", "batch.sequences=2", "batch.tokens=16384"},
-         37943,
-         61.1,
-         "h100"},
-        {{"model.family=llama", "model.layers=8", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.head_dim=128", "model.ffn=14336",
-          "model.vocabulary=128256", "data.length=8192", "batch.sequences=2", "batch.tokens=16384"},
-         38684,
-         39.0,
-         "h100",
-         PRECISION_PURE_BF16},
-        {{"model.family=zaya", "model.layers=8", "model.width=2048", "model.heads=8", "model.kv_heads=2", "model.head_dim=128", "model.ffn=2048",
-          "model.vocabulary=262272", "data.length=4096", "batch.sequences=4", "batch.tokens=16384", "model.experts=16", "model.router_width=256",
-          "model.rope_fraction=0.5"},
-         103524,
-         49.7,
-         "h100"},
-        {{"model.family=zaya", "model.layers=8", "model.width=2048", "model.heads=8", "model.kv_heads=2", "model.head_dim=128", "model.ffn=2048",
-          "model.vocabulary=262272", "data.length=4096", "batch.sequences=4", "batch.tokens=16384", "model.experts=16", "model.router_width=256",
-          "model.rope_fraction=0.5"},
-         115552,
-         27.3,
-         "h100",
-         PRECISION_PURE_BF16},
-        {{"model.family=llama", "model.layers=16", "model.width=2048", "model.heads=32", "model.kv_heads=8", "model.head_dim=64", "model.ffn=8192",
-          "model.vocabulary=128256", "data.length=4096", "batch.sequences=4", "batch.tokens=16384"},
-         65183,
-         43.1,
-         "h200"},
+    struct {
+        char *settings[16];
+        double tokens_per_second, gib;
+        const char *gpu;
+        Precision precision;
+    } rows[] = {
+        {{"model.family=llama", "model.layers=16", "model.width=2048", "model.heads=32", "model.kv_heads=8", "model.head_dim=64",
+             "model.ffn=8192", "model.vocabulary=128256", "data.length=4096", "batch.sequences=4", "batch.tokens=16384"},
+            63759, 43.1, "h100"},
+        {{"model.family=llama", "model.layers=12", "model.width=768", "model.heads=12", "model.kv_heads=12", "model.head_dim=64",
+             "model.ffn=2048", "model.vocabulary=50304", "data.length=1024", "batch.sequences=64", "batch.tokens=65536"},
+            555995, 24.2, "h100"},
+        {{"model.family=llama", "model.layers=8", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.head_dim=128",
+             "model.ffn=14336", "model.vocabulary=128256", "data.length=8192", "batch.sequences=2", "batch.tokens=16384"},
+            37943, 61.1, "h100"},
+        {{"model.family=llama", "model.layers=8", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.head_dim=128",
+             "model.ffn=14336", "model.vocabulary=128256", "data.length=8192", "batch.sequences=2", "batch.tokens=16384"},
+            38684, 39.0, "h100", PRECISION_PURE_BF16},
+        {{"model.family=zaya", "model.layers=8", "model.width=2048", "model.heads=8", "model.kv_heads=2", "model.head_dim=128",
+             "model.ffn=2048", "model.vocabulary=262272", "data.length=4096", "batch.sequences=4", "batch.tokens=16384", "model.experts=16",
+             "model.router_width=256", "model.rope_fraction=0.5"},
+            103524, 49.7, "h100"},
+        {{"model.family=zaya", "model.layers=8", "model.width=2048", "model.heads=8", "model.kv_heads=2", "model.head_dim=128",
+             "model.ffn=2048", "model.vocabulary=262272", "data.length=4096", "batch.sequences=4", "batch.tokens=16384", "model.experts=16",
+             "model.router_width=256", "model.rope_fraction=0.5"},
+            115552, 27.3, "h100", PRECISION_PURE_BF16},
+        {{"model.family=llama", "model.layers=16", "model.width=2048", "model.heads=32", "model.kv_heads=8", "model.head_dim=64",
+             "model.ffn=8192", "model.vocabulary=128256", "data.length=4096", "batch.sequences=4", "batch.tokens=16384"},
+            65183, 43.1, "h200"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Given given;
@@ -356,7 +349,8 @@ static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
         give(&given, "configs/bench-llama.yaml", count, rows[i].settings);
         given.config.precision = rows[i].precision;
         Forecast made = forecast(&given.config, rows[i].gpu, 1, 0);
-        print_message("%s %s: step %+.1f%%, memory %+.1f%%\n", rows[i].gpu, rows[i].settings[0], 100 * (rows[i].tokens_per_second / made.tokens_per_second - 1), 100 * (made.memory.total / 1073741824 / rows[i].gib - 1));
+        print_message("%s %s: step %+.1f%%, memory %+.1f%%\n", rows[i].gpu, rows[i].settings[0],
+            100 * (rows[i].tokens_per_second / made.tokens_per_second - 1), 100 * (made.memory.total / 1073741824 / rows[i].gib - 1));
         assert_true(fabs(made.tokens_per_second / rows[i].tokens_per_second - 1) < 0.15); /* the aims of the forecast */
         assert_true(fabs(made.memory.total / 1073741824 / rows[i].gib - 1) < 0.05);
         options_free_strings(&given.strings);
@@ -401,7 +395,8 @@ static void collectives_over_two_nodes_match_published_bandwidth(void **state) {
 
 static void few_gpus_with_links_one_to_one_have_part_of_the_bandwidth(void **state) {
     (void)state;
-    Cluster two = {.hardware = hardware("mi300x"), .gpus = 2, .per_node = 8}, eight = {.hardware = hardware("mi300x"), .gpus = 8, .per_node = 8};
+    Cluster two = {.hardware = hardware("mi300x"), .gpus = 2, .per_node = 8},
+            eight = {.hardware = hardware("mi300x"), .gpus = 8, .per_node = 8};
     assert_true(fabs(forecast_node_bandwidth(&two) * 7 - forecast_node_bandwidth(&eight)) < 1);
     two.hardware = eight.hardware = hardware("h100");
     assert_true(forecast_node_bandwidth(&two) == forecast_node_bandwidth(&eight));
@@ -448,7 +443,8 @@ static void keys_are_the_commands_own_first_and_the_configurations_else(void **s
     Own own;
     Given given = {0};
     Error error = {0};
-    char *good[] = {"smelt", "configs/llama-tiny.yaml", "seed=9", "model.layers=3"}, *bad[] = {"smelt", "configs/llama-tiny.yaml", "sead=9"};
+    char *good[] = {"smelt", "configs/llama-tiny.yaml", "seed=9", "model.layers=3"},
+         *bad[] = {"smelt", "configs/llama-tiny.yaml", "sead=9"};
     assert_true(settings_read(&table, &own, &given.config, &given.strings, 4, good, &error));
     assert_true(own.seed == 9 && given.config.seed == 1 && given.config.model.layers == 3);
     assert_false(settings_read(&table, &own, &given.config, &given.strings, 3, bad, &error));

@@ -21,18 +21,24 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "check.h"
-#include "device/gemm_choices.h"
-#include "device/internal.h"
-#include "device/vendor_gemm.h"
-#include "kernel/gemm_launch.h"
-#include "kernel/launch.h"
+#include "backend/gpu/autotune_cache.h"
+#include "backend/gpu/driver_internal.h"
+#include "backend/gpu/vendor_gemm.h"
+#include "backend/gpu/gpu_gemm.h"
+#include "backend/gpu/kernel_launch.h"
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */
 
 /* An operand on the host and, the same bits, on the device. */
-typedef struct Operand { void *host, *device; int64_t bytes; } Operand;
+typedef struct Operand {
+    void *host, *device;
+    int64_t bytes;
+} Operand;
 
-typedef struct Product { Gemm gemm; Operand a, b, c, bias; } Product;
+typedef struct Product {
+    Gemm gemm;
+    Operand a, b, c, bias;
+} Product;
 
 static VendorGemm *open_library(const char *choices) {
     Error error = {0};
@@ -51,13 +57,19 @@ static VendorGemm *open_library(const char *choices) {
 }
 
 static uint16_t bf16_of(float x) {
-    union { float value; uint32_t bits; } u = {.value = x};
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
 static double value_at(const void *data, GemmType type, int64_t i) {
     if (type == GEMM_FP8) return fp8_widen(((const uint8_t *)data)[i], device_fp8_is_fnuz(check_device()));
-    union { uint32_t bits; float value; } u = {.bits = type == GEMM_BF16 ? (uint32_t)((const uint16_t *)data)[i] << 16 : ((const uint32_t *)data)[i]};
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = type == GEMM_BF16 ? (uint32_t)((const uint16_t *)data)[i] << 16 : ((const uint32_t *)data)[i]};
     return u.value;
 }
 
@@ -132,11 +144,12 @@ static void expect_element(const Product *p, const void *c, int64_t i, int64_t j
     magnitude += fabs(bias) + 1;
     /* A library may round the product before it adds C. */
     double rounded = fabs(sum) + fabs(bias) + (g->accumulate ? fabs(product) : 0);
-    double tolerance = (g->input == GEMM_FP8 ? 0x1p-10 : (double)(g->k + 4) * 0x1p-24) * magnitude + (g->output == GEMM_BF16 ? rounded / 250 : 0);
+    double tolerance =
+        (g->input == GEMM_FP8 ? 0x1p-10 : (double)(g->k + 4) * 0x1p-24) * magnitude + (g->output == GEMM_BF16 ? rounded / 250 : 0);
     if (!(fabs(got - sum) <= tolerance))
-        fail_msg("%c%c m %ld n %ld k %ld %s%s%s: C[%ld][%ld] is %.9g, expected %.9g +- %.2g", g->transpose_a ? 't' : 'n', g->transpose_b ? 't' : 'n',
-                 (long)g->m, (long)g->n, (long)g->k, g->output == GEMM_BF16 ? "bf16" : "fp32", g->accumulate ? " +=" : "", g->bias ? " bias" : "", (long)i,
-                 (long)j, got, sum, tolerance);
+        fail_msg("%c%c m %ld n %ld k %ld %s%s%s: C[%ld][%ld] is %.9g, expected %.9g +- %.2g", g->transpose_a ? 't' : 'n',
+            g->transpose_b ? 't' : 'n', (long)g->m, (long)g->n, (long)g->k, g->output == GEMM_BF16 ? "bf16" : "fp32",
+            g->accumulate ? " +=" : "", g->bias ? " bias" : "", (long)i, (long)j, got, sum, tolerance);
 }
 
 /* The corners, 300 other elements, and what lies between rows. */
@@ -173,8 +186,14 @@ static int check_all_forms(VendorGemm *vendor, int64_t m, int64_t n, int64_t k, 
     int ran = 0;
     for (int form = 0; form < 24; form++) {
         int kind = form / 4;
-        Gemm gemm = {.transpose_a = form & 1, .transpose_b = form & 2, .accumulate = kind >= 4, .output = kind < 2 || kind == 5 ? GEMM_BF16 : GEMM_F32, .m = m, .n = n,
-                     .k = k, .bias = kind == 1 || kind == 3 ? &some_bias : NULL};
+        Gemm gemm = {.transpose_a = form & 1,
+            .transpose_b = form & 2,
+            .accumulate = kind >= 4,
+            .output = kind < 2 || kind == 5 ? GEMM_BF16 : GEMM_F32,
+            .m = m,
+            .n = n,
+            .k = k,
+            .bias = kind == 1 || kind == 3 ? &some_bias : NULL};
         ran += check_product(vendor, gemm, gap);
     }
     return ran;
@@ -206,7 +225,8 @@ static void products_of_fp8_match_or_are_declined(void **state) {
     ran += check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .m = 128, .n = 64, .k = 2048}, 16);
     if (hopper) assert_int_equal(ran, 2);
     check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 77, .n = 39, .k = 51}, 0);
-    assert_false(check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .accumulate = true, .m = 128, .n = 128, .k = 128}, 0));
+    assert_false(check_product(
+        vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .accumulate = true, .m = 128, .n = 128, .k = 128}, 0));
     vendor_gemm_close(vendor);
 }
 
@@ -214,7 +234,17 @@ static void empty_products_and_other_inputs_are_declined(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     float memory[4] = {0};
-    Gemm gemm = {.input = GEMM_BF16, .output = GEMM_BF16, .m = 1, .n = 1, .k = 1, .a = memory, .lda = 1, .b = memory, .ldb = 1, .c = memory, .ldc = 1};
+    Gemm gemm = {.input = GEMM_BF16,
+        .output = GEMM_BF16,
+        .m = 1,
+        .n = 1,
+        .k = 1,
+        .a = memory,
+        .lda = 1,
+        .b = memory,
+        .ldb = 1,
+        .c = memory,
+        .ldc = 1};
     Gemm empty = gemm, fp32 = gemm;
     empty.k = 0;
     fp32.input = GEMM_F32;
@@ -329,7 +359,8 @@ static void choices_are_found_again_by_their_device_library_and_shape(void **sta
 static void lines_that_are_not_choices_are_passed_over(void **state) {
     (void)state;
     char *folder = temporary_folder(), *path = memory_format("%s/choices", folder), found[4];
-    write_text(path, "\n\t\t\t\nGPU\tLt 1\nGPU\tLt 1\tshort\t0102\nGPU\tLt 1\tlong\t0102030405\nGPU\tLt 1\tletters\t0102030g\nGPU\tLt 1\tcapitals\t0102030A\n"
+    write_text(path, "\n\t\t\t\nGPU\tLt 1\nGPU\tLt 1\tshort\t0102\nGPU\tLt 1\tlong\t0102030405\nGPU\tLt 1\tletters\t0102030g\nGPU\tLt "
+                     "1\tcapitals\t0102030A\n"
                      "GPU\tLt 1\tno algorithm\nGPU\tLt 1\tgood\t61626364\nGPU\tLt 1\tcut\t616263");
     GemmChoices *choices = gemm_choices_open(path, "GPU", "Lt 1", 4);
     static const char *const bad[] = {"", "short", "long", "letters", "capitals", "no algorithm", "cut"};

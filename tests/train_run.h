@@ -1,7 +1,6 @@
 /* What the end-to-end tests of `smelt train` share: a folder in memory per test with a text to train on, tiny models that take
  * milliseconds per step, and a look at what a run left behind. Everything is static inline, so a test program uses what it needs. */
-#ifndef SMELT_TESTS_TRAIN_RUN_H
-#define SMELT_TESTS_TRAIN_RUN_H
+#pragma once
 
 #include <jansson.h>
 #include <math.h>
@@ -19,9 +18,8 @@
 
 /* Sentences of random words: letters that depend on letters, so that there is something to learn. */
 static inline void write_corpus(const char *path, int words) {
-    static const char *const list[] = {"the", "checkpoint", "of",   "a",      "model", "holds",   "every", "weight",  "and",
-                                       "no",  "step",       "is",   "lost",   "when",  "machine", "stops", "because", "bytes",
-                                       "are", "on",         "disk", "before", "it",    "says",    "so"};
+    static const char *const list[] = {"the", "checkpoint", "of", "a", "model", "holds", "every", "weight", "and", "no", "step", "is",
+        "lost", "when", "machine", "stops", "because", "bytes", "are", "on", "disk", "before", "it", "says", "so"};
     enum { WORDS = sizeof list / sizeof *list, SENTENCE = 9 };
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -233,5 +231,3 @@ static inline void train_main(void) {
     setenv("SMELT", path, 1);
     free(path);
 }
-
-#endif

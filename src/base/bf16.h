@@ -1,19 +1,22 @@
 /* bfloat16, the upper half of an fp32, as the CPU reads and writes it one by one: loops over these vectorise. Kept as its bits. */
-#ifndef SMELT_BASE_BF16_H
-#define SMELT_BASE_BF16_H
+#pragma once
 
 #include <stdint.h>
 
 static inline float bf16_widen(uint16_t x) {
-    union { uint32_t bits; float value; } u = {.bits = (uint32_t)x << 16};
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = (uint32_t)x << 16};
     return u.value;
 }
 
 /* Round to nearest even; NaN stays NaN. */
 static inline uint16_t bf16_narrow(float x) {
-    union { float value; uint32_t bits; } u = {.value = x};
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
     uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
     return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
-
-#endif

@@ -1,14 +1,15 @@
 /* Numbers one by one, whatever their format is: bf16, fp32 or fp64, told by their bytes (2, 4, 8). For code that converts or compares; loops over them vectorise
  * where the format is the same throughout. */
-#ifndef SMELT_BASE_ELEMENT_H
-#define SMELT_BASE_ELEMENT_H
+#pragma once
 
 #include <stddef.h>
 
 #include "base/bf16.h"
 
 static inline double element_get(size_t bytes, const void *values, int64_t index) {
-    return bytes == 8 ? ((const double *)values)[index] : bytes == 4 ? ((const float *)values)[index] : bf16_widen(((const uint16_t *)values)[index]);
+    return bytes == 8   ? ((const double *)values)[index]
+           : bytes == 4 ? ((const float *)values)[index]
+                        : bf16_widen(((const uint16_t *)values)[index]);
 }
 
 /* Rounds to nearest even. */
@@ -17,5 +18,3 @@ static inline void element_set(size_t bytes, void *values, int64_t index, double
     else if (bytes == 4) ((float *)values)[index] = (float)value;
     else ((uint16_t *)values)[index] = bf16_narrow((float)value);
 }
-
-#endif

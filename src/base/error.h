@@ -1,8 +1,7 @@
 /* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
  * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
  * on the way up may add context; only the command table in main.c prints. Invariants of our own use assert instead. */
-#ifndef SMELT_BASE_ERROR_H
-#define SMELT_BASE_ERROR_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -31,5 +30,3 @@ bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribut
 
 /* Puts "context: " before the message of an error that is already set; returns false. */
 bool error_context(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-#endif

@@ -1,7 +1,6 @@
 /* fp8 with 4 bits of exponent and 3 of mantissa, e4m3, kept as its bits: OCP's (up to 448, NVIDIA and gfx950) or, `fnuz`, that of gfx942 (up to 240, every
  * exponent one lower, no negative zero). OCP 8-bit Floating Point Specification 1.0; Noune et al., arXiv 2206.02915. */
-#ifndef SMELT_BASE_FP8_H
-#define SMELT_BASE_FP8_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -24,5 +23,3 @@ static inline float fp8_widen(uint8_t code, bool fnuz) {
     float magnitude = exponent ? ldexpf((float)(8 + mantissa), exponent - bias - 3) : ldexpf((float)mantissa, -2 - bias);
     return code & 0x80 ? -magnitude : magnitude;
 }
-
-#endif

@@ -16,9 +16,7 @@ static const double progress_delay_seconds = 2.0;
 static const double progress_terminal_seconds = 0.1;
 static const double progress_plain_seconds = 10.0;
 
-static bool on_terminal(void) {
-    return isatty(STDERR_FILENO);
-}
+static bool on_terminal(void) { return isatty(STDERR_FILENO); }
 
 static bool in_colour(void) {
     const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
@@ -28,8 +26,7 @@ static bool in_colour(void) {
 /* File names and values in a message may be hostile: no byte of theirs reaches the terminal as a control sequence. */
 static void neutralise_controls(char *text) {
     for (unsigned char *c = (unsigned char *)text; *c; c++)
-        if ((*c < 0x20 && *c != '\n' && *c != '\t') || *c == 0x7f)
-            *c = '?';
+        if ((*c < 0x20 && *c != '\n' && *c != '\t') || *c == 0x7f) *c = '?';
 }
 
 /* One write per line, so that lines of several processes do not mix. On a terminal a line first clears the progress
@@ -37,12 +34,11 @@ static void neutralise_controls(char *text) {
 static void print_line(const char *label, const char *colour, const char *format, va_list arguments) {
     char message[8192], line[sizeof message + 64];
     int needed = vsnprintf(message, sizeof message, format, arguments);
-    if (needed >= (int)sizeof message)
-        memcpy(message + sizeof message - 4, "...", 4);
+    if (needed >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
     neutralise_controls(message);
     bool coloured = *colour && in_colour();
-    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? CLEAR_LINE : "", coloured ? colour : "", label,
-             coloured ? "\033[0m" : "", message);
+    snprintf(line, sizeof line, "%s%s%s%s%s\n", on_terminal() ? CLEAR_LINE : "", coloured ? colour : "", label, coloured ? "\033[0m" : "",
+        message);
     fputs(line, stderr);
 }
 
@@ -91,8 +87,8 @@ static void progress_print(Progress *progress, double now, bool finished) {
         snprintf(left, sizeof left, ", took %s", number);
     }
     bool terminal = on_terminal();
-    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? CLEAR_LINE : "", progress->label, done, total,
-            progress->unit, rate, progress->unit, left, terminal && !finished ? "" : "\n");
+    fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,
+        progress->unit, left, terminal && !finished ? "" : "\n");
     progress->last = now;
     progress->shown = true;
 }
@@ -102,14 +98,12 @@ void progress_update(Progress *progress, int64_t done) {
     double now = log_seconds();
     double quiet = now - (progress->shown ? progress->last : progress->start);
     double wanted = !progress->shown ? progress_delay_seconds : progress_terminal_seconds;
-    if (quiet < wanted || (progress->shown && quiet < progress_plain_seconds && !on_terminal()))
-        return;
+    if (quiet < wanted || (progress->shown && quiet < progress_plain_seconds && !on_terminal())) return;
     progress_print(progress, now, false);
 }
 
 void progress_finish(Progress *progress) {
-    if (progress->shown)
-        progress_print(progress, log_seconds(), true);
+    if (progress->shown) progress_print(progress, log_seconds(), true);
     progress->shown = false;
 }
 
@@ -126,14 +120,10 @@ void log_format_duration(double seconds, char text[32]) {
         return;
     }
     long long whole = llround(seconds), minutes = llround(seconds / 60), hours = llround(seconds / 3600);
-    if (seconds < 59.95)
-        snprintf(text, 32, "%.1fs", seconds);
-    else if (whole < 3600)
-        snprintf(text, 32, "%lldm%02llds", whole / 60, whole % 60);
-    else if (minutes < 24 * 60)
-        snprintf(text, 32, "%lldh%02lldm", minutes / 60, minutes % 60);
-    else
-        snprintf(text, 32, "%lldd%02lldh", hours / 24, hours % 24);
+    if (seconds < 59.95) snprintf(text, 32, "%.1fs", seconds);
+    else if (whole < 3600) snprintf(text, 32, "%lldm%02llds", whole / 60, whole % 60);
+    else if (minutes < 24 * 60) snprintf(text, 32, "%lldh%02lldm", minutes / 60, minutes % 60);
+    else snprintf(text, 32, "%lldd%02lldh", hours / 24, hours % 24);
 }
 
 void log_format_bytes(double bytes, char text[32]) {
@@ -147,8 +137,7 @@ void log_format_bytes(double bytes, char text[32]) {
         return;
     }
     int unit = 0;
-    for (bytes /= 1024; fabs(bytes) >= 1023.995 && unit < 5; unit++)
-        bytes /= 1024;
+    for (bytes /= 1024; fabs(bytes) >= 1023.995 && unit < 5; unit++) bytes /= 1024;
     snprintf(text, 32, "%.2f %s", bytes, units[unit]);
 }
 
@@ -159,8 +148,7 @@ void log_format_count(double count, char text[32]) {
         return;
     }
     int suffix = 0;
-    for (; fabs(count) >= 999.5 && suffix < 4; suffix++)
-        count /= 1000;
+    for (; fabs(count) >= 999.5 && suffix < 4; suffix++) count /= 1000;
     double size = fabs(count);
     bool exact = suffix == 0 && count == floor(count);
     int decimals = exact || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;

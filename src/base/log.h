@@ -1,8 +1,7 @@
 /* What people see. Lines go to stderr (logs, progress); results go to stdout, printed by the commands. Colour and the
  * self-rewriting progress line only on a terminal and never colour with NO_COLOR. Off a terminal, progress prints a
  * plain line at most every ten seconds. */
-#ifndef SMELT_BASE_LOG_H
-#define SMELT_BASE_LOG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,10 +24,8 @@ Progress progress_start(const char *label, const char *unit, int64_t total);
 void progress_update(Progress *progress, int64_t done);
 void progress_finish(Progress *progress);
 
-double log_seconds(void);                                   /* monotonic clock */
+double log_seconds(void); /* monotonic clock */
 /* For reading, not for parsing; "unknown" when not finite or absurd. */
-void log_format_duration(double seconds, char text[32]);    /* "3d04h", "2h03m", "4m10s", "12.3s" */
-void log_format_bytes(double bytes, char text[32]);         /* "1.50 GiB" */
-void log_format_count(double count, char text[32]);         /* "8.84B", "12.3k" */
-
-#endif
+void log_format_duration(double seconds, char text[32]); /* "3d04h", "2h03m", "4m10s", "12.3s" */
+void log_format_bytes(double bytes, char text[32]);      /* "1.50 GiB" */
+void log_format_count(double count, char text[32]);      /* "8.84B", "12.3k" */

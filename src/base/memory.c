@@ -14,22 +14,19 @@
 #include "base/log.h"
 
 static _Noreturn void refuse(size_t bytes) {
-    fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n",
-            bytes);
+    fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
     exit(ERROR_MEMORY);
 }
 
 void *memory_allocate(size_t bytes) {
     void *block = calloc(1, bytes ? bytes : 1);
-    if (!block)
-        refuse(bytes);
+    if (!block) refuse(bytes);
     return block;
 }
 
 void *memory_resize(void *block, size_t bytes) {
     void *resized = realloc(block, bytes ? bytes : 1);
-    if (!resized)
-        refuse(bytes);
+    if (!resized) refuse(bytes);
     return resized;
 }
 
@@ -39,8 +36,7 @@ char *memory_format(const char *format, ...) {
     va_start(arguments, format);
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
-    if (length < 0)
-        refuse(strlen(format));
+    if (length < 0) refuse(strlen(format));
     return text;
 }
 
@@ -52,8 +48,7 @@ char *memory_copy_string(const char *string) {
 /* Whole pages, at least one, so that an empty arena is a valid block; 0 when the sum overflows. */
 static size_t page_bytes(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), rounded;
-    if (__builtin_add_overflow(bytes ? bytes : 1, page - 1, &rounded))
-        return 0;
+    if (__builtin_add_overflow(bytes ? bytes : 1, page - 1, &rounded)) return 0;
     return rounded / page * page;
 }
 
@@ -65,8 +60,10 @@ void *memory_map(size_t bytes, Error *error) {
         block = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) {
         const char *reason = strerror(errno);
-        error_set(error, ERROR_MEMORY, "the system refused %zu bytes of memory (%s); %" PRId64
-                  " bytes are available: use a smaller model or microbatch, or free memory", bytes, reason, memory_available());
+        error_set(error, ERROR_MEMORY,
+            "the system refused %zu bytes of memory (%s); %" PRId64
+            " bytes are available: use a smaller model or microbatch, or free memory",
+            bytes, reason, memory_available());
         return NULL;
     }
     madvise(block, mapped, MADV_HUGEPAGE); /* a wish: kernels without huge pages refuse it, and nothing is lost */
@@ -74,22 +71,19 @@ void *memory_map(size_t bytes, Error *error) {
 }
 
 void memory_unmap(void *block, size_t bytes) {
-    if (block)
-        munmap(block, page_bytes(bytes));
+    if (block) munmap(block, page_bytes(bytes));
 }
 
 /* The number after `key` at the start of a line of a kernel text file ("" matches the first line); -1 when the file,
  * the line or a number is missing ("max"). */
 static int64_t kernel_value(const char *path, const char *key) {
     FILE *file = fopen(path, "re");
-    if (!file)
-        return -1;
+    if (!file) return -1;
     int64_t value = -1;
     char line[512];
     while (fgets(line, sizeof line, file)) {
         if (strncmp(line, key, strlen(key)) == 0) {
-            if (sscanf(line + strlen(key), "%" SCNd64, &value) != 1)
-                value = -1;
+            if (sscanf(line + strlen(key), "%" SCNd64, &value) != 1) value = -1;
             break;
         }
     }
@@ -100,8 +94,7 @@ static int64_t kernel_value(const char *path, const char *key) {
 typedef struct ControlGroupFiles { const char *mount, *limit, *usage, *reclaimable; } ControlGroupFiles;
 static const ControlGroupFiles control_group_v1 = {
     "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
-static const ControlGroupFiles control_group_v2 = {
-    "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
+static const ControlGroupFiles control_group_v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
 /* What one group still allows, as page cache that the kernel can drop does not count; -1 when it sets no limit. */
 static int64_t group_available(const char *root, const ControlGroupFiles *files, const char *group) {
@@ -112,15 +105,12 @@ static int64_t group_available(const char *root, const ControlGroupFiles *files,
         snprintf(path, sizeof path, "%s%s%s/%s", root, files->mount, group, names[i]);
         values[i] = kernel_value(path, i == 2 ? files->reclaimable : "");
     }
-    if (values[0] < 0 || values[1] < 0)
-        return -1;
+    if (values[0] < 0 || values[1] < 0) return -1;
     int64_t used = values[1] - (values[2] > 0 ? values[2] : 0);
     return used >= values[0] ? 0 : values[0] - (used > 0 ? used : 0);
 }
 
-static int64_t least_known(int64_t a, int64_t b) {
-    return a < 0 ? b : b < 0 || a < b ? a : b;
-}
+static int64_t least_known(int64_t a, int64_t b) { return a < 0 ? b : b < 0 || a < b ? a : b; }
 
 /* A limit may stand on the group itself or any parent. Inside a container the path may be the host's and not exist;
  * then only its root, which is the container's own group, answers. */
@@ -129,8 +119,7 @@ static int64_t group_and_parents_available(const char *root, const ControlGroupF
     for (;;) {
         available = least_known(available, group_available(root, files, group));
         char *slash = strrchr(group, '/');
-        if (!slash)
-            return available;
+        if (!slash) return available;
         *slash = '\0';
     }
 }
@@ -139,22 +128,18 @@ int64_t memory_available_under(const char *root) {
     char path[4096], line[4096];
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     int64_t available = kernel_value(path, "MemAvailable:");
-    if (available >= 0)
-        available *= 1024;
+    if (available >= 0) available *= 1024;
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *file = fopen(path, "re");
-    if (!file)
-        return available;
+    if (!file) return available;
     while (fgets(line, sizeof line, file)) { /* "4:memory:/path" or, version 2, "0::/path" */
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
         char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group)
-            continue;
+        if (!group) continue;
         *group++ = '\0';
         controllers++;
-        if (*controllers == '\0')
-            available = least_known(available, group_and_parents_available(root, &control_group_v2, group));
+        if (*controllers == '\0') available = least_known(available, group_and_parents_available(root, &control_group_v2, group));
         else if (strcmp(controllers, "memory") == 0)
             available = least_known(available, group_and_parents_available(root, &control_group_v1, group));
     }
@@ -162,9 +147,7 @@ int64_t memory_available_under(const char *root) {
     return available;
 }
 
-int64_t memory_available(void) {
-    return memory_available_under("");
-}
+int64_t memory_available(void) { return memory_available_under(""); }
 
 bool memory_check(int64_t bytes, const char *name, const char *advice, Error *error) {
     int64_t available = memory_available();

@@ -1,8 +1,7 @@
 /* Memory. Allocation failure is fatal by design: smelt plans its large memory first and refuses a plan that does not
  * fit, so a failing small allocation means that the machine is in trouble. Large arenas are allocated with
  * `memory_map`, which can fail and says so. Freed with free() and memory_unmap(). */
-#ifndef SMELT_BASE_MEMORY_H
-#define SMELT_BASE_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,8 +9,8 @@
 
 #include "base/error.h"
 
-void *memory_allocate(size_t bytes);                 /* zeroed; prints and exits with ERROR_MEMORY when refused */
-void *memory_resize(void *block, size_t bytes);      /* as realloc, likewise */
+void *memory_allocate(size_t bytes);            /* zeroed; prints and exits with ERROR_MEMORY when refused */
+void *memory_resize(void *block, size_t bytes); /* as realloc, likewise */
 char *memory_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a new string; the caller frees */
 char *memory_copy_string(const char *string);
 
@@ -29,5 +28,3 @@ int64_t memory_available_under(const char *root);
 bool memory_check(int64_t bytes, const char *name, const char *advice, Error *error);
 /* Peak resident set of this process in bytes; -1 when unknown. */
 int64_t memory_peak(void);
-
-#endif

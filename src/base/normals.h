@@ -1,7 +1,6 @@
 /* The arithmetic behind rng.c's normals, which GPUs run too (kernel/normals.c): initial weights have the same bits wherever they are made. Hence plain
  * operations of IEEE 754 and a correctly rounded root, without branches; whoever includes this must not let its compiler contract them to fused multiply-adds. */
-#ifndef SMELT_BASE_NORMALS_H
-#define SMELT_BASE_NORMALS_H
+#pragma once
 
 #include "base/rng.h"
 
@@ -38,7 +37,10 @@ NORMALS_INLINE RngBits philox(uint64_t seed, uint64_t stream, uint64_t index) {
 /* sqrt(-2 log u) of a uniform u in (0, 1]: u = 2^exponent m with m around 1, and log m = 2 atanh((m - 1) / (m + 1)) by its series, which is exact to
  * fp32 after five terms. */
 NORMALS_INLINE float normals_radius(uint32_t bits) {
-    union { float value; uint32_t bits; } u = {.value = ((float)(int32_t)(bits >> 1) + 0.5f) * 0x1p-31f}, m;
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = ((float)(int32_t)(bits >> 1) + 0.5f) * 0x1p-31f}, m;
     const uint32_t root_half = 0x3f3504f3u; /* m is in [sqrt(1/2), sqrt(2)) */
     int32_t exponent = (int32_t)(u.bits - root_half) >> 23;
     m.bits = u.bits - ((uint32_t)exponent << 23);
@@ -67,5 +69,3 @@ NORMALS_INLINE void normals_pair(uint32_t first, uint32_t second, float *a, floa
     *a = r * cosine;
     *b = r * sine;
 }
-
-#endif

@@ -18,19 +18,15 @@
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below it an encoding of that length is overlong */
     const unsigned char *bytes = (const unsigned char *)text;
-    if (length == 0)
-        return 0;
+    if (length == 0) return 0;
     int size = bytes[0] < 0x80 ? 1 : bytes[0] >> 5 == 6 ? 2 : bytes[0] >> 4 == 14 ? 3 : bytes[0] >> 3 == 30 ? 4 : 0;
-    if (size == 0 || (size_t)size > length)
-        return 0;
+    if (size == 0 || (size_t)size > length) return 0;
     uint32_t value = size == 1 ? bytes[0] : bytes[0] & (0x7Fu >> size);
     for (int i = 1; i < size; i++) {
-        if (bytes[i] >> 6 != 2)
-            return 0;
+        if (bytes[i] >> 6 != 2) return 0;
         value = value << 6 | (bytes[i] & 0x3F);
     }
-    if (value < least[size] || value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF))
-        return 0;
+    if (value < least[size] || value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) return 0;
     *code_point = value;
     return size;
 }
@@ -65,13 +61,13 @@ typedef struct Number {
     uint64_t scale;
 } Number;
 
-static const struct { const char *suffix; uint64_t scale; } suffixes[] = {
-    {"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 1000000000}, {"T", 1000000000000},
-    {"Ki", 1ull << 10}, {"Mi", 1ull << 20}, {"Gi", 1ull << 30}, {"Ti", 1ull << 40}};
+static const struct {
+    const char *suffix;
+    uint64_t scale;
+} suffixes[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 1000000000}, {"T", 1000000000000}, {"Ki", 1ull << 10}, {"Mi", 1ull << 20},
+    {"Gi", 1ull << 30}, {"Ti", 1ull << 40}};
 
-static bool is_digit(char c) {
-    return c >= '0' && c <= '9';
-}
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static void append_digit(Number *number, int digit) {
     if (__builtin_mul_overflow(number->mantissa, 10, &number->mantissa) ||
@@ -82,18 +78,15 @@ static void append_digit(Number *number, int digit) {
 /* Digits, with or without a point. Zeros that end the fraction are left out, so that 1.500 is 15 * 10^-1. */
 static const char *scan_digits(const char *c, Number *number, bool *any) {
     int64_t zeros = 0;
-    for (; is_digit(*c); c++, *any = true)
-        append_digit(number, *c - '0');
-    if (*c != '.')
-        return c;
+    for (; is_digit(*c); c++, *any = true) append_digit(number, *c - '0');
+    if (*c != '.') return c;
     for (c++; is_digit(*c); c++, *any = true) {
         if (*c == '0') {
             zeros++;
             continue;
         }
         number->exponent -= zeros + 1;
-        for (; zeros > 0; zeros--)
-            append_digit(number, 0);
+        for (; zeros > 0; zeros--) append_digit(number, 0);
         append_digit(number, *c - '0');
     }
     return c;
@@ -104,16 +97,13 @@ static bool scan_number(const char *text, Number *number) {
     *number = (Number){.scale = 1};
     const char *c = text;
     bool any = false;
-    if (*c == '+' || *c == '-')
-        number->negative = *c++ == '-';
+    if (*c == '+' || *c == '-') number->negative = *c++ == '-';
     c = scan_digits(c, number, &any);
-    if (!any)
-        return false;
+    if (!any) return false;
     if (*c == 'e' || *c == 'E') {
         bool negative = c[1] == '-';
         c += c[1] == '-' || c[1] == '+' ? 2 : 1;
-        if (!is_digit(*c))
-            return false;
+        if (!is_digit(*c)) return false;
         int64_t exponent = 0;
         for (; is_digit(*c); c++)
             if (exponent < 1000000000) /* far beyond any double, far below overflow */
@@ -135,31 +125,24 @@ static const char not_a_number[] = "is not a finite number such as 4096, 4k, 16K
 static const char *parse_integer(const char *text, int64_t *value) {
     static const char too_large[] = "does not fit into 64 bits";
     Number number;
-    if (!scan_number(text, &number))
-        return not_a_number;
-    if (number.too_long)
-        return too_large;
+    if (!scan_number(text, &number)) return not_a_number;
+    if (number.too_long) return too_large;
     uint64_t size = number.mantissa;
-    if (__builtin_mul_overflow(size, number.scale, &size))
-        return too_large;
+    if (__builtin_mul_overflow(size, number.scale, &size)) return too_large;
     for (; size != 0 && number.exponent < 0; number.exponent++) {
-        if (size % 10)
-            return "is not a whole number";
+        if (size % 10) return "is not a whole number";
         size /= 10;
     }
     for (; size != 0 && number.exponent > 0; number.exponent--)
-        if (__builtin_mul_overflow(size, 10, &size))
-            return too_large;
-    if (size > (uint64_t)INT64_MAX + number.negative)
-        return too_large;
+        if (__builtin_mul_overflow(size, 10, &size)) return too_large;
+    if (size > (uint64_t)INT64_MAX + number.negative) return too_large;
     *value = number.negative ? (int64_t)(0 - size) : (int64_t)size;
     return NULL;
 }
 
 static const char *parse_real(const char *text, double *value) {
     Number number;
-    if (!scan_number(text, &number))
-        return not_a_number;
+    if (!scan_number(text, &number)) return not_a_number;
     *value = strtod(text, NULL) * (double)number.scale;
     return isfinite(*value) ? NULL : "is larger than any double";
 }
@@ -168,20 +151,15 @@ static const char *parse_real(const char *text, double *value) {
 static void format_real(double value, char text[32]) {
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, 32, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            return;
+        if (strtod(text, NULL) == value) return;
     }
 }
 
 /* -- Rows ------------------------------------------------------------------------------------------------------- */
 
-static void *field_of(const Option *option, void *values) {
-    return (char *)values + option->offset;
-}
+static void *field_of(const Option *option, void *values) { return (char *)values + option->offset; }
 
-static const void *const_field_of(const Option *option, const void *values) {
-    return (const char *)values + option->offset;
-}
+static const void *const_field_of(const Option *option, const void *values) { return (const char *)values + option->offset; }
 
 /* Finds choice number `index` in "a|b|c"; false when there are fewer. */
 static bool choice_at(const char *choices, int index, const char **start, size_t *length) {
@@ -228,14 +206,10 @@ static void format_range(const Option *option, char text[80]) {
     char low[32], high[32];
     format_real(option->minimum, low);
     format_real(option->maximum, high);
-    if (option->minimum > -limit && option->maximum < limit)
-        snprintf(text, 80, "%s to %s", low, high);
-    else if (option->minimum > -limit)
-        snprintf(text, 80, "at least %s", low);
-    else if (option->maximum < limit)
-        snprintf(text, 80, "at most %s", high);
-    else
-        text[0] = '\0';
+    if (option->minimum > -limit && option->maximum < limit) snprintf(text, 80, "%s to %s", low, high);
+    else if (option->minimum > -limit) snprintf(text, 80, "at least %s", low);
+    else if (option->maximum < limit) snprintf(text, 80, "at most %s", high);
+    else text[0] = '\0';
 }
 
 static void format_allowed(const Option *option, char text[512]) {
@@ -262,42 +236,35 @@ static const char *check_utf8(const char *text, size_t length) {
     uint32_t code_point;
     for (size_t at = 0; at < length;) {
         int size = options_decode_utf8(text + at, length - at, &code_point);
-        if (size == 0)
-            return "is not valid UTF-8";
-        if (code_point == 0)
-            return "holds a NUL byte";
+        if (size == 0) return "is not valid UTF-8";
+        if (code_point == 0) return "holds a NUL byte";
         at += (size_t)size;
     }
     return NULL;
 }
 
 /* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
-static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text,
-                               size_t length) {
+static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
     const char *reason = check_utf8(text, length);
     int64_t integer = 0;
     double real = 0;
     bool flag = false;
     int choice = 0;
     void *field = field_of(option, values);
-    if (reason)
-        return reason;
+    if (reason) return reason;
     switch (option->type) {
     case OPTION_BOOL:
-        if (!(reason = parse_bool(text, &flag)))
-            memcpy(field, &flag, sizeof flag);
+        if (!(reason = parse_bool(text, &flag))) memcpy(field, &flag, sizeof flag);
         break;
     case OPTION_INT:
         if (!(reason = parse_integer(text, &integer)) && !(reason = check_range(option, (double)integer)))
             memcpy(field, &integer, sizeof integer);
         break;
     case OPTION_REAL:
-        if (!(reason = parse_real(text, &real)) && !(reason = check_range(option, real)))
-            memcpy(field, &real, sizeof real);
+        if (!(reason = parse_real(text, &real)) && !(reason = check_range(option, real))) memcpy(field, &real, sizeof real);
         break;
     case OPTION_CHOICE:
-        if (!(reason = parse_choice(option->choices, text, &choice)))
-            memcpy(field, &choice, sizeof choice);
+        if (!(reason = parse_choice(option->choices, text, &choice))) memcpy(field, &choice, sizeof choice);
         break;
     case OPTION_STRING:
         text = keep_string(strings, text);
@@ -307,15 +274,14 @@ static const char *parse_value(const Option *option, void *values, OptionStrings
     return reason;
 }
 
-bool options_set_row(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length,
-                     const char *where, Error *error) {
+bool options_set_row(
+    const Option *option, void *values, OptionStrings *strings, const char *text, size_t length, const char *where, Error *error) {
     const char *reason = parse_value(option, values, strings, text, length);
-    if (!reason)
-        return true;
+    if (!reason) return true;
     char quoted[OPTIONS_QUOTED], allowed[512];
     format_allowed(option, allowed);
-    return error_set(error, ERROR_USAGE, "%s %s is %s, which %s; give %s", option->name, where,
-                     options_quote(quoted, text, length), reason, allowed);
+    return error_set(
+        error, ERROR_USAGE, "%s %s is %s, which %s; give %s", option->name, where, options_quote(quoted, text, length), reason, allowed);
 }
 
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings) {
@@ -335,28 +301,23 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
 
 const Option *options_find(const OptionTable *table, const char *name, size_t length) {
     for (size_t i = 0; i < table->count; i++)
-        if (strlen(table->rows[i].name) == length && memcmp(table->rows[i].name, name, length) == 0)
-            return &table->rows[i];
+        if (strlen(table->rows[i].name) == length && memcmp(table->rows[i].name, name, length) == 0) return &table->rows[i];
     return NULL;
 }
 
-static int least_of(int a, int b) {
-    return a < b ? a : b;
-}
+static int least_of(int a, int b) { return a < b ? a : b; }
 
 /* Edit distance with insertion, deletion, substitution and swap of neighbours (optimal string alignment). */
 static int edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
     int rows[3][OPTIONS_NAME_LIMIT + 1];
     assert(a_length <= OPTIONS_NAME_LIMIT && b_length <= OPTIONS_NAME_LIMIT);
-    for (size_t j = 0; j <= b_length; j++)
-        rows[0][j] = (int)j;
+    for (size_t j = 0; j <= b_length; j++) rows[0][j] = (int)j;
     for (size_t i = 1; i <= a_length; i++) {
         int *row = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
         row[0] = (int)i;
         for (size_t j = 1; j <= b_length; j++) {
             row[j] = least_of(least_of(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                row[j] = least_of(row[j], two_above[j - 2] + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = least_of(row[j], two_above[j - 2] + 1);
         }
     }
     return rows[a_length % 3][b_length];
@@ -370,8 +331,7 @@ static const char *last_part(const char *name) {
 /* The row that was probably meant: nearest in spelling, else the same setting of another group ("lr" for
  * "optimizer.lr"); NULL when nothing is near. */
 static const char *nearest_name(const OptionTable *table, const char *name, size_t length) {
-    if (length > OPTIONS_NAME_LIMIT)
-        return NULL;
+    if (length > OPTIONS_NAME_LIMIT) return NULL;
     const char *nearest = NULL;
     int least = 2 + (int)length / 4; /* one wrong letter, and one more for every four */
     for (size_t i = 0; i < table->count; i++) {
@@ -382,12 +342,10 @@ static const char *nearest_name(const OptionTable *table, const char *name, size
         }
     }
     size_t start = length;
-    while (start > 0 && name[start - 1] != '.')
-        start--;
+    while (start > 0 && name[start - 1] != '.') start--;
     for (size_t i = 0; i < table->count && !nearest; i++) {
         const char *part = last_part(table->rows[i].name);
-        if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0)
-            nearest = table->rows[i].name;
+        if (strlen(part) == length - start && memcmp(part, name + start, length - start) == 0) nearest = table->rows[i].name;
     }
     return nearest;
 }
@@ -396,8 +354,7 @@ bool options_unknown(const OptionTable *table, const char *name, size_t length, 
     char quoted[OPTIONS_QUOTED];
     const char *nearest = nearest_name(table, name, length);
     options_quote(quoted, name, length);
-    if (nearest)
-        return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
+    if (nearest) return error_set(error, ERROR_USAGE, "unknown key %s %s; did you mean '%s'?", quoted, where, nearest);
     return error_set(error, ERROR_USAGE, "unknown key %s %s; --help lists the known ones", quoted, where);
 }
 
@@ -405,13 +362,11 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
     char quoted[OPTIONS_QUOTED], where[OPTIONS_QUOTED + 4];
     options_quote(quoted, assignment, strlen(assignment));
     const char *equals = strchr(assignment, '=');
-    if (!equals)
-        return error_set(error, ERROR_USAGE, "%s is not of the form key=value", quoted);
+    if (!equals) return error_set(error, ERROR_USAGE, "%s is not of the form key=value", quoted);
     snprintf(where, sizeof where, "in %s", quoted);
     size_t length = (size_t)(equals - assignment);
     const Option *option = options_find(table, assignment, length);
-    if (!option)
-        return options_unknown(table, assignment, length, where, error);
+    if (!option) return options_unknown(table, assignment, length, where, error);
     return options_set_row(option, values, strings, equals + 1, strlen(equals + 1), where, error);
 }
 
@@ -429,24 +384,17 @@ void options_format_value(const Option *option, const void *values, char *text, 
     const char *start;
     size_t length;
     switch (option->type) {
-    case OPTION_BOOL:
-        snprintf(text, size, "%s", *(const bool *)field ? "true" : "false");
-        break;
-    case OPTION_INT:
-        snprintf(text, size, "%" PRId64, *(const int64_t *)field);
-        break;
+    case OPTION_BOOL: snprintf(text, size, "%s", *(const bool *)field ? "true" : "false"); break;
+    case OPTION_INT: snprintf(text, size, "%" PRId64, *(const int64_t *)field); break;
     case OPTION_REAL:
         format_real(*(const double *)field, number);
         snprintf(text, size, "%s", number);
         break;
     case OPTION_CHOICE:
-        if (!choice_at(option->choices, *(const int *)field, &start, &length))
-            assert(!"the value of a choice is one of its choices");
+        if (!choice_at(option->choices, *(const int *)field, &start, &length)) assert(!"the value of a choice is one of its choices");
         snprintf(text, size, "%.*s", (int)length, start);
         break;
-    case OPTION_STRING:
-        snprintf(text, size, "%s", options_string(option, values));
-        break;
+    case OPTION_STRING: snprintf(text, size, "%s", options_string(option, values)); break;
     }
 }
 
@@ -462,8 +410,7 @@ bool options_same_group(const char *a, const char *b) {
 
 bool options_opens_group(const OptionTable *table, size_t row) {
     for (size_t i = 0; i < row; i++)
-        if (options_same_group(table->rows[i].name, table->rows[row].name))
-            return false;
+        if (options_same_group(table->rows[i].name, table->rows[row].name)) return false;
     return true;
 }
 
@@ -490,8 +437,7 @@ static int wider(int width, const char *text, int limit) {
 
 static void help_cell(FILE *file, const char *text, int width, int next_column) {
     fprintf(file, "%-*s  ", width, text);
-    if ((int)strlen(text) > width)
-        fprintf(file, "\n%*s", next_column, "");
+    if ((int)strlen(text) > width) fprintf(file, "\n%*s", next_column, "");
 }
 
 void options_print_help(const OptionTable *table, FILE *file) {
@@ -505,21 +451,18 @@ void options_print_help(const OptionTable *table, FILE *file) {
     }
     int initial_column = name_width + 4, range_column = initial_column + initial_width + 2;
     for (size_t i = 0; i < table->count; i++) {
-        if (!options_opens_group(table, i))
-            continue;
+        if (!options_opens_group(table, i)) continue;
         const char *group = table->rows[i].name;
         fprintf(file, "%s%.*s\n", i ? "\n" : "", options_group_length(group) ? (int)options_group_length(group) : 7,
-                options_group_length(group) ? group : "general");
+            options_group_length(group) ? group : "general");
         for (size_t j = i; j < table->count; j++) {
             const Option *option = &table->rows[j];
-            if (!options_same_group(group, option->name))
-                continue;
+            if (!options_same_group(group, option->name)) continue;
             help_range(option, range);
             fprintf(file, "  %-*s  ", name_width, option->name);
             help_cell(file, help_initial(option), initial_width, range_column);
             help_cell(file, range, range_width, range_column + range_width + 2);
-            fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit,
-                    *option->unit ? "]" : "");
+            fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit, *option->unit ? "]" : "");
         }
     }
 }
@@ -537,35 +480,28 @@ static bool values_equal(const Option *option, const void *a, const void *b) {
 }
 
 static void format_shown(const Option *option, const void *values, char text[OPTIONS_QUOTED]) {
-    if (option->type == OPTION_STRING)
-        options_quote(text, options_string(option, values), strlen(options_string(option, values)));
-    else
-        options_format_value(option, values, text, OPTIONS_QUOTED);
+    if (option->type == OPTION_STRING) options_quote(text, options_string(option, values), strlen(options_string(option, values)));
+    else options_format_value(option, values, text, OPTIONS_QUOTED);
 }
 
-int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text,
-                       size_t size) {
+int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size) {
     int count = 0;
     size_t used = 0;
-    if (size)
-        text[0] = '\0';
+    if (size) text[0] = '\0';
     for (size_t i = 0; i < table->count; i++) {
         const Option *option = &table->rows[i];
-        if (values_equal(option, old_values, new_values))
-            continue;
+        if (values_equal(option, old_values, new_values)) continue;
         count++;
         char old_text[OPTIONS_QUOTED], new_text[OPTIONS_QUOTED];
         format_shown(option, old_values, old_text);
         format_shown(option, new_values, new_text);
-        if (used < size)
-            used += (size_t)snprintf(text + used, size - used, "%s: %s -> %s\n", option->name, old_text, new_text);
+        if (used < size) used += (size_t)snprintf(text + used, size - used, "%s: %s -> %s\n", option->name, old_text, new_text);
     }
     return count;
 }
 
 void options_free_strings(OptionStrings *strings) {
-    for (size_t i = 0; i < strings->count; i++)
-        free(strings->items[i]);
+    for (size_t i = 0; i < strings->count; i++) free(strings->items[i]);
     free(strings->items);
     *strings = (OptionStrings){0};
 }

@@ -2,8 +2,7 @@
  * overrides, `--help`, the printed configuration and the manual, so they cannot drift apart. Nested YAML mappings are
  * dotted names: `model: {width: 256}` and `model.width=256` set the same row. Values live in a plain struct of the
  * caller; a row holds the offset of its field. Strings are owned by the struct's `OptionStrings` pool. */
-#ifndef SMELT_BASE_OPTIONS_H
-#define SMELT_BASE_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,26 +12,29 @@
 #include "base/error.h"
 
 typedef enum OptionType {
-    OPTION_BOOL,    /* bool    */
-    OPTION_INT,     /* int64_t; accepts 4096, 1e6, 1.5k; k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024 */
-    OPTION_REAL,    /* double, finite; written likewise; -INFINITY and INFINITY as limits mean none */
-    OPTION_STRING,  /* const char * (never NULL; "" when unset) */
-    OPTION_CHOICE,  /* int: index into `choices` */
+    OPTION_BOOL,   /* bool    */
+    OPTION_INT,    /* int64_t; accepts 4096, 1e6, 1.5k; k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024 */
+    OPTION_REAL,   /* double, finite; written likewise; -INFINITY and INFINITY as limits mean none */
+    OPTION_STRING, /* const char * (never NULL; "" when unset) */
+    OPTION_CHOICE, /* int: index into `choices` */
 } OptionType;
 
 typedef struct Option {
-    const char *name;      /* "optimizer.lr" */
+    const char *name; /* "optimizer.lr" */
     OptionType type;
-    size_t offset;         /* of the field in the struct */
-    const char *initial;   /* the default, as text, parsed by the same code as user input */
+    size_t offset;           /* of the field in the struct */
+    const char *initial;     /* the default, as text, parsed by the same code as user input */
     double minimum, maximum; /* inclusive range of OPTION_INT and OPTION_REAL */
-    const char *choices;   /* OPTION_CHOICE: "none|norm|attention|block" */
-    const char *unit;      /* "tokens", "steps", "" (not NULL) */
-    const char *help;      /* one line (not NULL) */
+    const char *choices;     /* OPTION_CHOICE: "none|norm|attention|block" */
+    const char *unit;        /* "tokens", "steps", "" (not NULL) */
+    const char *help;        /* one line (not NULL) */
 } Option;
 
 /* All strings given so far; freed together by options_free_strings. Zero-initialise. */
-typedef struct OptionStrings { char **items; size_t count; } OptionStrings;
+typedef struct OptionStrings {
+    char **items;
+    size_t count;
+} OptionStrings;
 
 typedef struct OptionTable {
     const Option *rows;
@@ -47,8 +49,8 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
  * After an error, keys before it may have been set. */
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
 /* As above, from memory; `origin` names the source in errors. */
-bool options_parse_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length,
-                        const char *origin, Error *error);
+bool options_parse_yaml(
+    const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
 /* Applies one "key=value"; nothing changes on error. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
 /* Writes the value of a row in the form that options_set reads back exactly, cut when `size` is too small. */
@@ -59,8 +61,5 @@ void options_write_yaml(const OptionTable *table, const void *values, FILE *file
 void options_print_help(const OptionTable *table, FILE *file);
 /* Rows whose values differ between two structs, as "key: old -> new" lines in `text` (cut when it is full). Returns how
  * many differ. */
-int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text,
-                       size_t size);
+int options_difference(const OptionTable *table, const void *old_values, const void *new_values, char *text, size_t size);
 void options_free_strings(OptionStrings *strings);
-
-#endif

@@ -1,6 +1,5 @@
 /* What options.c and options_yaml.c share: names, messages and single rows. Not for other modules. */
-#ifndef SMELT_BASE_OPTIONS_INTERNAL_H
-#define SMELT_BASE_OPTIONS_INTERNAL_H
+#pragma once
 
 #include "base/options.h"
 
@@ -18,8 +17,8 @@ const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t 
 const Option *options_find(const OptionTable *table, const char *name, size_t length);
 /* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for
  * the message. */
-bool options_set_row(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length,
-                     const char *where, Error *error);
+bool options_set_row(
+    const Option *option, void *values, OptionStrings *strings, const char *text, size_t length, const char *where, Error *error);
 /* Sets the error of an unknown key, with the nearest known one; returns false. */
 bool options_unknown(const OptionTable *table, const char *name, size_t length, const char *where, Error *error);
 
@@ -29,5 +28,3 @@ const char *options_string(const Option *option, const void *values); /* the val
 size_t options_group_length(const char *name);
 bool options_same_group(const char *a, const char *b);
 bool options_opens_group(const OptionTable *table, size_t row); /* it is the first row of its group */
-
-#endif

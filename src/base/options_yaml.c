@@ -44,24 +44,20 @@ static const char *line_text(char where[WHERE_SIZE], const Reader *reader, size_
 
 static size_t line_at(const char *text, size_t offset) {
     size_t line = 1;
-    for (size_t i = 0; i < offset; i++)
-        line += text[i] == '\n';
+    for (size_t i = 0; i < offset; i++) line += text[i] == '\n';
     return line;
 }
 
-static size_t event_line(const yaml_event_t *event) {
-    return event->start_mark.line + 1;
-}
+static size_t event_line(const yaml_event_t *event) { return event->start_mark.line + 1; }
 
 static bool parser_failed(Reader *reader) {
     const yaml_parser_t *parser = &reader->parser;
-    if (parser->error == YAML_MEMORY_ERROR)
-        return error_set(reader->error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
+    if (parser->error == YAML_MEMORY_ERROR) return error_set(reader->error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
     char where[WHERE_SIZE];
     bool offset_known = parser->error == YAML_READER_ERROR;
     size_t line = offset_known ? line_at(reader->text, parser->problem_offset) : parser->problem_mark.line + 1;
     return error_set(reader->error, ERROR_USAGE, "not valid YAML %s: %s", line_text(where, reader, line),
-                     parser->problem ? parser->problem : "unknown problem");
+        parser->problem ? parser->problem : "unknown problem");
 }
 
 /* What this YAML may not hold, or NULL. Aliases could blow up a small text, and tags could call for another type. */
@@ -70,8 +66,7 @@ static const char *refused(const yaml_event_t *event) {
     case YAML_ALIAS_EVENT: return "an alias (*name) stands";
     case YAML_SEQUENCE_START_EVENT: return "a list stands";
     case YAML_SCALAR_EVENT:
-        return event->data.scalar.anchor ? "an anchor (&name) stands" : event->data.scalar.tag ? "a tag (!name) stands"
-                                                                                             : NULL;
+        return event->data.scalar.anchor ? "an anchor (&name) stands" : event->data.scalar.tag ? "a tag (!name) stands" : NULL;
     case YAML_MAPPING_START_EVENT:
         return event->data.mapping_start.anchor ? "an anchor (&name) stands"
                : event->data.mapping_start.tag  ? "a tag (!name) stands"
@@ -82,28 +77,22 @@ static const char *refused(const yaml_event_t *event) {
 
 /* The next event, which the caller deletes when true is returned. */
 static bool next_event(Reader *reader, yaml_event_t *event) {
-    if (!yaml_parser_parse(&reader->parser, event))
-        return parser_failed(reader);
+    if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
     const char *thing = refused(event);
-    if (!thing)
-        return true;
+    if (!thing) return true;
     char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     line_text(where, reader, event_line(event));
     yaml_event_delete(event);
-    if (!*reader->name)
-        return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing,
-                         where);
-    return error_set(reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'",
-                     thing, where, options_quote(key, reader->name, strlen(reader->name)));
+    if (!*reader->name) return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing, where);
+    return error_set(reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'", thing, where,
+        options_quote(key, reader->name, strlen(reader->name)));
 }
 
 static bool is_null(const yaml_event_t *event) {
     static const char *const spellings[] = {"", "~", "null", "Null", "NULL"};
-    if (event->type != YAML_SCALAR_EVENT || event->data.scalar.style != YAML_PLAIN_SCALAR_STYLE)
-        return false;
+    if (event->type != YAML_SCALAR_EVENT || event->data.scalar.style != YAML_PLAIN_SCALAR_STYLE) return false;
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++)
-        if (strcmp((const char *)event->data.scalar.value, spellings[i]) == 0)
-            return true;
+        if (strcmp((const char *)event->data.scalar.value, spellings[i]) == 0) return true;
     return false;
 }
 
@@ -111,8 +100,7 @@ static bool is_null(const yaml_event_t *event) {
 static const Option *first_of_group(const OptionTable *table, const char *name) {
     size_t length = strlen(name);
     for (size_t i = 0; i < table->count; i++)
-        if (strncmp(table->rows[i].name, name, length) == 0 && table->rows[i].name[length] == '.')
-            return &table->rows[i];
+        if (strncmp(table->rows[i].name, name, length) == 0 && table->rows[i].name[length] == '.') return &table->rows[i];
     return NULL;
 }
 
@@ -121,8 +109,7 @@ static bool first_time(Reader *reader, size_t *first_line, size_t line) {
     char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (*first_line)
         return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one",
-                         options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line),
-                         *first_line);
+            options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line), *first_line);
     *first_line = line;
     return true;
 }
@@ -136,16 +123,14 @@ static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) 
     const Option *option = options_find(table, reader->name, strlen(reader->name));
     const Option *member = first_of_group(table, reader->name);
     if (!option && member)
-        return error_set(reader->error, ERROR_USAGE, "%s %s is a group of settings such as %s, but its value is %s",
-                         reader->name, where, member->name, options_quote(value, text, length));
-    if (!option)
-        return options_unknown(table, reader->name, strlen(reader->name), where, reader->error);
+        return error_set(reader->error, ERROR_USAGE, "%s %s is a group of settings such as %s, but its value is %s", reader->name, where,
+            member->name, options_quote(value, text, length));
+    if (!option) return options_unknown(table, reader->name, strlen(reader->name), where, reader->error);
     if (is_null(event))
-        return error_set(reader->error, ERROR_USAGE, "%s %s has no value; leave the key out to keep the default %s%s",
-                         reader->name, where, options_quote(value, option->initial, strlen(option->initial)),
-                         option->type == OPTION_STRING ? ", or write '' for an empty text" : "");
-    if (!first_time(reader, &reader->seen[option - table->rows].row_line, line))
-        return false;
+        return error_set(reader->error, ERROR_USAGE, "%s %s has no value; leave the key out to keep the default %s%s", reader->name, where,
+            options_quote(value, option->initial, strlen(option->initial)),
+            option->type == OPTION_STRING ? ", or write '' for an empty text" : "");
+    if (!first_time(reader, &reader->seen[option - table->rows].row_line, line)) return false;
     return options_set_row(option, reader->values, reader->strings, text, length, where, reader->error);
 }
 
@@ -153,19 +138,21 @@ static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) 
 static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event) {
     char where[WHERE_SIZE], shown[OPTIONS_QUOTED];
     line_text(where, reader, event_line(event));
-    if (event->type != YAML_SCALAR_EVENT)
-        return error_set(reader->error, ERROR_USAGE, "a key %s is not a name; write 'key: value'", where);
+    if (event->type != YAML_SCALAR_EVENT) return error_set(reader->error, ERROR_USAGE, "a key %s is not a name; write 'key: value'", where);
     const char *key = (const char *)event->data.scalar.value;
     size_t length = event->data.scalar.length;
     options_quote(shown, key, length);
     if (length == 0 || memchr(key, 0, length))
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known "
-                         "ones", shown, where);
+        return error_set(reader->error, ERROR_USAGE,
+            "key %s %s is empty or holds a NUL byte; --help lists the known "
+            "ones",
+            shown, where);
     if (prefix + 1 + length > OPTIONS_NAME_LIMIT)
-        return error_set(reader->error, ERROR_USAGE, "key %s %s makes a name of more than %d bytes; --help lists the "
-                         "known ones", shown, where, OPTIONS_NAME_LIMIT);
-    if (prefix)
-        reader->name[prefix++] = '.';
+        return error_set(reader->error, ERROR_USAGE,
+            "key %s %s makes a name of more than %d bytes; --help lists the "
+            "known ones",
+            shown, where, OPTIONS_NAME_LIMIT);
+    if (prefix) reader->name[prefix++] = '.';
     memcpy(reader->name + prefix, key, length);
     reader->name[prefix + length] = '\0';
     return true;
@@ -174,16 +161,14 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
 static bool open_group(Reader *reader, size_t line, int depth) {
     char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (depth >= DEPTH_LIMIT)
-        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known "
-                         "ones",
-                         options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line),
-                         DEPTH_LIMIT);
+        return error_set(reader->error, ERROR_USAGE,
+            "key %s %s is nested more than %d deep; --help lists the known "
+            "ones",
+            options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line), DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
-    if (!first)
-        return true; /* the first key inside it will be answered with the nearest known one */
+    if (!first) return true; /* the first key inside it will be answered with the nearest known one */
     size_t dots = 0;
-    for (const char *c = reader->name; *c; c++)
-        dots += *c == '.';
+    for (const char *c = reader->name; *c; c++) dots += *c == '.';
     assert(dots < DEPTH_LIMIT);
     return first_time(reader, &reader->seen[first - reader->table->rows].group_line[dots], line);
 }
@@ -195,8 +180,7 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
     for (;;) {
         yaml_event_t event;
         reader->name[prefix] = '\0';
-        if (!next_event(reader, &event))
-            return false;
+        if (!next_event(reader, &event)) return false;
         if (event.type == YAML_MAPPING_END_EVENT) {
             yaml_event_delete(&event);
             break;
@@ -205,15 +189,12 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
         size_t key_line = event_line(&event);
         bool good = append_key(reader, prefix, &event);
         yaml_event_delete(&event);
-        if (!good || !next_event(reader, &event))
-            return false;
+        if (!good || !next_event(reader, &event)) return false;
         if (event.type == YAML_MAPPING_START_EVENT)
             good = open_group(reader, key_line, depth + 1) && read_mapping(reader, key_line, depth + 1);
-        else
-            good = read_scalar(reader, &event, key_line);
+        else good = read_scalar(reader, &event, key_line);
         yaml_event_delete(&event);
-        if (!good)
-            return false;
+        if (!good) return false;
     }
     char where[WHERE_SIZE];
     if (empty && prefix && !first_of_group(reader->table, reader->name))
@@ -226,18 +207,18 @@ static bool read_stream(Reader *reader) {
     yaml_event_t event;
     bool good = true, rooted = false;
     for (bool more = true; good && more;) {
-        if (!next_event(reader, &event))
-            return false;
+        if (!next_event(reader, &event)) return false;
         char where[WHERE_SIZE];
         line_text(where, reader, event_line(&event));
         more = event.type != YAML_STREAM_END_EVENT;
         if (event.type == YAML_DOCUMENT_START_EVENT && rooted)
             good = error_set(reader->error, ERROR_USAGE, "a second document starts %s; a configuration is one", where);
-        else if (event.type == YAML_MAPPING_START_EVENT)
-            good = read_mapping(reader, event_line(&event), 0);
+        else if (event.type == YAML_MAPPING_START_EVENT) good = read_mapping(reader, event_line(&event), 0);
         else if (event.type == YAML_SCALAR_EVENT && !is_null(&event))
-            good = error_set(reader->error, ERROR_USAGE, "a configuration is 'key: value' lines, but a lone value "
-                             "stands %s", where);
+            good = error_set(reader->error, ERROR_USAGE,
+                "a configuration is 'key: value' lines, but a lone value "
+                "stands %s",
+                where);
         rooted = rooted || event.type == YAML_DOCUMENT_START_EVENT;
         yaml_event_delete(&event);
     }
@@ -247,32 +228,27 @@ static bool read_stream(Reader *reader) {
 /* libyaml would say less, and take UTF-16 for text. */
 static bool check_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
-        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin,
-                         TEXT_LIMIT);
+        return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
     uint32_t code_point;
     for (size_t at = 0; at < length;) {
         int size = options_decode_utf8(text + at, length - at, &code_point);
         if (size == 0)
             return error_set(error, ERROR_USAGE, "byte 0x%02x at %s:%zu is not valid UTF-8; save the file as UTF-8",
-                             (unsigned char)text[at], origin, line_at(text, at));
+                (unsigned char)text[at], origin, line_at(text, at));
         if (code_point == 0)
-            return error_set(error, ERROR_USAGE, "a NUL byte stands at %s:%zu; a configuration is UTF-8 text", origin,
-                             line_at(text, at));
+            return error_set(error, ERROR_USAGE, "a NUL byte stands at %s:%zu; a configuration is UTF-8 text", origin, line_at(text, at));
         at += (size_t)size;
     }
     return true;
 }
 
-bool options_parse_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length,
-                        const char *origin, Error *error) {
+bool options_parse_yaml(
+    const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error) {
     static const char byte_order_mark[] = "\xEF\xBB\xBF";
-    if (!check_text(text, length, origin, error))
-        return false;
+    if (!check_text(text, length, origin, error)) return false;
     size_t skipped = length >= 3 && memcmp(text, byte_order_mark, 3) == 0 ? 3 : 0;
-    Reader reader = {.table = table, .values = values, .strings = strings, .text = text + skipped, .origin = origin,
-                     .error = error};
-    if (!yaml_parser_initialize(&reader.parser))
-        return error_set(error, ERROR_MEMORY, "out of memory while reading %s", origin);
+    Reader reader = {.table = table, .values = values, .strings = strings, .text = text + skipped, .origin = origin, .error = error};
+    if (!yaml_parser_initialize(&reader.parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", origin);
     reader.seen = memory_allocate(table->count * sizeof *reader.seen);
     yaml_parser_set_encoding(&reader.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&reader.parser, (const unsigned char *)reader.text, length - skipped);
@@ -284,13 +260,11 @@ bool options_parse_yaml(const OptionTable *table, void *values, OptionStrings *s
 
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
     FILE *file = fopen(path, "re");
-    if (!file)
-        return error_set(error, ERROR_USAGE, "cannot open the configuration %s: %s", path, strerror(errno));
+    if (!file) return error_set(error, ERROR_USAGE, "cannot open the configuration %s: %s", path, strerror(errno));
     char *text = memory_allocate(TEXT_LIMIT + 1); /* one more than allowed tells a file that is too large */
     size_t length = fread(text, 1, TEXT_LIMIT + 1, file);
     bool good = !ferror(file);
-    if (!good)
-        error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno));
+    if (!good) error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno));
     fclose(file);
     good = good && options_parse_yaml(table, values, strings, text, length, path, error);
     free(text);
@@ -308,12 +282,10 @@ static int write_quoted(const char *text, FILE *file) {
         uint32_t code_point = 0;
         int size = options_decode_utf8(text + at, length - at, &code_point);
         assert(size > 0);
-        bool special = code_point < 0x20 || (code_point >= 0x7F && code_point < 0xA0) || code_point == 0x2028 ||
-                       code_point == 0x2029 || code_point == 0xFEFF || code_point == 0xFFFE || code_point == 0xFFFF;
-        if (special)
-            written += fprintf(file, "\\u%04" PRIX32, code_point);
-        else
-            written += fprintf(file, "%s%.*s", code_point == '"' || code_point == '\\' ? "\\" : "", size, text + at);
+        bool special = code_point < 0x20 || (code_point >= 0x7F && code_point < 0xA0) || code_point == 0x2028 || code_point == 0x2029 ||
+                       code_point == 0xFEFF || code_point == 0xFFFE || code_point == 0xFFFF;
+        if (special) written += fprintf(file, "\\u%04" PRIX32, code_point);
+        else written += fprintf(file, "%s%.*s", code_point == '"' || code_point == '\\' ? "\\" : "", size, text + at);
         at += (size_t)size;
     }
     return written + fprintf(file, "\"");
@@ -330,19 +302,17 @@ static void write_row(const Option *option, const void *values, const char *key,
         column += fprintf(file, "%s", text);
     }
     if (*option->help || *option->unit)
-        fprintf(file, "%*s# %s%s%s%s", column < COMMENT_COLUMN ? COMMENT_COLUMN - column : 1, "", option->help,
-                *option->unit ? " [" : "", option->unit, *option->unit ? "]" : "");
+        fprintf(file, "%*s# %s%s%s%s", column < COMMENT_COLUMN ? COMMENT_COLUMN - column : 1, "", option->help, *option->unit ? " [" : "",
+            option->unit, *option->unit ? "]" : "");
     fprintf(file, "\n");
 }
 
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file) {
     for (size_t i = 0; i < table->count; i++) {
-        if (!options_opens_group(table, i))
-            continue;
+        if (!options_opens_group(table, i)) continue;
         const char *group = table->rows[i].name;
         size_t length = options_group_length(group);
-        if (length)
-            fprintf(file, "%.*s:\n", (int)length, group);
+        if (length) fprintf(file, "%.*s:\n", (int)length, group);
         for (size_t j = i; j < table->count; j++) {
             const Option *option = &table->rows[j];
             if (options_same_group(group, option->name))

@@ -9,9 +9,7 @@
 
 RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index) { return philox(seed, stream, index); }
 
-static double unit_interval(uint32_t high, uint32_t low) {
-    return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53;
-}
+static double unit_interval(uint32_t high, uint32_t low) { return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53; }
 
 double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     RngBits bits = rng_bits(seed, stream, index);
@@ -79,8 +77,7 @@ static uint64_t feistel(uint64_t seed, uint64_t stream, uint64_t value, int left
 uint64_t rng_permute(uint64_t seed, uint64_t stream, uint64_t index, uint64_t count) {
     assert(count >= 1 && index < count);
     int bits = count == 1 ? 0 : 64 - __builtin_clzll(count - 1);
-    do
-        index = feistel(seed, stream, index, bits / 2, bits - bits / 2);
+    do index = feistel(seed, stream, index, bits / 2, bits - bits / 2);
     while (index >= count);
     return index;
 }

@@ -1,8 +1,7 @@
 /* Random numbers as a pure function. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
  * SC'11) maps (seed, stream, index) to 128 random bits. Nothing is stored, so weights and data order depend on the seed
  * alone, never on ranks, threads or history, and resuming needs no generator state. */
-#ifndef SMELT_BASE_RNG_H
-#define SMELT_BASE_RNG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -22,5 +21,3 @@ void rng_normals(uint64_t seed, uint64_t stream, uint64_t first, int64_t count, 
 /* A bijection of [0, count) chosen by (seed, stream): where `index` goes. A Feistel network with cycle walking, so a
  * shuffle of any length needs no memory. count >= 1, index < count. */
 uint64_t rng_permute(uint64_t seed, uint64_t stream, uint64_t index, uint64_t count);
-
-#endif

@@ -4,10 +4,9 @@
  *
  * The command makes a Bench, gives it to one benchmark and writes what came of it. A Bench owns its results; the device is opened by the benchmark that
  * needs one and closed by the command. */
-#ifndef SMELT_BENCH_BENCH_H
-#define SMELT_BENCH_BENCH_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 
 /* -- Options ------------------------------------------------------------------------------------------------------- */
@@ -44,7 +43,10 @@ typedef struct BenchColumn {
 } BenchColumn;
 
 /* A text, or where that is NULL a number; NAN is unknown. */
-typedef struct BenchCell { const char *text; double number; } BenchCell;
+typedef struct BenchCell {
+    const char *text;
+    double number;
+} BenchCell;
 
 /* Columns by name. Rows that agree in the columns of `series` (up to the first NULL) are one curve. */
 typedef struct BenchPlot {
@@ -67,14 +69,14 @@ typedef enum BenchConfig { BENCH_CONFIG_NONE, BENCH_CONFIG_OPTIONAL, BENCH_CONFI
 
 typedef struct Bench {
     const struct Benchmark *benchmark;
-    const BenchOptions *options;  /* the benchmark's own struct, which begins so */
-    Config config;                /* of CONFIG.yaml and key=value, checked; defaults without it */
-    bool configured;              /* CONFIG.yaml was given */
-    const char *positional;       /* the argument that is no option; "" when there is none */
-    Device *device;               /* NULL until bench_open_device */
+    const BenchOptions *options; /* the benchmark's own struct, which begins so */
+    Config config;               /* of CONFIG.yaml and key=value, checked; defaults without it */
+    bool configured;             /* CONFIG.yaml was given */
+    const char *positional;      /* the argument that is no option; "" when there is none */
+    Device *device;              /* NULL until bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
-    BenchResults results;         /* begins with the benchmark's columns and plot */
-    bool silent;                  /* prints and writes nothing: a rank other than the first */
+    BenchResults results; /* begins with the benchmark's columns and plot */
+    bool silent;          /* prints and writes nothing: a rank other than the first */
 } Bench;
 
 typedef struct Benchmark {
@@ -90,7 +92,8 @@ typedef struct Benchmark {
     bool (*run)(Bench *bench, Error *error);
 } Benchmark;
 
-extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite, bench_collective;
+extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite,
+    bench_collective;
 
 /* Opens the device that was asked for, once. ERROR_USAGE, ERROR_DEVICE. */
 bool bench_open_device(Bench *bench, Precision precision, Error *error);
@@ -134,7 +137,11 @@ int64_t bench_cache_bytes(const Device *device);
 
 /* Memory of the device with random normal numbers in `type` (fp8: the device's own form), to be cut into sets that are used in turn: a set that comes again has
  * left all caches. */
-typedef struct BenchArena { Device *device; char *memory; int64_t bytes; } BenchArena;
+typedef struct BenchArena {
+    Device *device;
+    char *memory;
+    int64_t bytes;
+} BenchArena;
 /* Room for twice the cache, at least for one set of `set_bytes`; with `cold` false for that alone. ERROR_MEMORY. */
 bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error);
 void bench_arena_close(BenchArena *arena);
@@ -151,21 +158,18 @@ double bench_best_product(Bench *bench, Precision precision);
 
 /* How fast a configuration trains (train.c). */
 typedef struct TrainSpeed {
-    int64_t microbatch;      /* sequences */
-    int64_t accumulation;    /* microbatches of a step */
+    int64_t microbatch;                            /* sequences */
+    int64_t accumulation;                          /* microbatches of a step */
     double step_seconds, tokens_per_second, flops; /* FLOP/s, without recomputed ones */
-    int64_t memory;          /* bytes: what the plan takes on a GPU, else the process's peak */
+    int64_t memory;                                /* bytes: what the plan takes on a GPU, else the process's peak */
     int64_t parameters;
 } TrainSpeed;
 typedef struct TrainMeasure {
-    int64_t microbatch;      /* sequences; 0: search */
-    int64_t accumulation;    /* 0: as batch.tokens says */
-    int64_t steps;           /* whole steps that are timed, after one that warms up */
+    int64_t microbatch;   /* sequences; 0: search */
+    int64_t accumulation; /* 0: as batch.tokens says */
+    int64_t steps;        /* whole steps that are timed, after one that warms up */
 } TrainMeasure;
 /* ERROR_MEMORY when not even one sequence fits. */
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error);
 /* Peak FLOP/s of the device in bf16 as the vendor says; NAN when it is not known or another precision is asked for. */
 double bench_peak(const Bench *bench, Precision precision);
-
-
-#endif

@@ -14,8 +14,9 @@ typedef struct List {
 } List;
 
 static bool refuse(const List *list, Error *error) {
-    return error_set(error, ERROR_USAGE, "%s=%s: give numbers from 1 to %lld, at most %d, such as 64,1Ki or 256..8192 (doubling) or 256..4096+256", list->option,
-                     list->text, (long long)list->most, MOST_NUMBERS);
+    return error_set(error, ERROR_USAGE,
+        "%s=%s: give numbers from 1 to %lld, at most %d, such as 64,1Ki or 256..8192 (doubling) or 256..4096+256", list->option, list->text,
+        (long long)list->most, MOST_NUMBERS);
 }
 
 static bool append(List *list, int64_t number, Error *error) {

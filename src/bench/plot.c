@@ -24,7 +24,9 @@ typedef struct Drawing {
     Axis x, y;
 } Drawing;
 
-static double value(const Drawing *drawing, int row, int column) { return drawing->results->cells[row * drawing->results->column_count + column].number; }
+static double value(const Drawing *drawing, int row, int column) {
+    return drawing->results->cells[row * drawing->results->column_count + column].number;
+}
 
 static double place_x(const Drawing *drawing, double x) { return LEFT + (WIDTH - LEFT - RIGHT) * axis_place(&drawing->x, x); }
 static double place_y(const Drawing *drawing, double y) { return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * axis_place(&drawing->y, y); }
@@ -81,13 +83,15 @@ static void draw_curve(const Drawing *drawing, const char *wanted, const char *c
         char label[LABEL];
         label_of(drawing, row, label);
         if (is_drawn(drawing, row) && !strcmp(label, wanted))
-            points[count++] = (Point){place_x(drawing, value(drawing, row, drawing->x_column)), place_y(drawing, value(drawing, row, drawing->y_column))};
+            points[count++] =
+                (Point){place_x(drawing, value(drawing, row, drawing->x_column)), place_y(drawing, value(drawing, row, drawing->y_column))};
     }
     qsort(points, (size_t)count, sizeof *points, left_first);
     fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", colour);
     for (int i = 0; i < count; i++) fprintf(drawing->file, "%c%.1f %.1f", i ? 'L' : 'M', points[i].x, points[i].y);
     fputs("\"/>\n", drawing->file);
-    for (int i = 0; i < count; i++) fprintf(drawing->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", points[i].x, points[i].y, colour);
+    for (int i = 0; i < count; i++)
+        fprintf(drawing->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", points[i].x, points[i].y, colour);
     free(points);
 }
 
@@ -95,7 +99,8 @@ static void draw_legend(const Drawing *drawing, const Curves *curves) {
     enum { LINE = 22 };
     for (int i = 0; i < curves->count; i++) {
         int x = WIDTH - RIGHT + 20, y = TOP + 10 + i * LINE;
-        fprintf(drawing->file, "<path stroke=\"%s\" stroke-width=\"3\" d=\"M%d %dh18\"/><text x=\"%d\" y=\"%d\">", colours[i % COLOURS], x, y - 4, x + 26, y);
+        fprintf(drawing->file, "<path stroke=\"%s\" stroke-width=\"3\" d=\"M%d %dh18\"/><text x=\"%d\" y=\"%d\">", colours[i % COLOURS], x,
+            y - 4, x + 26, y);
         chart_escape(drawing->file, curves->labels[i]);
         fputs("</text>\n", drawing->file);
     }
@@ -154,15 +159,19 @@ static void draw_titles(const Drawing *drawing, const char *subtitle) {
 
 void bench_draw(const BenchResults *results, const char *subtitle, FILE *file) {
     const BenchPlot *plot = &results->plot;
-    Drawing drawing = {.file = file, .results = results, .x_column = bench_column(results, plot->x), .y_column = bench_column(results, plot->y)};
+    Drawing drawing = {
+        .file = file, .results = results, .x_column = bench_column(results, plot->x), .y_column = bench_column(results, plot->y)};
     while (drawing.series_count < BENCH_PLOT_SERIES && plot->series[drawing.series_count]) {
         drawing.series[drawing.series_count] = bench_column(results, plot->series[drawing.series_count]);
         drawing.series_count++;
     }
     drawing.x = make_axis(&drawing, drawing.x_column, false, plot->x_logarithmic);
     drawing.y = make_axis(&drawing, drawing.y_column, true, plot->y_logarithmic);
-    fprintf(file, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"system-ui,sans-serif\" font-size=\"13\" fill=\"#1f2328\">\n"
-                  "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, HEIGHT, WIDTH, HEIGHT);
+    fprintf(file,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"system-ui,sans-serif\" font-size=\"13\" "
+        "fill=\"#1f2328\">\n"
+        "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
+        WIDTH, HEIGHT, WIDTH, HEIGHT);
     draw_titles(&drawing, subtitle);
     draw_axes(&drawing);
     Curves curves = find_curves(&drawing);

@@ -36,7 +36,8 @@ void bench_row(Bench *bench, const BenchCell *cells) {
     int count = results->column_count;
     results->cells = memory_resize(results->cells, (size_t)(results->row_count + 1) * (size_t)count * sizeof *cells);
     BenchCell *row = results->cells + results->row_count++ * count;
-    for (int i = 0; i < count; i++) row[i] = (BenchCell){.text = cells[i].text ? memory_copy_string(cells[i].text) : NULL, .number = cells[i].number};
+    for (int i = 0; i < count; i++)
+        row[i] = (BenchCell){.text = cells[i].text ? memory_copy_string(cells[i].text) : NULL, .number = cells[i].number};
     if (bench->silent) return;
     if (results->row_count == 1) print_header(results);
     for (int i = 0; i < count; i++) print_cell(&results->columns[i], &row[i]);
@@ -64,8 +65,8 @@ static json_t *or_null(double number) { return number > 0 ? json_integer((json_i
 static json_t *describe_gpu(const Device *device) {
     const DeviceInfo *info = device_info(device);
     if (info->kind == DEVICE_CPU) return json_null();
-    return json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors, "memory_bytes", (json_int_t)info->memory,
-                     "products", device_gemm_library(device));
+    return json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors,
+        "memory_bytes", (json_int_t)info->memory, "products", device_gemm_library(device));
 }
 
 /* What stands in results: no user, no address. */
@@ -73,11 +74,11 @@ static json_t *describe_machine(const Bench *bench) {
     char *cpu = run_describe_machine();
     struct utsname names;
     bool named = uname(&names) == 0;
-    json_t *machine = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", named ? names.nodename : "unknown", "cpu", cpu, "system",
-                                named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
-                                or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes", or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)),
-                                "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes", or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu",
-                                describe_gpu(bench->device ? bench->device : device_cpu()));
+    json_t *machine = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", named ? names.nodename : "unknown", "cpu", cpu,
+        "system", named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
+        or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes",
+        or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)), "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes",
+        or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu", describe_gpu(bench->device ? bench->device : device_cpu()));
     free(cpu);
     return machine;
 }
@@ -120,7 +121,8 @@ static void write_csv(const Bench *bench, FILE *file) {
     format_now(now);
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
     struct utsname names;
-    const char *machine[] = {bench->benchmark->name, device_name(bench), cpu, threads, uname(&names) == 0 ? names.nodename : "unknown", now};
+    const char *machine[] = {
+        bench->benchmark->name, device_name(bench), cpu, threads, uname(&names) == 0 ? names.nodename : "unknown", now};
     enum { MACHINE = sizeof machine / sizeof *machine };
     for (int i = 0; i < results->column_count; i++) fprintf(file, "%s,", results->columns[i].name);
     fputs("benchmark,device,cpu,threads,host,time\n", file);
@@ -161,12 +163,13 @@ static void write_json(const Bench *bench, FILE *file) {
     for (int row = 0; row < results->row_count; row++) {
         json_t *object = json_object();
         for (int i = 0; i < results->column_count; i++)
-            json_object_set_new(object, results->columns[i].name, cell_value(&results->columns[i], &results->cells[row * results->column_count + i]));
+            json_object_set_new(
+                object, results->columns[i].name, cell_value(&results->columns[i], &results->cells[row * results->column_count + i]));
         json_array_append_new(rows, object);
     }
-    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "benchmark", bench->benchmark->name, "time", now, "machine", describe_machine(bench), "settings",
-                            settings_of(&bench->benchmark->table, bench->options), "config",
-                            bench->configured ? settings_of(&config_table, &bench->config) : json_null(), "rows", rows);
+    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "benchmark", bench->benchmark->name, "time", now, "machine",
+        describe_machine(bench), "settings", settings_of(&bench->benchmark->table, bench->options), "config",
+        bench->configured ? settings_of(&config_table, &bench->config) : json_null(), "rows", rows);
     json_dumpf(all, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
     putc('\n', file);
     json_decref(all);

@@ -1,8 +1,7 @@
 /* What the memory benchmark's GPU kernels (src/kernel/stream.c) are given. */
-#ifndef SMELT_BENCH_STREAM_H
-#define SMELT_BENCH_STREAM_H
+#pragma once
 
-#include "kernel/gpu.h"
+#include "backend/gpu/gpu.h"
 
 /* Arrays of `count` floats, a multiple of 4, aligned to 16 bytes; what a kernel does not use may be NULL. Kernels walk over them with a grid of any size:
  *   stream_copy  c = a        stream_scale  b = factor c      stream_add    c = a + b
@@ -18,5 +17,3 @@ typedef struct StreamArguments {
 } StreamArguments;
 
 enum { STREAM_THREADS = 256 };
-
-#endif

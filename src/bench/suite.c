@@ -25,22 +25,36 @@ static const char *const modes[] = {"pretrain", "finetune", "lora"};
 #define FIELD(name) offsetof(SuiteOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"configs", OPTION_STRING, FIELD(configs), "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
-     0, 0, NULL, "", "configuration files with commas between them"},
+    {"configs", OPTION_STRING, FIELD(configs),
+        "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml", 0, 0, NULL, "",
+        "configuration files with commas between them"},
     {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune|lora", "",
-     "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64|pure_bf16", "", "data type; same: as the configurations say"},
-    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"},
+        "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64|pure_bf16", "",
+        "data type; same: as the configurations say"},
+    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens",
+        "of a sequence: numbers or ranges; empty: as the configurations say"},
     {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
-    {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches", "of a step; 0: as batch.tokens of the configuration says"},
+    {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches",
+        "of a step; 0: as batch.tokens of the configuration says"},
     {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
     {"perf", OPTION_STRING, FIELD(perf), "", 0, 0, NULL, "", "perf.csv of ROCm's MAD harness to append to"},
 };
 #undef FIELD
 
 static const BenchColumn columns[] = {
-    {"model", BENCH_TEXT, 20}, {"mode", BENCH_TEXT, 9},     {"type", BENCH_TEXT, 5},   {"gpus", 0, 5},          {"length", 0, 8},        {"microbatch", 0, 10},
-    {"accumulation", 0, 12},   {"tokens_s_per_gpu", 1, 16}, {"tflops_per_gpu", 2, 14}, {"peak_percent", 1, 12}, {"best_percent", 1, 12}, {"memory_bytes", 0, 14},
+    {"model", BENCH_TEXT, 20},
+    {"mode", BENCH_TEXT, 9},
+    {"type", BENCH_TEXT, 5},
+    {"gpus", 0, 5},
+    {"length", 0, 8},
+    {"microbatch", 0, 10},
+    {"accumulation", 0, 12},
+    {"tokens_s_per_gpu", 1, 16},
+    {"tflops_per_gpu", 2, 14},
+    {"peak_percent", 1, 12},
+    {"best_percent", 1, 12},
+    {"memory_bytes", 0, 14},
     {"status", BENCH_TEXT, 8},
 };
 
@@ -55,10 +69,11 @@ typedef struct Entry {
 
 /* -- perf.csv ------------------------------------------------------------------------------------------------------ */
 
-static const char perf_header[] =
-    "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_sha,docker_image,git_commit,machine_name,deployment_type,"
-    "launcher,gpu_architecture,performance,metric,relative_change,status,build_duration,test_duration,dataname,data_provider_type,data_size,data_download_duration,"
-    "build_number,additional_docker_run_options\n";
+static const char perf_header[] = "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_"
+                                  "sha,docker_image,git_commit,machine_name,deployment_type,"
+                                  "launcher,gpu_architecture,performance,metric,relative_change,status,build_duration,test_duration,"
+                                  "dataname,data_provider_type,data_size,data_download_duration,"
+                                  "build_number,additional_docker_run_options\n";
 
 static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
     const SuiteOptions *options = (const SuiteOptions *)bench->options;
@@ -67,10 +82,13 @@ static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
     struct utsname names;
     char performance[32] = "";
     if (entry->done) snprintf(performance, sizeof performance, "%.2f", entry->speed.tokens_per_second);
-    fprintf(file, "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64 ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
-                  "tokens_per_second_per_gpu,,%s,,%.1f,random tokens,,,,,\n", entry->model, type, mode, entry->config.data.length, entry->speed.microbatch,
-            entry->speed.accumulation, mode, type, uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target, performance,
-            entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
+    fprintf(file,
+        "smelt_train_%s,1,1,1,%s,smelt,mode=%s length=%" PRId64 " microbatch=%" PRId64 " accumulation=%" PRId64
+        ",\"smelt,%s,%s\",,,,,,%s,local,smelt,%s,%s,"
+        "tokens_per_second_per_gpu,,%s,,%.1f,random tokens,,,,,\n",
+        entry->model, type, mode, entry->config.data.length, entry->speed.microbatch, entry->speed.accumulation, mode, type,
+        uname(&names) == 0 ? names.nodename : "unknown", info->kind == DEVICE_CPU ? "cpu" : info->target, performance,
+        entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
 }
 
 /* What is in the file has these columns, or there is nothing in it. */
@@ -79,7 +97,8 @@ static bool has_columns(const char *path, bool *empty, Error *error) {
     FILE *file = fopen(path, "r");
     *empty = !file || !fgets(line, sizeof line, file);
     if (file) fclose(file);
-    return *empty || !strcmp(line, perf_header) || error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
+    return *empty || !strcmp(line, perf_header) ||
+           error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
 }
 
 static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
@@ -110,7 +129,8 @@ static void name_of(const char *path, char name[64]) {
         if (*c == ',' || *c == '"' || *c == '\n') *c = '_';
 }
 
-static bool read_config(const char *path, const SuiteOptions *options, int64_t length, Config *config, OptionStrings *strings, Error *error) {
+static bool read_config(
+    const char *path, const SuiteOptions *options, int64_t length, Config *config, OptionStrings *strings, Error *error) {
     options_defaults(&config_table, config, strings);
     if (!options_read_yaml(&config_table, config, strings, path, error)) return false;
     if (options->precision != PRECISION_OF_CONFIG) config->precision = options->precision - 1;
@@ -128,11 +148,12 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
-    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = precision_name(precision)}, {.number = 1},
-                                   {.number = (double)entry->config.data.length}, {.number = none * (double)speed->microbatch},
-                                   {.number = none * (double)speed->accumulation}, {.number = none * speed->tokens_per_second}, {.number = none * speed->flops / 1e12},
-                                   {.number = none * 100 * speed->flops / bench_peak(bench, precision)}, {.number = best > 0 ? none * 100 * speed->flops / best : NAN},
-                                   {.number = none * (double)speed->memory}, {.text = entry->done ? "ok" : "failed"}});
+    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = precision_name(precision)},
+                         {.number = 1}, {.number = (double)entry->config.data.length}, {.number = none * (double)speed->microbatch},
+                         {.number = none * (double)speed->accumulation}, {.number = none * speed->tokens_per_second},
+                         {.number = none * speed->flops / 1e12}, {.number = none * 100 * speed->flops / bench_peak(bench, precision)},
+                         {.number = best > 0 ? none * 100 * speed->flops / best : NAN}, {.number = none * (double)speed->memory},
+                         {.text = entry->done ? "ok" : "failed"}});
 }
 
 /* False only when the suite cannot go on; `failed` counts models that did not run. */
@@ -174,7 +195,8 @@ static bool run(Bench *bench, Error *error) {
     const SuiteOptions *options = (const SuiteOptions *)bench->options;
     const int64_t most_length = 1 << 24;
     int length_count = 1;
-    int64_t as_configured = 0, *lengths = *options->lengths ? bench_list("lengths", options->lengths, most_length, &length_count, error) : &as_configured;
+    int64_t as_configured = 0,
+            *lengths = *options->lengths ? bench_list("lengths", options->lengths, most_length, &length_count, error) : &as_configured;
     if (!lengths) return false;
     Precision precision = options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1);
     bool good = bench_open_device(bench, precision, error) && measure_all(bench, lengths, length_count, error);
@@ -185,12 +207,19 @@ static bool run(Bench *bench, Error *error) {
 const Benchmark bench_suite = {
     .name = "suite",
     .summary = "the table of tokens/s and TFLOP/s per GPU of several models, and perf.csv",
-    .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. perf= appends each row to a perf.csv\n"
+    .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. "
+                   "perf= appends each row to a perf.csv\n"
                    "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
     .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns, .column_count = sizeof columns / sizeof *columns,
-    .plot = {.title = "Training", .x = "length", .y = "tflops_per_gpu", .series = {"model", "type"}, .x_label = "tokens of a sequence",
-             .y_label = "TFLOP/s per GPU", .x_logarithmic = true},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Training",
+        .x = "length",
+        .y = "tflops_per_gpu",
+        .series = {"model", "type"},
+        .x_label = "tokens of a sequence",
+        .y_label = "TFLOP/s per GPU",
+        .x_logarithmic = true},
     .options_size = sizeof(SuiteOptions),
     .run = run,
 };

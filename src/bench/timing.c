@@ -92,8 +92,8 @@ bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool
     *arena = (BenchArena){.device = device, .bytes = rotation > set_bytes ? rotation : set_bytes};
     int64_t available = device_available(device);
     if (available >= 0 && arena->bytes > available)
-        return error_set(error, ERROR_MEMORY, "%lld bytes are needed and %lld are free: give smaller sizes, or cache=hot", (long long)arena->bytes,
-                         (long long)available);
+        return error_set(error, ERROR_MEMORY, "%lld bytes are needed and %lld are free: give smaller sizes, or cache=hot",
+            (long long)arena->bytes, (long long)available);
     arena->memory = device_allocate(device, arena->bytes, error);
     if (!arena->memory) return false;
     fill(arena, type);

@@ -10,8 +10,7 @@
  *
  * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store.h). Strings of the caller are not kept. Every
  * failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
-#ifndef SMELT_CKPT_CKPT_H
-#define SMELT_CKPT_CKPT_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -87,12 +86,12 @@ typedef struct CheckpointPlan {
     int64_t step;
     const Interval *intervals;
     size_t count;
-    json_t *metadata;  /* rank 0's is kept; may be NULL */
-    int keep;          /* newest good checkpoints that stay, at least 1 */
+    json_t *metadata; /* rank 0's is kept; may be NULL */
+    int keep;         /* newest good checkpoints that stay, at least 1 */
     int rank, ranks;
-    uint64_t attempt;  /* the same on all ranks, another one for every save: names what is temporary */
-    bool share;        /* pieces that did not change since the newest older checkpoint are not written again */
-    double patience;   /* seconds that rank 0 waits for the other ranks' parts after its own */
+    uint64_t attempt; /* the same on all ranks, another one for every save: names what is temporary */
+    bool share;       /* pieces that did not change since the newest older checkpoint are not written again */
+    double patience;  /* seconds that rank 0 waits for the other ranks' parts after its own */
 } CheckpointPlan;
 
 /* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
@@ -106,8 +105,8 @@ typedef struct CheckpointPlan {
  * whichever others are removed; but damage to a shared file damages all that share it. */
 bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
 /* The same by one rank with nothing shared. */
-bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata,
-                     int keep, CheckpointStats *stats, Error *error);
+bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
+    CheckpointStats *stats, Error *error);
 
 /* The same in a thread of its own. What `plan` points to must stay as it is until checkpoint_finish. */
 typedef struct CheckpointJob CheckpointJob;
@@ -134,8 +133,7 @@ void checkpoint_report_leftovers(const char *where);
  * ERROR_CHECKPOINT naming the tensor. Nothing else is read, and what is read is verified against its checksum; after a
  * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
  * when none was. */
-bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata,
-                     Error *error);
+bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error);
 
 /* -- Small files (files.c) ---------------------------------------------------------------------------------------- */
 
@@ -145,5 +143,3 @@ bool files_write_atomic(const char *path, const void *data, size_t length, Error
 char *files_read_whole(const char *path, int64_t limit, int64_t *length, Error *error);
 bool files_make_folder(const char *path, Error *error); /* with parents; an existing folder is fine */
 bool files_remove_tree(const char *path, Error *error); /* links are removed, not followed; absence is fine */
-
-#endif

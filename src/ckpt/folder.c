@@ -12,112 +12,83 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 
 static const char FOLDER[] = "checkpoints";
 static const char PARTIAL[] = ".partial";
 static const char REPLACED[] = ".replaced";
 static const char MANIFEST[] = "manifest.json";
 
-char *folder_step(int64_t step)
-{
-    return memory_format("%s/step-%08lld", FOLDER, (long long)step);
-}
+char *folder_step(int64_t step) { return memory_format("%s/step-%08lld", FOLDER, (long long)step); }
 
-char *folder_draft(int64_t step, uint64_t attempt)
-{
+char *folder_draft(int64_t step, uint64_t attempt) {
     return memory_format("%s/step-%08lld%s-%llx", FOLDER, (long long)step, PARTIAL, (unsigned long long)attempt);
 }
 
-char *folder_aside(int64_t step)
-{
-    return memory_format("%s/step-%08lld%s", FOLDER, (long long)step, REPLACED);
-}
+char *folder_aside(int64_t step) { return memory_format("%s/step-%08lld%s", FOLDER, (long long)step, REPLACED); }
 
-char *folder_manifest(const char *folder)
-{
-    return memory_format("%s/%s", folder, MANIFEST);
-}
+char *folder_manifest(const char *folder) { return memory_format("%s/%s", folder, MANIFEST); }
 
-static void steps_append(int64_t **steps, size_t *count, int64_t step)
-{
+static void steps_append(int64_t **steps, size_t *count, int64_t step) {
     *steps = memory_resize(*steps, (*count + 1) * sizeof **steps);
     (*steps)[(*count)++] = step;
 }
 
-static void leftovers_append(FolderListing *listing, char *path)
-{
+static void leftovers_append(FolderListing *listing, char *path) {
     listing->leftovers = memory_resize(listing->leftovers, (listing->leftover_count + 1) * sizeof *listing->leftovers);
     listing->leftovers[listing->leftover_count++] = path;
 }
 
-void folder_listing_free(FolderListing *listing)
-{
-    for (size_t i = 0; i < listing->leftover_count; i++)
-        free(listing->leftovers[i]);
+void folder_listing_free(FolderListing *listing) {
+    for (size_t i = 0; i < listing->leftover_count; i++) free(listing->leftovers[i]);
     free(listing->leftovers);
     free(listing->steps);
     free(listing->replaced);
     *listing = (FolderListing){0};
 }
 
-static bool has_manifest(Store *store, const char *folder, bool *found, Error *error)
-{
+static bool has_manifest(Store *store, const char *folder, bool *found, Error *error) {
     StoreListing objects;
-    if (!store_list(store, folder, &objects, error))
-        return false;
+    if (!store_list(store, folder, &objects, error)) return false;
     *found = false;
-    for (size_t i = 0; i < objects.count; i++)
-        *found |= strcmp(objects.entries[i].name, MANIFEST) == 0;
+    for (size_t i = 0; i < objects.count; i++) *found |= strcmp(objects.entries[i].name, MANIFEST) == 0;
     store_listing_free(&objects);
     return true;
 }
 
 /* A folder with a final name: complete, unless the store tells that by the manifest and there is none. */
-static bool add_final(FolderListing *listing, Store *store, int64_t step, Error *error)
-{
+static bool add_final(FolderListing *listing, Store *store, int64_t step, Error *error) {
     bool complete = true;
     char *folder = folder_step(step);
     bool good = store_renames(store) || has_manifest(store, folder, &complete, error);
-    if (good && complete)
-        steps_append(&listing->steps, &listing->count, step);
-    if (good && !complete)
-        leftovers_append(listing, folder);
-    else
-        free(folder);
+    if (good && complete) steps_append(&listing->steps, &listing->count, step);
+    if (good && !complete) leftovers_append(listing, folder);
+    else free(folder);
     return good;
 }
 
 /* Sorts one entry into the listing; foreign names are none of our business. */
-static bool add(FolderListing *listing, Store *store, const char *name, Error *error)
-{
+static bool add(FolderListing *listing, Store *store, const char *name, Error *error) {
     static const char prefix[] = "step-";
     const size_t prefix_length = sizeof prefix - 1;
     size_t digits = strncmp(name, prefix, prefix_length) == 0 ? strspn(name + prefix_length, "0123456789") : 0;
-    if (digits < 8 || digits > 18 || (digits > 8 && name[prefix_length] == '0'))
-        return true;
+    if (digits < 8 || digits > 18 || (digits > 8 && name[prefix_length] == '0')) return true;
     int64_t step = strtoll(name + prefix_length, NULL, 10);
     const char *suffix = name + prefix_length + digits;
-    if (*suffix == '\0')
-        return add_final(listing, store, step, error);
-    if (strcmp(suffix, REPLACED) == 0)
-        steps_append(&listing->replaced, &listing->replaced_count, step);
-    else if (strncmp(suffix, PARTIAL, sizeof PARTIAL - 1) == 0)
-        leftovers_append(listing, memory_format("%s/%s", FOLDER, name));
+    if (*suffix == '\0') return add_final(listing, store, step, error);
+    if (strcmp(suffix, REPLACED) == 0) steps_append(&listing->replaced, &listing->replaced_count, step);
+    else if (strncmp(suffix, PARTIAL, sizeof PARTIAL - 1) == 0) leftovers_append(listing, memory_format("%s/%s", FOLDER, name));
     return true;
 }
 
-static bool has_step(const FolderListing *listing, int64_t step)
-{
+static bool has_step(const FolderListing *listing, int64_t step) {
     for (size_t i = 0; i < listing->count; i++)
-        if (listing->steps[i] == step)
-            return true;
+        if (listing->steps[i] == step) return true;
     return false;
 }
 
 /* Gives a replaced checkpoint its name back when its successor never got it. */
-static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error)
-{
+static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error) {
     char *replaced = folder_aside(step);
     if (has_step(listing, step)) {
         leftovers_append(listing, replaced);
@@ -134,27 +105,21 @@ static bool recover(FolderListing *listing, Store *store, int64_t step, Error *e
     return good;
 }
 
-static int newest_first(const void *left, const void *right)
-{
+static int newest_first(const void *left, const void *right) {
     int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
     return (a < b) - (a > b);
 }
 
-bool folder_list(Store *store, FolderListing *listing, Error *error)
-{
+bool folder_list(Store *store, FolderListing *listing, Error *error) {
     *listing = (FolderListing){0};
     StoreListing entries;
-    if (!store_list(store, FOLDER, &entries, error))
-        return false;
+    if (!store_list(store, FOLDER, &entries, error)) return false;
     bool good = true;
     for (size_t i = 0; i < entries.count && good; i++)
         good = !entries.entries[i].folder || add(listing, store, entries.entries[i].name, error);
-    for (size_t i = 0; i < listing->replaced_count && good; i++)
-        good = recover(listing, store, listing->replaced[i], error);
+    for (size_t i = 0; i < listing->replaced_count && good; i++) good = recover(listing, store, listing->replaced[i], error);
     store_listing_free(&entries);
-    if (listing->count > 0)
-        qsort(listing->steps, listing->count, sizeof *listing->steps, newest_first);
-    if (!good)
-        folder_listing_free(listing);
+    if (listing->count > 0) qsort(listing->steps, listing->count, sizeof *listing->steps, newest_first);
+    if (!good) folder_listing_free(listing);
     return good;
 }

@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
 
@@ -23,38 +23,31 @@ typedef struct Reading {
     size_t wanted_count;
 } Reading;
 
-static int interval_compare(const void *left, const void *right)
-{
+static int interval_compare(const void *left, const void *right) {
     const Interval *a = left, *b = right;
     int order = strcmp(a->name, b->name);
     return order != 0 ? order : (a->first > b->first) - (a->first < b->first);
 }
 
-static bool intervals_meet(const Interval *a, const Interval *b)
-{
+static bool intervals_meet(const Interval *a, const Interval *b) {
     return a->first < b->first + b->count && b->first < a->first + a->count;
 }
 
 /* The wanted intervals of a tensor: they are neighbours. */
-static const Interval *wanted_find(const Reading *reading, const char *name, size_t *count)
-{
+static const Interval *wanted_find(const Reading *reading, const char *name, size_t *count) {
     size_t low = 0, high = reading->wanted_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (strcmp(reading->wanted[middle].name, name) < 0)
-            low = middle + 1;
-        else
-            high = middle;
+        if (strcmp(reading->wanted[middle].name, name) < 0) low = middle + 1;
+        else high = middle;
     }
     for (*count = 0; low + *count < reading->wanted_count; ++*count)
-        if (strcmp(reading->wanted[low + *count].name, name) != 0)
-            break;
+        if (strcmp(reading->wanted[low + *count].name, name) != 0) break;
     return reading->wanted + low;
 }
 
 /* Where a whole stored interval can be read to in place; NULL when no wanted one contains it. */
-static char *place_find(const Interval *stored, const Interval *wanted, size_t count)
-{
+static char *place_find(const Interval *stored, const Interval *wanted, size_t count) {
     int64_t element = (int64_t)stored_type_bytes(stored->type);
     for (size_t i = 0; i < count; i++)
         if (wanted[i].first <= stored->first && stored->first + stored->count <= wanted[i].first + wanted[i].count)
@@ -63,14 +56,12 @@ static char *place_find(const Interval *stored, const Interval *wanted, size_t c
 }
 
 /* Copies what `wanted` needs of a block that starts at byte `at` of the tensor. */
-static void block_copy(const Interval *wanted, const char *block, int64_t at, int64_t bytes)
-{
+static void block_copy(const Interval *wanted, const char *block, int64_t at, int64_t bytes) {
     int64_t element = (int64_t)stored_type_bytes(wanted->type);
     int64_t begin = wanted->first * element, end = begin + wanted->count * element;
     int64_t from = begin > at ? begin : at, to = end < at + bytes ? end : at + bytes;
     char *target = (char *)wanted->data + (from - begin);
-    if (from < to && target != block + (from - at))
-        memcpy(target, block + (from - at), (size_t)(to - from));
+    if (from < to && target != block + (from - at)) memcpy(target, block + (from - at), (size_t)(to - from));
 }
 
 /* A shard that is being read. */
@@ -81,13 +72,11 @@ typedef struct Shard {
 } Shard;
 
 /* Reads one stored interval, hands its parts to `wanted` and checks its hash. `scratch` has a block of the store. */
-static bool piece_read(const Shard *shard, const ManifestInterval *stored, const Interval *wanted, size_t wanted_count,
-                       char *scratch, Error *error)
-{
+static bool piece_read(
+    const Shard *shard, const ManifestInterval *stored, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash)
-        return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path);
     XXH3_64bits_reset(hash);
     const Interval *interval = &stored->interval;
     int64_t origin = interval->first * (int64_t)stored_type_bytes(interval->type);
@@ -98,34 +87,28 @@ static bool piece_read(const Shard *shard, const ManifestInterval *stored, const
         int64_t length = bytes - done < block_bytes ? bytes - done : block_bytes;
         char *block = place ? place + done : scratch;
         good = store_object_read(shard->store, &shard->object, block, length, stored->range.begin + done, error);
-        if (!good)
-            break;
+        if (!good) break;
         XXH3_64bits_update(hash, block, (size_t)length);
-        for (size_t i = 0; i < wanted_count; i++)
-            block_copy(&wanted[i], block, origin + done, length);
+        for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], block, origin + done, length);
     }
     if (good && XXH3_64bits_digest(hash) != stored->range.hash)
-        good = error_set(error, ERROR_CHECKPOINT,
-                         "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path,
-                         (long long)stored->range.begin, (long long)stored->range.end, interval->name);
+        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path,
+            (long long)stored->range.begin, (long long)stored->range.end, interval->name);
     XXH3_freeState(hash);
     return good;
 }
 
 /* Whether the pass reads an interval at all, and which of the wanted ones are its neighbours. */
-static bool piece_needed(const Reading *reading, const Interval *stored, const Interval **wanted, size_t *count)
-{
+static bool piece_needed(const Reading *reading, const Interval *stored, const Interval **wanted, size_t *count) {
     *wanted = wanted_find(reading, stored->name, count);
     for (size_t i = 0; i < *count; i++)
-        if (intervals_meet(&(*wanted)[i], stored))
-            return true;
+        if (intervals_meet(&(*wanted)[i], stored)) return true;
     return reading->everything;
 }
 
-static bool pieces_read(const Reading *reading, const Shard *shard, const size_t *pieces, size_t count, Error *error)
-{
+static bool pieces_read(const Reading *reading, const Shard *shard, const size_t *pieces, size_t count, Error *error) {
     bool good = true;
-#pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard->object.bytes >= PARALLEL_BYTES)
+#pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard -> object.bytes >= PARALLEL_BYTES)
     {
         char *scratch = memory_allocate((size_t)store_block_bytes(reading->store));
 #pragma omp for schedule(dynamic)
@@ -153,10 +136,8 @@ static bool pieces_read(const Reading *reading, const Shard *shard, const size_t
 }
 
 /* The header of a shard needs no parsing, the manifest says it all, but a flipped bit must be noticed here too. */
-static bool shard_header_check(const Shard *shard, const ManifestFile *listed, Error *error)
-{
-    ManifestInterval header = {
-        .interval = {.name = "the header", .type = STORED_U8, .count = listed->header.end}, .range = listed->header};
+static bool shard_header_check(const Shard *shard, const ManifestFile *listed, Error *error) {
+    ManifestInterval header = {.interval = {.name = "the header", .type = STORED_U8, .count = listed->header.end}, .range = listed->header};
     char *scratch = memory_allocate((size_t)store_block_bytes(shard->store));
     bool good = piece_read(shard, &header, NULL, 0, scratch, error);
     free(scratch);
@@ -164,37 +145,33 @@ static bool shard_header_check(const Shard *shard, const ManifestFile *listed, E
 }
 
 /* Opens a shard and checks its size. */
-static bool shard_open(Shard *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error)
-{
+static bool shard_open(Shard *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
     char *name = memory_format("%s/%s", folder, listed->name);
     *shard = (Shard){.store = store, .path = store_path(store, name)};
     bool good = store_object_open(store, name, &shard->object, error);
     free(name);
     if (good && shard->object.bytes != listed->bytes)
-        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged",
-                         shard->path, (long long)shard->object.bytes, (long long)listed->bytes);
+        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path,
+            (long long)shard->object.bytes, (long long)listed->bytes);
     return good;
 }
 
-static void shard_close(Shard *shard)
-{
+static void shard_close(Shard *shard) {
     store_object_close(&shard->object);
     free(shard->path);
 }
 
-static bool shard_read(const Reading *reading, size_t index, const size_t *pieces, size_t count, Error *error)
-{
+static bool shard_read(const Reading *reading, size_t index, const size_t *pieces, size_t count, Error *error) {
     const ManifestFile *listed = &reading->manifest->files[index];
     Shard shard;
-    bool good = shard_open(&shard, reading->store, reading->folder, listed, error) &&
-                shard_header_check(&shard, listed, error) && pieces_read(reading, &shard, pieces, count, error);
+    bool good = shard_open(&shard, reading->store, reading->folder, listed, error) && shard_header_check(&shard, listed, error) &&
+                pieces_read(reading, &shard, pieces, count, error);
     shard_close(&shard);
     return good;
 }
 
 /* Sorts the intervals that the pass needs by file: those of file i are pieces[begins[i]] to pieces[begins[i + 1]]. */
-static void pieces_sort(const Reading *reading, size_t *begins, size_t *pieces)
-{
+static void pieces_sort(const Reading *reading, size_t *begins, size_t *pieces) {
     const Manifest *manifest = reading->manifest;
     bool *needed = memory_allocate((manifest->interval_count + 1) * sizeof *needed);
     for (size_t i = 0; i < manifest->interval_count; i++) {
@@ -203,19 +180,16 @@ static void pieces_sort(const Reading *reading, size_t *begins, size_t *pieces)
         needed[i] = piece_needed(reading, &manifest->intervals[i].interval, &wanted, &count);
         begins[manifest->intervals[i].file + 1] += needed[i];
     }
-    for (size_t i = 0; i < manifest->file_count; i++)
-        begins[i + 1] += begins[i];
+    for (size_t i = 0; i < manifest->file_count; i++) begins[i + 1] += begins[i];
     size_t *next = memory_allocate((manifest->file_count + 1) * sizeof *next);
     memcpy(next, begins, manifest->file_count * sizeof *next);
     for (size_t i = 0; i < manifest->interval_count; i++)
-        if (needed[i])
-            pieces[next[manifest->intervals[i].file]++] = i;
+        if (needed[i]) pieces[next[manifest->intervals[i].file]++] = i;
     free(next);
     free(needed);
 }
 
-static bool shards_read(const Reading *reading, Error *error)
-{
+static bool shards_read(const Reading *reading, Error *error) {
     const Manifest *manifest = reading->manifest;
     size_t *begins = memory_allocate((manifest->file_count + 1) * sizeof *begins);
     size_t *pieces = memory_allocate((manifest->interval_count + 1) * sizeof *pieces);
@@ -230,13 +204,11 @@ static bool shards_read(const Reading *reading, Error *error)
 }
 
 /* The manifest of a step, unless it belongs to another one. */
-static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error)
-{
+static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error) {
     char *name = folder_manifest(folder), *path = store_path(store, folder);
     bool good = manifest_read(manifest, store, name, error);
     if (good && manifest->step != step) {
-        good = error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", path,
-                         (long long)manifest->step);
+        good = error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", path, (long long)manifest->step);
         manifest_free(manifest);
     }
     free(path);
@@ -244,27 +216,23 @@ static bool step_manifest_read(Manifest *manifest, Store *store, const char *fol
     return good;
 }
 
-bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error)
-{
+bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error) {
     char *folder = folder_step(step);
     bool good = step_manifest_read(manifest, store, folder, step, error);
     for (size_t i = 0; good && i < manifest->file_count; i++) {
         Shard shard;
         good = shard_open(&shard, store, folder, &manifest->files[i], error);
         shard_close(&shard);
-        if (!good)
-            manifest_free(manifest);
+        if (!good) manifest_free(manifest);
     }
     free(folder);
     return good;
 }
 
 /* Reads every byte. */
-static bool checkpoint_verify(Store *store, int64_t step, Error *error)
-{
+static bool checkpoint_verify(Store *store, int64_t step, Error *error) {
     Manifest manifest;
-    if (!checkpoint_open(&manifest, store, step, error))
-        return false;
+    if (!checkpoint_open(&manifest, store, step, error)) return false;
     char *folder = folder_step(step);
     Reading everything = {.store = store, .folder = folder, .manifest = &manifest, .everything = true};
     bool good = shards_read(&everything, error);
@@ -273,8 +241,7 @@ static bool checkpoint_verify(Store *store, int64_t step, Error *error)
     return good;
 }
 
-static void warn_of_leftovers(const Store *store, const FolderListing *listing)
-{
+static void warn_of_leftovers(const Store *store, const FolderListing *listing) {
     for (size_t i = 0; i < listing->leftover_count; i++) {
         char *path = store_path(store, listing->leftovers[i]);
         log_warn("%s is half-written and skipped; the next save removes it", path);
@@ -282,34 +249,28 @@ static void warn_of_leftovers(const Store *store, const FolderListing *listing)
     }
 }
 
-static int64_t latest(Store *store, bool *failed, Error *error)
-{
+static int64_t latest(Store *store, bool *failed, Error *error) {
     FolderListing listing;
     *failed = !folder_list(store, &listing, error);
-    if (*failed)
-        return -1;
+    if (*failed) return -1;
     warn_of_leftovers(store, &listing);
     int64_t found = -1;
     Error reason = {0};
     for (size_t i = 0; i < listing.count && found < 0; i++) {
-        if (checkpoint_verify(store, listing.steps[i], &reason))
-            found = listing.steps[i];
-        else
-            log_warn("checkpoint of step %lld is skipped: %s", (long long)listing.steps[i], reason.message);
+        if (checkpoint_verify(store, listing.steps[i], &reason)) found = listing.steps[i];
+        else log_warn("checkpoint of step %lld is skipped: %s", (long long)listing.steps[i], reason.message);
     }
     *failed = found < 0 && listing.count > 0;
     if (*failed) {
         char *path = store_path(store, "checkpoints");
-        error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", path,
-                  listing.count, reason.message);
+        error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", path, listing.count, reason.message);
         free(path);
     }
     folder_listing_free(&listing);
     return found;
 }
 
-int64_t checkpoint_latest(const char *where, bool *failed, Error *error)
-{
+int64_t checkpoint_latest(const char *where, bool *failed, Error *error) {
     Store *store = store_open(where, error);
     *failed = !store;
     int64_t found = store ? latest(store, failed, error) : -1;
@@ -317,8 +278,7 @@ int64_t checkpoint_latest(const char *where, bool *failed, Error *error)
     return found;
 }
 
-void checkpoint_report_leftovers(const char *where)
-{
+void checkpoint_report_leftovers(const char *where) {
     FolderListing listing;
     Error ignored = {0};
     Store *store = store_open(where, &ignored);
@@ -329,14 +289,12 @@ void checkpoint_report_leftovers(const char *where)
     store_close(store);
 }
 
-bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error)
-{
+bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error) {
     FolderListing listing;
     Store *store = store_open(where, error);
     bool good = store && folder_list(store, &listing, error);
     store_close(store);
-    if (!good)
-        return false;
+    if (!good) return false;
     *steps = listing.steps;
     *count = listing.count;
     listing.steps = NULL;
@@ -349,90 +307,70 @@ bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *e
 typedef char TensorText[160];
 
 /* "F32 [4, 8]" */
-static const char *tensor_format(const Interval *interval, TensorText text)
-{
+static const char *tensor_format(const Interval *interval, TensorText text) {
     int at = snprintf(text, sizeof(TensorText), "%s [", stored_type_name(interval->type));
     for (int i = 0; i < interval->rank; i++)
-        at += snprintf(text + at, sizeof(TensorText) - (size_t)at, "%s%lld", i > 0 ? ", " : "",
-                       (long long)interval->shape[i]);
+        at += snprintf(text + at, sizeof(TensorText) - (size_t)at, "%s%lld", i > 0 ? ", " : "", (long long)interval->shape[i]);
     snprintf(text + at, sizeof(TensorText) - (size_t)at, "]");
     return text;
 }
 
-static bool same_tensor(const Interval *a, const Interval *b)
-{
-    return a->type == b->type && a->rank == b->rank &&
-           memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
+static bool same_tensor(const Interval *a, const Interval *b) {
+    return a->type == b->type && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
 }
 
 /* Checks that the stored intervals of the tensor, from `stored` on in order of their first element, leave no gap. */
-static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder,
-                           Error *error)
-{
+static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
     if (wanted->count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
-        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved",
-                         folder, wanted->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s has no tensor %s; the model is not the one that was saved", folder, wanted->name);
     int64_t reached = wanted->first;
     for (; stored < end && strcmp(stored->name, wanted->name) == 0; stored++) {
         TensorText in_checkpoint, in_model;
         if (!same_tensor(stored, wanted))
-            return error_set(error, ERROR_CHECKPOINT,
-                             "%s: tensor %s is %s there and %s here; the model is not the one that was saved", folder,
-                             wanted->name, tensor_format(stored, in_checkpoint), tensor_format(wanted, in_model));
-        if (stored->first <= reached && stored->first + stored->count > reached)
-            reached = stored->first + stored->count;
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is %s there and %s here; the model is not the one that was saved",
+                folder, wanted->name, tensor_format(stored, in_checkpoint), tensor_format(wanted, in_model));
+        if (stored->first <= reached && stored->first + stored->count > reached) reached = stored->first + stored->count;
     }
     if (reached - wanted->first < wanted->count)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's part is missing",
-                         folder, wanted->name, (long long)reached);
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's part is missing", folder, wanted->name,
+            (long long)reached);
     return true;
 }
 
-static bool coverages_check(const Reading *reading, Error *error)
-{
+static bool coverages_check(const Reading *reading, Error *error) {
     size_t count = reading->manifest->interval_count;
     Interval *stored = memory_allocate((count + 1) * sizeof *stored), *end = stored + count;
-    for (size_t i = 0; i < count; i++)
-        stored[i] = reading->manifest->intervals[i].interval;
+    for (size_t i = 0; i < count; i++) stored[i] = reading->manifest->intervals[i].interval;
     qsort(stored, count, sizeof *stored, interval_compare);
     const Interval *at = stored;
     bool good = true;
     for (size_t i = 0; i < reading->wanted_count && good; i++) {
-        while (at < end && strcmp(at->name, reading->wanted[i].name) < 0)
-            at++;
+        while (at < end && strcmp(at->name, reading->wanted[i].name) < 0) at++;
         good = coverage_check(&reading->wanted[i], at, end, reading->folder, error);
     }
     free(stored);
     return good;
 }
 
-static bool load(Store *store, const char *folder, const Manifest *manifest, const Interval *intervals, size_t count,
-                 Error *error)
-{
+static bool load(Store *store, const char *folder, const Manifest *manifest, const Interval *intervals, size_t count, Error *error) {
     Interval *wanted = memory_allocate((count + 1) * sizeof *wanted);
-    if (count > 0)
-        memcpy(wanted, intervals, count * sizeof *wanted);
+    if (count > 0) memcpy(wanted, intervals, count * sizeof *wanted);
     qsort(wanted, count, sizeof *wanted, interval_compare);
-    Reading reading = {
-        .store = store, .folder = folder, .manifest = manifest, .wanted = wanted, .wanted_count = count};
+    Reading reading = {.store = store, .folder = folder, .manifest = manifest, .wanted = wanted, .wanted_count = count};
     bool good = coverages_check(&reading, error) && shards_read(&reading, error);
     free(wanted);
     return good;
 }
 
-bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata,
-                     Error *error)
-{
+bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error) {
     Store *store = store_open(where, error);
-    if (!store)
-        return false;
+    if (!store) return false;
     Manifest manifest;
     char *folder = folder_step(step);
     bool good = step_manifest_read(&manifest, store, folder, step, error);
     if (good) {
         good = load(store, folder, &manifest, intervals, count, error);
-        if (good && metadata)
-            *metadata = json_incref(manifest.metadata);
+        if (good && metadata) *metadata = json_incref(manifest.metadata);
         manifest_free(&manifest);
     }
     free(folder);

@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #include "base/memory.h"
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 
 static const char FORMAT[] = "smelt checkpoint 1";
 static const char HASH_LABEL[] = ",\n\"manifest_xxh3\": \"";
@@ -20,50 +20,42 @@ enum { HASH_DIGITS = 16, MANIFEST_MAX_BYTES = 1 << 30 };
 
 typedef char HashText[HASH_DIGITS + 1];
 
-static const char *hash_format(uint64_t hash, HashText text)
-{
+static const char *hash_format(uint64_t hash, HashText text) {
     snprintf(text, sizeof(HashText), "%016" PRIx64, hash);
     return text;
 }
 
-static bool hash_parse(const json_t *json, uint64_t *hash)
-{
+static bool hash_parse(const json_t *json, uint64_t *hash) {
     const char *text = json_string_value(json);
-    if (!text || strlen(text) != HASH_DIGITS || strspn(text, "0123456789abcdef") != HASH_DIGITS)
-        return false;
+    if (!text || strlen(text) != HASH_DIGITS || strspn(text, "0123456789abcdef") != HASH_DIGITS) return false;
     *hash = strtoull(text, NULL, 16);
     return true;
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
 
-static json_t *manifest_to_json(const Manifest *manifest)
-{
+static json_t *manifest_to_json(const Manifest *manifest) {
     HashText hash;
     json_t *files = json_array(), *intervals = json_array();
     for (size_t i = 0; i < manifest->file_count; i++) {
         const ManifestFile *file = &manifest->files[i];
-        json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:s}", "name", file->name, "bytes",
-                                               (json_int_t)file->bytes, "header_bytes", (json_int_t)file->header.end,
-                                               "header_xxh3", hash_format(file->header.hash, hash)));
+        json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:s}", "name", file->name, "bytes", (json_int_t)file->bytes, "header_bytes",
+                                         (json_int_t)file->header.end, "header_xxh3", hash_format(file->header.hash, hash)));
     }
     for (size_t i = 0; i < manifest->interval_count; i++) {
         const Interval *interval = &manifest->intervals[i].interval;
         const StoredRange *range = &manifest->intervals[i].range;
-        json_array_append_new(
-            intervals,
-            json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s}", "tensor", interval->name, "dtype",
-                      stored_type_name(interval->type), "shape", stored_shape_to_json(interval->shape, interval->rank),
-                      "first", (json_int_t)interval->first, "count", (json_int_t)interval->count, "file",
-                      (json_int_t)manifest->intervals[i].file, "begin", (json_int_t)range->begin, "end",
-                      (json_int_t)range->end, "xxh3", hash_format(range->hash, hash)));
+        json_array_append_new(intervals,
+            json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s}", "tensor", interval->name, "dtype", stored_type_name(interval->type),
+                "shape", stored_shape_to_json(interval->shape, interval->rank), "first", (json_int_t)interval->first, "count",
+                (json_int_t)interval->count, "file", (json_int_t)manifest->intervals[i].file, "begin", (json_int_t)range->begin, "end",
+                (json_int_t)range->end, "xxh3", hash_format(range->hash, hash)));
     }
-    return json_pack("{s:s, s:I, s:O?, s:o, s:o}", "format", FORMAT, "step", (json_int_t)manifest->step, "metadata",
-                     manifest->metadata, "files", files, "intervals", intervals);
+    return json_pack("{s:s, s:I, s:O?, s:o, s:o}", "format", FORMAT, "step", (json_int_t)manifest->step, "metadata", manifest->metadata,
+        "files", files, "intervals", intervals);
 }
 
-bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error)
-{
+bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error) {
     char *path = store_path(store, name);
     json_t *json = manifest_to_json(manifest);
     char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
@@ -81,11 +73,9 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
     *bytes = (int64_t)strlen(text);
     bool good;
     if (*bytes > MANIFEST_MAX_BYTES)
-        good = error_set(error, ERROR_CHECKPOINT,
-                         "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path,
-                         (long long)*bytes, MANIFEST_MAX_BYTES);
-    else
-        good = store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
+        good = error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path,
+            (long long)*bytes, MANIFEST_MAX_BYTES);
+    else good = store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
     free(text);
     free(hashed);
     free(body);
@@ -95,8 +85,7 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
 
-static bool checksum_check(const char *text, int64_t length)
-{
+static bool checksum_check(const char *text, int64_t length) {
     const int64_t label = sizeof HASH_LABEL - 1, tail = sizeof TAIL - 1, hashed = length - tail - HASH_DIGITS;
     if (hashed < label || memcmp(text + hashed - label, HASH_LABEL, (size_t)label) != 0 ||
         memcmp(text + length - tail, TAIL, (size_t)tail) != 0)
@@ -106,23 +95,20 @@ static bool checksum_check(const char *text, int64_t length)
     return memcmp(text + hashed, hash, HASH_DIGITS) == 0;
 }
 
-static bool integer_parse(const json_t *object, const char *key, int64_t minimum, int64_t maximum, int64_t *value)
-{
+static bool integer_parse(const json_t *object, const char *key, int64_t minimum, int64_t maximum, int64_t *value) {
     const json_t *json = json_object_get(object, key);
     *value = json_integer_value(json);
     return json_is_integer(json) && *value >= minimum && *value <= maximum;
 }
 
-static bool file_parse(ManifestFile *file, const json_t *json)
-{
+static bool file_parse(ManifestFile *file, const json_t *json) {
     file->name = json_string_value(json_object_get(json, "name"));
     return file->name && !strchr(file->name, '/') && integer_parse(json, "bytes", 0, INT64_MAX, &file->bytes) &&
            integer_parse(json, "header_bytes", 0, file->bytes, &file->header.end) &&
            hash_parse(json_object_get(json, "header_xxh3"), &file->header.hash);
 }
 
-static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, const json_t *json)
-{
+static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, const json_t *json) {
     Interval *interval = &stored->interval;
     interval->name = json_string_value(json_object_get(json, "tensor"));
     const char *type = json_string_value(json_object_get(json, "dtype"));
@@ -144,18 +130,14 @@ static bool interval_parse(const Manifest *manifest, ManifestInterval *stored, c
 }
 
 /* Fills `manifest` from its JSON; returns what is wrong, or NULL. */
-static const char *manifest_parse(Manifest *manifest)
-{
+static const char *manifest_parse(Manifest *manifest) {
     const char *format = json_string_value(json_object_get(manifest->json, "format"));
-    if (!format || strcmp(format, FORMAT) != 0)
-        return "it is of another format version";
+    if (!format || strcmp(format, FORMAT) != 0) return "it is of another format version";
     const json_t *files = json_object_get(manifest->json, "files");
     const json_t *intervals = json_object_get(manifest->json, "intervals");
     manifest->metadata = json_object_get(manifest->json, "metadata");
-    if (json_is_null(manifest->metadata))
-        manifest->metadata = NULL;
-    if (!integer_parse(manifest->json, "step", 0, INT64_MAX, &manifest->step) || !json_is_array(files) ||
-        !json_is_array(intervals))
+    if (json_is_null(manifest->metadata)) manifest->metadata = NULL;
+    if (!integer_parse(manifest->json, "step", 0, INT64_MAX, &manifest->step) || !json_is_array(files) || !json_is_array(intervals))
         return "step, files or intervals are missing";
 
     manifest->files = memory_allocate((json_array_size(files) + 1) * sizeof *manifest->files);
@@ -164,14 +146,12 @@ static const char *manifest_parse(Manifest *manifest)
             return "a file has an impossible entry";
     manifest->intervals = memory_allocate((json_array_size(intervals) + 1) * sizeof *manifest->intervals);
     for (; manifest->interval_count < json_array_size(intervals); manifest->interval_count++)
-        if (!interval_parse(manifest, &manifest->intervals[manifest->interval_count],
-                            json_array_get(intervals, manifest->interval_count)))
+        if (!interval_parse(manifest, &manifest->intervals[manifest->interval_count], json_array_get(intervals, manifest->interval_count)))
             return "an interval has an impossible entry";
     return NULL;
 }
 
-bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error)
-{
+bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error) {
     *manifest = (Manifest){0};
     char *path = store_path(store, name);
     int64_t length;
@@ -183,18 +163,15 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
         json_error_t reason;
         manifest->json = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
         const char *fault = manifest->json ? manifest_parse(manifest) : reason.text;
-        if (fault)
-            good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path, fault);
+        if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path, fault);
     }
     free(text);
     free(path);
-    if (!good)
-        manifest_free(manifest);
+    if (!good) manifest_free(manifest);
     return good;
 }
 
-void manifest_free(Manifest *manifest)
-{
+void manifest_free(Manifest *manifest) {
     free(manifest->files);
     free(manifest->intervals);
     json_decref(manifest->json);

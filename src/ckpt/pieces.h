@@ -1,8 +1,7 @@
 /* What a rank saves, cut into pieces (pieces.c). Not for other modules. */
-#ifndef SMELT_CKPT_PIECES_H
-#define SMELT_CKPT_PIECES_H
+#pragma once
 
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 
 typedef struct Pieces {
     ManifestInterval *entries; /* their intervals point into the caller's memory */
@@ -21,5 +20,3 @@ void pieces_share(Pieces *pieces, const Manifest *older);
 bool pieces_link(const Pieces *pieces, Store *store, const Manifest *older, const char *folder, Error *error);
 /* Writes the shard with all other pieces. `shard` is its name in `folder` and is kept. */
 bool pieces_put(Pieces *pieces, Store *store, const char *folder, const char *shard, Error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* Requests to an S3 server (s3_request.c) and who makes them (s3_settings.c). Not for other modules. */
-#ifndef SMELT_CKPT_S3_H
-#define SMELT_CKPT_S3_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,10 +13,10 @@
 /* What the usual variables and files say; strings are owned, and NULL where nothing is said. Never printed. */
 typedef struct S3Settings {
     char *key, *secret, *token;
-    char *region;    /* us-east-1 when nothing is said */
-    char *endpoint;  /* "https://host" without a slash at the end; NULL: Amazon's */
+    char *region;      /* us-east-1 when nothing is said */
+    char *endpoint;    /* "https://host" without a slash at the end; NULL: Amazon's */
     char *authorities; /* file of certificates */
-    int attempts;    /* of a request, at least 1 */
+    int attempts;      /* of a request, at least 1 */
 } S3Settings;
 
 /* ERROR_USAGE when no credentials are found, naming where they were looked for. */
@@ -40,21 +39,21 @@ typedef struct S3Body {
 } S3Body;
 
 typedef struct S3Request {
-    const char *method; /* "GET", "PUT", "POST", "HEAD", "DELETE" */
-    const char *key;    /* of the object, unencoded; "" for the bucket */
-    const char *query;  /* "a=b&c=d", values encoded, in order of name; or NULL */
+    const char *method;     /* "GET", "PUT", "POST", "HEAD", "DELETE" */
+    const char *key;        /* of the object, unencoded; "" for the bucket */
+    const char *query;      /* "a=b&c=d", values encoded, in order of name; or NULL */
     const char *headers[2]; /* "Name: value", or NULL */
     S3Body body;
-    void *target;        /* where exactly `target_bytes` of the answer go; NULL: it is text */
+    void *target; /* where exactly `target_bytes` of the answer go; NULL: it is text */
     int64_t target_bytes;
-    const char *path;    /* for messages */
+    const char *path; /* for messages */
 } S3Request;
 
 typedef struct S3Reply {
     long status;
-    int64_t length;  /* of a HEAD's object */
+    int64_t length; /* of a HEAD's object */
     char etag[128];
-    char *text;      /* at most 8 MiB, with a NUL; the caller frees */
+    char *text; /* at most 8 MiB, with a NUL; the caller frees */
 } S3Reply;
 
 /* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again after
@@ -67,5 +66,3 @@ char *s3_encode(const char *text, bool slashes);
 /* The text between <tag> and </tag> from *at on, entities decoded; *at moves behind it. NULL when there is none. The
  * caller frees. */
 char *s3_next_tag(const char **at, const char *tag);
-
-#endif

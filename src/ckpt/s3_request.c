@@ -52,8 +52,8 @@ struct S3 {
     CurlApi curl;
     void *library;
     S3Settings settings;
-    char *root;     /* URL of the bucket without a slash at the end */
-    char *provider; /* what the signature is made for */
+    char *root;            /* URL of the bucket without a slash at the end */
+    char *provider;        /* what the signature is made for */
     pthread_mutex_t mutex; /* of what follows */
     CURL *idle[MOST_IDLE];
     int idle_count;
@@ -62,11 +62,9 @@ struct S3 {
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
-static bool library_open(S3 *s3, Error *error)
-{
+static bool library_open(S3 *s3, Error *error) {
     s3->library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!s3->library)
-        return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not here: install it (Debian: libcurl4)");
+    if (!s3->library) return error_set(error, ERROR_USAGE, "s3:// needs libcurl, which is not here: install it (Debian: libcurl4)");
     bool complete = true;
 #define LOAD(name, type, arguments) \
     complete &= (s3->curl.name = (type(*) arguments)dlsym(s3->library, "curl_" #name)) != NULL;
@@ -80,25 +78,20 @@ static bool library_open(S3 *s3, Error *error)
     return true;
 }
 
-static bool bucket_is_possible(const char *bucket)
-{
+static bool bucket_is_possible(const char *bucket) {
     size_t length = strlen(bucket);
     return length >= 3 && length <= 63 && strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789.-") == length;
 }
 
 /* Amazon has a host for each bucket; other servers, and names with dots, which certificates do not cover, have it in the
  * path. */
-static char *root_url(const S3Settings *settings, const char *bucket)
-{
-    if (settings->endpoint)
-        return memory_format("%s/%s", settings->endpoint, bucket);
-    if (strchr(bucket, '.'))
-        return memory_format("https://s3.%s.amazonaws.com/%s", settings->region, bucket);
+static char *root_url(const S3Settings *settings, const char *bucket) {
+    if (settings->endpoint) return memory_format("%s/%s", settings->endpoint, bucket);
+    if (strchr(bucket, '.')) return memory_format("https://s3.%s.amazonaws.com/%s", settings->region, bucket);
     return memory_format("https://%s.s3.%s.amazonaws.com", bucket, settings->region);
 }
 
-S3 *s3_open(const char *bucket, Error *error)
-{
+S3 *s3_open(const char *bucket, Error *error) {
     if (!bucket_is_possible(bucket)) {
         error_set(error, ERROR_USAGE, "\"%.63s\" is no name of a bucket: 3 to 63 of a-z, 0-9, dots and hyphens", bucket);
         return NULL;
@@ -110,19 +103,15 @@ S3 *s3_open(const char *bucket, Error *error)
         return NULL;
     }
     size_t length = s3->settings.endpoint ? strlen(s3->settings.endpoint) : 0;
-    while (length > 0 && s3->settings.endpoint[length - 1] == '/')
-        s3->settings.endpoint[--length] = '\0';
+    while (length > 0 && s3->settings.endpoint[length - 1] == '/') s3->settings.endpoint[--length] = '\0';
     s3->root = root_url(&s3->settings, bucket);
     s3->provider = memory_format("aws:amz:%s:s3", s3->settings.region);
     return s3;
 }
 
-void s3_close(S3 *s3)
-{
-    if (!s3)
-        return;
-    for (int i = 0; i < s3->idle_count; i++)
-        s3->curl.easy_cleanup(s3->idle[i]);
+void s3_close(S3 *s3) {
+    if (!s3) return;
+    for (int i = 0; i < s3->idle_count; i++) s3->curl.easy_cleanup(s3->idle[i]);
     pthread_mutex_destroy(&s3->mutex);
     s3_settings_free(&s3->settings);
     free(s3->provider);
@@ -130,58 +119,49 @@ void s3_close(S3 *s3)
     free(s3); /* the library stays: it may have started threads of its own */
 }
 
-static CURL *handle_take(S3 *s3)
-{
+static CURL *handle_take(S3 *s3) {
     CURL *handle = NULL;
     pthread_mutex_lock(&s3->mutex);
-    if (s3->idle_count > 0)
-        handle = s3->idle[--s3->idle_count];
+    if (s3->idle_count > 0) handle = s3->idle[--s3->idle_count];
     pthread_mutex_unlock(&s3->mutex);
     return handle ? handle : s3->curl.easy_init();
 }
 
-static void handle_give(S3 *s3, CURL *handle)
-{
+static void handle_give(S3 *s3, CURL *handle) {
     s3->curl.easy_reset(handle); /* forgets the request, keeps the connection */
     pthread_mutex_lock(&s3->mutex);
     bool room = s3->idle_count < MOST_IDLE;
-    if (room)
-        s3->idle[s3->idle_count++] = handle;
+    if (room) s3->idle[s3->idle_count++] = handle;
     pthread_mutex_unlock(&s3->mutex);
-    if (!room)
-        s3->curl.easy_cleanup(handle);
+    if (!room) s3->curl.easy_cleanup(handle);
 }
 
 /* -- Text --------------------------------------------------------------------------------------------------------- */
 
-char *s3_encode(const char *text, bool slashes)
-{
+char *s3_encode(const char *text, bool slashes) {
     char *encoded = memory_allocate(strlen(text) * 3 + 1), *to = encoded;
     for (const unsigned char *c = (const unsigned char *)text; *c; c++)
-        if (isalnum(*c) || strchr("-._~", *c) || (slashes && *c == '/'))
-            *to++ = (char)*c;
-        else
-            to += sprintf(to, "%%%02X", *c);
+        if (isalnum(*c) || strchr("-._~", *c) || (slashes && *c == '/')) *to++ = (char)*c;
+        else to += sprintf(to, "%%%02X", *c);
     return encoded;
 }
 
-static void entities_decode(char *text)
-{
-    static const struct { const char *entity; char character; } entities[] = {
-        {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
+static void entities_decode(char *text) {
+    static const struct {
+        const char *entity;
+        char character;
+    } entities[] = {{"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
     char *to = text;
     while (*text) {
         size_t i = 0, count = sizeof entities / sizeof entities[0];
-        while (i < count && strncmp(text, entities[i].entity, strlen(entities[i].entity)) != 0)
-            i++;
+        while (i < count && strncmp(text, entities[i].entity, strlen(entities[i].entity)) != 0) i++;
         *to++ = i < count ? entities[i].character : *text;
         text += i < count ? strlen(entities[i].entity) : 1;
     }
     *to = '\0';
 }
 
-char *s3_next_tag(const char **at, const char *tag)
-{
+char *s3_next_tag(const char **at, const char *tag) {
     char *open = memory_format("<%s>", tag), *close = memory_format("</%s>", tag), *content = NULL;
     const char *begin = *at ? strstr(*at, open) : NULL;
     const char *end = begin ? strstr(begin, close) : NULL;
@@ -209,8 +189,7 @@ typedef struct Attempt {
     S3Reply *reply;
 } Attempt;
 
-static size_t body_read(char *buffer, size_t size, size_t items, void *context)
-{
+static size_t body_read(char *buffer, size_t size, size_t items, void *context) {
     Attempt *attempt = context;
     const S3Body *body = &attempt->request->body;
     int64_t room = (int64_t)(size * items), left = body->bytes - attempt->sent, at = body->offset + attempt->sent;
@@ -231,19 +210,15 @@ static size_t body_read(char *buffer, size_t size, size_t items, void *context)
 }
 
 /* libcurl sends from the beginning again when a kept connection turns out to be closed. */
-static int body_seek(void *context, curl_off_t offset, int origin)
-{
+static int body_seek(void *context, curl_off_t offset, int origin) {
     Attempt *attempt = context;
-    if (origin != SEEK_SET || offset < 0 || offset > attempt->request->body.bytes)
-        return CURL_SEEKFUNC_FAIL;
+    if (origin != SEEK_SET || offset < 0 || offset > attempt->request->body.bytes) return CURL_SEEKFUNC_FAIL;
     attempt->sent = offset;
     return CURL_SEEKFUNC_OK;
 }
 
-static size_t text_write(Attempt *attempt, const char *data, size_t bytes)
-{
-    if (attempt->text_length + bytes > TEXT_BYTES)
-        return 0;
+static size_t text_write(Attempt *attempt, const char *data, size_t bytes) {
+    if (attempt->text_length + bytes > TEXT_BYTES) return 0;
     attempt->text = memory_resize(attempt->text, attempt->text_length + bytes + 1);
     memcpy(attempt->text + attempt->text_length, data, bytes);
     attempt->text_length += bytes;
@@ -251,8 +226,7 @@ static size_t text_write(Attempt *attempt, const char *data, size_t bytes)
     return bytes;
 }
 
-static size_t answer_write(char *data, size_t size, size_t items, void *context)
-{
+static size_t answer_write(char *data, size_t size, size_t items, void *context) {
     Attempt *attempt = context;
     const S3Request *request = attempt->request;
     size_t bytes = size * items;
@@ -260,29 +234,25 @@ static size_t answer_write(char *data, size_t size, size_t items, void *context)
     attempt->curl->easy_getinfo(attempt->handle, CURLINFO_RESPONSE_CODE, &status);
     if (!request->target || status >= 300) /* an explanation */
         return text_write(attempt, data, bytes);
-    if ((int64_t)bytes > request->target_bytes - attempt->received)
-        return 0;
+    if ((int64_t)bytes > request->target_bytes - attempt->received) return 0;
     memcpy((char *)request->target + attempt->received, data, bytes);
     attempt->received += (int64_t)bytes;
     return bytes;
 }
 
-static size_t header_read(char *data, size_t size, size_t items, void *context)
-{
+static size_t header_read(char *data, size_t size, size_t items, void *context) {
     static const char label[] = "etag:";
     S3Reply *reply = ((Attempt *)context)->reply;
     size_t bytes = size * items, length = sizeof label - 1;
     if (bytes > length && strncasecmp(data, label, length) == 0) {
-        while (length < bytes && data[length] == ' ')
-            length++;
+        while (length < bytes && data[length] == ' ') length++;
         snprintf(reply->etag, sizeof reply->etag, "%.*s", (int)(bytes - length), data + length);
         reply->etag[strcspn(reply->etag, "\r\n")] = '\0';
     }
     return bytes;
 }
 
-static struct curl_slist *headers_make(const S3 *s3, const S3Request *request)
-{
+static struct curl_slist *headers_make(const S3 *s3, const S3Request *request) {
     struct curl_slist *headers = s3->curl.slist_append(NULL, "x-amz-content-sha256: UNSIGNED-PAYLOAD");
     if (s3->settings.token) {
         char *token = memory_format("x-amz-security-token: %s", s3->settings.token);
@@ -290,13 +260,11 @@ static struct curl_slist *headers_make(const S3 *s3, const S3Request *request)
         explicit_bzero(token, strlen(token));
         free(token);
     }
-    for (size_t i = 0; i < 2 && request->headers[i]; i++)
-        headers = s3->curl.slist_append(headers, request->headers[i]);
+    for (size_t i = 0; i < 2 && request->headers[i]; i++) headers = s3->curl.slist_append(headers, request->headers[i]);
     return headers;
 }
 
-static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_slist *headers)
-{
+static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_slist *headers) {
     enum { CONNECT_SECONDS = 10, SILENT_SECONDS = 30, PERMISSION_MS = 300, BUFFER_BYTES = 1 << 19 };
     const S3Request *request = attempt->request;
     CURLcode (*set)(CURL *, CURLoption, ...) = s3->curl.easy_setopt;
@@ -318,10 +286,8 @@ static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_s
     set(handle, CURLOPT_WRITEDATA, attempt);
     set(handle, CURLOPT_HEADERFUNCTION, header_read);
     set(handle, CURLOPT_HEADERDATA, attempt);
-    if (s3->settings.authorities)
-        set(handle, CURLOPT_CAINFO, s3->settings.authorities);
-    if (strcmp(request->method, "HEAD") == 0)
-        set(handle, CURLOPT_NOBODY, 1L);
+    if (s3->settings.authorities) set(handle, CURLOPT_CAINFO, s3->settings.authorities);
+    if (strcmp(request->method, "HEAD") == 0) set(handle, CURLOPT_NOBODY, 1L);
     if (strcmp(request->method, "PUT") == 0 || strcmp(request->method, "POST") == 0) {
         set(handle, CURLOPT_UPLOAD, 1L);
         set(handle, CURLOPT_INFILESIZE_LARGE, (curl_off_t)request->body.bytes);
@@ -330,12 +296,10 @@ static void options_set(S3 *s3, Attempt *attempt, const char *url, struct curl_s
         set(handle, CURLOPT_SEEKFUNCTION, body_seek);
         set(handle, CURLOPT_SEEKDATA, attempt);
     }
-    if (strcmp(request->method, "GET") != 0 && strcmp(request->method, "HEAD") != 0)
-        set(handle, CURLOPT_CUSTOMREQUEST, request->method);
+    if (strcmp(request->method, "GET") != 0 && strcmp(request->method, "HEAD") != 0) set(handle, CURLOPT_CUSTOMREQUEST, request->method);
 }
 
-static CURLcode attempt_run(S3 *s3, Attempt *attempt, const char *url)
-{
+static CURLcode attempt_run(S3 *s3, Attempt *attempt, const char *url) {
     S3Reply *reply = attempt->reply;
     struct curl_slist *headers = headers_make(s3, attempt->request);
     curl_off_t length = -1;
@@ -350,8 +314,7 @@ static CURLcode attempt_run(S3 *s3, Attempt *attempt, const char *url)
 }
 
 /* Whether another attempt may end otherwise. An answer of 200 may still carry an error (CompleteMultipartUpload). */
-static bool is_passing(CURLcode code, const Attempt *attempt)
-{
+static bool is_passing(CURLcode code, const Attempt *attempt) {
     long status = attempt->reply->status;
     if (code != CURLE_OK)
         return code != CURLE_URL_MALFORMAT && code != CURLE_UNSUPPORTED_PROTOCOL && code != CURLE_PEER_FAILED_VERIFICATION &&
@@ -363,8 +326,7 @@ static bool is_passing(CURLcode code, const Attempt *attempt)
 }
 
 /* Exponential backoff with full jitter, so that a thousand ranks do not come back at the same moment. */
-static void pause_before(S3 *s3, int attempt)
-{
+static void pause_before(S3 *s3, int attempt) {
     const double first = 0.25, longest = 16;
     double most = first * (double)(1 << (attempt < 10 ? attempt : 10));
     pthread_mutex_lock(&s3->mutex);
@@ -375,30 +337,26 @@ static void pause_before(S3 *s3, int attempt)
 }
 
 /* What the server says, without its copy of what was signed. */
-static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error)
-{
+static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3Reply *reply, Error *error) {
     if (code != CURLE_OK)
-        return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path,
-                         s3->curl.easy_strerror(code));
+        return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path, s3->curl.easy_strerror(code));
     const char *at = reply->text, *also = reply->text;
     char *name = s3_next_tag(&at, "Code"), *message = s3_next_tag(&also, "Message");
-    error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%s%s%.200s", request->method, request->path,
-              reply->status, name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
+    error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%s%s%.200s", request->method, request->path, reply->status,
+        name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
     free(message);
     free(name);
     return false;
 }
 
-static char *request_url(const S3 *s3, const S3Request *request)
-{
+static char *request_url(const S3 *s3, const S3Request *request) {
     char *key = s3_encode(request->key, true);
     char *url = memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
     free(key);
     return url;
 }
 
-bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error)
-{
+bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
     if (strlen(request->key) > UNENCODED_BYTES)
         return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
     char *url = request_url(s3, request);
@@ -407,8 +365,7 @@ bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Err
         Attempt attempt = {.request = request, .curl = &s3->curl, .reply = reply, .handle = handle_take(s3)};
         *reply = (S3Reply){0};
         code = attempt.handle ? attempt_run(s3, &attempt, url) : CURLE_OUT_OF_MEMORY;
-        if (attempt.handle)
-            handle_give(s3, attempt.handle);
+        if (attempt.handle) handle_give(s3, attempt.handle);
         going = is_passing(code, &attempt) && i + 1 < s3->settings.attempts;
         if (going) {
             free(attempt.text);
@@ -418,8 +375,7 @@ bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Err
         }
     }
     free(url);
-    if (absent)
-        *absent = code == CURLE_OK && reply->status == 404;
+    if (absent) *absent = code == CURLE_OK && reply->status == 404;
     bool good = code == CURLE_OK && (reply->status / 100 == 2 || (absent && *absent));
     if (!good) {
         fail(s3, request, code, reply, error);

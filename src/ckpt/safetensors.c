@@ -12,7 +12,7 @@
 #include <xxhash.h>
 
 #include "base/memory.h"
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are stored little-endian, as they lie in memory");
 
@@ -23,32 +23,31 @@ enum {
 };
 static const char METADATA_KEY[] = "__metadata__";
 
-static const struct { const char *name; size_t bytes; } stored_types[] = {
-    [STORED_F32] = {"F32", 4}, [STORED_BF16] = {"BF16", 2}, [STORED_F16] = {"F16", 2}, [STORED_F64] = {"F64", 8},
-    [STORED_I32] = {"I32", 4}, [STORED_I64] = {"I64", 8},   [STORED_U8] = {"U8", 1},
+static const struct {
+    const char *name;
+    size_t bytes;
+} stored_types[] = {
+    [STORED_F32] = {"F32", 4},
+    [STORED_BF16] = {"BF16", 2},
+    [STORED_F16] = {"F16", 2},
+    [STORED_F64] = {"F64", 8},
+    [STORED_I32] = {"I32", 4},
+    [STORED_I64] = {"I64", 8},
+    [STORED_U8] = {"U8", 1},
 };
 enum { STORED_TYPES = sizeof stored_types / sizeof stored_types[0] };
 
-size_t stored_type_bytes(StoredType type)
-{
-    return stored_types[type].bytes;
-}
+size_t stored_type_bytes(StoredType type) { return stored_types[type].bytes; }
 
-const char *stored_type_name(StoredType type)
-{
-    return stored_types[type].name;
-}
+const char *stored_type_name(StoredType type) { return stored_types[type].name; }
 
-bool stored_name_is_plain(const char *name)
-{
+bool stored_name_is_plain(const char *name) {
     for (const unsigned char *c = (const unsigned char *)name; *c; c++)
-        if (*c < 0x20 || *c == 0x7f)
-            return false;
+        if (*c < 0x20 || *c == 0x7f) return false;
     return true;
 }
 
-bool stored_type_parse(const char *name, StoredType *type)
-{
+bool stored_type_parse(const char *name, StoredType *type) {
     for (int i = 0; i < STORED_TYPES; i++)
         if (strcmp(name, stored_types[i].name) == 0) {
             *type = (StoredType)i;
@@ -57,78 +56,61 @@ bool stored_type_parse(const char *name, StoredType *type)
     return false;
 }
 
-json_t *stored_shape_to_json(const int64_t *shape, int rank)
-{
+json_t *stored_shape_to_json(const int64_t *shape, int rank) {
     json_t *array = json_array();
-    for (int i = 0; i < rank; i++)
-        json_array_append_new(array, json_integer(shape[i]));
+    for (int i = 0; i < rank; i++) json_array_append_new(array, json_integer(shape[i]));
     return array;
 }
 
-bool stored_shape_parse(const json_t *json, int64_t shape[STORED_MAX_RANK], int *rank)
-{
-    if (!json_is_array(json) || json_array_size(json) > STORED_MAX_RANK)
-        return false;
+bool stored_shape_parse(const json_t *json, int64_t shape[STORED_MAX_RANK], int *rank) {
+    if (!json_is_array(json) || json_array_size(json) > STORED_MAX_RANK) return false;
     *rank = (int)json_array_size(json);
     for (int i = 0; i < *rank; i++) {
         const json_t *extent = json_array_get(json, (size_t)i);
-        if (!json_is_integer(extent) || json_integer_value(extent) < 0)
-            return false;
+        if (!json_is_integer(extent) || json_integer_value(extent) < 0) return false;
         shape[i] = json_integer_value(extent);
     }
     return true;
 }
 
-bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *bytes)
-{
+bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *bytes) {
     *bytes = (int64_t)stored_type_bytes(type);
     for (int i = 0; i < rank; i++)
-        if (__builtin_mul_overflow(*bytes, shape[i], bytes))
-            return false;
+        if (__builtin_mul_overflow(*bytes, shape[i], bytes)) return false;
     return true;
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
 
-static bool metadata_check(const char *path, json_t *metadata, Error *error)
-{
-    if (!json_is_object(metadata))
-        return error_set(error, ERROR_CHECKPOINT, "%s: %s must be an object of strings", path, METADATA_KEY);
+static bool metadata_check(const char *path, json_t *metadata, Error *error) {
+    if (!json_is_object(metadata)) return error_set(error, ERROR_CHECKPOINT, "%s: %s must be an object of strings", path, METADATA_KEY);
     const char *key;
     json_t *value;
-    json_object_foreach(metadata, key, value)
-        if (!stored_name_is_plain(key))
-            return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
-        else if (!json_is_string(value))
-            return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path,
-                             METADATA_KEY, key);
+    json_object_foreach(metadata, key, value) if (!stored_name_is_plain(key)) return error_set(
+        error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
+    else if (!json_is_string(value)) return error_set(
+        error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path, METADATA_KEY, key);
     return true;
 }
 
 /* Adds one tensor to the header; `range` comes back relative to the start of the data. */
-static bool header_add(json_t *header, const char *path, const StoredTensor *tensor, int64_t begin, StoredRange *range,
-                       Error *error)
-{
+static bool header_add(json_t *header, const char *path, const StoredTensor *tensor, int64_t begin, StoredRange *range, Error *error) {
     int64_t bytes;
-    if (tensor->rank < 0 || tensor->rank > STORED_MAX_RANK ||
-        !stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes < 0 ||
-        __builtin_add_overflow(begin, bytes, &range->end))
+    if (tensor->rank < 0 || tensor->rank > STORED_MAX_RANK || !stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) ||
+        bytes < 0 || __builtin_add_overflow(begin, bytes, &range->end))
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has an impossible shape", path, tensor->name);
     range->begin = begin;
     if (json_object_get(header, tensor->name) || strcmp(tensor->name, METADATA_KEY) == 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s: the name %s is taken; tensors need names of their own", path,
-                         tensor->name);
+        return error_set(error, ERROR_CHECKPOINT, "%s: the name %s is taken; tensors need names of their own", path, tensor->name);
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored_type_name(tensor->type), "shape",
-                              stored_shape_to_json(tensor->shape, tensor->rank), "data_offsets",
-                              (json_int_t)range->begin, (json_int_t)range->end);
+        stored_shape_to_json(tensor->shape, tensor->rank), "data_offsets", (json_int_t)range->begin, (json_int_t)range->end);
     if (json_object_set_new(header, tensor->name, entry) != 0)
         return error_set(error, ERROR_CHECKPOINT, "%s: a tensor's name is not UTF-8", path);
     return true;
 }
 
-char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata,
-                         StoredRange *header_range, StoredRange *ranges, Error *error)
-{
+char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *header_range,
+    StoredRange *ranges, Error *error) {
     json_t *header = json_object();
     bool good = true;
     if (metadata) {
@@ -142,15 +124,14 @@ char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t c
     }
     char *text = good ? json_dumps(header, JSON_COMPACT) : NULL;
     json_decref(header);
-    if (!text)
-        return good ? (error_set(error, ERROR_MEMORY, "%s: no memory for the header", path), NULL) : NULL;
+    if (!text) return good ? (error_set(error, ERROR_MEMORY, "%s: no memory for the header", path), NULL) : NULL;
 
     size_t length = strlen(text);
     size_t total = (LENGTH_BYTES + length + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     char *bytes = NULL;
     if (total - LENGTH_BYTES > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
-        error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors",
-                  path, total, HEADER_MAX_BYTES);
+        error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors", path, total,
+            HEADER_MAX_BYTES);
     } else {
         bytes = memory_allocate(total);
         uint64_t stored_length = total - LENGTH_BYTES;
@@ -167,8 +148,7 @@ char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t c
     return bytes;
 }
 
-bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error)
-{
+bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error) {
     StoredRange header, *ranges = memory_allocate((count + 1) * sizeof *ranges);
     StoreSpan *spans = memory_allocate((count + 1) * sizeof *spans);
     char *bytes = safetensors_layout(path, tensors, count, metadata, &header, ranges, error);
@@ -184,16 +164,13 @@ bool safetensors_write(const char *path, const StoredTensor *tensors, size_t cou
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
 
-static bool file_map(Safetensors *file, const char *path, Error *error)
-{
+static bool file_map(Safetensors *file, const char *path, Error *error) {
     int64_t size;
     int descriptor = files_open_read(path, &size, error);
-    if (descriptor < 0)
-        return false;
+    if (descriptor < 0) return false;
     bool good = true;
     if (size < LENGTH_BYTES + 2) {
-        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, too few for a safetensors file", path,
-                         (long long)size);
+        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, too few for a safetensors file", path, (long long)size);
     } else {
         void *mapped = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, descriptor, 0);
         if (mapped == MAP_FAILED) {
@@ -208,23 +185,20 @@ static bool file_map(Safetensors *file, const char *path, Error *error)
 }
 
 /* Parses the JSON; `data_begin` receives where the tensors start. */
-static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error)
-{
+static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error) {
     uint64_t length;
     memcpy(&length, file->mapped, LENGTH_BYTES);
     if (length > HEADER_MAX_BYTES || length > file->mapped_bytes - LENGTH_BYTES)
         return error_set(error, ERROR_CHECKPOINT,
-                         "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the "
-                         "limit is %d; it is truncated or no safetensors file",
-                         path, (unsigned long long)length, file->mapped_bytes, HEADER_MAX_BYTES);
+            "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the "
+            "limit is %d; it is truncated or no safetensors file",
+            path, (unsigned long long)length, file->mapped_bytes, HEADER_MAX_BYTES);
     const char *text = (const char *)file->mapped + LENGTH_BYTES;
-    if (length == 0 || text[0] != '{')
-        return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
+    if (length == 0 || text[0] != '{') return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
     if (!file->header)
-        return error_set(error, ERROR_CHECKPOINT, "%s: the header is not valid JSON at byte %d: %s", path,
-                         reason.position, reason.text);
+        return error_set(error, ERROR_CHECKPOINT, "%s: the header is not valid JSON at byte %d: %s", path, reason.position, reason.text);
     *data_begin = LENGTH_BYTES + (size_t)length;
     file->metadata = json_object_get(file->header, METADATA_KEY);
     return !file->metadata || metadata_check(path, file->metadata, error);
@@ -237,67 +211,56 @@ typedef struct Claim {
 } Claim;
 
 /* Checks one entry of the header against the `available` bytes of data. */
-static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *entry, int64_t available,
-                         Claim *claim, Error *error)
-{
+static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *entry, int64_t available, Claim *claim, Error *error) {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
     const json_t *offsets = json_object_get(entry, "data_offsets");
     if (!type || !stored_type_parse(type, &tensor->type))
-        return error_set(error, ERROR_CHECKPOINT,
-                         "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
-                         tensor->name, type ? type : "(none)");
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
+            tensor->name, type ? type : "(none)");
     if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative",
-                         path, tensor->name, STORED_MAX_RANK);
-    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) ||
-        !json_is_integer(json_array_get(offsets, 1)))
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path,
-                         tensor->name);
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path, tensor->name, STORED_MAX_RANK);
+    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path, tensor->name);
     int64_t begin = json_integer_value(json_array_get(offsets, 0)), bytes;
     int64_t end = json_integer_value(json_array_get(offsets, 1));
     if (begin < 0 || begin > end || end > available)
-        return error_set(error, ERROR_CHECKPOINT,
-                         "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
-                         tensor->name, (long long)begin, (long long)end, (long long)available);
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
+            tensor->name, (long long)begin, (long long)end, (long long)available);
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs",
-                         path, tensor->name, (long long)(end - begin));
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path, tensor->name,
+            (long long)(end - begin));
     *claim = (Claim){.begin = begin, .end = end, .name = tensor->name};
     return true;
 }
 
-static int claim_compare(const void *left, const void *right)
-{
+static int claim_compare(const void *left, const void *right) {
     const Claim *a = left, *b = right;
-    if (a->begin != b->begin)
-        return a->begin < b->begin ? -1 : 1;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
     return (a->end > b->end) - (a->end < b->end);
 }
 
 /* Claims must tile the data: overlaps and holes are where files hide things. */
-static bool claims_check(const char *path, Claim *claims, size_t count, int64_t available, Error *error)
-{
+static bool claims_check(const char *path, Claim *claims, size_t count, int64_t available, Error *error) {
     qsort(claims, count, sizeof *claims, claim_compare);
     int64_t end = 0;
     for (size_t i = 0; i < count; end = claims[i++].end)
         if (claims[i].begin != end)
             return error_set(error, ERROR_CHECKPOINT,
-                             "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the "
-                             "tensors %s; the file is damaged", path, claims[i].name, (long long)claims[i].begin,
-                             (long long)end, claims[i].begin < end ? "overlap" : "leave a hole");
+                "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the "
+                "tensors %s; the file is damaged",
+                path, claims[i].name, (long long)claims[i].begin, (long long)end, claims[i].begin < end ? "overlap" : "leave a hole");
     if (end != available)
-        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged",
-                         path, (long long)(available - end));
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged", path, (long long)(available - end));
     return true;
 }
 
-static int tensor_compare(const void *left, const void *right)
-{
+static int tensor_compare(const void *left, const void *right) {
     return strcmp(((const StoredTensor *)left)->name, ((const StoredTensor *)right)->name);
 }
 
-static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin, Error *error)
-{
+static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin, Error *error) {
     const char *data = (const char *)file->mapped + data_begin;
     int64_t available = (int64_t)(file->mapped_bytes - data_begin);
     size_t entries = json_object_size(file->header);
@@ -307,16 +270,13 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
     const char *name;
     json_t *entry;
     json_object_foreach(file->header, name, entry) {
-        if (entry == file->metadata)
-            continue;
+        if (entry == file->metadata) continue;
         StoredTensor *tensor = &file->tensors[file->count];
         tensor->name = name;
         good = stored_name_is_plain(name) ||
-               error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path,
-                         file->count + 1);
+               error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path, file->count + 1);
         good = good && tensor_parse(tensor, path, entry, available, &claims[file->count], error);
-        if (!good)
-            break;
+        if (!good) break;
         tensor->data = data + claims[file->count++].begin;
     }
     good = good && claims_check(path, claims, file->count, available, error);
@@ -325,28 +285,23 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
     return good;
 }
 
-bool safetensors_open(Safetensors *file, const char *path, Error *error)
-{
+bool safetensors_open(Safetensors *file, const char *path, Error *error) {
     *file = (Safetensors){0};
     size_t data_begin = 0;
-    if (file_map(file, path, error) && header_parse(file, path, &data_begin, error) &&
-        tensors_parse(file, path, data_begin, error))
+    if (file_map(file, path, error) && header_parse(file, path, &data_begin, error) && tensors_parse(file, path, data_begin, error))
         return true;
     safetensors_close(file);
     return false;
 }
 
-void safetensors_close(Safetensors *file)
-{
+void safetensors_close(Safetensors *file) {
     free(file->tensors);
     json_decref(file->header);
-    if (file->mapped)
-        munmap(file->mapped, file->mapped_bytes);
+    if (file->mapped) munmap(file->mapped, file->mapped_bytes);
     *file = (Safetensors){0};
 }
 
-const StoredTensor *safetensors_find(const Safetensors *file, const char *name)
-{
+const StoredTensor *safetensors_find(const Safetensors *file, const char *name) {
     StoredTensor wanted = {.name = name};
     return file->count > 0 ? bsearch(&wanted, file->tensors, file->count, sizeof wanted, tensor_compare) : NULL;
 }

@@ -13,75 +13,52 @@
 #include "base/memory.h"
 #include "ckpt/store_internal.h"
 
-Store *store_open(const char *where, Error *error)
-{
-    if (strncmp(where, "s3://", 5) == 0)
-        return store_s3_open(where, error);
+Store *store_open(const char *where, Error *error) {
+    if (strncmp(where, "s3://", 5) == 0) return store_s3_open(where, error);
     return store_files_open(where, error);
 }
 
-void store_close(Store *store)
-{
-    if (!store)
-        return;
-    if (store->kind->close)
-        store->kind->close(store);
+void store_close(Store *store) {
+    if (!store) return;
+    if (store->kind->close) store->kind->close(store);
     free(store->where);
     free(store);
 }
 
-char *store_path(const Store *store, const char *name)
-{
-    return memory_format("%s/%s", store->where, name);
-}
+char *store_path(const Store *store, const char *name) { return memory_format("%s/%s", store->where, name); }
 
-bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error)
-{
+bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
     return store->kind->put(store, name, spans, count, error);
 }
 
-bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error)
-{
+bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error) {
     *object = (StoreObject){.name = memory_copy_string(name), .file = -1};
-    if (store->kind->object_open(store, object, error))
-        return true;
+    if (store->kind->object_open(store, object, error)) return true;
     store_object_close(object);
     return false;
 }
 
-bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error)
-{
+bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
     return store->kind->object_read(store, object, data, bytes, offset, error);
 }
 
-void store_object_close(StoreObject *object)
-{
-    if (object->file >= 0)
-        close(object->file);
+void store_object_close(StoreObject *object) {
+    if (object->file >= 0) close(object->file);
     free(object->name);
     *object = (StoreObject){.file = -1};
 }
 
-int64_t store_block_bytes(const Store *store)
-{
-    return store->kind->block_bytes;
-}
+int64_t store_block_bytes(const Store *store) { return store->kind->block_bytes; }
 
-int store_parallelism(const Store *store)
-{
-    return store->kind->parallelism ? store->kind->parallelism : omp_get_max_threads();
-}
+int store_parallelism(const Store *store) { return store->kind->parallelism ? store->kind->parallelism : omp_get_max_threads(); }
 
-char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error)
-{
+char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error) {
     StoreObject object;
-    if (!store_object_open(store, name, &object, error))
-        return NULL;
+    if (!store_object_open(store, name, &object, error)) return NULL;
     char *text = NULL, *path = store_path(store, name);
     *length = object.bytes;
     if (object.bytes > limit) {
-        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path,
-                  (long long)object.bytes, (long long)limit);
+        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path, (long long)object.bytes, (long long)limit);
     } else {
         text = memory_allocate((size_t)object.bytes + 1);
         if (!store_object_read(store, &object, text, object.bytes, 0, error)) {
@@ -94,57 +71,39 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
     return text;
 }
 
-bool store_list(Store *store, const char *folder, StoreListing *listing, Error *error)
-{
+bool store_list(Store *store, const char *folder, StoreListing *listing, Error *error) {
     *listing = (StoreListing){0};
-    if (store->kind->list(store, folder, listing, error))
-        return true;
+    if (store->kind->list(store, folder, listing, error)) return true;
     store_listing_free(listing);
     return false;
 }
 
-void store_listing_append(StoreListing *listing, const char *name, size_t length, bool folder)
-{
+void store_listing_append(StoreListing *listing, const char *name, size_t length, bool folder) {
     listing->entries = memory_resize(listing->entries, (listing->count + 1) * sizeof *listing->entries);
-    listing->entries[listing->count++] =
-        (StoreEntry){.name = memory_format("%.*s", (int)length, name), .folder = folder};
+    listing->entries[listing->count++] = (StoreEntry){.name = memory_format("%.*s", (int)length, name), .folder = folder};
 }
 
-void store_listing_free(StoreListing *listing)
-{
-    for (size_t i = 0; i < listing->count; i++)
-        free(listing->entries[i].name);
+void store_listing_free(StoreListing *listing) {
+    for (size_t i = 0; i < listing->count; i++) free(listing->entries[i].name);
     free(listing->entries);
     *listing = (StoreListing){0};
 }
 
-bool store_link(Store *store, const char *from, const char *to, Error *error)
-{
-    return store->kind->link(store, from, to, error);
-}
+bool store_link(Store *store, const char *from, const char *to, Error *error) { return store->kind->link(store, from, to, error); }
 
-bool store_remove(Store *store, const char *name, Error *error)
-{
-    return store->kind->remove(store, name, error);
-}
+bool store_remove(Store *store, const char *name, Error *error) { return store->kind->remove(store, name, error); }
 
-bool store_clean(Store *store, const char *folder, const char *except, Error *error)
-{
+bool store_clean(Store *store, const char *folder, const char *except, Error *error) {
     return !store->kind->clean || store->kind->clean(store, folder, except, error);
 }
 
-bool store_renames(const Store *store)
-{
-    return store->kind->rename != NULL;
-}
+bool store_renames(const Store *store) { return store->kind->rename != NULL; }
 
-bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error)
-{
+bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error) {
     return store->kind->rename(store, from, to, aside, error);
 }
 
-void store_append_free(const Store *store, char *text, size_t size)
-{
+void store_append_free(const Store *store, char *text, size_t size) {
     struct statvfs disk;
     char *path = store_path(store, "checkpoints"), left[32];
     size_t length = strlen(text);

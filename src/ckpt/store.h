@@ -9,8 +9,7 @@
  * AWS_SESSION_TOKEN, or the AWS_PROFILE (default "default") of ~/.aws/credentials and ~/.aws/config; AWS_REGION or
  * AWS_DEFAULT_REGION; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for other servers than Amazon's; AWS_CA_BUNDLE;
  * AWS_MAX_ATTEMPTS. None of them is ever printed. */
-#ifndef SMELT_CKPT_STORE_H
-#define SMELT_CKPT_STORE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,8 +42,7 @@ typedef struct StoreObject {
 } StoreObject;
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error);
 /* Exactly `bytes` from `offset` on. Requests of store_block_bytes are efficient. */
-bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset,
-                       Error *error);
+bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
 void store_object_close(StoreObject *object);
 int64_t store_block_bytes(const Store *store);
 /* How many threads at once make reading fast. */
@@ -78,5 +76,3 @@ bool store_renames(const Store *store);
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error);
 /* Appends ", 1.50 GiB free" where the store knows what its disk has left. */
 void store_append_free(const Store *store, char *text, size_t size);
-
-#endif

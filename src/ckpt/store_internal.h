@@ -1,8 +1,7 @@
 /* What the two kinds of stores implement. Not for other modules. */
-#ifndef SMELT_CKPT_STORE_INTERNAL_H
-#define SMELT_CKPT_STORE_INTERNAL_H
+#pragma once
 
-#include "ckpt/internal.h"
+#include "ckpt/ckpt_internal.h"
 #include "ckpt/store.h"
 
 /* As the functions of store.h; NULL where a kind has nothing to do. */
@@ -11,8 +10,7 @@ typedef struct StoreKind {
     int parallelism; /* 0: one for each core */
     bool (*put)(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
     bool (*object_open)(Store *store, StoreObject *object, Error *error);
-    bool (*object_read)(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset,
-                        Error *error);
+    bool (*object_read)(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
     bool (*list)(Store *store, const char *folder, StoreListing *listing, Error *error);
     bool (*link)(Store *store, const char *from, const char *to, Error *error);
     bool (*remove)(Store *store, const char *name, Error *error);
@@ -31,5 +29,3 @@ void store_listing_append(StoreListing *listing, const char *name, size_t length
 /* Fills the kind of an opened store (store_files.c, store_s3.c). */
 Store *store_files_open(const char *where, Error *error);
 Store *store_s3_open(const char *where, Error *error);
-
-#endif

@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 /* -- Opening and closing -------------------------------------------------------------------------------------------- */
 
@@ -150,8 +150,9 @@ void comm_describe(const Comm *comm, char *text, size_t size) {
     char version[64] = "";
     if (engine && engine->nccl) nccl_describe(engine, version, sizeof version);
     if (!engine || !engine->transport) snprintf(text, size, "1 rank");
-    else snprintf(text, size, "%d ranks on %d node%s over %s%s%s", comm->size, engine->nodes, engine->nodes == 1 ? "" : "s", engine->transport->name,
-                  version[0] ? ", " : "", version);
+    else
+        snprintf(text, size, "%d ranks on %d node%s over %s%s%s", comm->size, engine->nodes, engine->nodes == 1 ? "" : "s",
+            engine->transport->name, version[0] ? ", " : "", version);
 }
 
 /* -- Collectives ---------------------------------------------------------------------------------------------------- */
@@ -230,12 +231,12 @@ static CommTicket copy_alone(Comm *comm, void *to, const void *from, int64_t byt
     return 0;
 }
 
-CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive, const int64_t *receive_pieces,
-                           CommType type) {
+CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive,
+    const int64_t *receive_pieces, CommType type) {
     int64_t width = type_bytes(type);
     if (comm->size == 1)
         return copy_alone(comm, (char *)receive + receive_pieces[0] * width, (const char *)send + send_pieces[0] * width,
-                          (receive_pieces[1] - receive_pieces[0]) * width);
+            (receive_pieces[1] - receive_pieces[0]) * width);
     Task *task = new_task(comm, ALL_TO_ALL, name, receive, receive_pieces[comm->size] - receive_pieces[0], type);
     task->send = send;
     task->send_count = send_pieces[comm->size] - send_pieces[0];
@@ -244,8 +245,8 @@ CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const
     return queue(task, false);
 }
 
-CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count, int from,
-                         CommType type) {
+CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count,
+    int from, CommType type) {
     assert(to >= -1 && to < comm->size && from >= -1 && from < comm->size && (to == comm->rank) == (from == comm->rank));
     if (to < 0 && from < 0) return 0;
     if (comm->size == 1) return copy_alone(comm, receive, send, send_count * type_bytes(type));

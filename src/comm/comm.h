@@ -16,8 +16,7 @@
  * with ERROR_COMMUNICATION. A network that is away for less than CommOptions.lost is survived.
  *
  * Calls come from one thread, but for comm_abort, comm_recent and the queries of rank and size, which any thread may make. */
-#ifndef SMELT_COMM_COMM_H
-#define SMELT_COMM_COMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,7 +29,7 @@ typedef struct Comm Comm;
 
 typedef enum CommType { COMM_F32, COMM_F64, COMM_BF16, COMM_I64, COMM_U8 } CommType;
 typedef enum CommReduce { COMM_SUM, COMM_MAX, COMM_MIN } CommReduce; /* sums of COMM_U8 wrap around; NaN in, NaN out */
-typedef int64_t CommTicket; /* of a queued collective; 0: there is nothing to wait for */
+typedef int64_t CommTicket;                                          /* of a queued collective; 0: there is nothing to wait for */
 
 typedef enum CommTransport { COMM_AUTO, COMM_TCP, COMM_MPI } CommTransport;
 
@@ -80,11 +79,11 @@ CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const
 CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type);
 CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root);
 /* Rank r gets piece r of `send`; what rank r sends lands in piece r of `receive`. */
-CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive, const int64_t *receive_pieces,
-                           CommType type);
+CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive,
+    const int64_t *receive_pieces, CommType type);
 /* Only between the ranks that take part: sends to rank `to` and receives from rank `from` at once, so that rings do not block; -1: no such half. */
-CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count, int from,
-                         CommType type);
+CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count,
+    int from, CommType type);
 static inline CommTicket comm_send(Comm *comm, const char *name, const void *send, int64_t count, CommType type, int to) {
     return comm_exchange(comm, name, send, count, to, NULL, 0, -1, type);
 }
@@ -137,5 +136,3 @@ typedef struct CommTotals {
 } CommTotals;
 /* Of this process, all groups, since it started: take differences. On the thread that computes. */
 CommTotals comm_totals(Comm *comm);
-
-#endif

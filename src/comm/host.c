@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum {
-    SMALL_BYTES = 8 << 10,    /* all-reduce: below this everyone sends everything to everyone, one round in place of two */
+    SMALL_BYTES = 8 << 10, /* all-reduce: below this everyone sends everything to everyone, one round in place of two */
     SMALL_RANKS = 16,
     SCRATCH_BYTES = 16 << 20, /* of a reduction, for the parts of all ranks together */
     LONG_BYTES = 64 << 10,    /* broadcast: above this the root sends pieces, which the ranks then gather */
@@ -30,9 +30,15 @@ static void add_transfer(Round *round, bool receive, int rank, void *data, int64
     Transfer *transfer = &round->transfers[round->count++];
     bool differs = task->operation == ALL_TO_ALL || task->operation == EXCHANGE;
     *transfer = (Transfer){.receive = receive, .peer = task->comm->ranks[rank], .data = data, .bytes = bytes};
-    transfer->label = (Label){.magic = LABEL_MAGIC, .group = task->comm->id, .sequence = receive ? task->receive_sequence : task->sequence,
-                              .total = differs ? 0 : task->count, .bytes = bytes, .operation = (uint8_t)task->operation, .type = (uint8_t)task->type,
-                              .reduce = (uint8_t)task->reduce, .part = round->part};
+    transfer->label = (Label){.magic = LABEL_MAGIC,
+        .group = task->comm->id,
+        .sequence = receive ? task->receive_sequence : task->sequence,
+        .total = differs ? 0 : task->count,
+        .bytes = bytes,
+        .operation = (uint8_t)task->operation,
+        .type = (uint8_t)task->type,
+        .reduce = (uint8_t)task->reduce,
+        .part = round->part};
     memcpy(transfer->label.name, task->name, NAME_BYTES);
 }
 
@@ -159,8 +165,7 @@ static bool all_to_all(const Task *task, Error *error) {
     const int64_t *out = task->send_pieces, *in = task->pieces;
     if ((out[rank + 1] - out[rank]) != (in[rank + 1] - in[rank]))
         return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank,
-                         (long long)(out[rank + 1] - out[rank]),
-                         (long long)(in[rank + 1] - in[rank]));
+            (long long)(out[rank + 1] - out[rank]), (long long)(in[rank + 1] - in[rank]));
     Round round = start_round(task, 0);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
@@ -199,13 +204,13 @@ static bool barrier(const Task *task, Error *error) {
 
 bool host_run(const Task *task, Error *error) {
     switch (task->operation) {
-        case ALL_REDUCE: return all_reduce(task, error);
-        case REDUCE_SCATTER: return reduce_scatter(task, task->pieces, error);
-        case ALL_GATHER: return all_gather(task, task->pieces, 0, error);
-        case BROADCAST: return broadcast(task, error);
-        case ALL_TO_ALL: return all_to_all(task, error);
-        case EXCHANGE: return exchange(task, error);
-        case BARRIER: return barrier(task, error);
+    case ALL_REDUCE: return all_reduce(task, error);
+    case REDUCE_SCATTER: return reduce_scatter(task, task->pieces, error);
+    case ALL_GATHER: return all_gather(task, task->pieces, 0, error);
+    case BROADCAST: return broadcast(task, error);
+    case ALL_TO_ALL: return all_to_all(task, error);
+    case EXCHANGE: return exchange(task, error);
+    case BARRIER: return barrier(task, error);
     }
     return false;
 }

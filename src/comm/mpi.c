@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum { THREAD_SERIALIZED = 2, TAG = 1, ERROR_TEXT = 512, SPINS = 100, PAUSE_MICROSECONDS = 20 };
 static const int64_t most_at_once = 1 << 30; /* counts are int */
@@ -36,14 +36,19 @@ typedef struct Mpi {
 /* -- The library ---------------------------------------------------------------------------------------------------- */
 
 static bool load(Mpi *mpi, Error *error) {
-    static const struct { const char *symbol; size_t offset; } symbols[] = {
+    static const struct {
+        const char *symbol;
+        size_t offset;
+    } symbols[] = {
 #define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Mpi, name)},
         MPI_CALLS(SYMBOL)
 #undef SYMBOL
-        {"ompi_mpi_comm_world", offsetof(Mpi, world)}, {"ompi_mpi_byte", offsetof(Mpi, byte)}, {"ompi_mpi_errors_return", offsetof(Mpi, errors_return)}};
+            {"ompi_mpi_comm_world", offsetof(Mpi, world)},
+        {"ompi_mpi_byte", offsetof(Mpi, byte)}, {"ompi_mpi_errors_return", offsetof(Mpi, errors_return)}};
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* its own plug-ins look for its symbols */
     if (!library)
-        return error_set(error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
+        return error_set(
+            error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(library, symbols[i].symbol);
         if (!symbol) return error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", symbols[i].symbol);
@@ -62,21 +67,29 @@ static bool check(Mpi *mpi, int result, Error *error) {
 
 /* -- Messages ------------------------------------------------------------------------------------------------------- */
 
-typedef struct Request { void *handle; Transfer *labels; /* the transfer whose label this receives, or NULL */ } Request;
-typedef struct Requests { Request *items; int count; } Requests;
+typedef struct Request {
+    void *handle;
+    Transfer *labels; /* the transfer whose label this receives, or NULL */
+} Request;
+typedef struct Requests {
+    Request *items;
+    int count;
+} Requests;
 
 static bool post_part(Mpi *mpi, Requests *requests, Transfer *transfer, bool label, void *data, int64_t bytes, Error *error) {
     Request *request = &requests->items[requests->count++];
     request->labels = label && transfer->receive ? transfer : NULL;
-    return check(mpi, transfer->receive ? mpi->receive(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle)
-                                        : mpi->send(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle), error);
+    return check(mpi,
+        transfer->receive ? mpi->receive(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle)
+                          : mpi->send(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle),
+        error);
 }
 
 static bool post(Mpi *mpi, Requests *requests, Transfer *transfer, Error *error) {
     bool done = post_part(mpi, requests, transfer, true, transfer->receive ? &transfer->seen : &transfer->label, sizeof(Label), error);
     for (int64_t at = 0; done && at < transfer->bytes; at += most_at_once)
         done = post_part(mpi, requests, transfer, false, transfer->data + at,
-                         transfer->bytes - at < most_at_once ? transfer->bytes - at : most_at_once, error);
+            transfer->bytes - at < most_at_once ? transfer->bytes - at : most_at_once, error);
     return done;
 }
 
@@ -141,7 +154,7 @@ Transport *mpi_open(Engine *engine, Error *error) {
                   check(mpi, mpi->size(mpi->world, &engine->place.size), error);
     if (opened && given < THREAD_SERIALIZED)
         opened = error_set(error, ERROR_USAGE,
-                           "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");
+            "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");
     if (opened) return &mpi->transport;
     free(mpi);
     return NULL;

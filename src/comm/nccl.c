@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum { EVENTS = 256, MOST_GROUPS = 64, ID_BYTES = 128, LOCK_SECONDS = 2 };
 typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
@@ -34,7 +34,11 @@ typedef struct NcclId { char bytes[ID_BYTES]; } NcclId;
 
 /* The device's stream stood still between the two: it waited for a collective. */
 typedef struct Stall { DeviceEvent *before, *after; } Stall;
-typedef struct Issued { DeviceEvent *event; int64_t record; double since; } Issued;
+typedef struct Issued {
+    DeviceEvent *event;
+    int64_t record;
+    double since;
+} Issued;
 
 typedef struct Nccl {
     const char *name;
@@ -47,7 +51,7 @@ typedef struct Nccl {
     } call;
     DeviceStream *stream;
     DeviceEvent *ready;
-    pthread_mutex_t lock; /* of what follows, and of calls of the library */
+    pthread_mutex_t lock;  /* of what follows, and of calls of the library */
     Issued issued[EVENTS]; /* by ticket */
     CommTicket last, done;
     void *groups[MOST_GROUPS];
@@ -63,15 +67,19 @@ static const int reductions[] = {[COMM_SUM] = 0, [COMM_MAX] = 2, [COMM_MIN] = 3}
 /* -- The library ---------------------------------------------------------------------------------------------------- */
 
 static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
-    static const struct { const char *symbol; size_t offset; } symbols[] = {
+    static const struct {
+        const char *symbol;
+        size_t offset;
+    } symbols[] = {
 #define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Nccl, call.name)},
         NCCL_CALLS(SYMBOL)
 #undef SYMBOL
-        {"ncclGetErrorString", offsetof(Nccl, call.error_text)}};
+            {"ncclGetErrorString", offsetof(Nccl, call.error_text)}};
     const char *file = kind == DEVICE_HIP ? "librccl.so.1" : "libnccl.so.2";
     nccl->name = kind == DEVICE_HIP ? "RCCL" : "NCCL";
     nccl->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (!nccl->library) return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
+    if (!nccl->library)
+        return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(nccl->library, symbols[i].symbol);
         if (!symbol) return error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, symbols[i].symbol);
@@ -81,8 +89,8 @@ static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
 }
 
 static bool check(const Nccl *nccl, int result, Error *error) {
-    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); NCCL_DEBUG=INFO tells more", nccl->name, nccl->call.error_text(result),
-                                    result);
+    return result == 0 || error_set(error, ERROR_COMMUNICATION, "%s: %s (%d); NCCL_DEBUG=INFO tells more", nccl->name,
+                              nccl->call.error_text(result), result);
 }
 
 void nccl_describe(const Engine *engine, char *text, size_t size) {
@@ -180,13 +188,12 @@ static int sum_pieces(const Nccl *nccl, const Task *task) {
     int64_t width = type_bytes(task->type);
     if (are_even(pieces, comm->size))
         return nccl->call.reduce_scatter(task->buffer + pieces[0] * width, task->buffer + pieces[comm->rank] * width,
-                                         (size_t)(pieces[1] - pieces[0]), type, reduce, comm->nccl,
-                                         nccl->stream);
+            (size_t)(pieces[1] - pieces[0]), type, reduce, comm->nccl, nccl->stream);
     nccl->call.begin();
     for (int i = 0; i < comm->size && !result; i++) {
         char *piece = task->buffer + pieces[i] * width;
-        if (pieces[i + 1] > pieces[i]) result = nccl->call.reduce(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, reduce, i, comm->nccl,
-                                                                  nccl->stream);
+        if (pieces[i + 1] > pieces[i])
+            result = nccl->call.reduce(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, reduce, i, comm->nccl, nccl->stream);
     }
     int ended = nccl->call.end();
     return result ? result : ended;
@@ -198,13 +205,13 @@ static int gather_pieces(const Nccl *nccl, const Task *task) {
     int type = types[task->type], result = 0;
     int64_t width = type_bytes(task->type);
     if (are_even(pieces, comm->size))
-        return nccl->call.all_gather(task->buffer + pieces[comm->rank] * width, task->buffer + pieces[0] * width, (size_t)(pieces[1] - pieces[0]),
-                                     type, comm->nccl, nccl->stream);
+        return nccl->call.all_gather(task->buffer + pieces[comm->rank] * width, task->buffer + pieces[0] * width,
+            (size_t)(pieces[1] - pieces[0]), type, comm->nccl, nccl->stream);
     nccl->call.begin();
     for (int i = 0; i < comm->size && !result; i++) {
         char *piece = task->buffer + pieces[i] * width;
-        if (pieces[i + 1] > pieces[i]) result = nccl->call.broadcast(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, i, comm->nccl,
-                                                                     nccl->stream);
+        if (pieces[i + 1] > pieces[i])
+            result = nccl->call.broadcast(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, i, comm->nccl, nccl->stream);
     }
     int ended = nccl->call.end();
     return result ? result : ended;
@@ -214,8 +221,8 @@ static int send_and_receive(const Nccl *nccl, const Task *task, int rank, Interv
     int type = types[task->type], result = 0;
     int64_t width = type_bytes(task->type);
     if (out.count) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, rank, task->comm->nccl, nccl->stream);
-    if (in.count && !result) result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, rank, task->comm->nccl,
-                                                         nccl->stream);
+    if (in.count && !result)
+        result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, rank, task->comm->nccl, nccl->stream);
     return result;
 }
 
@@ -228,7 +235,7 @@ static int cross(const Nccl *nccl, const Task *task) {
     }
     for (int i = 0; task->operation == ALL_TO_ALL && i < task->comm->size && !result; i++)
         result = send_and_receive(nccl, task, i, (Interval){task->send_pieces[i], task->send_pieces[i + 1] - task->send_pieces[i]},
-                                  (Interval){task->pieces[i], task->pieces[i + 1] - task->pieces[i]});
+            (Interval){task->pieces[i], task->pieces[i + 1] - task->pieces[i]});
     int ended = nccl->call.end();
     return result ? result : ended;
 }
@@ -236,16 +243,16 @@ static int cross(const Nccl *nccl, const Task *task) {
 static int issue(const Nccl *nccl, const Task *task) {
     void *group = task->comm->nccl;
     switch (task->operation) {
-        case ALL_REDUCE:
-            return nccl->call.all_reduce(task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group,
-                                         nccl->stream);
-        case BROADCAST: return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group,
-                                                    nccl->stream);
-        case REDUCE_SCATTER: return sum_pieces(nccl, task);
-        case ALL_GATHER: return gather_pieces(nccl, task);
-        case ALL_TO_ALL:
-        case EXCHANGE: return cross(nccl, task);
-        case BARRIER: break; /* always in host memory */
+    case ALL_REDUCE:
+        return nccl->call.all_reduce(
+            task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, nccl->stream);
+    case BROADCAST:
+        return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, nccl->stream);
+    case REDUCE_SCATTER: return sum_pieces(nccl, task);
+    case ALL_GATHER: return gather_pieces(nccl, task);
+    case ALL_TO_ALL:
+    case EXCHANGE: return cross(nccl, task);
+    case BARRIER: break; /* always in host memory */
     }
     return 0;
 }
@@ -311,7 +318,8 @@ static bool all_well(Engine *engine, Error *error) {
     const Issued *oldest = &nccl->issued[(nccl->done + 1) % EVENTS];
     for (int i = 0; i < MOST_GROUPS; i++) {
         int result = 0;
-        if (nccl->groups[i] && (nccl->call.error_of(nccl->groups[i], &result) != 0 || result != 0)) return check(nccl, result ? result : -1, error);
+        if (nccl->groups[i] && (nccl->call.error_of(nccl->groups[i], &result) != 0 || result != 0))
+            return check(nccl, result ? result : -1, error);
     }
     if (nccl->done == nccl->last || log_seconds() - oldest->since < engine->options.timeout) return true;
     return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);

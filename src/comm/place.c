@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum { PORT_BASE = 20000, PORT_SPAN = 20000, MOST_RANKS = 1 << 20 };
 
@@ -22,7 +22,8 @@ static bool read_number(const char *name, long least, long most, int *number, Er
     errno = 0;
     long value = strtol(getenv(name), &end, 10);
     if (errno || *end || value < least || value > most)
-        return error_set(error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", name, getenv(name), least, most);
+        return error_set(
+            error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", name, getenv(name), least, most);
     *number = (int)value;
     return true;
 }
@@ -66,7 +67,9 @@ static int slurm_port(void) {
 
 /* The variables of a step: a batch script itself has SLURM_PROCID too, and is one process. */
 static bool read_slurm(Place *place, Error *error) {
-    const char *list = present("SLURM_STEP_NODELIST") ? getenv("SLURM_STEP_NODELIST") : present("SLURM_JOB_NODELIST") ? getenv("SLURM_JOB_NODELIST") : "";
+    const char *list = present("SLURM_STEP_NODELIST")  ? getenv("SLURM_STEP_NODELIST")
+                       : present("SLURM_JOB_NODELIST") ? getenv("SLURM_JOB_NODELIST")
+                                                       : "";
     place->transport = COMM_TCP;
     place->port = slurm_port();
     if (!read_rank("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", place, error)) return false;
@@ -85,7 +88,8 @@ static bool read_slurm(Place *place, Error *error) {
 static bool read_torchrun(Place *place, Error *error) {
     place->transport = COMM_TCP;
     place->port = 29500;
-    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !read_optional("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error)) return false;
+    if (!read_rank("RANK", "WORLD_SIZE", place, error) || !read_optional("LOCAL_RANK", 0, place->size - 1, &place->local_rank, error))
+        return false;
     if (place->size > 1 && !present("MASTER_ADDR"))
         return error_set(error, ERROR_USAGE, "the environment has RANK and WORLD_SIZE but no MASTER_ADDR, the host of rank 0");
     if (present("MASTER_ADDR") && !copy_text("MASTER_ADDR", place->address, error)) return false;
@@ -117,14 +121,16 @@ static uint64_t job_of_environment(void) {
 
 bool place_find(CommTransport wanted, Place *place, Error *error) {
     *place = (Place){.size = 1, .local_rank = -1, .job = job_of_environment()};
-    bool torchrun = present("WORLD_SIZE") && present("RANK"), mpi = present("OMPI_COMM_WORLD_SIZE"), slurm = present("SLURM_STEP_NUM_TASKS");
+    bool torchrun = present("WORLD_SIZE") && present("RANK"), mpi = present("OMPI_COMM_WORLD_SIZE"),
+         slurm = present("SLURM_STEP_NUM_TASKS");
     bool found = true;
     if (gethostname(place->node, sizeof place->node - 1) != 0) place->node[0] = 0;
     if (wanted == COMM_MPI || (wanted == COMM_AUTO && mpi && !torchrun)) found = read_mpi(place, error);
     else if (torchrun) found = read_torchrun(place, error);
     else if (slurm) found = read_slurm(place, error);
     else if (wanted == COMM_TCP)
-        return error_set(error, ERROR_USAGE, "TCP needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: start with smelt launch, torchrun or srun");
+        return error_set(
+            error, ERROR_USAGE, "TCP needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: start with smelt launch, torchrun or srun");
     if (found && place->size == 1) place->transport = COMM_AUTO;
     return found;
 }

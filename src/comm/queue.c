@@ -8,14 +8,15 @@
 #include <time.h>
 
 #include "base/log.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum { WATCH_MILLISECONDS = 500 };
 
 /* -- Tasks ---------------------------------------------------------------------------------------------------------- */
 
 const char *operation_name(Operation operation) {
-    static const char *const names[] = {"?", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange", "barrier"};
+    static const char *const names[] = {
+        "?", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange", "barrier"};
     return operation < sizeof names / sizeof *names ? names[operation] : names[0];
 }
 
@@ -28,13 +29,13 @@ int64_t task_bytes(const Task *task) {
 static int64_t task_traffic(const Task *task) {
     int64_t bytes = task->count * type_bytes(task->type), size = task->comm->size;
     switch (task->operation) {
-        case ALL_REDUCE: return 2 * bytes / size * (size - 1);
-        case REDUCE_SCATTER: return bytes / size * (size - 1);
-        case ALL_GATHER: return (task->pieces[task->comm->rank + 1] - task->pieces[task->comm->rank]) * type_bytes(task->type) * (size - 1);
-        case BROADCAST: return task->root == task->comm->rank ? bytes : 0;
-        case ALL_TO_ALL:
-        case EXCHANGE: return task->send_count * type_bytes(task->type);
-        case BARRIER: return 0;
+    case ALL_REDUCE: return 2 * bytes / size * (size - 1);
+    case REDUCE_SCATTER: return bytes / size * (size - 1);
+    case ALL_GATHER: return (task->pieces[task->comm->rank + 1] - task->pieces[task->comm->rank]) * type_bytes(task->type) * (size - 1);
+    case BROADCAST: return task->root == task->comm->rank ? bytes : 0;
+    case ALL_TO_ALL:
+    case EXCHANGE: return task->send_count * type_bytes(task->type);
+    case BARRIER: return 0;
     }
     return 0;
 }
@@ -50,7 +51,8 @@ void task_free(Task *task) {
 /* The lock is held. */
 static int64_t add_record(Engine *engine, const Task *task) {
     CommRecord *record = &engine->records[engine->recorded % COMM_RECORDS];
-    *record = (CommRecord){.sequence = task->sequence ? task->sequence : task->receive_sequence, .bytes = task_bytes(task), .queued = log_seconds()};
+    *record = (CommRecord){
+        .sequence = task->sequence ? task->sequence : task->receive_sequence, .bytes = task_bytes(task), .queued = log_seconds()};
     snprintf(record->group, sizeof record->group, "%s", task->comm->name);
     snprintf(record->operation, sizeof record->operation, "%s", operation_name(task->operation));
     memcpy(record->name, task->name, sizeof record->name);
@@ -102,8 +104,7 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
     }
     if (log_seconds() - since < engine->options.timeout) return false;
     error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is alive but does not answer", engine->place.rank,
-              engine->options.timeout,
-              transfer->peer);
+        engine->options.timeout, transfer->peer);
     return true;
 }
 
@@ -116,8 +117,8 @@ static void run_task(Engine *engine, Task *task) {
     pthread_mutex_unlock(&engine->lock);
     bool done = !engine->failed && host_run(task, &error);
     if (!done && !engine->failed) {
-        error_context(&error, "%s '%s' number %llu of group %s", operation_name(task->operation), task->name, (unsigned long long)task->sequence,
-                      task->comm->name);
+        error_context(&error, "%s '%s' number %llu of group %s", operation_name(task->operation), task->name,
+            (unsigned long long)task->sequence, task->comm->name);
         engine_fail(engine, &error);
     }
     pthread_mutex_lock(&engine->lock);
@@ -175,7 +176,8 @@ void engine_start(Engine *engine) {
     engine->working = engine->transport && pthread_create(&engine->worker, NULL, work, engine) == 0;
     if (!engine->transport || engine->working) return;
     Error error = {0};
-    error_set(&error, ERROR_INTERNAL, "the system refused a thread for communication: look at the limits of this user's processes (ulimit -u)");
+    error_set(
+        &error, ERROR_INTERNAL, "the system refused a thread for communication: look at the limits of this user's processes (ulimit -u)");
     engine_fail(engine, &error);
 }
 

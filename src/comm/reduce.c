@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/bf16.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 
 enum { BLOCK = 1024 }; /* elements summed at a time: their sums stay in the first cache */
 
@@ -47,11 +47,11 @@ void reduce_parts(CommType type, CommReduce reduce, int64_t count, int parts, co
     for (int64_t at = 0; at < count; at += BLOCK) {
         int64_t block = count - at < BLOCK ? count - at : BLOCK;
         switch (type) {
-            case COMM_F32: reduce_f32(reduce, block, parts, part, at, result); break;
-            case COMM_F64: reduce_f64(reduce, block, parts, part, at, result); break;
-            case COMM_BF16: reduce_bf16(reduce, block, parts, part, at, result); break;
-            case COMM_I64: reduce_i64(reduce, block, parts, part, at, result); break;
-            case COMM_U8: reduce_u8(reduce, block, parts, part, at, result); break;
+        case COMM_F32: reduce_f32(reduce, block, parts, part, at, result); break;
+        case COMM_F64: reduce_f64(reduce, block, parts, part, at, result); break;
+        case COMM_BF16: reduce_bf16(reduce, block, parts, part, at, result); break;
+        case COMM_I64: reduce_i64(reduce, block, parts, part, at, result); break;
+        case COMM_U8: reduce_u8(reduce, block, parts, part, at, result); break;
         }
     }
 }

@@ -59,7 +59,8 @@ void socket_set_port(struct sockaddr_storage *address, int port) {
 }
 
 int socket_port(const struct sockaddr_storage *address) {
-    return ntohs(address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port : ((const struct sockaddr_in *)address)->sin_port);
+    return ntohs(address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port
+                                                : ((const struct sockaddr_in *)address)->sin_port);
 }
 
 bool socket_is_loopback(const char *host) { return !strcmp(host, "localhost") || !strcmp(host, "127.0.0.1") || !strcmp(host, "::1"); }

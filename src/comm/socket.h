@@ -1,7 +1,6 @@
 /* What meetings over TCP are made of: sockets that notice a silent peer, and moves that end at a time. For the ranks (tcp_meet.c) and for the
  * supervisors of a run's nodes (launch/roll.c). Nothing here is owned; the caller closes what it is given. */
-#ifndef SMELT_COMM_SOCKET_H
-#define SMELT_COMM_SOCKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,5 +26,3 @@ bool socket_is_loopback(const char *host);
 int socket_listen(int family, bool loopback, int port);
 /* -1 when nobody answers there. Does not block afterwards. */
 int socket_connect(const struct sockaddr_storage *address, double lost, double until);
-
-#endif

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/internal.h"
+#include "comm/comm_internal.h"
 #include "comm/tcp.h"
 
 enum { POLL_MILLISECONDS = 100, MOST_AT_ONCE = 1 << 20 };
@@ -28,17 +28,19 @@ bool label_check(const Transfer *transfer, Error *error) {
     if (seen->magic != LABEL_MAGIC)
         return error_set(error, ERROR_COMMUNICATION, "rank %d sent something that is no message of smelt", transfer->peer);
     return error_set(error, ERROR_COMMUNICATION,
-                     "rank %d is at another collective: %s '%.*s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
-                     "elements, %lld bytes (group %08x, type %d, reduction %d, part %d there; %08x, %d, %d, %d here): the ranks do not run the same program",
-                     transfer->peer, operation_name(seen->operation), NAME_BYTES, seen->name, (unsigned long long)seen->sequence, (long long)seen->total,
-                     (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->part, wanted->group,
-                     wanted->type, wanted->reduce, wanted->part);
+        "rank %d is at another collective: %s '%.*s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
+        "elements, %lld bytes (group %08x, type %d, reduction %d, part %d there; %08x, %d, %d, %d here): the ranks do not run the same "
+        "program",
+        transfer->peer, operation_name(seen->operation), NAME_BYTES, seen->name, (unsigned long long)seen->sequence, (long long)seen->total,
+        (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->part,
+        wanted->group, wanted->type, wanted->reduce, wanted->part);
 }
 
 static bool lost(int peer, int number, Error *error) {
     if (number == 0) return error_set(error, ERROR_COMMUNICATION, "rank %d has ended already: the ranks do not run the same program", peer);
     if (number == ECONNRESET || number == EPIPE)
-        return error_set(error, ERROR_COMMUNICATION, "rank %d closed its connection: it failed or was killed, its own messages say more", peer);
+        return error_set(
+            error, ERROR_COMMUNICATION, "rank %d closed its connection: it failed or was killed, its own messages say more", peer);
     return error_set(error, ERROR_COMMUNICATION, "rank %d is lost: %s; look at its host and the network between", peer, strerror(number));
 }
 
@@ -123,7 +125,8 @@ static void tcp_close(Transport *transport, bool orderly) {
 
 Transport *tcp_open(Engine *engine, Error *error) {
     Tcp *tcp = memory_allocate(sizeof *tcp);
-    *tcp = (Tcp){.transport = {.name = "TCP", .exchange = exchange, .watch = watch, .close = tcp_close, .engine = engine}, .size = engine->place.size};
+    *tcp = (Tcp){.transport = {.name = "TCP", .exchange = exchange, .watch = watch, .close = tcp_close, .engine = engine},
+        .size = engine->place.size};
     tcp->sockets = tcp_meet(&engine->place, &engine->options, error);
     if (tcp->sockets) return &tcp->transport;
     free(tcp);

@@ -26,7 +26,10 @@ typedef struct Hello {
 } Hello;
 
 /* Where a rank listens, as rank 0 sees it; an IPv4 address is the end of `address`. */
-typedef struct Entry { uint16_t family, port; uint8_t address[16]; } Entry;
+typedef struct Entry {
+    uint16_t family, port;
+    uint8_t address[16];
+} Entry;
 
 typedef struct Meeting {
     const Place *place;
@@ -66,8 +69,8 @@ static bool accept_rank(Meeting *meeting, Hello *hello) {
     socket_prepare(taken, meeting->options->lost);
     reset_at_death(taken);
     bool known = socket_receive(taken, hello, sizeof *hello, log_seconds() + HELLO_SECONDS) && hello->magic == LABEL_MAGIC &&
-                 hello->job == place->job &&
-                 hello->size == place->size && hello->rank > place->rank && hello->rank < place->size && hello->port < 65536;
+                 hello->job == place->job && hello->size == place->size && hello->rank > place->rank && hello->rank < place->size &&
+                 hello->port < 65536;
     if (known) {
         if (meeting->sockets[hello->rank] >= 0) close(meeting->sockets[hello->rank]); /* it gave up the first connection */
         meeting->sockets[hello->rank] = taken;
@@ -88,8 +91,8 @@ static bool accept_all(Meeting *meeting, bool note, Error *error) {
         if (!missing) return true;
         if (!accept_rank(meeting, &hello))
             return error_set(error, ERROR_COMMUNICATION,
-                             "%d of %d ranks did not reach rank %d in %.0f s, the first of them rank %d: did it start, and does its network reach %s?",
-                             missing, place->size, place->rank, meeting->options->appear, first, place->address);
+                "%d of %d ranks did not reach rank %d in %.0f s, the first of them rank %d: did it start, and does its network reach %s?",
+                missing, place->size, place->rank, meeting->options->appear, first, place->address);
         if (!note || hello.rank < 0) continue;
         struct sockaddr_storage from = {0};
         socklen_t size = sizeof from;
@@ -110,7 +113,7 @@ static bool listen_as_first(Meeting *meeting, int family, Error *error) {
     while ((meeting->listener = socket_listen(family, loopback, place->port)) < 0 && errno == EADDRINUSE && log_seconds() < until)
         usleep(RETRY_MILLISECONDS * 1000);
     return meeting->listener >= 0 || error_set(error, ERROR_COMMUNICATION, "rank 0 cannot listen at port %d: %s; give another MASTER_PORT",
-                                               place->port, strerror(errno));
+                                         place->port, strerror(errno));
 }
 
 static bool meet_as_first(Meeting *meeting, const struct sockaddr_storage *address, Error *error) {
@@ -137,8 +140,8 @@ static bool reach_first(Meeting *meeting, const struct sockaddr_storage *address
         usleep(RETRY_MILLISECONDS * 1000);
     }
     return error_set(error, ERROR_COMMUNICATION,
-                     "rank %d did not hear from rank 0 at %s:%d in %.0f s: did all %d ranks start, and does the network reach it?",
-                     meeting->place->rank, meeting->place->address, meeting->place->port, meeting->options->appear, meeting->place->size);
+        "rank %d did not hear from rank 0 at %s:%d in %.0f s: did all %d ranks start, and does the network reach it?", meeting->place->rank,
+        meeting->place->address, meeting->place->port, meeting->options->appear, meeting->place->size);
 }
 
 /* A rank that rank 0 reached over the loopback is on the host of rank 0. */
@@ -146,7 +149,8 @@ static struct sockaddr_storage address_of(const Entry *entry, const struct socka
     struct sockaddr_storage address = {.ss_family = entry->family};
     if (entry->family == AF_INET6) memcpy(&((struct sockaddr_in6 *)&address)->sin6_addr, entry->address, 16);
     else memcpy(&((struct sockaddr_in *)&address)->sin_addr, entry->address + 12, 4);
-    bool loopback = entry->family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&address)->sin6_addr) : entry->address[12] == 127;
+    bool loopback =
+        entry->family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&address)->sin6_addr) : entry->address[12] == 127;
     if (loopback) address = *first;
     socket_set_port(&address, entry->port);
     return address;
@@ -167,8 +171,8 @@ static bool meet_as_other(Meeting *meeting, const struct sockaddr_storage *first
             char host[INET6_ADDRSTRLEN + 1] = "?";
             getnameinfo((struct sockaddr *)&address, sizeof address, host, sizeof host, NULL, 0, NI_NUMERICHOST);
             return error_set(error, ERROR_COMMUNICATION,
-                             "rank %d does not reach rank %d at %s:%d: the network must let all ranks connect to each other", place->rank, rank,
-                             host, meeting->table[rank].port);
+                "rank %d does not reach rank %d at %s:%d: the network must let all ranks connect to each other", place->rank, rank, host,
+                meeting->table[rank].port);
         }
     }
     return accept_all(meeting, false, error);

@@ -5,8 +5,7 @@
  * shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The order in which samples are
  * drawn is a pure function of (seed, index): epoch e visits all samples once in the order of rng_permute. So the world size
  * does not enter, and resuming needs one integer: the number of samples drawn so far. */
-#ifndef SMELT_DATA_DATA_H
-#define SMELT_DATA_DATA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,16 +20,16 @@ enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
 /* -- Token shards (shard.c) -------------------------------------------------------------------------------------- */
 
 typedef struct Shard {
-    const void *tokens;          /* mapped .bin */
-    int token_bytes;             /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
+    const void *tokens; /* mapped .bin */
+    int token_bytes;    /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
     int64_t token_count;
     int64_t document_count;
     const int64_t *document_end; /* document_count entries: token index one past each document; owned */
     uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
     size_t mapped_bytes;
-    char *prefix;                /* for messages; owned */
-    bool checksummed;            /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
-    uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
+    char *prefix;      /* for messages; owned */
+    bool checksummed;  /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
+    uint64_t checksum; /* XXH3 of PREFIX.bin as written; only with `checksummed` */
 } Shard;
 
 /* Whether there is a PREFIX.idx: what is no shard is taken for text. */
@@ -43,7 +42,7 @@ bool shard_open(Shard *shard, const char *prefix, Error *error);
 bool shard_map(Shard *shard, const char *prefix, Error *error);
 /* Reads all tokens of a mapped shard; on failure the shard stays mapped. Shows progress. */
 bool shard_verify(Shard *shard, Error *error);
-void shard_close(Shard *shard); /* also of a zeroed or failed one */
+void shard_close(Shard *shard);                  /* also of a zeroed or failed one */
 const char *shard_type_name(const Shard *shard); /* "u8", "u16" or "i32" */
 static inline int32_t shard_token(const Shard *shard, int64_t index) {
     switch (shard->token_bytes) {
@@ -75,7 +74,7 @@ typedef struct PackOptions {
      * links, devices and files with a zero byte in their first 8 KiB (not text) are skipped with a warning. A single
      * file may hold any bytes, unless it is one of the two of a shard: ERROR_DATA, as its prefix was meant. */
     const char *input;
-    const char *output;    /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
+    const char *output; /* prefix of the shards: OUTPUT-train and OUTPUT-valid with a validation part, else OUTPUT */
     /* 0 to 0.5. 0: no validation part. Each file's tail goes to validation, cut after a separator line or else at a
      * line end, so that both parts see every source; a file of one line is training data only. */
     double valid_fraction;
@@ -96,7 +95,8 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
 /* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the tokenizer.json to write. Counts
  * documents and bytes in `result`; *learned is the vocabulary reached. */
-bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
+bool pack_train_tokenizer(
+    const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
 
 /* -- Batches (loader.c) -------------------------------------------------------------------------------------------- */
 
@@ -110,13 +110,13 @@ typedef struct Batch {
 } Batch;
 
 typedef struct LoaderOptions {
-    const Shard *shard;       /* outlives the loader */
+    const Shard *shard; /* outlives the loader */
     int64_t sequences, length;
-    int32_t vocabulary;       /* tokens must be below it: ERROR_DATA with the offending value otherwise */
-    int32_t separator;        /* the token that ends a document in the stream, or -1: boundaries from the shard's
+    int32_t vocabulary; /* tokens must be below it: ERROR_DATA with the offending value otherwise */
+    int32_t separator;  /* the token that ends a document in the stream, or -1: boundaries from the shard's
                                  document index are used in both cases, and matter only with document_mask */
-    bool document_mask;       /* false: positions run 0..length-1 over the whole sequence */
-    bool shuffle;             /* false (evaluation): samples in order */
+    bool document_mask; /* false: positions run 0..length-1 over the whole sequence */
+    bool shuffle;       /* false (evaluation): samples in order */
     uint64_t seed;
     /* Several loaders share out the batches: `pick` is called for each batch in order, by one thread, and gives its number, counted from the first
      * sample. NULL: all batches. */
@@ -129,10 +129,8 @@ typedef struct Loader Loader;
  * is ERROR_DATA. Draws go on for ever: draw loader_samples is the first of the second epoch, without a shuffle too.
  * The shard must be opened with shard_open. */
 Loader *loader_open(const LoaderOptions *options, int64_t first_sample, Error *error);
-int64_t loader_samples(const Loader *loader);  /* samples in one epoch */
-const Batch *loader_next(Loader *loader);      /* waits for the next batch; the previous one is released */
-void loader_close(Loader *loader);             /* at any moment; NULL is allowed */
+int64_t loader_samples(const Loader *loader); /* samples in one epoch */
+const Batch *loader_next(Loader *loader);     /* waits for the next batch; the previous one is released */
+void loader_close(Loader *loader);            /* at any moment; NULL is allowed */
 /* The sample that a draw (>= 0) reads, out of `samples` (>= 1): the whole order of the data, as a pure function. */
 int64_t loader_sample_index(uint64_t seed, bool shuffle, int64_t draw, int64_t samples);
-
-#endif

@@ -36,7 +36,7 @@ struct Loader {
     Batch batch; /* the one that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
-    atomic_bool stop; /* set under the mutex, looked at between sequences without it */
+    atomic_bool stop;         /* set under the mutex, looked at between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     pthread_t thread;
@@ -123,8 +123,7 @@ static void *loader_run(void *argument) {
     Loader *loader = argument;
     pthread_mutex_lock(&loader->mutex);
     for (;;) {
-        while (!loader->stop && loader->filled == loader->released + LOADER_RING)
-            pthread_cond_wait(&loader->changed, &loader->mutex);
+        while (!loader->stop && loader->filled == loader->released + LOADER_RING) pthread_cond_wait(&loader->changed, &loader->mutex);
         if (loader->stop) break;
         int64_t batch = loader->filled;
         pthread_mutex_unlock(&loader->mutex);
@@ -143,20 +142,20 @@ static bool check_options(const LoaderOptions *options, int64_t first_sample, Er
     int64_t values;
     if (options->sequences < 1 || options->length < 1 || options->length > INT32_MAX)
         return error_set(error, ERROR_USAGE,
-                         "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
-                         "least 1 of each, and at most %d tokens",
-                         options->sequences, options->length, INT32_MAX);
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
+            "least 1 of each, and at most %d tokens",
+            options->sequences, options->length, INT32_MAX);
     if (__builtin_mul_overflow(options->sequences, options->length, &values) ||
         __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
         return error_set(error, ERROR_USAGE,
-                         "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
-                         "memory; make it smaller",
-                         options->sequences, options->length);
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
+            "memory; make it smaller",
+            options->sequences, options->length);
     if (first_sample < 0 || first_sample > INT64_MAX / 2)
         return error_set(error, ERROR_USAGE,
-                         "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
-                         "intact checkpoint",
-                         first_sample, INT64_MAX / 2);
+            "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
+            "intact checkpoint",
+            first_sample, INT64_MAX / 2);
     return true;
 }
 
@@ -164,18 +163,17 @@ static bool check_corpus(const LoaderOptions *options, Error *error) {
     const Shard *shard = options->shard;
     if (shard->token_count <= options->length)
         return error_set(error, ERROR_DATA,
-                         "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
-                         " with its last target; pack more text or shorten the sequences",
-                         shard->prefix, shard->token_count, options->length, options->length + 1);
+            "%s has %" PRId64 " tokens but one sequence of %" PRId64 " needs %" PRId64
+            " with its last target; pack more text or shorten the sequences",
+            shard->prefix, shard->token_count, options->length, options->length + 1);
     if ((int64_t)shard->max_token < options->vocabulary) return true;
     int64_t index = 0;
     while (shard_token(shard, index) < options->vocabulary) index++;
     return error_set(error, ERROR_DATA,
-                     "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
-                     "vocabulary has %" PRId32
-                     " tokens; pack the corpus with the model's tokenizer or give the model a larger "
-                     "vocabulary",
-                     shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
+        "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
+        "vocabulary has %" PRId32 " tokens; pack the corpus with the model's tokenizer or give the model a larger "
+        "vocabulary",
+        shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
 }
 
 static bool allocate_ring(Loader *loader, Error *error) {
@@ -199,8 +197,7 @@ static bool start_thread(Loader *loader, Error *error) {
     int status = pthread_create(&loader->thread, NULL, loader_run, loader);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status == 0) return true;
-    return error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)",
-                     strerror(status));
+    return error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)", strerror(status));
 }
 
 static void loader_free(Loader *loader) {
@@ -237,8 +234,7 @@ const Batch *loader_next(Loader *loader) {
     loader->holding = true;
     pthread_mutex_unlock(&loader->mutex);
     const Slot *slot = &loader->slots[number % LOADER_RING];
-    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions,
-                            loader->first_sample + slot->number * loader->options.sequences};
+    loader->batch = (Batch){slot->tokens, slot->targets, slot->positions, loader->first_sample + slot->number * loader->options.sequences};
     return &loader->batch;
 }
 

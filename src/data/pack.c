@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
-#include "data/internal.h"
+#include "data/data_internal.h"
 
 enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22, OUTPUT_FILES = 4 };
 
@@ -35,11 +35,11 @@ typedef struct Packer {
     PathList files;
     int64_t file_bytes; /* of all files */
     Skipped irregular, binary;
-    bool folder; /* the input is a folder */
+    bool folder;                       /* the input is a folder */
     char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
     ShardWriter *train, *valid;
-    DocumentEncoder *encoder;  /* NULL: byte tokens */
-    TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
+    DocumentEncoder *encoder;          /* NULL: byte tokens */
+    TokenizerTrainer *trainer;         /* gets the documents when it is set, and nothing is packed */
     struct stat outputs[OUTPUT_FILES]; /* older shards under the output's names: never an input */
     int output_count;
     int32_t chunk[CHUNK_BYTES];
@@ -63,9 +63,7 @@ static void list_free(PathList *list) {
     *list = (PathList){0};
 }
 
-static int compare_paths(const void *left, const void *right) {
-    return strcmp(*(char *const *)left, *(char *const *)right);
-}
+static int compare_paths(const void *left, const void *right) { return strcmp(*(char *const *)left, *(char *const *)right); }
 
 static void skip(Skipped *skipped, const char *path) {
     skipped->count++;
@@ -96,8 +94,7 @@ static bool sort_entry(Packer *packer, PathList *folders, char *path, Error *err
 
 static bool list_folder(Packer *packer, PathList *folders, const char *path, Error *error) {
     DIR *folder = opendir(path);
-    if (!folder)
-        return error_set(error, ERROR_DATA, "cannot read folder %s: %s; check its permissions", path, strerror(errno));
+    if (!folder) return error_set(error, ERROR_DATA, "cannot read folder %s: %s; check its permissions", path, strerror(errno));
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
     bool good = true;
     struct dirent *entry;
@@ -114,8 +111,7 @@ static bool list_files(Packer *packer, Error *error) {
     const char *input = packer->options->input;
     struct stat status;
     if (stat(input, &status) != 0)
-        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input,
-                         strerror(errno));
+        return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
     packer->folder = S_ISDIR(status.st_mode);
     if (!packer->folder) {
         packer->file_bytes = status.st_size;
@@ -261,9 +257,8 @@ static bool refuse_shard(const char *path, Error *error) {
     if (length < 4 || (strcmp(path + length - 4, ".bin") != 0 && strcmp(path + length - 4, ".idx") != 0)) return true;
     char *prefix = memory_format("%.*s", (int)(length - 4), path), *tokens = memory_format("%s.bin", prefix);
     bool good = access(tokens, F_OK) != 0 || !shard_exists(prefix) ||
-                error_set(error, ERROR_DATA,
-                          "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s",
-                          path, prefix);
+                error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s",
+                    path, prefix);
     free(tokens);
     free(prefix);
     return good;
@@ -292,14 +287,12 @@ static bool pack_file(Packer *packer, const char *path, Error *error) {
 
 static bool check_options(const PackOptions *options, Error *error) {
     if (!(options->valid_fraction >= 0 && options->valid_fraction <= 0.5))
-        return error_set(error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file",
-                         options->valid_fraction);
+        return error_set(
+            error, ERROR_USAGE, "valid is %g but it must be 0 to 0.5, the validation part of each file", options->valid_fraction);
     if (strpbrk(options->separator, "\r\n"))
-        return error_set(error, ERROR_USAGE,
-                         "separator holds a line end but it must be the text of one line; give it without");
+        return error_set(error, ERROR_USAGE, "separator holds a line end but it must be the text of one line; give it without");
     if (options->input[0] == '\0' || options->output[0] == '\0')
-        return error_set(error, ERROR_USAGE, "the name of the %s is empty; name a path",
-                         options->input[0] == '\0' ? "input" : "output");
+        return error_set(error, ERROR_USAGE, "the name of the %s is empty; name a path", options->input[0] == '\0' ? "input" : "output");
     return true;
 }
 
@@ -333,18 +326,17 @@ static bool open_writers(Packer *packer, Error *error) {
 static bool check_result(const Packer *packer, Error *error) {
     if (packer->result.train_tokens + packer->result.valid_tokens == 0)
         return error_set(error, ERROR_DATA,
-                         "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
-                         "name a file or folder with text",
-                         packer->options->input, packer->files.count, packer->file_bytes, packer->binary.count);
+            "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
+            "name a file or folder with text",
+            packer->options->input, packer->files.count, packer->file_bytes, packer->binary.count);
     if (packer->valid && packer->result.valid_tokens == 0)
         return error_set(error, ERROR_DATA,
-                         "%s gives no validation part of %g: no file has a line end at which its tail could be "
-                         "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
-                         packer->options->input, packer->options->valid_fraction);
+            "%s gives no validation part of %g: no file has a line end at which its tail could be "
+            "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
+            packer->options->input, packer->options->valid_fraction);
     if (packer->result.train_tokens == 0)
-        return error_set(error, ERROR_DATA,
-                         "%s gives no training part: all text lies in its last %g; set a smaller valid",
-                         packer->options->input, packer->options->valid_fraction);
+        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
+            packer->options->input, packer->options->valid_fraction);
     return true;
 }
 
@@ -361,11 +353,10 @@ static bool finish_writers(Packer *packer, Error *error) {
 
 static void warn_skipped(const Packer *packer) {
     if (packer->irregular.count > 0)
-        log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count,
-                 packer->irregular.first);
+        log_warn("skipped %" PRId64 " links, pipes or devices, the first being %s", packer->irregular.count, packer->irregular.first);
     if (packer->binary.count > 0)
-        log_warn("skipped %" PRId64 " files that are not text (a zero byte in the first %d), the first being %s",
-                 packer->binary.count, TEXT_PROBE_BYTES, packer->binary.first);
+        log_warn("skipped %" PRId64 " files that are not text (a zero byte in the first %d), the first being %s", packer->binary.count,
+            TEXT_PROBE_BYTES, packer->binary.first);
 }
 
 static bool read_all(Packer *packer, Error *error) {
@@ -407,8 +398,8 @@ bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     return good;
 }
 
-bool pack_train_tokenizer(const PackOptions *options, const TokenizerTraining *training, PackResult *result,
-                          int32_t *learned, Error *error) {
+bool pack_train_tokenizer(
+    const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
     *result = (PackResult){0};
     if (!check_options(options, error)) return false;
     Packer *packer = memory_allocate(sizeof *packer);

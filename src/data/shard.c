@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
-#include "data/internal.h"
+#include "data/data_internal.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are mapped as they lie on disk: little-endian");
 
@@ -30,8 +30,14 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are mapped as t
 enum { SCAN_BYTES = 16384, SCAN_BLOCKS_PER_PROGRESS = 1024 };
 
 const ShardType shard_types[SHARD_TYPE_COUNT] = {
-    [1] = {"u8", 1},  [2] = {"i8", 0},  [3] = {"i16", 0}, [4] = {"i32", 4},
-    [5] = {"i64", 0}, [6] = {"f64", 0}, [7] = {"f32", 0}, [8] = {"u16", 2},
+    [1] = {"u8", 1},
+    [2] = {"i8", 0},
+    [3] = {"i16", 0},
+    [4] = {"i32", 4},
+    [5] = {"i64", 0},
+    [6] = {"f64", 0},
+    [7] = {"f32", 0},
+    [8] = {"u16", 2},
 };
 
 int shard_type_code(int token_bytes) {
@@ -49,8 +55,7 @@ bool file_map_open(FileMap *map, const char *path, Error *error) {
     *map = (FileMap){0};
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (descriptor < 0)
-        return error_set(error, ERROR_DATA, "cannot open %s: %s; check the path and its permissions", path,
-                         strerror(errno));
+        return error_set(error, ERROR_DATA, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
     if (fstat(descriptor, &map->status) != 0) {
         error_set(error, ERROR_DATA, "cannot inspect %s: %s", path, strerror(errno));
     } else if (!S_ISREG(map->status.st_mode)) {
@@ -62,8 +67,7 @@ bool file_map_open(FileMap *map, const char *path, Error *error) {
         size_t size = (size_t)map->status.st_size;
         void *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0);
         close(descriptor);
-        if (bytes == MAP_FAILED)
-            return error_set(error, ERROR_DATA, "cannot map the %zu bytes of %s: %s", size, path, strerror(errno));
+        if (bytes == MAP_FAILED) return error_set(error, ERROR_DATA, "cannot map the %zu bytes of %s: %s", size, path, strerror(errno));
         map->bytes = bytes;
         map->size = size;
         return true;
@@ -109,27 +113,26 @@ static bool index_header(Index *index, const FileMap *file, Error *error) {
     const unsigned char *bytes = file->bytes;
     if (file->size < SHARD_HEADER_BYTES)
         return error_set(error, ERROR_DATA,
-                         "%s has %zu bytes but an index has at least %d: it was cut off or is not an "
-                         "index; pack the corpus again",
-                         index->path, file->size, SHARD_HEADER_BYTES);
+            "%s has %zu bytes but an index has at least %d: it was cut off or is not an "
+            "index; pack the corpus again",
+            index->path, file->size, SHARD_HEADER_BYTES);
     if (memcmp(bytes, SHARD_MAGIC, sizeof SHARD_MAGIC) != 0)
         return error_set(error, ERROR_DATA,
-                         "%s does not begin with \"MMIDIDX\": it is not a Megatron index; pack the "
-                         "corpus with `smelt data pack` or Megatron's preprocess_data.py",
-                         index->path);
+            "%s does not begin with \"MMIDIDX\": it is not a Megatron index; pack the "
+            "corpus with `smelt data pack` or Megatron's preprocess_data.py",
+            index->path);
     if (read_u64(bytes + 9) != SHARD_VERSION)
-        return error_set(error, ERROR_DATA,
-                         "%s has version %" PRIu64 " but only version %d is known; pack the corpus again", index->path,
-                         read_u64(bytes + 9), SHARD_VERSION);
+        return error_set(error, ERROR_DATA, "%s has version %" PRIu64 " but only version %d is known; pack the corpus again", index->path,
+            read_u64(bytes + 9), SHARD_VERSION);
     int code = bytes[17];
     if (code < 1 || code >= SHARD_TYPE_COUNT)
-        return error_set(error, ERROR_DATA, "%s has token type %d but types run from 1 to %d; pack the corpus again",
-                         index->path, code, SHARD_TYPE_COUNT - 1);
+        return error_set(error, ERROR_DATA, "%s has token type %d but types run from 1 to %d; pack the corpus again", index->path, code,
+            SHARD_TYPE_COUNT - 1);
     if (shard_types[code].token_bytes == 0)
         return error_set(error, ERROR_DATA,
-                         "%s has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus "
-                         "again with one of these",
-                         index->path, code, shard_types[code].name);
+            "%s has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus "
+            "again with one of these",
+            index->path, code, shard_types[code].name);
     index->token_bytes = shard_types[code].token_bytes;
     index->sequences = read_u64(bytes + 18);
     index->entries = read_u64(bytes + 26);
@@ -141,17 +144,15 @@ static bool index_arrays(Index *index, const FileMap *file, size_t *used, Error 
     uint64_t room = file->size - SHARD_HEADER_BYTES;
     if (index->sequences < 1 || index->sequences > room / 12)
         return error_set(error, ERROR_DATA,
-                         "%s claims %" PRIu64
-                         " sequences but it must be at least 1, and its %zu bytes hold at most %" PRIu64
-                         ": it is empty, cut off or corrupt; pack the corpus again",
-                         index->path, index->sequences, file->size, room / 12);
+            "%s claims %" PRIu64 " sequences but it must be at least 1, and its %zu bytes hold at most %" PRIu64
+            ": it is empty, cut off or corrupt; pack the corpus again",
+            index->path, index->sequences, file->size, room / 12);
     room -= index->sequences * 12;
     if (index->entries < 2 || index->entries > room / 8)
         return error_set(error, ERROR_DATA,
-                         "%s claims %" PRIu64
-                         " document entries but it must be at least 2, and its %zu bytes hold at most %" PRIu64
-                         " behind %" PRIu64 " sequences: it is empty, cut off or corrupt; pack the corpus again",
-                         index->path, index->entries, file->size, room / 8, index->sequences);
+            "%s claims %" PRIu64 " document entries but it must be at least 2, and its %zu bytes hold at most %" PRIu64 " behind %" PRIu64
+            " sequences: it is empty, cut off or corrupt; pack the corpus again",
+            index->path, index->entries, file->size, room / 8, index->sequences);
     index->lengths = file->bytes + SHARD_HEADER_BYTES;
     index->offsets = index->lengths + index->sequences * 4;
     index->documents = index->offsets + index->sequences * 8;
@@ -165,8 +166,7 @@ static bool index_checksums(const Index *index, const FileMap *file, size_t used
     if (left == 0) return true;
     const unsigned char *tail = file->bytes + used;
     if (left != SHARD_CHECKSUM_BYTES || memcmp(tail, SHARD_CHECKSUM_MAGIC, 8) != 0)
-        return error_set(
-            error, ERROR_DATA,
+        return error_set(error, ERROR_DATA,
             "%s has %zu bytes after its %" PRIu64 " document entries but 0, or %d of "
             "checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not "
             "read; pack the corpus again as text",
@@ -174,9 +174,9 @@ static bool index_checksums(const Index *index, const FileMap *file, size_t used
     uint64_t expected = read_u64(tail + 16), actual = XXH3_64bits(file->bytes, file->size - 8);
     if (actual != expected)
         return error_set(error, ERROR_DATA,
-                         "%s has checksum %016" PRIx64 " but was written with %016" PRIx64
-                         ": bytes changed since; pack the corpus again or copy it anew",
-                         index->path, actual, expected);
+            "%s has checksum %016" PRIx64 " but was written with %016" PRIx64
+            ": bytes changed since; pack the corpus again or copy it anew",
+            index->path, actual, expected);
     shard->checksummed = true;
     shard->checksum = read_u64(tail + 8);
     return true;
@@ -189,14 +189,14 @@ static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit,
     int64_t offset = read_i64(index->offsets, sequence), expected = *tokens * index->token_bytes;
     if (offset != expected)
         return error_set(error, ERROR_DATA,
-                         "%s puts sequence %" PRIu64 " at byte %" PRId64 " but the one before ends at byte %" PRId64
-                         ": smelt reads shards whose sequences lie end to end; pack the corpus again",
-                         index->path, sequence, offset, expected);
+            "%s puts sequence %" PRIu64 " at byte %" PRId64 " but the one before ends at byte %" PRId64
+            ": smelt reads shards whose sequences lie end to end; pack the corpus again",
+            index->path, sequence, offset, expected);
     if (length < 0 || length > limit - *tokens)
         return error_set(error, ERROR_DATA,
-                         "%s gives sequence %" PRIu64 " a length of %" PRId32 " tokens but 0 to %" PRId64
-                         " are left in the .bin file: one of the two is cut off or corrupt; pack the corpus again",
-                         index->path, sequence, length, limit - *tokens);
+            "%s gives sequence %" PRIu64 " a length of %" PRId32 " tokens but 0 to %" PRId64
+            " are left in the .bin file: one of the two is cut off or corrupt; pack the corpus again",
+            index->path, sequence, length, limit - *tokens);
     *tokens += length;
     return true;
 }
@@ -207,9 +207,9 @@ static bool index_documents(const Index *index, Shard *shard, Error *error) {
     uint64_t sequence = 0;
     if (read_i64(index->documents, 0) != 0)
         return error_set(error, ERROR_DATA,
-                         "%s starts its first document at sequence %" PRId64 " but it must be 0; pack the "
-                         "corpus again",
-                         index->path, read_i64(index->documents, 0));
+            "%s starts its first document at sequence %" PRId64 " but it must be 0; pack the "
+            "corpus again",
+            index->path, read_i64(index->documents, 0));
     int64_t *ends = memory_allocate((index->entries - 1) * sizeof *ends);
     shard->document_end = ends;
     shard->document_count = (int64_t)index->entries - 1;
@@ -217,18 +217,17 @@ static bool index_documents(const Index *index, Shard *shard, Error *error) {
         int64_t end = read_i64(index->documents, document);
         if (end < (int64_t)sequence || end > (int64_t)index->sequences)
             return error_set(error, ERROR_DATA,
-                             "%s ends document %" PRIu64 " before sequence %" PRId64 " but %" PRIu64 " to %" PRIu64
-                             " are possible; pack the corpus again",
-                             index->path, document - 1, end, sequence, index->sequences);
+                "%s ends document %" PRIu64 " before sequence %" PRId64 " but %" PRIu64 " to %" PRIu64
+                " are possible; pack the corpus again",
+                index->path, document - 1, end, sequence, index->sequences);
         for (; sequence < (uint64_t)end; sequence++)
             if (!index_sequence(index, sequence, limit, &tokens, error)) return false;
         ends[document - 1] = tokens;
     }
     if (sequence != index->sequences)
         return error_set(error, ERROR_DATA,
-                         "%s ends its last document before sequence %" PRIu64 " but has %" PRIu64
-                         " sequences; pack the corpus again",
-                         index->path, sequence, index->sequences);
+            "%s ends its last document before sequence %" PRIu64 " but has %" PRIu64 " sequences; pack the corpus again", index->path,
+            sequence, index->sequences);
     shard->token_count = tokens;
     return true;
 }
@@ -267,9 +266,9 @@ bool shard_map(Shard *shard, const char *prefix, Error *error) {
     int64_t described = shard->token_count * shard->token_bytes;
     if (good && (uint64_t)described != shard->mapped_bytes)
         good = error_set(error, ERROR_DATA,
-                         "%s has %zu bytes but its index describes %" PRId64 ": the two files do not belong "
-                         "together or one is cut off; pack the corpus again",
-                         tokens_path, shard->mapped_bytes, described);
+            "%s has %zu bytes but its index describes %" PRId64 ": the two files do not belong "
+            "together or one is cut off; pack the corpus again",
+            tokens_path, shard->mapped_bytes, described);
     if (good && shard->token_count == 0)
         good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", tokens_path);
     free(tokens_path);
@@ -310,9 +309,9 @@ static bool refuse_negative(const Shard *shard, Error *error) {
     int64_t index = 0;
     while (shard_token(shard, index) >= 0) index++;
     return error_set(error, ERROR_DATA,
-                     "%s.bin has token %" PRId32 " at index %" PRId64 " but tokens must be at least 0: the "
-                     "file is corrupt; pack the corpus again",
-                     shard->prefix, shard_token(shard, index), index);
+        "%s.bin has token %" PRId32 " at index %" PRId64 " but tokens must be at least 0: the "
+        "file is corrupt; pack the corpus again",
+        shard->prefix, shard_token(shard, index), index);
 }
 
 bool shard_verify(Shard *shard, Error *error) {
@@ -336,9 +335,9 @@ bool shard_verify(Shard *shard, Error *error) {
     XXH3_freeState(hash);
     if (shard->checksummed && checksum != shard->checksum)
         return error_set(error, ERROR_DATA,
-                         "%s.bin has checksum %016" PRIx64 " but was written with %016" PRIx64
-                         ": bytes changed since; pack the corpus again or copy it anew",
-                         shard->prefix, checksum, shard->checksum);
+            "%s.bin has checksum %016" PRIx64 " but was written with %016" PRIx64
+            ": bytes changed since; pack the corpus again or copy it anew",
+            shard->prefix, checksum, shard->checksum);
     if (maximum > INT32_MAX) return refuse_negative(shard, error);
     shard->max_token = maximum;
     return true;

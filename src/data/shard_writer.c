@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
-#include "data/internal.h"
+#include "data/data_internal.h"
 
 enum { BUFFER_BYTES = 1 << 18, TEMPORARY_NAMES = 100 };
 
@@ -59,17 +59,16 @@ static bool output_open(OutputFile *file, const char *prefix, const char *suffix
         }
         free(name);
         if (errno == ENOSPC || errno == EDQUOT)
-            return error_set(error, ERROR_CHECKPOINT, "cannot create %s: %s; free space there or name another output",
-                             file->path, strerror(errno));
+            return error_set(
+                error, ERROR_CHECKPOINT, "cannot create %s: %s; free space there or name another output", file->path, strerror(errno));
         if (errno != EEXIST)
             return error_set(error, ERROR_USAGE,
-                             "cannot create %s: %s; name an output in a folder that exists and can be "
-                             "written",
-                             file->path, strerror(errno));
+                "cannot create %s: %s; name an output in a folder that exists and can be "
+                "written",
+                file->path, strerror(errno));
     }
-    return error_set(error, ERROR_USAGE,
-                     "%d temporary files beside %s are left from earlier runs; remove its .tmp-* files",
-                     TEMPORARY_NAMES, file->path);
+    return error_set(error, ERROR_USAGE, "%d temporary files beside %s are left from earlier runs; remove its .tmp-* files",
+        TEMPORARY_NAMES, file->path);
 }
 
 /* Also of a file that failed to open or was published; what still has a temporary name disappears. */
@@ -105,9 +104,8 @@ static bool output_flush(OutputFile *file, Error *error) {
         ssize_t result = write(file->descriptor, file->buffer + written, file->used - written);
         if (result < 0 && errno == EINTR) continue;
         if (result <= 0)
-            return error_set(error, ERROR_CHECKPOINT,
-                             "cannot write %zu bytes to %s: %s; free space there or name another output",
-                             file->used - written, file->temporary, strerror(errno));
+            return error_set(error, ERROR_CHECKPOINT, "cannot write %zu bytes to %s: %s; free space there or name another output",
+                file->used - written, file->temporary, strerror(errno));
         written += (size_t)result;
     }
     file->used = 0;
@@ -125,14 +123,14 @@ static bool output_write(OutputFile *file, const void *bytes, size_t size, Error
 static bool output_sync(OutputFile *file, Error *error) {
     if (!output_flush(file, error)) return false;
     if (fsync(file->descriptor) == 0) return true;
-    return error_set(error, ERROR_CHECKPOINT, "cannot flush %s to the disk: %s; free space there or name another output",
-                     file->temporary, strerror(errno));
+    return error_set(error, ERROR_CHECKPOINT, "cannot flush %s to the disk: %s; free space there or name another output", file->temporary,
+        strerror(errno));
 }
 
 static bool output_publish(OutputFile *file, Error *error) {
     if (rename(file->temporary, file->path) != 0)
-        return error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s; name another output", file->temporary,
-                         file->path, strerror(errno));
+        return error_set(
+            error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s; name another output", file->temporary, file->path, strerror(errno));
     free(file->temporary);
     file->temporary = NULL;
     return true;
@@ -194,9 +192,9 @@ static void writer_end_sequence(ShardWriter *writer) {
 static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
     return error_set(error, ERROR_DATA,
-                     "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
-                     "write the shard with wider tokens",
-                     *tokens, writer->tokens.path, limit, writer->token_bytes);
+        "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
+        "write the shard with wider tokens",
+        *tokens, writer->tokens.path, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -223,8 +221,7 @@ void shard_writer_end_document(ShardWriter *writer) {
     if (writer->open_tokens > 0) writer_end_sequence(writer);
     if (writer->document_count == writer->document_capacity) {
         writer->document_capacity = writer->document_capacity ? writer->document_capacity * 2 : 1024;
-        writer->document_ends =
-            memory_resize(writer->document_ends, (size_t)writer->document_capacity * sizeof *writer->document_ends);
+        writer->document_ends = memory_resize(writer->document_ends, (size_t)writer->document_capacity * sizeof *writer->document_ends);
     }
     writer->document_ends[writer->document_count++] = writer->sequence_count;
 }
@@ -237,9 +234,7 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 
 /* -- Finishing --------------------------------------------------------------------------------------------------- */
 
-static bool write_u64(OutputFile *file, uint64_t value, Error *error) {
-    return output_write(file, &value, sizeof value, error);
-}
+static bool write_u64(OutputFile *file, uint64_t value, Error *error) { return output_write(file, &value, sizeof value, error); }
 
 static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t tokens_checksum, Error *error) {
     unsigned char code = (unsigned char)shard_type_code(writer->token_bytes);
@@ -254,10 +249,9 @@ static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t to
         offset += (uint64_t)writer->lengths[i] * (uint64_t)writer->token_bytes;
     }
     good = good && write_u64(file, 0, error);
-    for (int64_t i = 0; good && i < writer->document_count; i++)
-        good = write_u64(file, (uint64_t)writer->document_ends[i], error);
-    good = good && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) && write_u64(file, tokens_checksum, error) &&
-           output_flush(file, error);
+    for (int64_t i = 0; good && i < writer->document_count; i++) good = write_u64(file, (uint64_t)writer->document_ends[i], error);
+    good =
+        good && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) && write_u64(file, tokens_checksum, error) && output_flush(file, error);
     return good && write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
@@ -275,10 +269,8 @@ static bool sync_folder(const char *prefix, Error *error) {
 
 static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
     if (unlink(index->path) != 0 && errno != ENOENT)
-        return error_set(error, ERROR_CHECKPOINT, "cannot replace %s: %s; name another output", index->path,
-                         strerror(errno));
-    if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error))
-        return true;
+        return error_set(error, ERROR_CHECKPOINT, "cannot replace %s: %s; name another output", index->path, strerror(errno));
+    if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error)) return true;
     if (!index->temporary) unlink(index->path);
     if (!writer->tokens.temporary) unlink(writer->tokens.path);
     return false;
@@ -288,11 +280,9 @@ bool shard_writer_finish(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
     OutputFile index = {.descriptor = -1};
     bool good = writer->sequence_count > 0 ||
-                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty",
-                          writer->tokens.path);
+                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.path);
     good = good && output_sync(&writer->tokens, error) && output_open(&index, writer->prefix, ".idx", error) &&
-           write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) &&
-           publish(writer, &index, error);
+           write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) && publish(writer, &index, error);
     output_close(&index);
     shard_writer_cancel(writer);
     return good;

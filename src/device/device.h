@@ -5,8 +5,7 @@
  * after it is skipped; device_ok tells. On the CPU every function acts at once and cannot fail but for memory.
  *
  * Made by the command; whoever takes memory from a device gives it back before the device is closed. */
-#ifndef SMELT_DEVICE_DEVICE_H
-#define SMELT_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,18 +13,18 @@
 
 #include "base/error.h"
 #include "device/gemm.h"
-#include "device/tensor_map.h"
+#include "backend/gpu/tensor_map.h"
 
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to ask for one */
 
 typedef struct DeviceInfo {
     DeviceKind kind;
-    char name[128];     /* as the vendor's library gives it */
-    char target[16];    /* gfx942, sm_90a: whose code objects run */
-    int processors;     /* compute units, multiprocessors; 0 on the CPU */
-    int wave;           /* lanes: 64 or 32; 1 on the CPU */
-    int shared_bytes;   /* most that a block may have */
-    int64_t memory;     /* bytes in all */
+    char name[128];   /* as the vendor's library gives it */
+    char target[16];  /* gfx942, sm_90a: whose code objects run */
+    int processors;   /* compute units, multiprocessors; 0 on the CPU */
+    int wave;         /* lanes: 64 or 32; 1 on the CPU */
+    int shared_bytes; /* most that a block may have */
+    int64_t memory;   /* bytes in all */
 } DeviceInfo;
 
 typedef struct Device Device;
@@ -83,7 +82,10 @@ const char *device_gemm_library(const Device *device);
 /* A kernel of src/kernel/MODULE.c. */
 typedef struct GpuKernel { const char *module, *name; } GpuKernel;
 /* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches nothing. */
-typedef struct LaunchShape { int64_t x, y, z; int threads, shared; } LaunchShape;
+typedef struct LaunchShape {
+    int64_t x, y, z;
+    int threads, shared;
+} LaunchShape;
 /* `arguments` is the kernel's struct. Identity of `kernel` is its address: use static constants. GPU only. */
 void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
 
@@ -129,5 +131,3 @@ void device_use_thread(const Device *device);
 /* Seconds of the device between two marks; the second call waits. */
 void device_timer_start(Device *device);
 double device_timer_stop(Device *device);
-
-#endif

@@ -17,8 +17,7 @@
  * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero, and columns of B with numbers above 2^97 may overflow.
  * Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond
  * et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
-#ifndef SMELT_DEVICE_GEMM_H
-#define SMELT_DEVICE_GEMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,9 +34,12 @@ typedef struct Gemm {
     bool accumulate;
     GemmType input, output;
     int64_t m, n, k;
-    const void *a; int64_t lda;
-    const void *b; int64_t ldb;
-    void *c; int64_t ldc;
+    const void *a;
+    int64_t lda;
+    const void *b;
+    int64_t ldb;
+    void *c;
+    int64_t ldc;
     const void *bias;
 } Gemm;
 
@@ -51,5 +53,3 @@ void gemm_batch(const Gemm *products, int64_t count);
 void gemm_exact(bool exact);
 /* By how much at most an element of A or B is rounded, relative to the root mean square of those that it shares a scale with: 0 or 2^-11.5. */
 double gemm_rounding(GemmType input);
-
-#endif

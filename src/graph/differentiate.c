@@ -10,7 +10,7 @@
 
 #include "base/memory.h"
 #include "graph/graph.h"
-#include "op/op.h"
+#include "graph/op.h"
 
 static void add_gradient(Graph *graph, TensorId tensor, TensorId gradient) {
     TensorId before = graph->tensors[tensor].gradient;
@@ -117,9 +117,12 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     int backward = graph->node_count - forward;
     Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
     memcpy(nodes, graph->nodes + forward, backward * sizeof *nodes);
-    Recompute r = {.graph = graph, .policy = policy, .forward = forward, .tensors = graph->tensor_count,
-                   .crosses = memory_allocate(graph->tensor_count * sizeof(bool)),
-                   .again = memory_allocate(graph->tensor_count * sizeof(TensorId))};
+    Recompute r = {.graph = graph,
+        .policy = policy,
+        .forward = forward,
+        .tensors = graph->tensor_count,
+        .crosses = memory_allocate(graph->tensor_count * sizeof(bool)),
+        .again = memory_allocate(graph->tensor_count * sizeof(TensorId))};
     mark_crossing(&r);
     graph->node_count = forward;
     for (int i = 0; i < backward; i++) {

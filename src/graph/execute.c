@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "graph/graph.h"
-#include "op/op.h"
+#include "graph/op.h"
 
 typedef struct Span { int64_t begin, end; } Span; /* in units */
 
@@ -20,14 +20,14 @@ struct Executor {
     int64_t bytes[ARENA_COUNT];
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
-    int *stops, stop_count;  /* segment s of the program ends before node stops[s], the last one at its end */
+    int *stops, stop_count; /* segment s of the program ends before node stops[s], the last one at its end */
     ExecutorStop stop;
     void *stop_context;
-    bool fresh;              /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.begins) do */
-    bool *begins;            /* by node: it does, being the first that has to do with its output */
-    Span *gaps;              /* of the gradient arena: what no such node writes and executor_zero zeroes */
+    bool fresh;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.begins) do */
+    bool *begins; /* by node: it does, being the first that has to do with its output */
+    Span *gaps;   /* of the gradient arena: what no such node writes and executor_zero zeroes */
     int gap_count;
-    int runs[2];             /* by `fresh`, without a hook */
+    int runs[2];                     /* by `fresh`, without a hook */
     DeviceRecording **recordings[2]; /* by `fresh`; one per segment, or NULL */
 };
 
@@ -51,7 +51,8 @@ void *executor_tensor(const Executor *executor, TensorId id) {
 }
 
 void executor_read(const Executor *executor, TensorId id, void *to) {
-    int64_t bytes = graph_elements(executor->graph, id) * (int64_t)precision_bytes(executor->graph->precision, graph_get(executor->graph, id)->type);
+    int64_t bytes =
+        graph_elements(executor->graph, id) * (int64_t)precision_bytes(executor->graph->precision, graph_get(executor->graph, id)->type);
     device_download(executor->backend.device, to, in_arena(executor, executor->arena, id), bytes);
 }
 
@@ -68,7 +69,7 @@ double executor_get_metric(const Executor *executor, TensorId tensor, int64_t in
 static void run_nodes(Executor *executor, int first, int end) {
     const Graph *graph = executor->graph;
     for (int i = first; i < end; i++)
-        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
+        if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
@@ -120,7 +121,8 @@ static void find_gaps(Executor *executor, Span *begun, int count) {
 
 static void find_begins(Executor *executor) {
     const Graph *graph = executor->graph;
-    Span *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen), *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
+    Span *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
+         *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
     int seen_count = 0, begun_count = 0;
     executor->begins = memory_allocate(graph->node_count + 1);
     for (int i = 0; i < graph->node_count; i++)
@@ -150,7 +152,7 @@ static bool check_kernels(const Executor *executor, Error *error) {
     for (int i = 0; i < graph->node_count; i++)
         if (!executor->backend.kernels[graph->nodes[i].op])
             return error_set(error, ERROR_USAGE, "operation %s has no kernel for %s: give device=cpu", op_table[graph->nodes[i].op]->name,
-                             device_info(executor->backend.device)->name);
+                device_info(executor->backend.device)->name);
     return true;
 }
 
@@ -158,7 +160,9 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
     bool gpu = device_is_gpu(executor->backend.device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
-        executor->arena[arena] = executor->owned[arena] ? device_allocate(executor->backend.device, executor->bytes[arena], error) : shared ? shared[arena] : NULL;
+        executor->arena[arena] = executor->owned[arena] ? device_allocate(executor->backend.device, executor->bytes[arena], error)
+                                 : shared               ? shared[arena]
+                                                        : NULL;
         if (executor->owned[arena] && !executor->arena[arena]) return error_context(error, "the arena of %s", arena_name(arena));
         if (on_host(arena)) executor->host[arena] = gpu ? memory_allocate(executor->bytes[arena] + 1) : executor->arena[arena];
     }
@@ -188,7 +192,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     find_begins(executor);
     if (device_is_gpu(backend->device)) prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
-        if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op](&executor->calls[i]);
+        if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
     return executor;
 }
 
@@ -271,7 +275,7 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
         if (op_table[graph->nodes[i].op]->once) continue;
         double start = log_seconds();
         if (gpu) device_timer_start(device);
-        executor->backend.kernels[graph->nodes[i].op](&executor->calls[i]);
+        executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
         double seconds = gpu ? device_timer_stop(device) : log_seconds() - start;
         if (!hook(context, graph, i, seconds)) return i;
     }
@@ -281,7 +285,8 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
 
 bool executor_finish(Executor *executor, Error *error) {
     if (executor->host[ARENA_METRIC] != executor->arena[ARENA_METRIC])
-        device_download(executor->backend.device, executor->host[ARENA_METRIC], executor->arena[ARENA_METRIC], executor->bytes[ARENA_METRIC]);
+        device_download(
+            executor->backend.device, executor->host[ARENA_METRIC], executor->arena[ARENA_METRIC], executor->bytes[ARENA_METRIC]);
     return device_ok(executor->backend.device, error);
 }
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "op/op.h"
+#include "graph/op.h"
 
 enum { PARAMETER_ALIGNMENT = 64 }; /* units */
 
@@ -19,12 +19,14 @@ size_t precision_bytes(Precision precision, TypeClass type) {
 }
 
 const char *precision_name(Precision precision) {
-    static const char *const names[] = {[PRECISION_BF16] = "bf16", [PRECISION_FP32] = "fp32", [PRECISION_FP64] = "fp64", [PRECISION_PURE_BF16] = "pure_bf16"};
+    static const char *const names[] = {
+        [PRECISION_BF16] = "bf16", [PRECISION_FP32] = "fp32", [PRECISION_FP64] = "fp64", [PRECISION_PURE_BF16] = "pure_bf16"};
     return names[precision];
 }
 
 const char *arena_name(Arena arena) {
-    static const char *const names[ARENA_COUNT] = {"inputs", "constants", "weights", "master", "gradients", "metrics", "state", "activations"};
+    static const char *const names[ARENA_COUNT] = {
+        "inputs", "constants", "weights", "master", "gradients", "metrics", "state", "activations"};
     return names[arena];
 }
 
@@ -83,19 +85,32 @@ TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const
     return append_tensor(graph, (Tensor){.name = full, .arena = arena, .type = type, .rank = rank, .offset = -1}, shape);
 }
 
-TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean,
-                         double init_std, bool fused) {
+TensorId graph_parameter(
+    Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused) {
     bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
     int64_t offset = graph->parameter_extent, count = 1;
     if (!fused) offset = (offset + PARAMETER_ALIGNMENT - 1) / PARAMETER_ALIGNMENT * PARAMETER_ALIGNMENT;
     for (int i = 0; i < rank; i++) count *= shape[i];
     TypeClass type = compute ? TYPE_COMPUTE : TYPE_WIDE;
-    Parameter parameter = {.name = own(graph, memory_copy_string(name)), .kind = kind, .rank = rank, .offset = offset, .count = count,
-                           .width = precision_width(graph->precision, type), .init_mean = init_mean, .init_std = init_std, .fused = fused,
-                           .frozen = graph->frozen};
+    Parameter parameter = {.name = own(graph, memory_copy_string(name)),
+        .kind = kind,
+        .rank = rank,
+        .offset = offset,
+        .count = count,
+        .width = precision_width(graph->precision, type),
+        .init_mean = init_mean,
+        .init_std = init_std,
+        .fused = fused,
+        .frozen = graph->frozen};
     for (int i = 0; i < TENSOR_MAX_RANK; i++) parameter.shape[i] = i < rank ? shape[i] : 1;
-    parameter.tensor = append_tensor(graph, (Tensor){.name = parameter.name, .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
-        .type = type, .rank = rank, .offset = offset, .frozen = graph->frozen}, shape);
+    parameter.tensor = append_tensor(graph,
+        (Tensor){.name = parameter.name,
+            .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
+            .type = type,
+            .rank = rank,
+            .offset = offset,
+            .frozen = graph->frozen},
+        shape);
     graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
     graph->parameters[graph->parameter_count++] = parameter;
     graph->parameter_extent = graph->trained_extent = offset + count * parameter.width;
@@ -129,8 +144,11 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     assert(graph_is_parameter(graph, parameter));
     Tensor *tensor = &graph->tensors[parameter];
     if (tensor->gradient || tensor->frozen) return tensor->gradient;
-    Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)), .arena = ARENA_GRADIENT,
-                       .type = precision_kept(graph->precision, tensor->type), .rank = tensor->rank, .offset = tensor->offset};
+    Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)),
+        .arena = ARENA_GRADIENT,
+        .type = precision_kept(graph->precision, tensor->type),
+        .rank = tensor->rank,
+        .offset = tensor->offset};
     int64_t shape[TENSOR_MAX_RANK];
     memcpy(shape, tensor->shape, sizeof shape);
     TensorId id = append_tensor(graph, gradient, shape);
@@ -147,7 +165,7 @@ int graph_append(Graph *graph, const Node *node) {
 }
 
 int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes,
-               size_t attribute_bytes) {
+    size_t attribute_bytes) {
     assert(inputs <= NODE_MAX_INPUTS && outputs <= NODE_MAX_OUTPUTS);
     Node node = {.op = op, .inputs = inputs, .outputs = outputs, .layer = graph->layer, .backward = graph->backward, .clone_of = -1};
     memcpy(node.in, in, inputs * sizeof *in);
@@ -170,7 +188,9 @@ int64_t graph_units(const Graph *graph, TensorId tensor) {
     return graph_elements(graph, tensor) * precision_width(graph->precision, graph_get(graph, tensor)->type);
 }
 
-bool graph_is_base(const Graph *graph, const Parameter *parameter) { return parameter->frozen && graph_get(graph, parameter->tensor)->arena == ARENA_WEIGHT; }
+bool graph_is_base(const Graph *graph, const Parameter *parameter) {
+    return parameter->frozen && graph_get(graph, parameter->tensor)->arena == ARENA_WEIGHT;
+}
 
 TypeClass graph_kept(const Graph *graph, const Parameter *parameter) {
     return precision_kept(graph->precision, graph_get(graph, parameter->tensor)->type);

@@ -10,8 +10,7 @@
  * the type in which the parameter is read, so that matrices have no masters.
  *
  * The graph owns nodes, tensors, parameters, attributes and names. Misuse by our own code is an assert. */
-#ifndef SMELT_GRAPH_GRAPH_H
-#define SMELT_GRAPH_GRAPH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,11 +29,15 @@ size_t precision_bytes(Precision precision, TypeClass type);
 const char *precision_name(Precision precision);
 static inline bool precision_is_bf16(Precision precision) { return precision == PRECISION_BF16 || precision == PRECISION_PURE_BF16; }
 /* What computes the same bits where nothing is trained, and no masters are needed. */
-static inline Precision precision_for_inference(Precision precision) { return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision; }
+static inline Precision precision_for_inference(Precision precision) {
+    return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision;
+}
 /* The type in which what is kept of a parameter of type `type` is kept. */
 static inline TypeClass precision_kept(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
 /* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */
-static inline int64_t precision_unit(Precision precision) { return (int64_t)precision_bytes(precision, precision_kept(precision, TYPE_COMPUTE)); }
+static inline int64_t precision_unit(Precision precision) {
+    return (int64_t)precision_bytes(precision, precision_kept(precision, TYPE_COMPUTE));
+}
 static inline int64_t precision_width(Precision precision, TypeClass type) {
     return (int64_t)precision_bytes(precision, precision_kept(precision, type)) / precision_unit(precision);
 }
@@ -84,41 +87,46 @@ typedef struct Parameter {
     ParameterKind kind;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset, count;   /* units in the master arena; elements */
-    int64_t width;           /* units of an element */
+    int64_t offset, count; /* units in the master arena; elements */
+    int64_t width;         /* units of an element */
     double init_mean, init_std;
-    bool fused;              /* no gap before it, so that graph_fuse can view both as one matrix */
-    bool frozen;             /* stays as it was loaded: no gradient, no update */
-    bool transposed;         /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
+    bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
+    bool frozen; /* stays as it was loaded: no gradient, no update */
+    bool
+        transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
     TensorId tensor;
 } Parameter;
 
 typedef struct Node {
-    int op;                  /* OpId of op/op.h */
+    int op; /* OpId of op/op.h */
     int inputs, outputs;
     TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS];
-    const void *attributes;  /* the op's own struct, owned by the graph */
-    int layer;               /* -1 outside the layers */
+    const void *attributes; /* the op's own struct, owned by the graph */
+    int layer;              /* -1 outside the layers */
     bool backward;
-    int clone_of;            /* the forward node that this one recomputes, or -1 */
-    int64_t workspace;       /* offset of its scratch in the activation arena */
+    int clone_of;      /* the forward node that this one recomputes, or -1 */
+    int64_t workspace; /* offset of its scratch in the activation arena */
     char *name;
 } Node;
 
 typedef struct Graph {
-    Node *nodes; int node_count;
-    Tensor *tensors; int tensor_count;          /* tensors[0] is TENSOR_NONE */
-    Parameter *parameters; int parameter_count;
-    int64_t parameter_extent;                   /* units of all parameters, gaps included */
-    int64_t trained_extent;                     /* units of what training keeps: frozen matrices that a layout puts at the end lie behind it */
-    bool frozen;                                /* given to new parameters */
+    Node *nodes;
+    int node_count;
+    Tensor *tensors;
+    int tensor_count; /* tensors[0] is TENSOR_NONE */
+    Parameter *parameters;
+    int parameter_count;
+    int64_t parameter_extent; /* units of all parameters, gaps included */
+    int64_t trained_extent;   /* units of what training keeps: frozen matrices that a layout puts at the end lie behind it */
+    bool frozen;              /* given to new parameters */
     int64_t metric_extent, input_bytes, constant_bytes, state_bytes; /* used by graph_tensor to place what is not planned */
     Precision precision;
-    bool training;                              /* builders may skip what only gradients need */
-    int layer;                                  /* given to new nodes */
+    bool training; /* builders may skip what only gradients need */
+    int layer;     /* given to new nodes */
     bool backward;
-    char scope[64];                             /* put before the names of new tensors and nodes */
-    void **owned; int owned_count;
+    char scope[64]; /* put before the names of new tensors and nodes */
+    void **owned;
+    int owned_count;
 } Graph;
 
 Graph *graph_create(Precision precision, bool training);
@@ -130,8 +138,8 @@ void graph_scope(Graph *graph, int layer, const char *prefix);
 /* A new tensor in any arena but WEIGHT, MASTER and GRADIENT. */
 TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name);
 /* Declares a parameter. MATRIX, EMBEDDING and CONVOLUTION are read in the COMPUTE type, the others in the WIDE type. */
-TensorId graph_parameter(Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean,
-                         double init_std, bool fused);
+TensorId graph_parameter(
+    Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
 /* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and for what is frozen. */
@@ -142,8 +150,8 @@ int graph_find_parameter(const Graph *graph, const char *name);
 
 /* Appends a node. Outputs are new activation tensors or ones that the op adds to. Attributes are copied. The node is
  * returned by index, since the array moves when it grows. */
-int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes,
-               size_t attribute_bytes);
+int graph_node(
+    Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes, size_t attribute_bytes);
 
 /* Appends a complete node, as graph_node does: for rewrites that move nodes. */
 int graph_append(Graph *graph, const Node *node);
@@ -156,7 +164,9 @@ int64_t graph_units(const Graph *graph, TensorId tensor);
 bool graph_is_base(const Graph *graph, const Parameter *parameter);
 /* The type in which a parameter, its gradient and its optimizer state are kept, and the bytes of an element. */
 TypeClass graph_kept(const Graph *graph, const Parameter *parameter);
-static inline int64_t graph_kept_bytes(const Graph *graph, const Parameter *parameter) { return parameter->width * precision_unit(graph->precision); }
+static inline int64_t graph_kept_bytes(const Graph *graph, const Parameter *parameter) {
+    return parameter->width * precision_unit(graph->precision);
+}
 /* Product of all dimensions but the last; and the last. */
 int64_t graph_rows(const Graph *graph, TensorId tensor);
 int64_t graph_columns(const Graph *graph, TensorId tensor);
@@ -180,14 +190,12 @@ void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds
 
 /* -- What a graph runs on ------------------------------------------------------------------------------------------ */
 
-struct OpCall;
-typedef void (*OpKernel)(const struct OpCall *call);
+struct OpKernel;
 
-/* A device and its kernels for one precision (op_backend makes it). */
+/* A device and its kernels for one precision, by OpId; NULL where it has none (backend/backend.h). */
 typedef struct Backend {
     Device *device;
-    const OpKernel *kernels;                                          /* by OpId; NULL where an operation has none */
-    int64_t (*workspace)(const Graph *graph, const Node *node);       /* bytes of scratch that the node's kernel needs */
+    const struct OpKernel *const *kernels;
 } Backend;
 
 /* -- Planning (plan.c) -------------------------------------------------------------------------------------------- */
@@ -256,5 +264,3 @@ void executor_set_scalar(Executor *executor, TensorId tensor, double value);
 double executor_get_metric(const Executor *executor, TensorId tensor, int64_t index);
 const Backend *executor_backend(const Executor *executor);
 const Graph *executor_graph(const Executor *executor);
-
-#endif

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "graph/graph.h"
-#include "op/op.h"
+#include "graph/op.h"
 
 enum { ALIGNMENT = 256 }; /* a line of a GPU's memory, of which each block has whole ones */
 
@@ -34,7 +34,8 @@ static int lower_first(const void *a, const void *b) {
 static bool overlap(const PlanBlock *a, const PlanBlock *b) {
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++)
-            if (!span_is_empty(a->life[i]) && !span_is_empty(b->life[j]) && a->life[i].first <= b->life[j].last && b->life[j].first <= a->life[i].last)
+            if (!span_is_empty(a->life[i]) && !span_is_empty(b->life[j]) && a->life[i].first <= b->life[j].last &&
+                b->life[j].first <= a->life[i].last)
                 return true;
     return false;
 }
@@ -48,7 +49,10 @@ static int64_t find_offset(const PlanBlock *block, PlanBlock *placed, int count,
     int64_t end = 0, best = -1, best_gap = INT64_MAX;
     for (int i = 0; i < n; i++) {
         int64_t gap = overlapping[i]->offset - end;
-        if (gap >= block->bytes && gap < best_gap) { best = end; best_gap = gap; }
+        if (gap >= block->bytes && gap < best_gap) {
+            best = end;
+            best_gap = gap;
+        }
         int64_t block_end = overlapping[i]->offset + overlapping[i]->bytes;
         if (block_end > end) end = block_end;
     }
@@ -94,7 +98,11 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
 }
 
 /* The blocks of a graph while they are listed: of each activation its block, and the tensor whose memory it takes. */
-typedef struct Listing { PlanBlock *blocks; int count, *last, *block; TensorId *source; } Listing;
+typedef struct Listing {
+    PlanBlock *blocks;
+    int count, *last, *block;
+    TensorId *source;
+} Listing;
 
 static void list_output(Listing *list, Graph *graph, int node, int index) {
     TensorId id = graph->nodes[node].out[index];
@@ -114,7 +122,7 @@ static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int
         for (int j = 0; j < graph->nodes[i].inputs; j++) list->last[graph->nodes[i].in[j]] = i;
     for (int i = 0; i < graph->node_count; i++) {
         for (int j = 0; j < graph->nodes[i].outputs; j++) list_output(list, graph, i, j);
-        int64_t bytes = align(backend->workspace(graph, &graph->nodes[i]));
+        int64_t bytes = align(op_workspace(backend, graph, &graph->nodes[i]));
         if (bytes > *workspace) *workspace = bytes;
         if (bytes) list->blocks[list->count++] = (PlanBlock){.bytes = bytes, .life = {{i, i}, NEVER}, .target = &graph->nodes[i].workspace};
     }
@@ -122,8 +130,9 @@ static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int
 
 static void place_activations(Graph *graph, const Backend *backend, Plan *plan) {
     Listing list = {.blocks = memory_allocate((graph->tensor_count + graph->node_count + 1) * sizeof *list.blocks),
-                    .last = memory_allocate(graph->tensor_count * sizeof *list.last), .block = memory_allocate(graph->tensor_count * sizeof *list.block),
-                    .source = memory_allocate(graph->tensor_count * sizeof *list.source)};
+        .last = memory_allocate(graph->tensor_count * sizeof *list.last),
+        .block = memory_allocate(graph->tensor_count * sizeof *list.block),
+        .source = memory_allocate(graph->tensor_count * sizeof *list.source)};
     list_blocks(&list, graph, backend, &plan->workspace);
     plan->activation_floor = most_alive(list.blocks, list.count, graph->node_count);
     plan->bytes[ARENA_ACTIVATION] = plan_blocks(list.blocks, list.count);
@@ -143,7 +152,8 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         backward |= tensor->arena == ARENA_GRADIENT;
-        if (tensor->arena == ARENA_INPUT || tensor->arena == ARENA_CONSTANT || tensor->arena == ARENA_METRIC || tensor->arena == ARENA_STATE) {
+        if (tensor->arena == ARENA_INPUT || tensor->arena == ARENA_CONSTANT || tensor->arena == ARENA_METRIC ||
+            tensor->arena == ARENA_STATE) {
             tensor->offset = plan.bytes[tensor->arena];
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }

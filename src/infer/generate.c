@@ -14,7 +14,8 @@
 #include "base/rng.h"
 #include "train/source.h"
 #include "model/model.h"
-#include "op/op.h"
+#include "graph/op.h"
+#include "backend/backend.h"
 
 enum { GENERATOR_BLOCK = 32 }; /* rows of the prompt at a time */
 
@@ -29,12 +30,12 @@ struct Generator {
     Precision precision;
     Backend backend;
     bool cache;
-    Program row, block;         /* without the cache `row` only describes the weights */
-    void *shared[ARENA_COUNT];  /* WEIGHT, MASTER and STATE, of the sizes in row.plan */
-    int32_t *tokens;            /* [context] */
-    int64_t count, computed;    /* tokens so far, and how many of them are in the cache */
-    void *wide_logits;          /* [vocabulary] in the WIDE type */
-    double *logits;             /* [vocabulary], of the token after `count`, when count == computed */
+    Program row, block;        /* without the cache `row` only describes the weights */
+    void *shared[ARENA_COUNT]; /* WEIGHT, MASTER and STATE, of the sizes in row.plan */
+    int32_t *tokens;           /* [context] */
+    int64_t count, computed;   /* tokens so far, and how many of them are in the cache */
+    void *wide_logits;         /* [vocabulary] in the WIDE type */
+    double *logits;            /* [vocabulary], of the token after `count`, when count == computed */
 };
 
 /* -- Programs ------------------------------------------------------------------------------------------------------- */
@@ -63,8 +64,7 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     executor_run(program->executor);
     executor_read(program->executor, program->model.logits, g->wide_logits);
     size_t bytes = precision_bytes(g->precision, TYPE_WIDE);
-    for (int64_t i = 0; i < g->config->vocabulary; i++)
-        g->logits[i] = element_get(bytes, g->wide_logits, i);
+    for (int64_t i = 0; i < g->config->vocabulary; i++) g->logits[i] = element_get(bytes, g->wide_logits, i);
     g->computed = first + length;
 }
 
@@ -101,8 +101,8 @@ static bool check_memory(const Generator *g, int64_t weights, Error *error) {
     log_format_bytes((double)available, have);
     log_format_bytes((double)g->row.plan.bytes[ARENA_STATE], caches);
     return error_set(error, ERROR_MEMORY,
-                     "generation needs %s (%s of it caches for %" PRId64 " positions) and %s are available: use a machine with more memory", need, caches,
-                     g->config->context, have);
+        "generation needs %s (%s of it caches for %" PRId64 " positions) and %s are available: use a machine with more memory", need,
+        caches, g->config->context, have);
 }
 
 static bool start(Generator *g, Error *error) {
@@ -111,7 +111,8 @@ static bool start(Generator *g, Error *error) {
     if (!check_memory(g, plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER], error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
-        if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error))) return error_context(error, "%s of generation", arena_name(owned[i]));
+        if (bytes && !(g->shared[owned[i]] = device_allocate(g->backend.device, bytes, error)))
+            return error_context(error, "%s of generation", arena_name(owned[i]));
     }
     return !g->cache || (program_start(&g->row, g, error) && program_start(&g->block, g, error));
 }
@@ -139,14 +140,16 @@ Generator *generator_create(const ModelConfig *config, Precision precision, Devi
 Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = generator_create(&config->model, precision, device, cache, error);
     int64_t step;
-    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], &step, error)) return g;
+    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], &step, error))
+        return g;
     generator_free(g);
     return NULL;
 }
 
 void generator_free(Generator *g) {
     if (!g) return;
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++) if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->row.plan.bytes[arena]);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
+        if (g->shared[arena]) device_free(g->backend.device, g->shared[arena], g->row.plan.bytes[arena]);
     program_free(&g->row);
     program_free(&g->block);
     free(g->tokens);
@@ -157,7 +160,9 @@ void generator_free(Generator *g) {
 
 const Graph *generator_graph(const Generator *g) { return g->row.model.graph; }
 void *generator_master(Generator *g) { return g->shared[ARENA_MASTER]; }
-void generator_use_weights(Generator *g) { model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]); }
+void generator_use_weights(Generator *g) {
+    model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
+}
 
 /* -- Tokens --------------------------------------------------------------------------------------------------------- */
 
@@ -165,11 +170,12 @@ int64_t generator_room(const Generator *g) { return g->config->context - g->coun
 
 bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *error) {
     if (count > generator_room(g))
-        return error_set(error, ERROR_USAGE, "%" PRId64 " tokens do not fit: %" PRId64 " of model.context=%" PRId64 " positions are left", count,
-                         generator_room(g), g->config->context);
+        return error_set(error, ERROR_USAGE, "%" PRId64 " tokens do not fit: %" PRId64 " of model.context=%" PRId64 " positions are left",
+            count, generator_room(g), g->config->context);
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config->vocabulary)
-            return error_set(error, ERROR_USAGE, "token %" PRId32 " is not below model.vocabulary=%" PRId64, tokens[i], g->config->vocabulary);
+            return error_set(
+                error, ERROR_USAGE, "token %" PRId32 " is not below model.vocabulary=%" PRId64, tokens[i], g->config->vocabulary);
     memcpy(g->tokens + g->count, tokens, count * sizeof *tokens);
     g->count += count;
     return true;
@@ -190,8 +196,8 @@ const double *generator_logits(Generator *g, Error *error) {
     while (g->computed < g->count) program_run(g->count - g->computed >= g->block.model.length ? &g->block : &g->row, g, g->computed);
     for (int64_t i = 0; i < g->config->vocabulary; i++)
         if (!isfinite(g->logits[i])) {
-            error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i, g->count,
-                      g->logits[i]);
+            error_set(error, ERROR_NUMERICS, "the logit of token %" PRId64 " after %" PRId64 " tokens is %g: the weights are broken", i,
+                g->count, g->logits[i]);
             return NULL;
         }
     return g->logits;

@@ -1,10 +1,9 @@
 /* Generation: a model, its caches and the tokens so far. Tokens are fed or drawn one after another; a token's keys, values and convolution state
  * stay in the cache, so that each new one costs one row. Without the cache the whole sequence is computed again for each token: slow, and the check
  * on the cache. Called by `smelt generate`. */
-#ifndef SMELT_INFER_GENERATE_H
-#define SMELT_INFER_GENERATE_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 #include "infer/sample.h"
 
@@ -30,5 +29,3 @@ bool generator_feed(Generator *generator, const int32_t *tokens, int64_t count, 
 const double *generator_logits(Generator *generator, Error *error);
 /* Draws the next token out of the first `limit` of the vocabulary and appends it; there must be room. The draw depends on seed and position alone. */
 bool generator_next(Generator *generator, const Sampling *sampling, int64_t limit, int32_t *token, Error *error);
-
-#endif

@@ -6,7 +6,10 @@
 
 #include "base/memory.h"
 
-typedef struct Candidate { double logit; int32_t token; } Candidate;
+typedef struct Candidate {
+    double logit;
+    int32_t token;
+} Candidate;
 
 static int likelier_first(const void *a, const void *b) {
     const Candidate *x = a, *y = b;

@@ -1,6 +1,5 @@
 /* Choosing the next token from logits. */
-#ifndef SMELT_INFER_SAMPLE_H
-#define SMELT_INFER_SAMPLE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ typedef struct Sampling {
 
 /* One of the `count` tokens that the logits belong to; `uniform` in [0, 1) decides. A tie goes to the lower token. Logits are finite. */
 int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform);
-
-#endif

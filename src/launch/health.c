@@ -25,7 +25,11 @@ static const Source sources[] = {
     {"/sys/devices/system/edac/mc/mc*/ue_count", "the host's memory had errors that cannot be corrected"},
 };
 
-typedef struct Counter { char *path; const Source *source; int64_t value; } Counter;
+typedef struct Counter {
+    char *path;
+    const Source *source;
+    int64_t value;
+} Counter;
 
 /* The few functions of libnvidia-ml. Counter type 0: since the driver was loaded; error type 1: not corrected. */
 typedef struct Nvml {
@@ -71,7 +75,8 @@ static void find_counters(Health *health, const char *root) {
         if (glob(pattern, 0, NULL, &found) == 0) {
             health->counters = memory_resize(health->counters, (health->count + found.gl_pathc) * sizeof *health->counters);
             for (size_t j = 0; j < found.gl_pathc; j++)
-                health->counters[health->count++] = (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])};
+                health->counters[health->count++] =
+                    (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])};
         }
         globfree(&found);
         free(pattern);
@@ -79,9 +84,12 @@ static void find_counters(Health *health, const char *root) {
 }
 
 static bool load_nvml(Nvml *nvml) {
-    static const struct { const char *name; size_t offset; } symbols[] = {
-        {"nvmlInit_v2", offsetof(Nvml, initialize)}, {"nvmlDeviceGetCount_v2", offsetof(Nvml, count)}, {"nvmlDeviceGetHandleByIndex_v2", offsetof(Nvml, device)},
-        {"nvmlDeviceGetTotalEccErrors", offsetof(Nvml, errors)}, {"nvmlDeviceGetCurrentClocksThrottleReasons", offsetof(Nvml, throttled)}};
+    static const struct {
+        const char *name;
+        size_t offset;
+    } symbols[] = {{"nvmlInit_v2", offsetof(Nvml, initialize)}, {"nvmlDeviceGetCount_v2", offsetof(Nvml, count)},
+        {"nvmlDeviceGetHandleByIndex_v2", offsetof(Nvml, device)}, {"nvmlDeviceGetTotalEccErrors", offsetof(Nvml, errors)},
+        {"nvmlDeviceGetCurrentClocksThrottleReasons", offsetof(Nvml, throttled)}};
     nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     for (size_t i = 0; nvml->library && i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(nvml->library, symbols[i].name);
@@ -115,12 +123,13 @@ static int look_at_gpu(Health *health, unsigned index, void (*report)(void *cont
     unsigned long long errors = gpu_errors(&health->nvml, index), reasons = 0;
     if (errors > health->gpu_errors[index]) {
         snprintf(line, sizeof line, "GPU %u: its memory had errors that cannot be corrected, %llu more, %llu in all", index,
-                 errors - health->gpu_errors[index], errors);
+            errors - health->gpu_errors[index], errors);
         report(context, line);
         lines++;
     }
     health->gpu_errors[index] = errors;
-    if (health->nvml.device(index, &device) != 0 || health->nvml.throttled(device, &reasons) != 0 || !(reasons & NVML_THERMAL)) return lines;
+    if (health->nvml.device(index, &device) != 0 || health->nvml.throttled(device, &reasons) != 0 || !(reasons & NVML_THERMAL))
+        return lines;
     snprintf(line, sizeof line, "GPU %u runs slower because it is too hot", index);
     report(context, line);
     return lines + 1;
@@ -134,8 +143,7 @@ int health_look(Health *health, void (*report)(void *context, const char *line),
         if (value > counter->value && counter->value >= 0) {
             char line[512];
             snprintf(line, sizeof line, "%.300s: %s, %lld more, %lld in all", counter->path + health->root_length, counter->source->meaning,
-                     (long long)(value - counter->value),
-                     (long long)value);
+                (long long)(value - counter->value), (long long)value);
             report(context, line);
             lines++;
         }

@@ -1,7 +1,6 @@
 /* Counters that tell of failing hardware: memory errors (EDAC, AMD RAS, rocm-smi, NVML), links that went down and packets with errors (Ethernet, InfiniBand
  * and RoCE, xGMI), heat. Read now and then by the supervisor, which reports what grew. */
-#ifndef SMELT_LAUNCH_HEALTH_H
-#define SMELT_LAUNCH_HEALTH_H
+#pragma once
 
 #include <stddef.h>
 
@@ -12,5 +11,3 @@ Health *health_open(const char *root);
 /* Calls `report` with a line for everything that grew since the last look or is too hot now; returns how many lines. */
 int health_look(Health *health, void (*report)(void *context, const char *line), void *context);
 void health_close(Health *health); /* NULL is fine */
-
-#endif

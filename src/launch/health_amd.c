@@ -13,8 +13,8 @@
 enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
 
 /* Bit i of the library's block numbers. */
-static const char *const blocks[] = {"UMC",       "SDMA", "GFX", "MMHUB", "ATHUB", "PCIE_BIF", "HDP",
-                                     "XGMI_WAFL", "DF",   "SMN", "SEM",   "MP0",   "MP1",      "FUSE"};
+static const char *const blocks[] = {
+    "UMC", "SDMA", "GFX", "MMHUB", "ATHUB", "PCIE_BIF", "HDP", "XGMI_WAFL", "DF", "SMN", "SEM", "MP0", "MP1", "FUSE"};
 enum { BLOCKS = sizeof blocks / sizeof *blocks };
 
 /* The library's structure, which newer versions may have made longer. */
@@ -51,7 +51,8 @@ struct HealthAmd {
 /* -- The library ---------------------------------------------------------------------------------------------------- */
 
 static void *load(const char *root) {
-    static const char *const files[] = {"librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
+    static const char *const files[] = {
+        "librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
     void *library = NULL;
     for (size_t i = 0; !library && i < sizeof files / sizeof *files; i++) {
         char *path = memory_format("%s%s%s", root, *root ? "/" : "", files[i]);
@@ -62,7 +63,10 @@ static void *load(const char *root) {
 }
 
 static bool find_symbols(HealthAmd *amd) {
-    static const struct { const char *symbol; size_t offset; } symbols[] = {
+    static const struct {
+        const char *symbol;
+        size_t offset;
+    } symbols[] = {
 #define SYMBOL(name, symbol, arguments) {#symbol, offsetof(HealthAmd, call.name)},
         AMD_CALLS(SYMBOL)
 #undef SYMBOL
@@ -124,9 +128,10 @@ static int look_at_errors(HealthAmd *amd, uint32_t index, HealthReport report, v
         if (amd->call.errors(index, 1ULL << block, &now) != 0) continue;
         if (now.uncorrected > before->uncorrected) {
             char line[192];
-            snprintf(line, sizeof line, "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones",
-                     index, blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
-                     (unsigned long long)now.corrected);
+            snprintf(line, sizeof line,
+                "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones", index,
+                blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
+                (unsigned long long)now.corrected);
             report(context, line);
             lines++;
         }
@@ -175,7 +180,7 @@ static int look_at_heat(HealthAmd *amd, uint32_t index, HealthReport report, voi
     char line[160];
     const char *what = slowed ? "runs slower because it is too hot" : "is too hot";
     snprintf(line, sizeof line, "AMD GPU %u %s: %lld C at the junction, %lld C in its memory", index, what, (long long)(junction / 1000),
-             (long long)(memory / 1000));
+        (long long)(memory / 1000));
     report(context, line);
     return 1;
 }

@@ -1,7 +1,6 @@
 /* What AMD's management library (librocm_smi64) counts and measures on each GPU: memory errors of every block, errors of xGMI, heat, throttling. A part
  * of health.h. */
-#ifndef SMELT_LAUNCH_HEALTH_AMD_H
-#define SMELT_LAUNCH_HEALTH_AMD_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ HealthAmd *health_amd_open(const char *root);
 /* Reports what grew or began since the last look; returns how many lines. */
 int health_amd_look(HealthAmd *amd, HealthReport report, void *context);
 void health_amd_close(HealthAmd *amd); /* NULL is fine */
-
-#endif

@@ -1,8 +1,7 @@
 /* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with the torchrun variables in its
  * environment; the supervisor shows output, forwards signals, watches progress and counters, and starts all ranks again from the newest good
  * checkpoint (which the command itself finds) as its rules say. */
-#ifndef SMELT_LAUNCH_LAUNCH_H
-#define SMELT_LAUNCH_LAUNCH_H
+#pragma once
 
 #include "base/options.h"
 
@@ -24,5 +23,3 @@ extern const OptionTable launch_table;
 /* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. Returns the exit code of the whole; *error is set
  * unless that is 0. */
 int launch(const LaunchOptions *options, char *const *command, Error *error);
-
-#endif

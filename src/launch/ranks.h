@@ -1,12 +1,11 @@
 /* The processes of one attempt: started together, their output read, their ends noted. Owned by the supervisor. */
-#ifndef SMELT_LAUNCH_RANKS_H
-#define SMELT_LAUNCH_RANKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "launch/beacon.h"
+#include "launch/heartbeat.h"
 
 enum { STREAMS = 2, LINE_BYTES = 4096, TAIL_BYTES = 32768 };
 
@@ -56,5 +55,3 @@ void ranks_signal(Ranks *ranks, int number);
 /* The last output of a rank that is not shown, to stderr. */
 void ranks_print_tail(const Ranks *ranks, int rank);
 void ranks_free(Ranks *ranks); /* all have ended */
-
-#endif

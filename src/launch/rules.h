@@ -1,6 +1,5 @@
 /* What the supervisor does about what happens: a table of (event, condition, action). */
-#ifndef SMELT_LAUNCH_RULES_H
-#define SMELT_LAUNCH_RULES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -10,18 +9,21 @@ typedef enum Event {
     EVENT_EXIT,   /* a rank ended with exit code `value` */
     EVENT_SIGNAL, /* a rank was ended by signal `value` */
     EVENT_HANG,   /* a rank showed no sign of life for options->hang seconds */
-    EVENT_STOP_LINE, EVENT_RESTART_LINE, /* a line of output matched options->stop_on, restart_on */
+    EVENT_STOP_LINE,
+    EVENT_RESTART_LINE, /* a line of output matched options->stop_on, restart_on */
 } Event;
 
 typedef enum Action {
-    ACTION_NONE, ACTION_STOP, ACTION_RESTART,
+    ACTION_NONE,
+    ACTION_STOP,
+    ACTION_RESTART,
     ACTION_RESTART_SKIPPING, /* with on_nan=skip */
     ACTION_TEST_AND_RESTART, /* it may be the hardware: the node is tested first */
 } Action;
 
 typedef struct Rule {
     Event event;
-    int value; /* ANY: all values */
+    int value;                                       /* ANY: all values */
     bool (*condition)(const LaunchOptions *options); /* NULL: always */
     Action action;
     const char *meaning; /* completes "rank 3 ..." */
@@ -31,5 +33,3 @@ enum { ANY = -1 };
 /* The first rule that fits; never NULL. The earlier a rule stands the closer it is to a cause: of several ranks that ended, the one with the earliest
  * rule decides. */
 const Rule *rules_find(Event event, int value, const LaunchOptions *options);
-
-#endif

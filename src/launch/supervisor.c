@@ -19,35 +19,39 @@
 #include "launch/health.h"
 #include "launch/launch.h"
 #include "launch/ranks.h"
-#include "launch/roll.h"
+#include "launch/rendezvous.h"
 #include "launch/rules.h"
-#include "launch/smoke.h"
+#include "launch/self_test.h"
 
 enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
 
 static const Option rows[] = {
     {"ranks", OPTION_INT, offsetof(LaunchOptions, ranks), "1", 1, 1024, NULL, "ranks",
-     "processes on this node, one for each GPU; -n N is short for it"},
+        "processes on this node, one for each GPU; -n N is short for it"},
     {"output", OPTION_CHOICE, offsetof(LaunchOptions, output), "first", 0, 0, "first|all", "",
-     "whose output is shown; the end of the others' when they fail"},
+        "whose output is shown; the end of the others' when they fail"},
     {"restarts", OPTION_INT, offsetof(LaunchOptions, restarts), "3", 0, 1e6, NULL, "",
-     "starts again after so many failures in a row without progress"},
-    {"grace", OPTION_REAL, offsetof(LaunchOptions, grace), "120", 0, 86400, NULL, "s", "time that ranks have for a checkpoint after SIGTERM"},
+        "starts again after so many failures in a row without progress"},
+    {"grace", OPTION_REAL, offsetof(LaunchOptions, grace), "120", 0, 86400, NULL, "s",
+        "time that ranks have for a checkpoint after SIGTERM"},
     {"hang", OPTION_REAL, offsetof(LaunchOptions, hang), "1800", 0, 864000, NULL, "s",
-     "time without a sign of life after which a rank hangs; 0: never"},
+        "time without a sign of life after which a rank hangs; 0: never"},
     {"on_nan", OPTION_CHOICE, offsetof(LaunchOptions, on_nan), "stop", 0, 0, "stop|skip", "",
-     "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"},
+        "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"},
     {"shrink", OPTION_BOOL, offsetof(LaunchOptions, shrink), "false", 0, 0, NULL, "",
-     "leave out a rank that failed twice in a row without progress (one node only)"},
+        "leave out a rank that failed twice in a row without progress (one node only)"},
     {"smoke", OPTION_BOOL, offsetof(LaunchOptions, smoke), "true", 0, 0, NULL, "",
-     "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"},
+        "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"},
     {"least", OPTION_INT, offsetof(LaunchOptions, least), "0", 0, 1 << 16, NULL, "nodes",
-     "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are left; "
-     "0: all are needed"},
-    {"away", OPTION_REAL, offsetof(LaunchOptions, away), "300", 1, 86400, NULL, "s", "several nodes: time that one has to come before the others go on"},
+        "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are "
+        "left; "
+        "0: all are needed"},
+    {"away", OPTION_REAL, offsetof(LaunchOptions, away), "300", 1, 86400, NULL, "s",
+        "several nodes: time that one has to come before the others go on"},
     {"restart_on", OPTION_STRING, offsetof(LaunchOptions, restart_on), "", 0, 0, NULL, "",
-     "start again when a line of output matches this regular expression"},
-    {"stop_on", OPTION_STRING, offsetof(LaunchOptions, stop_on), "", 0, 0, NULL, "", "stop when a line of output matches this regular expression"},
+        "start again when a line of output matches this regular expression"},
+    {"stop_on", OPTION_STRING, offsetof(LaunchOptions, stop_on), "", 0, 0, NULL, "",
+        "stop when a line of output matches this regular expression"},
 };
 const OptionTable launch_table = {rows, sizeof rows / sizeof *rows};
 
@@ -66,17 +70,17 @@ typedef struct Verdict {
 typedef struct Supervisor {
     const LaunchOptions *options;
     RankPlan plan;
-    char **command;          /* with on_nan=skip at its end, once that is needed */
-    char address[256];       /* of node 0 */
-    int node, nodes, port;   /* port: of node 0 */
-    Roll *roll;              /* NULL: one node */
-    RollAnswer part;         /* what this node does in the attempt, on several nodes */
-    int fewest;              /* nodes that ever took part */
-    int own_failures;        /* in a row, without progress, whose cause was a rank of this node */
-    bool suspect, over;      /* the node is to be tested before ranks start; the run was declared over */
+    char **command;        /* with on_nan=skip at its end, once that is needed */
+    char address[256];     /* of node 0 */
+    int node, nodes, port; /* port: of node 0 */
+    Roll *roll;            /* NULL: one node */
+    RollAnswer part;       /* what this node does in the attempt, on several nodes */
+    int fewest;            /* nodes that ever took part */
+    int own_failures;      /* in a row, without progress, whose cause was a rank of this node */
+    bool suspect, over;    /* the node is to be tested before ranks start; the run was declared over */
     int devices[1024], failed_device, failures;
-    char *visible;           /* the devices that are left, for the vendors' variables; NULL: as they were */
-    int64_t best_step;       /* over all attempts */
+    char *visible;     /* the devices that are left, for the vendors' variables; NULL: as they were */
+    int64_t best_step; /* over all attempts */
     Ranks ranks;
     Verdict verdict;
     bool has_restart_on, has_stop_on;
@@ -95,7 +99,8 @@ static void judge(Supervisor *supervisor, Event event, int value, int rank) {
 static void judge_line(void *context, int rank, const char *line) {
     Supervisor *supervisor = context;
     if (supervisor->has_stop_on && regexec(&supervisor->stop_on, line, 0, NULL, 0) == 0) judge(supervisor, EVENT_STOP_LINE, 0, rank);
-    if (supervisor->has_restart_on && regexec(&supervisor->restart_on, line, 0, NULL, 0) == 0) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
+    if (supervisor->has_restart_on && regexec(&supervisor->restart_on, line, 0, NULL, 0) == 0)
+        judge(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
 /* What the supervisor killed itself had a cause elsewhere, unless all ranks went that way. */
@@ -127,7 +132,8 @@ static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict-
 static bool has_failed(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
-        if (!r->id && !(WIFEXITED(r->status) && (WEXITSTATUS(r->status) == ERROR_NONE || WEXITSTATUS(r->status) == ERROR_PREEMPTED))) return true;
+        if (!r->id && !(WIFEXITED(r->status) && (WEXITSTATUS(r->status) == ERROR_NONE || WEXITSTATUS(r->status) == ERROR_PREEMPTED)))
+            return true;
     }
     return false;
 }
@@ -186,8 +192,10 @@ static int choose_port(const Supervisor *supervisor) {
 
 static void describe_end(const Supervisor *supervisor, char text[256]) {
     const Verdict *verdict = &supervisor->verdict;
-    int length = snprintf(text, 256, "rank %d %s", ranks_number(&supervisor->plan, verdict->rank), verdict->rule->meaning), left = 256 - length;
-    if (verdict->rule->event == EVENT_SIGNAL) snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
+    int length = snprintf(text, 256, "rank %d %s", ranks_number(&supervisor->plan, verdict->rank), verdict->rule->meaning),
+        left = 256 - length;
+    if (verdict->rule->event == EVENT_SIGNAL)
+        snprintf(text + length, (size_t)left, " by signal %d (%s)", verdict->value, strsignal(verdict->value));
     if (verdict->rule->event == EVENT_EXIT) snprintf(text + length, (size_t)left, " (exit code %d)", verdict->value);
 }
 
@@ -195,7 +203,8 @@ static void print_tails(const Supervisor *supervisor) {
     int first = supervisor->verdict.rank;
     ranks_print_tail(&supervisor->ranks, first);
     for (int rank = 0; rank < supervisor->plan.count; rank++)
-        if (rank != first && WIFEXITED(supervisor->ranks.ranks[rank].status) && WEXITSTATUS(supervisor->ranks.ranks[rank].status) != ERROR_NONE)
+        if (rank != first && WIFEXITED(supervisor->ranks.ranks[rank].status) &&
+            WEXITSTATUS(supervisor->ranks.ranks[rank].status) != ERROR_NONE)
             ranks_print_tail(&supervisor->ranks, rank);
 }
 
@@ -272,7 +281,9 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     bool progress = step > supervisor->best_step, same = supervisor->failed_device == supervisor->devices[verdict->rank];
     char end[256];
     describe_end(supervisor, end);
-    int code = verdict->rule->event == EVENT_HANG ? ERROR_COMMUNICATION : verdict->rule->event == EVENT_EXIT ? verdict->value : ERROR_INTERNAL;
+    int code = verdict->rule->event == EVENT_HANG   ? ERROR_COMMUNICATION
+               : verdict->rule->event == EVENT_EXIT ? verdict->value
+                                                    : ERROR_INTERNAL;
     if (code == ERROR_NONE || code > ERROR_DEVICE) code = ERROR_INTERNAL;
     supervisor->failures = progress ? 1 : supervisor->failures + 1;
     if (progress) supervisor->best_step = step;
@@ -281,10 +292,9 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
         return error_set(error, (ErrorCode)code, "after step %lld %s: starting again would not help", (long long)step, end);
     if (supervisor->failures > options->restarts)
         return error_set(error, (ErrorCode)code, "after step %lld %s; given up after %d failures in a row without progress (restarts=%lld)",
-                         (long long)step, end,
-                         supervisor->failures, (long long)options->restarts);
-    log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end, supervisor->failures,
-             (long long)options->restarts);
+            (long long)step, end, supervisor->failures, (long long)options->restarts);
+    log_warn("after step %lld %s: starting all ranks again, failure %d of %lld without progress", (long long)step, end,
+        supervisor->failures, (long long)options->restarts);
     if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");
     supervisor->failed_device = supervisor->devices[verdict->rank];
     if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor);
@@ -331,7 +341,8 @@ static void report_part(Supervisor *supervisor, const RollAnswer *answer) {
     RankPlan *plan = &supervisor->plan;
     bool fewer = answer->members < supervisor->nodes;
     if (fewer) log_warn("going on with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
-    else if (supervisor->part.members && supervisor->part.members < answer->members) log_info("all %d nodes take part again", answer->members);
+    else if (supervisor->part.members && supervisor->part.members < answer->members)
+        log_info("all %d nodes take part again", answer->members);
     if (answer->members < supervisor->fewest) supervisor->failures = 0;
     if (answer->members < supervisor->fewest) supervisor->fewest = answer->members;
     supervisor->part = *answer;
@@ -349,19 +360,19 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
         RollAnswer answer;
         NodeReport report = report_node(supervisor);
         switch (roll_call(supervisor->roll, &report, report.state == NODE_SICK ? RETEST_SECONDS : 0, &answer)) {
-            case ROLL_START: report_part(supervisor, &answer); return true;
-            case ROLL_OVER:
-                supervisor->over = true;
-                if (answer.code != ERROR_NONE) return error_set(error, (ErrorCode)answer.code, "the nodes ended the run: %s", answer.reason);
-                log_info("the other nodes have finished the run");
-                return false;
-            case ROLL_LEFT_OUT:
-                log_warn("node %d is left out: %s; it comes again when it passes its smoke test, and takes part from the next start on", supervisor->node,
-                         report.reason);
-                supervisor->own_failures = 0;
-                break;
-            case ROLL_AGAIN:
-            case ROLL_STOPPED: break;
+        case ROLL_START: report_part(supervisor, &answer); return true;
+        case ROLL_OVER:
+            supervisor->over = true;
+            if (answer.code != ERROR_NONE) return error_set(error, (ErrorCode)answer.code, "the nodes ended the run: %s", answer.reason);
+            log_info("the other nodes have finished the run");
+            return false;
+        case ROLL_LEFT_OUT:
+            log_warn("node %d is left out: %s; it comes again when it passes its smoke test, and takes part from the next start on",
+                supervisor->node, report.reason);
+            supervisor->own_failures = 0;
+            break;
+        case ROLL_AGAIN:
+        case ROLL_STOPPED: break;
         }
         supervisor->suspect = true;
     }
@@ -371,7 +382,8 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
 /* What the others must know of this node's end. That it gives up is its own affair, unless it is node 0. */
 static void say_farewell(const Supervisor *supervisor, bool done, const Error *error) {
     bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
-    if (supervisor->roll && !supervisor->over && for_all) roll_end(supervisor->roll, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
+    if (supervisor->roll && !supervisor->over && for_all)
+        roll_end(supervisor->roll, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
 }
 
 /* -- The run -------------------------------------------------------------------------------------------------------- */
@@ -398,7 +410,8 @@ static bool read_variable(const char *const *names, long least, long most, int *
         if (!text || !*text) continue;
         long number = strtol(text, &end, 10);
         if (*end || number < least || number > most)
-            return error_set(error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", *names, text, least, most);
+            return error_set(
+                error, ERROR_USAGE, "the environment has %s=%.100s; it must be a number from %ld to %ld", *names, text, least, most);
         *value = (int)number;
         return true;
     }
@@ -412,7 +425,8 @@ static bool find_node(Supervisor *supervisor, Error *error) {
     supervisor->port = DEFAULT_PORT;
     supervisor->plan.address = supervisor->address;
     if (!read_variable((const char *const[]){"NNODES", "SLURM_STEP_NUM_NODES", NULL}, 1, 1 << 16, &supervisor->nodes, error) ||
-        !read_variable((const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, supervisor->nodes - 1, &supervisor->node, error) ||
+        !read_variable(
+            (const char *const[]){"NODE_RANK", "GROUP_RANK", "SLURM_NODEID", NULL}, 0, supervisor->nodes - 1, &supervisor->node, error) ||
         !read_variable((const char *const[]){"MASTER_PORT", NULL}, 1, 65535, &supervisor->port, error))
         return false;
     if (supervisor->nodes == 1) snprintf(supervisor->address, sizeof supervisor->address, "127.0.0.1");
@@ -431,14 +445,14 @@ static bool open_roll(Supervisor *supervisor, Error *error) {
     supervisor->fewest = supervisor->nodes;
     supervisor->suspect = true;
     supervisor->roll = roll_open(&(RollPlace){.node = supervisor->node,
-                                              .nodes = supervisor->nodes,
-                                              .least = least ? (int)least : supervisor->nodes,
-                                              .address = supervisor->address,
-                                              .port = supervisor->port,
-                                              .away = supervisor->options->away,
-                                              .command = supervisor->command,
-                                              .stop = &stop_signals},
-                                 error);
+                                     .nodes = supervisor->nodes,
+                                     .least = least ? (int)least : supervisor->nodes,
+                                     .address = supervisor->address,
+                                     .port = supervisor->port,
+                                     .away = supervisor->options->away,
+                                     .command = supervisor->command,
+                                     .stop = &stop_signals},
+        error);
     return supervisor->roll != NULL;
 }
 
@@ -471,7 +485,8 @@ static void install_signals(void) {
 int launch(const LaunchOptions *options, char *const *command, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
     *supervisor = (Supervisor){.options = options, .failed_device = -1, .command = copy_command(command)};
-    supervisor->plan = (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
+    supervisor->plan =
+        (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
     install_signals();
     bool done = find_node(supervisor, error) && open_roll(supervisor, error);

@@ -16,8 +16,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "launch/beacon.h"
-#include "launch/pace.h"
+#include "launch/heartbeat.h"
+#include "launch/straggler.h"
 
 enum { MOST_FRAMES = 48, RECORDS_SHOWN = 12, STACK_SECONDS = 2, LEAVE_SECONDS = 3 };
 
@@ -60,13 +60,15 @@ static void print_stacks(void) {
         fprintf(stderr, "stack of thread %d:\n", thread);
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += STACK_SECONDS;
-        if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0) fprintf(stderr, "  (it does not answer)\n");
+        if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0)
+            fprintf(stderr, "  (it does not answer)\n");
     }
     closedir(threads);
 }
 
 static void print_collectives(const Watchdog *watchdog) {
-    static const char *const states[] = {[COMM_QUEUED] = "queued", [COMM_RUNNING] = "running", [COMM_DONE] = "done", [COMM_FAILED] = "failed"};
+    static const char *const states[] = {
+        [COMM_QUEUED] = "queued", [COMM_RUNNING] = "running", [COMM_DONE] = "done", [COMM_FAILED] = "failed"};
     CommRecord records[RECORDS_SHOWN];
     double now = log_seconds();
     int count = comm_recent(watchdog->comm, records, RECORDS_SHOWN);
@@ -75,9 +77,8 @@ static void print_collectives(const Watchdog *watchdog) {
         const CommRecord *r = &records[i];
         char bytes[32];
         log_format_bytes((double)r->bytes, bytes);
-        fprintf(stderr, "  %-8s %6llu %-14s '%s' %s, %s, queued %.1f s ago", r->group, (unsigned long long)r->sequence, r->operation, r->name, bytes,
-                states[r->state],
-                now - r->queued);
+        fprintf(stderr, "  %-8s %6llu %-14s '%s' %s, %s, queued %.1f s ago", r->group, (unsigned long long)r->sequence, r->operation,
+            r->name, bytes, states[r->state], now - r->queued);
         if (r->state == COMM_RUNNING) fprintf(stderr, ", has run for %.1f s", now - r->started);
         if (r->state == COMM_DONE) fprintf(stderr, ", took %.4f s", r->finished - r->started);
         fputc('\n', stderr);
@@ -103,7 +104,7 @@ static void act(Watchdog *watchdog) {
     int64_t step = own(watchdog)->step;
     char reason[160];
     snprintf(reason, sizeof reason, "rank %d made no progress for %.0f s after step %lld: ended by its watchdog", comm_rank(watchdog->comm),
-             watchdog->seconds, (long long)step);
+        watchdog->seconds, (long long)step);
     log_error("%s", reason);
     print_collectives(watchdog);
     print_stacks();
@@ -143,7 +144,8 @@ Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
     pthread_condattr_destroy(&monotonic);
     watchdog->running = seconds > 0 && pthread_create(&watchdog->thread, NULL, watch, watchdog) == 0;
     if (watchdog->running || seconds <= 0) return watchdog;
-    error_set(error, ERROR_INTERNAL, "the system refused a thread for the watchdog: look at the limits of this user's processes (ulimit -u)");
+    error_set(
+        error, ERROR_INTERNAL, "the system refused a thread for the watchdog: look at the limits of this user's processes (ulimit -u)");
     watchdog_stop(watchdog);
     return NULL;
 }

@@ -2,8 +2,7 @@
  * this rank (group, operation, name, number, size, state, times) and the stack of every thread, aborts communication, so that the rank ends with
  * ERROR_COMMUNICATION, and ends the process itself when that does not help. It also keeps the pace of the ranks (pace.h). One for each process. Called
  * by the training loop. */
-#ifndef SMELT_LAUNCH_WATCHDOG_H
-#define SMELT_LAUNCH_WATCHDOG_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -15,5 +14,3 @@ Watchdog *watchdog_start(Comm *comm, double seconds, Error *error);
  * time passes before the next one begins (evaluation, saving). Cheap. */
 void watchdog_alive(Watchdog *watchdog, int64_t step);
 void watchdog_stop(Watchdog *watchdog); /* NULL is fine */
-
-#endif

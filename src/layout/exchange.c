@@ -7,9 +7,9 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
-#include "kernel/launch.h"
+#include "backend/gpu/kernel_launch.h"
 #include "model/model.h"
-#include "op/add.h"
+#include "ops/add/add.h"
 
 enum { STAGE_GRADIENTS = 2, STAGE_WEIGHTS = 3 }; /* from which these are sharded */
 
@@ -49,7 +49,8 @@ static bool is_narrowed(const Layout *layout, const LayoutBucket *bucket) { retu
 
 /* Bytes of a bucket's gradients on their way, by element. */
 static int64_t gradient_bytes(const Exchange *exchange, const LayoutBucket *bucket) {
-    return is_narrowed(exchange->layout, bucket) ? (int64_t)sizeof *exchange->room : unit_of(exchange, ARENA_GRADIENT) * width_of(exchange, bucket);
+    return is_narrowed(exchange->layout, bucket) ? (int64_t)sizeof *exchange->room
+                                                 : unit_of(exchange, ARENA_GRADIENT) * width_of(exchange, bucket);
 }
 
 /* Unit `at` of an arena of the executor. */
@@ -89,7 +90,8 @@ static void widen_gradients(const Exchange *exchange, const LayoutBucket *bucket
     Device *device = device_of(exchange);
     Own own = own_of(exchange, bucket);
     float *to = (float *)gradients + own.in_bucket;
-    device_copy(device, exchange->room, gradients + own.in_bucket * (int64_t)sizeof *exchange->room, own.count * (int64_t)sizeof *exchange->room);
+    device_copy(
+        device, exchange->room, gradients + own.in_bucket * (int64_t)sizeof *exchange->room, own.count * (int64_t)sizeof *exchange->room);
     if (device_is_gpu(device)) gpu_widen(device, to, exchange->room, own.count);
     else
         for (int64_t i = 0; i < own.count; i++) to[i] = bf16_widen(exchange->room[i]);
@@ -104,7 +106,8 @@ static void send_gradients(Exchange *exchange, int b) {
     if (is_narrowed(layout, bucket)) narrow_gradients(exchange, bucket, gradients);
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
-        exchange->gradients[b] = comm_all_reduce(exchange->ranks.all, name.text, gradients, bucket_units(bucket) / width_of(exchange, bucket), type, COMM_SUM);
+        exchange->gradients[b] =
+            comm_all_reduce(exchange->ranks.all, name.text, gradients, bucket_units(bucket) / width_of(exchange, bucket), type, COMM_SUM);
         return;
     }
     exchange->gradients[b] = comm_reduce_scatter(exchange->ranks.group, name.text, gradients, bucket->pieces, type, COMM_SUM);
@@ -118,17 +121,21 @@ static void send_gradients(Exchange *exchange, int b) {
 static void add_gradients(const Exchange *exchange, int b) {
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     void *sum = place(exchange, ARENA_GRADIENT, own.local);
-    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients + own.in_bucket)}, .out = {sum},
-                   .in_shape = {{own.count, 1, 1, 1}, {own.count, 1, 1, 1}}, .out_shape = {{own.count, 1, 1, 1}},
-                   .attributes = &(AddAttributes){.wide = precision_kept(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE}, .device = device_of(exchange)};
-    if (own.count) executor_backend(exchange->executor)->kernels[OP_add](&call);
+    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients + own.in_bucket)},
+        .out = {sum},
+        .in_shape = {{own.count, 1, 1, 1}, {own.count, 1, 1, 1}},
+        .out_shape = {{own.count, 1, 1, 1}},
+        .attributes = &(AddAttributes){.wide = precision_kept(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
+        .device = device_of(exchange)};
+    if (own.count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);
 }
 
 static void finish_gradients(Exchange *exchange, int b) {
     if (!exchange->gradients[b]) return;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
-    if (is_narrowed(exchange->layout, bucket)) widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients));
+    if (is_narrowed(exchange->layout, bucket))
+        widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients));
     if (exchange->layout->stage >= STAGE_GRADIENTS && bucket->sharded) add_gradients(exchange, b);
 }
 
@@ -154,8 +161,8 @@ void exchange_finish_gradients(Exchange *exchange) {
 /* Sends the rank's part, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
     void *weights = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights);
-    exchange->weights[b] = comm_all_gather(exchange->ranks.group, bucket_name("weights", b).text, weights, exchange->layout->buckets[b].pieces,
-                                           comm_type(unit_of(exchange, ARENA_WEIGHT)));
+    exchange->weights[b] = comm_all_gather(exchange->ranks.group, bucket_name("weights", b).text, weights,
+        exchange->layout->buckets[b].pieces, comm_type(unit_of(exchange, ARENA_WEIGHT)));
 }
 
 /* Fills a slot. */
@@ -164,7 +171,8 @@ static void begin_gathering(Exchange *exchange, int index) {
     int b = exchange->timetable->gatherings[index].bucket;
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     void *slot = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights + own.in_bucket);
-    if (own.count) device_copy(device_of(exchange), slot, place(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, ARENA_WEIGHT));
+    if (own.count)
+        device_copy(device_of(exchange), slot, place(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, ARENA_WEIGHT));
     gather_weights(exchange, b);
 }
 

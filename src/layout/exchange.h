@@ -5,11 +5,10 @@
  * With layout->narrows, gradients of matrices are rounded to bf16 where they lie before they are sent, and widened again where this rank needs them.
  *
  * Owned by the session; the layout, the timetable, the comms and the executor outlive it. */
-#ifndef SMELT_LAYOUT_EXCHANGE_H
-#define SMELT_LAYOUT_EXCHANGE_H
+#pragma once
 
 #include "comm/comm.h"
-#include "layout/timetable.h"
+#include "layout/comm_schedule.h"
 
 typedef struct Exchange Exchange;
 
@@ -33,5 +32,3 @@ void exchange_make_weights(Exchange *exchange, int bucket);
 void exchange_send_weights(void *exchange, int bucket);
 /* Waits until the weights of all buckets are here. Not needed before a run of the program itself, which waits for each when it reads it. */
 void exchange_finish_weights(Exchange *exchange);
-
-#endif

@@ -72,8 +72,11 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
 static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class) {
     layout->buckets = memory_resize(layout->buckets, (layout->bucket_count + 1) * sizeof *layout->buckets);
     bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
-    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin, .end = begin, .vectors = class == CLASS_VECTOR, .sharded = layout->stage && !whole,
-                                                           .frozen = class == CLASS_FROZEN};
+    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin,
+        .end = begin,
+        .vectors = class == CLASS_VECTOR,
+        .sharded = layout->stage && !whole,
+        .frozen = class == CLASS_FROZEN};
     return &layout->buckets[layout->bucket_count++];
 }
 
@@ -111,7 +114,10 @@ static void cut_evenly(const Layout *layout, LayoutBucket *bucket) {
 /* -- Pieces of Muon's buckets --------------------------------------------------------------------------------------- */
 
 /* What a matrix costs its rank: two products with its smaller side squared for each iteration, which is rows x columns x order. */
-typedef struct Atom { int64_t begin; double cost; } Atom;
+typedef struct Atom {
+    int64_t begin;
+    double cost;
+} Atom;
 
 /* The matrices of a bucket, for the caller to free. */
 static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int *count) {
@@ -123,7 +129,8 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
         int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], matrices = p->count / (rows * columns);
         atoms = memory_resize(atoms, (size_t)(*count + matrices) * sizeof *atoms);
         for (int64_t k = 0; k < matrices; k++)
-            atoms[(*count)++] = (Atom){cutting->offsets[i] + k * rows * columns, (double)rows * columns * (rows < columns ? rows : columns)};
+            atoms[(*count)++] =
+                (Atom){cutting->offsets[i] + k * rows * columns, (double)rows * columns * (rows < columns ? rows : columns)};
     }
     return atoms;
 }
@@ -178,12 +185,16 @@ static void append_pieces(Layout *layout, const Graph *graph, int b) {
     int64_t begin = layout_own_begin(layout, bucket), end = layout_own_end(layout, bucket);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        int64_t first = p->offset > begin ? p->offset : begin, last = p->offset + p->count * p->width < end ? p->offset + p->count * p->width : end;
+        int64_t first = p->offset > begin ? p->offset : begin,
+                last = p->offset + p->count * p->width < end ? p->offset + p->count * p->width : end;
         if (first >= last || p->frozen) continue;
         layout->pieces = memory_resize(layout->pieces, (layout->piece_count + 1) * sizeof *layout->pieces);
-        layout->pieces[layout->piece_count++] =
-            (OptimizerPiece){.parameter = i, .first = (first - p->offset) / p->width, .count = (last - first) / p->width, .local = bucket->local + first - begin, .bucket = b,
-                             .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
+        layout->pieces[layout->piece_count++] = (OptimizerPiece){.parameter = i,
+            .first = (first - p->offset) / p->width,
+            .count = (last - first) / p->width,
+            .local = bucket->local + first - begin,
+            .bucket = b,
+            .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
     }
 }
 
@@ -228,16 +239,26 @@ static void move_parameters(Graph *graph, const int64_t *offsets, int64_t traine
     graph->parameter_extent = extent;
 }
 
-Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks) {
+Layout *layout_create(
+    Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks) {
     Layout *layout = memory_allocate(sizeof *layout);
     int stage = ranks > 1 && config->shard != 1 ? (int)config->zero : 0, size = stage && config->shard ? (int)config->shard : ranks;
     assert(ranks % size == 0);
-    *layout = (Layout){.rank = rank % size, .size = size, .replica = rank / size, .replicas = ranks / size, .stage = stage,
-                       .narrows = ranks > 1 && config->reduce == REDUCE_BF16 && precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)) == 4};
+    *layout = (Layout){.rank = rank % size,
+        .size = size,
+        .replica = rank / size,
+        .replicas = ranks / size,
+        .stage = stage,
+        .narrows = ranks > 1 && config->reduce == REDUCE_BF16 &&
+                   precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)) == 4};
     int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
-    Cutting cutting = {.layout = layout, .graph = graph, .optimizer = optimizer, .layers = layers, .offsets = layout->offsets,
-                       .bucket_units = bucket_bytes / precision_unit(graph->precision)};
+    Cutting cutting = {.layout = layout,
+        .graph = graph,
+        .optimizer = optimizer,
+        .layers = layers,
+        .offsets = layout->offsets,
+        .bucket_units = bucket_bytes / precision_unit(graph->precision)};
     cut(&cutting);
     free(layers);
     layout_place(layout, graph);
@@ -258,6 +279,10 @@ void layout_free(Layout *layout) {
 void layout_place(const Layout *layout, Graph *graph) { move_parameters(graph, layout->offsets, layout->trained, layout->extent); }
 
 OptimizerPart layout_part(const Layout *layout) {
-    return (OptimizerPart){.pieces = layout->pieces, .piece_count = layout->piece_count, .bucket_count = layout->bucket_count,
-                           .extent = layout->local_extent, .local_weights = layout->stage >= 3, .local_gradients = layout->stage >= 2};
+    return (OptimizerPart){.pieces = layout->pieces,
+        .piece_count = layout->piece_count,
+        .bucket_count = layout->bucket_count,
+        .extent = layout->local_extent,
+        .local_weights = layout->stage >= 3,
+        .local_gradients = layout->stage >= 2};
 }

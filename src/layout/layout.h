@@ -19,14 +19,15 @@
  * of parameters do not change, so that a checkpoint of one layout is read by any other through the list of what a rank holds.
  *
  * The layout owns its lists; graphs that it has placed must all describe the same parameters. Made by session_plan. */
-#ifndef SMELT_LAYOUT_LAYOUT_H
-#define SMELT_LAYOUT_LAYOUT_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 #include "optim/optim.h"
 
-enum { LAYOUT_ALIGNMENT = 64 }; /* units: buckets start at multiples of it, and local offsets have the same distance from one as the whole arenas' */
+enum {
+    LAYOUT_ALIGNMENT = 64
+}; /* units: buckets start at multiples of it, and local offsets have the same distance from one as the whole arenas' */
 
 typedef struct LayoutBucket {
     int64_t begin, end; /* units of the whole arenas */
@@ -41,20 +42,21 @@ typedef struct Layout {
     int rank, size;
     int replica, replicas; /* the group's number, and how many there are; 0 and 1 in stage 0 */
     int stage;             /* 0 where one rank has all */
-    int64_t extent;       /* units of the whole arenas, padding included */
-    int64_t trained;      /* of these, what lies before frozen matrices: where arenas of masters, gradients and the optimizer end */
-    int64_t local_extent; /* units of this rank's own arenas; `trained` in stage 0 */
+    int64_t extent;        /* units of the whole arenas, padding included */
+    int64_t trained;       /* of these, what lies before frozen matrices: where arenas of masters, gradients and the optimizer end */
+    int64_t local_extent;  /* units of this rank's own arenas; `trained` in stage 0 */
     LayoutBucket *buckets;
     int bucket_count;
-    bool narrows;         /* gradients that are fp32 travel in bf16 */
-    double muon_balance;  /* Muon's work of the busiest rank over the mean; 0: none is shared out */
-    int64_t *offsets;     /* per parameter, in the whole arenas */
+    bool narrows;           /* gradients that are fp32 travel in bf16 */
+    double muon_balance;    /* Muon's work of the busiest rank over the mean; 0: none is shared out */
+    int64_t *offsets;       /* per parameter, in the whole arenas */
     OptimizerPiece *pieces; /* what this rank holds of the master weights, and updates */
     int piece_count;
 } Layout;
 
 /* The layout of the graph's parameters for one of `ranks`, with the graph placed. `bucket_bytes` are of gradients. config->shard divides `ranks`. */
-Layout *layout_create(Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks);
+Layout *layout_create(
+    Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks);
 void layout_free(Layout *layout);
 /* Moves the parameters of another graph of the same model to where the layout has them; before graph_plan. */
 void layout_place(const Layout *layout, Graph *graph);
@@ -72,5 +74,3 @@ static inline int64_t layout_own_begin(const Layout *layout, const LayoutBucket 
 static inline int64_t layout_own_end(const Layout *layout, const LayoutBucket *bucket) {
     return bucket->sharded ? bucket->begin + bucket->pieces[layout->rank + 1] : bucket->end;
 }
-
-#endif

@@ -1,6 +1,10 @@
 /* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere, head and embedding the same. Its
  * released code stores the matrices of linears as [in, out]. */
-#include "model/internal.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/embed/embed.h"
+#include "ops/norm/norm.h"
 
 static TensorId linear(Builder *b, const char *name, TensorId x, int64_t out, double std, LoraTargets kind) {
     char full[64];
@@ -22,8 +26,13 @@ static TensorId mlp(Builder *b, TensorId x) {
 }
 
 Trunk gpt2_build(Builder *b) {
-    static const Layers layers = {.first = "ln_1", .second = "ln_2", .last = "transformer.ln_f", .norm = NORM_LAYER, .biased = true,
-                                  .attention = attention, .mlp = mlp};
+    static const Layers layers = {.first = "ln_1",
+        .second = "ln_2",
+        .last = "transformer.ln_f",
+        .norm = NORM_LAYER,
+        .biased = true,
+        .attention = attention,
+        .mlp = mlp};
     b->layer_names = "transformer.h";
     TensorId table = builder_table(b, "transformer.wte.weight");
     int64_t shape[] = {b->config->context, b->config->width};

@@ -24,8 +24,9 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
         for (int64_t j = 1; p->kind == PARAMETER_CONTROLLER && j < p->count; j++)
             if (export->master[p->offset + j] != export->master[p->offset])
                 return error_set(error, ERROR_USAGE,
-                                 "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.controller_lr=0 "
-                                 "and model.auxiliary_loss instead", p->name);
+                    "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.controller_lr=0 "
+                    "and model.auxiliary_loss instead",
+                    p->name);
     }
     return true;
 }
@@ -143,8 +144,15 @@ static void writer_end(Writer *w) { memory_unmap(w->values, (size_t)w->capacity 
 
 /* What makes text to tokens, and what concerns generation, in the folders of others. */
 static const char *const copied_files[] = {
-    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json",     "merges.txt",            "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
 };
 enum { COPIED_FILES = sizeof copied_files / sizeof *copied_files, COPY_LIMIT = 1 << 30 };
 
@@ -170,7 +178,8 @@ static bool check_folder(const char *folder, bool overwrite, bool *exists, Error
     bool good = true;
     for (struct dirent *entry; good && (entry = readdir(stream));) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (!overwrite) good = error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace an export", folder);
+        if (!overwrite)
+            good = error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace an export", folder);
         else if (!is_ours(entry->d_name))
             good = error_set(error, ERROR_USAGE, "%s holds %s, which no export writes: give another folder", folder, entry->d_name);
     }
@@ -228,7 +237,7 @@ static bool write_tensors(Writer *w, const HfTensorList *list, const char *folde
     }
     if (shards > 1 && written)
         written = write_json(folder, "model.safetensors.index.json",
-                             json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
+            json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map), error);
     json_decref(map);
     return written;
 }

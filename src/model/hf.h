@@ -2,8 +2,7 @@
  * with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM,
  * or MistralForCausalLM where Llama's code lacks something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1
  * folders, with attention and experts as layers of their own, are read too. */
-#ifndef SMELT_MODEL_HF_H
-#define SMELT_MODEL_HF_H
+#pragma once
 
 #include <jansson.h>
 
@@ -44,14 +43,15 @@ bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph 
 
 typedef struct HfExport {
     const ModelConfig *config;
-    Precision precision;  /* BF16 or FP32: the type of the tensors; a zaya router's balancing biases are always fp32 */
-    const float *master;  /* the WIDE arena of a graph of `config`, in either of the two precisions, or NULL, and the weights are those of ... */
+    Precision precision; /* BF16 or FP32: the type of the tensors; a zaya router's balancing biases are always fp32 */
+    const float
+        *master; /* the WIDE arena of a graph of `config`, in either of the two precisions, or NULL, and the weights are those of ... */
     const HfReader *reader; /* ... a folder, read as they are written; NULL when there is a master */
-    bool keep;            /* with a reader: tensors keep their types; only what must be rearranged and is not bf16 becomes fp32 */
-    bool bytes;           /* the tokens are those of the byte tokenizer: write it too */
-    int64_t shard_bytes;  /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
-    const char *source;   /* a folder whose tokenizer's files are copied, and ... */
-    const json_t *origin; /* ... a config.json, whose special tokens are kept; both NULL when there is none */
+    bool keep;              /* with a reader: tensors keep their types; only what must be rearranged and is not bf16 becomes fp32 */
+    bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
+    int64_t shard_bytes;    /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
+    const char *source;     /* a folder whose tokenizer's files are copied, and ... */
+    const json_t *origin;   /* ... a config.json, whose special tokens are kept; both NULL when there is none */
 } HfExport;
 
 /* ERROR_USAGE naming the setting that the family's class in transformers cannot express. */
@@ -68,5 +68,3 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
  * with `overwrite`, hold nothing but files that an export writes. ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is
  * in use or the model cannot be expressed. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);
-
-#endif

@@ -19,9 +19,9 @@ typedef struct Reader {
 typedef struct Class {
     const char *model_type, *architecture;
     int family;
-    bool tied;        /* where tie_word_embeddings is absent */
-    double theta;     /* where rope_theta is absent */
-    int64_t window;   /* where sliding_window is absent */
+    bool tied;      /* where tie_word_embeddings is absent */
+    double theta;   /* where rope_theta is absent */
+    int64_t window; /* where sliding_window is absent */
     void (*read)(Reader *reader);
 } Class;
 
@@ -62,7 +62,8 @@ bool hf_check(const ModelConfig *c, Error *error) {
     HfClass class = hf_class(c);
     const char *name = hf_architecture(class);
     if (class == HF_ZAYA && c->experts_per_token != 1)
-        return error_set(error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, name);
+        return error_set(
+            error, ERROR_USAGE, "model.experts_per_token=%lld: %s has one expert per token", (long long)c->experts_per_token, name);
     if (class == HF_ZAYA && c->renormalise)
         return error_set(error, ERROR_USAGE, "model.renormalise=true: %s keeps the probability of the chosen expert as its gate", name);
     if (class == HF_MIXTRAL && !c->renormalise)
@@ -75,7 +76,8 @@ bool hf_check(const ModelConfig *c, Error *error) {
         return error_set(error, ERROR_USAGE, "model.window=%lld: %s has no window in all layers", (long long)c->window, name);
     if (class == HF_MPT && c->kv_heads != c->heads)
         return error_set(error, ERROR_USAGE, "model.kv_heads=%lld: %s has as many key heads as query heads", (long long)c->kv_heads, name);
-    if (class == HF_MPT && c->alibi_max != 8) return error_set(error, ERROR_USAGE, "model.alibi_max=%g: %s computes with 8 always", c->alibi_max, name);
+    if (class == HF_MPT && c->alibi_max != 8)
+        return error_set(error, ERROR_USAGE, "model.alibi_max=%g: %s computes with 8 always", c->alibi_max, name);
     if (class == HF_MPT && c->ffn != 4 * c->width)
         return error_set(error, ERROR_USAGE, "model.ffn=%lld: %s has four times model.width", (long long)c->ffn, name);
     return true;
@@ -128,7 +130,8 @@ static bool boolean_or(Reader *r, const char *key, bool fallback) {
 }
 
 static void require_boolean(Reader *r, const char *key, bool wanted) {
-    if (boolean_or(r, key, wanted) != wanted) fail(r, key, wanted ? "is false, and smelt's model has it" : "is true, and smelt's model does not have it");
+    if (boolean_or(r, key, wanted) != wanted)
+        fail(r, key, wanted ? "is false, and smelt's model has it" : "is true, and smelt's model does not have it");
 }
 
 static void require_integer(Reader *r, const char *key, int64_t wanted, const char *reason) {
@@ -142,7 +145,8 @@ static void read_rope(Reader *r, const json_t *rope) {
     ModelConfig *c = r->model;
     const json_t *type = field(rope, "rope_type") ? field(rope, "rope_type") : field(rope, "type");
     c->rope_theta = real_or(r, rope, "rope_theta", real_or(r, r->object, "rope_theta", classes[r->class].theta));
-    c->rope_fraction = real_or(r, rope, "partial_rotary_factor", real_or(r, r->object, "partial_rotary_factor", r->class == HF_ZAYA ? 0.5 : 1));
+    c->rope_fraction =
+        real_or(r, rope, "partial_rotary_factor", real_or(r, r->object, "partial_rotary_factor", r->class == HF_ZAYA ? 0.5 : 1));
     if (!type || (json_is_string(type) && !strcmp(json_string_value(type), "default"))) return;
     if (!json_is_string(type) || strcmp(json_string_value(type), "llama3")) {
         fail(r, "rope_type", "is another scaling of positions than llama3, the only one that smelt has");
@@ -172,7 +176,8 @@ static void read_heads(Reader *r) {
 
 static void require_string(Reader *r, const char *key, const char *wanted) {
     const json_t *value = field(r->object, key);
-    if (value && (!json_is_string(value) || strcmp(json_string_value(value), wanted))) fail(r, key, "has another value than the one that smelt's models have");
+    if (value && (!json_is_string(value) || strcmp(json_string_value(value), wanted)))
+        fail(r, key, "has another value than the one that smelt's models have");
 }
 
 /* What every class spells the same way. */
@@ -222,7 +227,8 @@ static void read_mixtral(Reader *r) {
     if (c->experts < 1) fail(r, "num_local_experts", "is less than 1");
     c->experts_per_token = integer(r, "num_experts_per_tok");
     c->renormalise = true;
-    c->auxiliary_loss = boolean_or(r, "output_router_logits", false) ? real_or(r, r->object, "router_aux_loss_coef", 0.001) / router_loss_ratio(c) : 0;
+    c->auxiliary_loss =
+        boolean_or(r, "output_router_logits", false) ? real_or(r, r->object, "router_aux_loss_coef", 0.001) / router_loss_ratio(c) : 0;
 }
 
 static void read_qwen2(Reader *r) {
@@ -303,8 +309,8 @@ static const char *read_layer_type(Reader *r) {
         fail(r, "layer_types", "does not hold one name for each of num_hidden_layers");
         return "hybrid";
     }
-    json_array_foreach(types, index, type)
-        if (!json_equal(type, first)) fail(r, "layer_types", "differ from layer to layer, and smelt's models have layers of one type");
+    json_array_foreach(types, index, type) if (!json_equal(type, first))
+        fail(r, "layer_types", "differ from layer to layer, and smelt's models have layers of one type");
     if (strcmp(json_string_value(first), "hybrid") && strcmp(json_string_value(first), "hybrid_sliding"))
         fail(r, "layer_types", "holds something else than \"hybrid\" and \"hybrid_sliding\"");
     return json_string_value(first);
@@ -341,7 +347,8 @@ static int64_t read_legacy_steps(Reader *r, int64_t *experts) {
 
 /* ffn_hidden_size counts gate and upward rows; num_attention_heads is wrong in folders that have cca_num_q_heads. */
 static void read_legacy_zaya(Reader *r) {
-    static const char *const true_flags[] = {"cca", "zaya_use_eda", "zaya_use_mod", "scale_residual_merge", "gated_linear_unit", "residual_in_fp32"};
+    static const char *const true_flags[] = {
+        "cca", "zaya_use_eda", "zaya_use_mod", "scale_residual_merge", "gated_linear_unit", "residual_in_fp32"};
     static const char *const false_flags[] = {"clamp_temp", "add_bias_linear", "lm_head_bias"};
     ModelConfig *c = r->model;
     for (size_t i = 0; i < sizeof true_flags / sizeof *true_flags; i++) require_boolean(r, true_flags[i], true);
@@ -350,7 +357,9 @@ static void read_legacy_zaya(Reader *r) {
     if (steps % 2) fail(r, "num_hidden_layers", "is odd, and steps of attention and experts take turns");
     c->layers = steps / 2;
     c->heads = integer(r, has(r, "cca_num_q_heads") ? "cca_num_q_heads" : "num_attention_heads");
-    c->kv_heads = integer(r, has(r, "num_query_groups_list") ? "num_query_groups_list" : has(r, "num_query_groups") ? "num_query_groups" : "num_key_value_heads");
+    c->kv_heads = integer(r, has(r, "num_query_groups_list") ? "num_query_groups_list"
+                             : has(r, "num_query_groups")    ? "num_query_groups"
+                                                             : "num_key_value_heads");
     c->head_dim = integer(r, has(r, "kv_channels") ? "kv_channels" : "head_dim");
     int64_t rows = integer(r, has(r, "ffn_hidden_size_list") ? "ffn_hidden_size_list" : "ffn_hidden_size");
     if (rows % 2) fail(r, "ffn_hidden_size", "is odd, and half of it are the rows of the gate");
@@ -402,7 +411,8 @@ static bool check_bounds(const Config *config, Error *error) {
         if (strncmp(row->name, "model.", 6) || (row->type != OPTION_INT && row->type != OPTION_REAL)) continue;
         double value = row->type == OPTION_INT ? (double)*(const int64_t *)at : *(const double *)at;
         if (!(value >= row->minimum && value <= row->maximum))
-            return error_set(error, ERROR_CHECKPOINT, "%s would be %g, and smelt takes %g to %g", row->name, value, row->minimum, row->maximum);
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s would be %g, and smelt takes %g to %g", row->name, value, row->minimum, row->maximum);
     }
     return true;
 }
@@ -414,7 +424,8 @@ static bool check_model(ModelConfig *model, Error *error) {
     options_defaults(&config_table, &config, &strings);
     config.model = *model;
     config.data.length = config.batch.sequences = config.batch.tokens = 1;
-    bool good = check_bounds(&config, error) && config_check(&config, error) && check_bounds(&config, error); /* the second time for what is derived */
+    bool good = check_bounds(&config, error) && config_check(&config, error) &&
+                check_bounds(&config, error); /* the second time for what is derived */
     options_free_strings(&strings);
     *model = config.model;
     if (!good) error->code = ERROR_CHECKPOINT;
@@ -516,7 +527,8 @@ static void put_mpt(json_t *object, const ModelConfig *c) {
     hf_put(object, "learned_pos_emb", json_false());
     put_string(attention, "attn_type", "multihead_attention");
     hf_put(attention, "alibi", json_true());
-    hf_put(attention, "alibi_bias_max", c->alibi_max == (int64_t)c->alibi_max ? json_integer((int64_t)c->alibi_max) : json_real(c->alibi_max));
+    hf_put(
+        attention, "alibi_bias_max", c->alibi_max == (int64_t)c->alibi_max ? json_integer((int64_t)c->alibi_max) : json_real(c->alibi_max));
     hf_put(attention, "clip_qkv", c->clip_qkv > 0 ? json_real(c->clip_qkv) : json_null());
     hf_put(attention, "softmax_scale", c->softmax_scale > 0 ? json_real(c->softmax_scale) : json_null());
     hf_put(attention, "qk_ln", json_boolean(c->qk_norm));

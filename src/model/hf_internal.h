@@ -1,7 +1,6 @@
 /* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under which names and in which
  * pieces a class stores our parameters. */
-#ifndef SMELT_MODEL_HF_INTERNAL_H
-#define SMELT_MODEL_HF_INTERNAL_H
+#pragma once
 
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
@@ -37,9 +36,12 @@ typedef struct HfTensor {
     int64_t first, count;
     int rank;
     int64_t shape[TENSOR_MAX_RANK]; /* as stored */
-    bool transposed; /* stored as [columns, rows] of the parameter */
+    bool transposed;                /* stored as [columns, rows] of the parameter */
 } HfTensor;
-typedef struct HfTensorList { HfTensor *items; size_t count; } HfTensorList;
+typedef struct HfTensorList {
+    HfTensor *items;
+    size_t count;
+} HfTensorList;
 
 /* Every tensor of the model's folder, in the order of the parameters. Parameters that the class does not have are left out. */
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout);
@@ -59,5 +61,3 @@ void hf_convert(Precision to, void *target, StoredType from, const char *source,
 /* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
 
 json_t *hf_tokenizer_config(const ModelConfig *config);
-
-#endif

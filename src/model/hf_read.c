@@ -152,7 +152,8 @@ static bool check_index(const Folder *folder, const char *name, const json_t *ma
     }
     for (size_t i = 0; i < folder->entry_count; i++)
         if (!json_object_get(map, folder->entries[i].tensor->name))
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is not in the index", folder->entries[i].path, folder->entries[i].tensor->name);
+            return error_set(
+                error, ERROR_CHECKPOINT, "%s: tensor %s is not in the index", folder->entries[i].path, folder->entries[i].tensor->name);
     return true;
 }
 
@@ -166,8 +167,8 @@ static bool list_entries(Folder *folder, Error *error) {
     qsort(folder->entries, total, sizeof *folder->entries, entry_compare);
     for (size_t i = 1; i < total; i++)
         if (!entry_compare(&folder->entries[i - 1], &folder->entries[i]))
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in %s too", folder->entries[i].path, folder->entries[i].tensor->name,
-                             folder->entries[i - 1].path);
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is in %s too", folder->entries[i].path,
+                folder->entries[i].tensor->name, folder->entries[i - 1].path);
     return true;
 }
 
@@ -253,12 +254,13 @@ static bool check_tensor(const Entry *entry, const HfTensor *wanted, Error *erro
     const StoredTensor *tensor = entry->tensor;
     char stored[128], expected[128];
     if (tensor->type != STORED_F32 && tensor->type != STORED_BF16 && tensor->type != STORED_F16)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is of type %s, and weights are read as F32, BF16 and F16", entry->path, tensor->name,
-                         stored_type_name(tensor->type));
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is of type %s, and weights are read as F32, BF16 and F16", entry->path,
+            tensor->name, stored_type_name(tensor->type));
     if (tensor->rank == wanted->rank && !memcmp(tensor->shape, wanted->shape, wanted->rank * sizeof *wanted->shape)) return true;
     format_shape(stored, tensor->rank, tensor->shape);
     format_shape(expected, wanted->rank, wanted->shape);
-    return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and config.json asks for %s", entry->path, tensor->name, stored, expected);
+    return error_set(
+        error, ERROR_CHECKPOINT, "%s: tensor %s has shape %s, and config.json asks for %s", entry->path, tensor->name, stored, expected);
 }
 
 /* Finds and checks the tensor of every item of the list. */
@@ -269,8 +271,8 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
         const HfTensor *wanted = &reader->list.items[i];
         Entry *entry = reader->entries[i] = find(folder, wanted->name);
         if (!entry)
-            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which config.json asks for", folder->count == 1 ? folder->paths[0] : name,
-                             wanted->name);
+            return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is missing, which config.json asks for",
+                folder->count == 1 ? folder->paths[0] : name, wanted->name);
         if (!check_tensor(entry, wanted, error)) return false;
         entry->used = true;
     }
@@ -301,7 +303,8 @@ static bool same_matrix(const StoredTensor *a, const StoredTensor *b) {
 static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
     const StoredTensor *tensor = entry->tensor, *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq")) return true;
-    if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias"))) return true;
+    if (config->family == FAMILY_GPT2 && (ends_with(tensor->name, ".attn.bias") || ends_with(tensor->name, ".attn.masked_bias")))
+        return true;
     return config->tied && !strcmp(tensor->name, "lm_head.weight") && table && same_matrix(table, tensor);
 }
 
@@ -311,7 +314,8 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
         if (entry->used || is_redundant(folder, entry, config)) continue;
         bool head = config->tied && !strcmp(entry->tensor->name, "lm_head.weight");
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s %s", entry->path, entry->tensor->name,
-                         head ? "differs from the embedding, and config.json says that they are tied" : "is none of the model that config.json describes");
+            head ? "differs from the embedding, and config.json says that they are tied"
+                 : "is none of the model that config.json describes");
     }
     return true;
 }
@@ -353,7 +357,8 @@ HfReader *hf_reader_open(const char *name, const ModelConfig *config, const Grap
     *reader = (HfReader){.graph = graph};
     bool good = folder_open(&reader->folder, name, error);
     if (good) {
-        bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK), bare = find(&reader->folder, HF_BARE_MARK) != NULL;
+        bool legacy = config->family == FAMILY_ZAYA && find(&reader->folder, HF_LEGACY_MARK),
+             bare = find(&reader->folder, HF_BARE_MARK) != NULL;
         reader->list = hf_tensors(config, graph, legacy ? LAYOUT_LEGACY_ZAYA : bare ? LAYOUT_BARE : LAYOUT_NATIVE);
         index_parameters(reader);
         good = match_tensors(reader, name, error) && check_rest(&reader->folder, config, error) && read_scale(reader, name, config, error);
@@ -374,7 +379,8 @@ void hf_reader_close(HfReader *reader) {
 
 /* The whole pages of a tensor, which would be read from the file again. */
 static void let_go(const StoredTensor *tensor, int64_t count) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data, end = begin + count * stored_type_bytes(tensor->type);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data,
+              end = begin + count * stored_type_bytes(tensor->type);
     begin = (begin + page - 1) / page * page;
     end = end / page * page;
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
@@ -454,7 +460,8 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
     HfReader *reader = hf_reader_open(folder, config, graph, error);
     size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
-    for (int i = 0; i < graph->parameter_count && reader; i++) hf_reader_load(reader, i, (char *)master + graph->parameters[i].offset * unit);
+    for (int i = 0; i < graph->parameter_count && reader; i++)
+        hf_reader_load(reader, i, (char *)master + graph->parameters[i].offset * unit);
     bool loaded = reader != NULL;
     hf_reader_close(reader);
     return loaded;

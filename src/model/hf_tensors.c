@@ -60,8 +60,12 @@ static void append_mixtral(HfTensorList *list, int parameter, const Parameter *p
         bool down = ends_with(p->name, "down_proj");
         int64_t parts = p->shape[0] * (down ? 1 : 2);
         for (int64_t i = 0; i < parts; i++)
-            append_part(list, memory_format("model.layers.%d.block_sparse_moe.experts.%lld.%s.weight", layer, (long long)(down ? i : i / 2),
-                                            down ? "w2" : i % 2 ? "w3" : "w1"), parameter, p, i, parts);
+            append_part(list,
+                memory_format("model.layers.%d.block_sparse_moe.experts.%lld.%s.weight", layer, (long long)(down ? i : i / 2),
+                    down    ? "w2"
+                    : i % 2 ? "w3"
+                            : "w1"),
+                parameter, p, i, parts);
     } else {
         append(list, memory_copy_string(p->name), parameter, p);
     }
@@ -71,7 +75,10 @@ static void append_mixtral(HfTensorList *list, int parameter, const Parameter *p
 
 /* Beginnings of names in layer N and in layer 2 N + step of a legacy folder; the first that fits holds. A merge belongs to the step after the
  * block that it merges. */
-static const struct { const char *native, *legacy; int step; } legacy_names[] = {
+static const struct {
+    const char *native, *legacy;
+    int step;
+} legacy_names[] = {
     {"input_layernorm.", "input_norm.", 0},
     {"self_attn.qkv_proj.q_proj.", "self_attn.qkv.linear_q.", 0},
     {"self_attn.qkv_proj.k_proj.", "self_attn.qkv.linear_k.", 0},
@@ -115,8 +122,10 @@ static void append_legacy(HfTensorList *list, int parameter, const Parameter *p,
         return;
     }
     for (int64_t i = 0; i < p->shape[0]; i++)
-        append_part(list, memory_format("model.layers.%d.zaya_block.experts.local_experts.%lld.linear_fc%d.weight", 2 * layer + 1, (long long)i,
-                                        ends_with(rest, "down_proj") ? 2 : 1), parameter, p, i, p->shape[0]);
+        append_part(list,
+            memory_format("model.layers.%d.zaya_block.experts.local_experts.%lld.linear_fc%d.weight", 2 * layer + 1, (long long)i,
+                ends_with(rest, "down_proj") ? 2 : 1),
+            parameter, p, i, p->shape[0]);
 }
 
 /* -- All classes ---------------------------------------------------------------------------------------------------- */
@@ -129,7 +138,9 @@ HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout 
         const Parameter *p = &graph->parameters[i];
         if (layout == LAYOUT_LEGACY_ZAYA) append_legacy(&list, i, p, config->layers);
         else if (class == HF_MIXTRAL) append_mixtral(&list, i, p);
-        else append(&list, memory_copy_string(layout == LAYOUT_BARE && starts_with(p->name, trunk) ? p->name + strlen(trunk) : p->name), i, p);
+        else
+            append(
+                &list, memory_copy_string(layout == LAYOUT_BARE && starts_with(p->name, trunk) ? p->name + strlen(trunk) : p->name), i, p);
     }
     return list;
 }

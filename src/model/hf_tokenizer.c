@@ -30,16 +30,17 @@ json_t *hf_tokenizer(void) {
         byte_character(byte, text);
         hf_put_integer(vocabulary, text, byte);
     }
-    json_t *separator = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", BYTE_SEPARATOR, "content", HF_SEPARATOR, "single_word", 0, "lstrip", 0,
-                                  "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *separator = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", BYTE_SEPARATOR, "content", HF_SEPARATOR, "single_word", 0,
+        "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
     json_t *level = json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 0, "use_regex", 0);
-    json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix",
-                              "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0, "vocab", vocabulary, "merges");
-    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", separator, "normalizer",
-                     "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
+    json_t *model =
+        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix",
+            "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0, "vocab", vocabulary, "merges");
+    return json_pack("{s:s, s:n, s:n, s:[o], s:n, s:O, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens",
+        separator, "normalizer", "pre_tokenizer", level, "post_processor", "decoder", level, "model", model);
 }
 
 json_t *hf_tokenizer_config(const ModelConfig *config) {
-    return json_pack("{s:s, s:s, s:s, s:I, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token", HF_SEPARATOR, "pad_token", HF_SEPARATOR,
-                     "model_max_length", (json_int_t)config->context, "clean_up_tokenization_spaces", 0);
+    return json_pack("{s:s, s:s, s:s, s:I, s:b}", "tokenizer_class", "PreTrainedTokenizerFast", "eos_token", HF_SEPARATOR, "pad_token",
+        HF_SEPARATOR, "model_max_length", (json_int_t)config->context, "clean_up_tokenization_spaces", 0);
 }

@@ -2,7 +2,14 @@
  * from it by a setting: Mistral's sliding window (arXiv 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of
  * each query and key head before the rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
  * (arXiv 2401.04088). */
-#include "model/internal.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/embed/embed.h"
+#include "ops/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/router/router.h"
 
 /* One bias after the other, viewed as one. */
 static TensorId qkv_bias(Builder *b, int64_t queries, int64_t keys) {
@@ -31,7 +38,8 @@ static TensorId attention(Builder *b, TensorId x) {
         Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    return builder_adaptable(b, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, LORA_ATTENTION);
+    return builder_adaptable(
+        b, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
@@ -54,8 +62,12 @@ static TensorId experts(Builder *b, TensorId x) {
 }
 
 Trunk llama_build(Builder *b) {
-    const Layers layers = {.first = "input_layernorm", .second = "post_attention_layernorm", .last = "model.norm", .norm = NORM_RMS,
-                           .attention = attention, .mlp = b->config->experts ? experts : mlp};
+    const Layers layers = {.first = "input_layernorm",
+        .second = "post_attention_layernorm",
+        .last = "model.norm",
+        .norm = NORM_RMS,
+        .attention = attention,
+        .mlp = b->config->experts ? experts : mlp};
     b->rope_table = builder_rope_table(b);
     TensorId table = builder_table(b, "model.embed_tokens.weight");
     TensorId normed = builder_layers(b, op_embed(b->graph, b->tokens, table, TENSOR_NONE, TENSOR_NONE), &layers);

@@ -20,8 +20,18 @@ enum { AT_MAGIC, AT_VERSION, AT_CONTEXT, AT_VOCABULARY, AT_LAYERS, AT_HEADS, AT_
 enum { AT_SEQUENCES = 2, AT_LENGTH }; /* of a state */
 
 static const char *const layer_names[] = {
-    "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
-    "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",    "mlp.c_fc.bias",    "mlp.c_proj.weight",  "mlp.c_proj.bias",
+    "ln_1.weight",
+    "ln_1.bias",
+    "attn.c_attn.weight",
+    "attn.c_attn.bias",
+    "attn.c_proj.weight",
+    "attn.c_proj.bias",
+    "ln_2.weight",
+    "ln_2.bias",
+    "mlp.c_fc.weight",
+    "mlp.c_fc.bias",
+    "mlp.c_proj.weight",
+    "mlp.c_proj.bias",
 };
 enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
 
@@ -88,12 +98,14 @@ bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error
     if (version != VERSION_FP32 && version != VERSION_BF16)
         return error_set(error, ERROR_CHECKPOINT, "%s has version %d of llm.c's models, and 3 (fp32) and 5 (bf16) are read", path, version);
     for (int i = AT_CONTEXT; i <= AT_PADDED; i++)
-        if (header[i] < 1) return error_set(error, ERROR_CHECKPOINT, "%s: number %d of its header is %d, and must be positive", path, i, header[i]);
+        if (header[i] < 1)
+            return error_set(error, ERROR_CHECKPOINT, "%s: number %d of its header is %d, and must be positive", path, i, header[i]);
     double count = elements(header[AT_PADDED], header[AT_CONTEXT], header[AT_LAYERS], header[AT_WIDTH]);
     if (header[AT_PADDED] < header[AT_VOCABULARY] || count * (version == VERSION_FP32 ? 4 : 2) + HEADER_BYTES != (double)bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what its header needs; it is truncated or damaged", path, (long long)bytes);
-    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions", header[AT_CONTEXT],
-                               "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
+        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what its header needs; it is truncated or damaged", path,
+            (long long)bytes);
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i}", "model_type", "gpt2", "vocab_size", header[AT_VOCABULARY], "n_positions",
+        header[AT_CONTEXT], "n_layer", header[AT_LAYERS], "n_head", header[AT_HEADS], "n_embd", header[AT_WIDTH]);
     Precision ignored;
     bool good = hf_parse_config(config, model, &ignored, error) || error_context(error, "%s", path);
     json_decref(config);
@@ -141,8 +153,8 @@ static double state_bytes(const ModelConfig *c, double rows) {
 static bool check_tokens(const LlmcState *state, int64_t vocabulary, const char *path, Error *error) {
     for (int64_t i = 0; i < state->sequences * state->length; i++)
         if (state->tokens[i] < 0 || state->tokens[i] >= vocabulary || state->targets[i] < -1 || state->targets[i] >= vocabulary)
-            return error_set(error, ERROR_CHECKPOINT, "%s: row %lld has token %d and target %d, and the model's vocabulary is %lld", path, (long long)i,
-                             state->tokens[i], state->targets[i], (long long)vocabulary);
+            return error_set(error, ERROR_CHECKPOINT, "%s: row %lld has token %d and target %d, and the model's vocabulary is %lld", path,
+                (long long)i, state->tokens[i], state->targets[i], (long long)vocabulary);
     return true;
 }
 
@@ -154,14 +166,17 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
     state->sequences = header[AT_SEQUENCES];
     state->length = header[AT_LENGTH];
     if (state->sequences < 1 || state->length < 1 || state->length > model->context)
-        return error_set(error, ERROR_CHECKPOINT, "%s has %d sequences of %d tokens; there must be at least 1 of at most %lld, the model's context", path,
-                         header[AT_SEQUENCES], header[AT_LENGTH], (long long)model->context);
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s has %d sequences of %d tokens; there must be at least 1 of at most %lld, the model's context", path, header[AT_SEQUENCES],
+            header[AT_LENGTH], (long long)model->context);
     int64_t rows = state->sequences * state->length;
     if (model->family != FAMILY_GPT2 || !model->tied || model->ffn != 4 * model->width)
-        return error_set(error, ERROR_CHECKPOINT, "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
     if (state_bytes(model, (double)rows) != (double)state->bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, which is not what %lld x %lld tokens of this model need: it is another model's, or damaged",
-                         path, (long long)state->bytes, (long long)state->sequences, (long long)state->length);
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s has %lld bytes, which is not what %lld x %lld tokens of this model need: it is another model's, or damaged", path,
+            (long long)state->bytes, (long long)state->sequences, (long long)state->length);
     state->mapped = map_file(path, state->bytes, error);
     if (!state->mapped) return false;
     state->tokens = (const int32_t *)((const char *)state->mapped + HEADER_BYTES);
@@ -185,8 +200,9 @@ void llmc_state_close(LlmcState *state) {
 
 static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
     if (c->family != FAMILY_GPT2 || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)
-        return error_set(error, ERROR_USAGE, "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
-                         "write a folder instead");
+        return error_set(error, ERROR_USAGE,
+            "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
+            "write a folder instead");
     return overwrite || access(path, F_OK) != 0 || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
 }
 
@@ -201,8 +217,8 @@ static bool put(FILE *file, const float *values, int64_t count, Precision precis
 
 static bool put_all(FILE *file, const ModelConfig *c, Precision precision, const float *master) {
     int64_t padded = padded_rows(c->vocabulary), padding = (padded - c->vocabulary) * c->width;
-    int32_t header[HEADER_INTEGERS] = {MAGIC, precision == PRECISION_BF16 ? VERSION_BF16 : VERSION_FP32, (int32_t)c->context, (int32_t)c->vocabulary,
-                                       (int32_t)c->layers, (int32_t)c->heads, (int32_t)c->width, (int32_t)padded};
+    int32_t header[HEADER_INTEGERS] = {MAGIC, precision == PRECISION_BF16 ? VERSION_BF16 : VERSION_FP32, (int32_t)c->context,
+        (int32_t)c->vocabulary, (int32_t)c->layers, (int32_t)c->heads, (int32_t)c->width, (int32_t)padded};
     Model model = model_build(c, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Parameter **order = in_file_order(model.graph, c->layers);
     float *zeros = memory_allocate((padding + 1) * sizeof *zeros);

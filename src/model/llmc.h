@@ -1,7 +1,6 @@
 /* llm.c's GPT-2 files (model_*.bin, gpt2_124M.bin): a header of 256 int32 and all parameters end to end, kind by kind over the layers, in fp32 (version 3)
  * or bf16 (version 5). Matrices are [out, in]; the embedding has rows of zeros up to a multiple of 128. */
-#ifndef SMELT_MODEL_LLMC_H
-#define SMELT_MODEL_LLMC_H
+#pragma once
 
 #include "model/model.h"
 
@@ -35,5 +34,3 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
 /* Fills `gradients`, laid out as the gradient arena of `graph`, a graph of `model`. */
 void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients);
 void llmc_state_close(LlmcState *state); /* also of a zeroed or failed one */
-
-#endif

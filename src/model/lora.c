@@ -9,10 +9,17 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "model/internal.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
 
 /* The matrices that a linear layer's weight is a view of. */
-typedef struct Layer { int parts; char *names[LORA_PARTS]; int64_t columns[LORA_PARTS]; } Layer;
+typedef struct Layer {
+    int parts;
+    char *names[LORA_PARTS];
+    int64_t columns[LORA_PARTS];
+} Layer;
 
 /* Without ".weight". */
 static char *layer_name(const char *name) {

@@ -9,12 +9,21 @@
 #include "base/element.h"
 #include "base/hash.h"
 #include "base/rng.h"
-#include "kernel/launch.h"
-#include "model/internal.h"
+#include "backend/gpu/kernel_launch.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/linear/linear.h"
+#include "ops/loss/loss.h"
+#include "ops/moe/moe.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/router/router.h"
 
 /* -- What the families share ---------------------------------------------------------------------------------------- */
 
-TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused) {
+TensorId builder_parameter(
+    Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused) {
     char full[160];
     if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s", b->layer_names, b->layer, name);
     else snprintf(full, sizeof full, "%s", name);
@@ -62,9 +71,13 @@ TensorId builder_table(Builder *b, const char *name) {
 
 TensorId builder_rope_table(Builder *b) {
     const ModelConfig *c = b->config;
-    RopeSpec spec = {.theta = c->rope_theta, .dimensions = (int64_t)(c->rope_fraction * c->head_dim), .positions = c->context,
-                     .factor = c->rope_factor, .low_frequency = c->rope_low_frequency, .high_frequency = c->rope_high_frequency,
-                     .original_positions = c->rope_original_context};
+    RopeSpec spec = {.theta = c->rope_theta,
+        .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
+        .positions = c->context,
+        .factor = c->rope_factor,
+        .low_frequency = c->rope_low_frequency,
+        .high_frequency = c->rope_high_frequency,
+        .original_positions = c->rope_original_context};
     return op_rope_table(b->graph, &spec);
 }
 
@@ -96,8 +109,11 @@ TensorId builder_layers(Builder *b, TensorId stream, const Layers *layers) {
 
 TensorId builder_attention(Builder *b, TensorId qkv) {
     const ModelConfig *c = b->config;
-    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim}, .length = b->length, .window = c->window, .scale = c->softmax_scale,
-                          .alibi = c->family == FAMILY_MPT ? c->alibi_max : 0};
+    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim},
+        .length = b->length,
+        .window = c->window,
+        .scale = c->softmax_scale,
+        .alibi = c->family == FAMILY_MPT ? c->alibi_max : 0};
     if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
     int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
     TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
@@ -108,7 +124,8 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     const ModelConfig *c = b->config;
     char name[128];
     snprintf(name, sizeof name, "%s.gate_up_proj", prefix);
-    TensorId gate_up = builder_parameter(b, name, PARAMETER_MATRIX, 3, (int64_t[]){c->experts, 2 * c->ffn, c->width}, 0, c->init_std, false);
+    TensorId gate_up =
+        builder_parameter(b, name, PARAMETER_MATRIX, 3, (int64_t[]){c->experts, 2 * c->ffn, c->width}, 0, c->init_std, false);
     snprintf(name, sizeof name, "%s.down_proj", prefix);
     TensorId down = builder_parameter(b, name, PARAMETER_MATRIX, 3, (int64_t[]){c->experts, c->width, c->ffn}, 0, c->init_std, false);
     Dispatch dispatch = op_moe_sort(b->graph, routing.index, c->experts);
@@ -130,8 +147,8 @@ static TensorId integers(Graph *graph, int64_t count, const char *name) {
     return graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &count, name);
 }
 
-Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences, int64_t length,
-                          RecomputePolicy recompute) {
+Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences,
+    int64_t length, RecomputePolicy recompute) {
     Graph *graph = graph_create(precision, mode == MODEL_TRAIN);
     graph->frozen = lora && lora->rank;
     int64_t rows = sequences * length, one = 1, two = 2;
@@ -145,8 +162,17 @@ Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Pre
         model.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "microbatch_share");
         model.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
     }
-    Builder builder = {.graph = graph, .config = config, .lora = lora, .mode = mode, .length = length, .tokens = model.tokens, .positions = model.positions,
-                       .share = model.share, .loss = model.loss, .layer_names = "model.layers", .layer = -1};
+    Builder builder = {.graph = graph,
+        .config = config,
+        .lora = lora,
+        .mode = mode,
+        .length = length,
+        .tokens = model.tokens,
+        .positions = model.positions,
+        .share = model.share,
+        .loss = model.loss,
+        .layer_names = "model.layers",
+        .layer = -1};
     Trunk trunk = families[config->family](&builder);
     builder_layer(&builder, -1);
     if (loss) {
@@ -160,7 +186,8 @@ Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Pre
     return model;
 }
 
-Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
+Model model_build(
+    const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute) {
     return model_build_adapted(config, NULL, precision, mode, sequences, length, recompute);
 }
 
@@ -204,11 +231,15 @@ static void initialize_block(size_t element, Normals normals, int64_t first, int
     }
 }
 
-void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to) {
+void model_initialize_part(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to) {
     enum { TASK = 1 << 18 };
     const Parameter *p = &graph->parameters[part->parameter];
-    Normals normals = {.seed = seed, .stream = hash_bytes(p->name, strlen(p->name)), .mean = p->init_mean, .deviation = p->init_std,
-                       .narrow = graph_kept(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
+    Normals normals = {.seed = seed,
+        .stream = hash_bytes(p->name, strlen(p->name)),
+        .mean = p->init_mean,
+        .deviation = p->init_std,
+        .narrow = graph_kept(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
     int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p), first = part->first, count = part->count;
     if (device_is_gpu(device)) {
         gpu_normals(device, to, first, count, &normals);
@@ -249,7 +280,8 @@ void model_cast_weights(const Graph *graph, Device *device, const void *master, 
     else model_round_weights(master, weights, graph->trained_extent);
 }
 
-bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
+bool model_initialize_on(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error) {
     initialize_all(graph, config, seed, device, master, weights);
     model_cast_weights(graph, device, master, weights);
     return device_ok(device, error);

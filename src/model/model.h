@@ -1,10 +1,9 @@
 /* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor names of the family's
  * Hugging Face folder, so export needs no mapping of names. A Parameter that is `transposed` lies in that folder as [in, out]; our arenas and checkpoints
  * always hold [out, in], so only import and export turn it. */
-#ifndef SMELT_MODEL_MODEL_H
-#define SMELT_MODEL_MODEL_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 
 typedef enum ModelMode {
@@ -30,11 +29,12 @@ typedef struct Model {
 
 /* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration must have passed
  * config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
-Model model_build(const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
+Model model_build(
+    const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
 /* With adapters for training (model/lora.c) when `lora` has a rank: all but these is frozen. In bf16 a layout
  * places it before it is planned, which puts frozen matrices where they have no masters. */
-Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences, int64_t length,
-                          RecomputePolicy recompute);
+Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Precision precision, ModelMode mode, int64_t sequences,
+    int64_t length, RecomputePolicy recompute);
 void model_free(Model *model);
 
 /* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one token. */
@@ -43,11 +43,15 @@ int64_t model_trained_parameters(const Graph *graph); /* those of the first that
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
 /* Elements first to first + count - 1 of a parameter of the graph. */
-typedef struct ParameterPart { int parameter; int64_t first, count; } ParameterPart;
+typedef struct ParameterPart {
+    int parameter;
+    int64_t first, count;
+} ParameterPart;
 /* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the type that the parameter is kept in (of a
  * frozen matrix, that of the weights). `to` is
  * memory of the device. */
-void model_initialize_part(const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to);
+void model_initialize_part(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to);
 /* All of them, into a MASTER arena of the host; none is frozen. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
 /* Rounds to the nearest bf16, ties to even. */
@@ -55,6 +59,5 @@ void model_round_weights(const float *from, uint16_t *to, int64_t count);
 /* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the device. */
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
 /* The same into arenas of a device, then model_cast_weights. ERROR_DEVICE. */
-bool model_initialize_on(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);
-
-#endif
+bool model_initialize_on(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);

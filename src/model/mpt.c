@@ -1,6 +1,10 @@
 /* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of positions, LayerNorm and linears without biases, GELU MLP. Options
  * that its models use: clamped queries, keys and values, LayerNorm over all queries and over all keys (arXiv 2302.05442), fewer key heads. */
-#include "model/internal.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/embed/embed.h"
+#include "ops/heads.h"
+#include "ops/norm/norm.h"
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
@@ -21,8 +25,8 @@ static TensorId mlp(Builder *b, TensorId x) {
 }
 
 Trunk mpt_build(Builder *b) {
-    static const Layers layers = {.first = "norm_1", .second = "norm_2", .last = "transformer.norm_f", .norm = NORM_LAYER, .attention = attention,
-                                  .mlp = mlp};
+    static const Layers layers = {
+        .first = "norm_1", .second = "norm_2", .last = "transformer.norm_f", .norm = NORM_LAYER, .attention = attention, .mlp = mlp};
     b->layer_names = "transformer.blocks";
     TensorId table = builder_table(b, "transformer.wte.weight");
     TensorId normed = builder_layers(b, op_embed(b->graph, b->tokens, table, TENSOR_NONE, TENSOR_NONE), &layers);

@@ -8,7 +8,15 @@
  * Each norm is fused with the merge before it, so the stream is read and written once per block. */
 #include <stdio.h>
 
-#include "model/internal.h"
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/cca/cca.h"
+#include "ops/embed/embed.h"
+#include "ops/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
+#include "ops/router/router.h"
 
 static ResidualNorm merge(Builder *b, const char *name, TensorId block, TensorId stream, const Norm *next) {
     static const char *const parts[] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
@@ -31,17 +39,18 @@ static TensorId attention(Builder *b, TensorId x) {
         builder_matrix(b, "self_attn.qkv_proj.v_proj_delayed.weight", keys / 2, c->width, true),
     };
     CcaParameters cca = {
-        .depthwise_weight = builder_parameter(b, "self_attn.qkv_proj.conv_qk_depthwise.weight", PARAMETER_CONVOLUTION, 3,
-                                              (int64_t[]){channels, 1, 2}, 0, c->init_std, false),
+        .depthwise_weight = builder_parameter(
+            b, "self_attn.qkv_proj.conv_qk_depthwise.weight", PARAMETER_CONVOLUTION, 3, (int64_t[]){channels, 1, 2}, 0, c->init_std, false),
         .depthwise_bias = builder_vector(b, "self_attn.qkv_proj.conv_qk_depthwise.bias", PARAMETER_BIAS, channels, 0),
         .grouped_weight = builder_parameter(b, "self_attn.qkv_proj.conv_qk_grouped.weight", PARAMETER_CONVOLUTION, 3,
-                                            (int64_t[]){channels, c->head_dim, 2}, 0, c->init_std, false),
+            (int64_t[]){channels, c->head_dim, 2}, 0, c->init_std, false),
         .grouped_bias = builder_vector(b, "self_attn.qkv_proj.conv_qk_grouped.bias", PARAMETER_BIAS, channels, 0),
         .temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1),
     };
     TensorId output = builder_matrix(b, "self_attn.o_proj.weight", c->width, queries, false);
     TensorId u = builder_adaptable(b, x, graph_fuse(b->graph, projections, 4), TENSOR_NONE, LORA_ATTENTION), state = TENSOR_NONE;
-    if (b->mode == MODEL_GENERATE) state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
+    if (b->mode == MODEL_GENERATE)
+        state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
     TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &heads);
     return builder_adaptable(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
@@ -70,18 +79,22 @@ static TensorId experts(Builder *b, TensorId x, TensorId *router_state) {
     TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj.weight", c->experts + 1, width, false);
     TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true);
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_CONTROLLER, c->experts + 1, 0);
-    RouterSpec spec = {.experts = c->experts, .k = c->experts_per_token, .skip = true, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
+    RouterSpec spec = {
+        .experts = c->experts, .k = c->experts_per_token, .skip = true, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
     return builder_experts(b, "mlp.experts", x, op_router(graph, logits, biases, b->share, b->loss, &spec));
 }
 
 Trunk zaya_build(Builder *b) {
     const ModelConfig *c = b->config;
     b->rope_table = builder_rope_table(b);
-    TensorId table = builder_parameter(b, "model.embed_tokens.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
+    TensorId table = builder_parameter(
+        b, "model.embed_tokens.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
     TensorId entry_scale = builder_vector(b, "model.input_hidden_states_scale", PARAMETER_NORM, c->width, 1);
     TensorId entry_bias = builder_vector(b, "model.input_hidden_states_bias", PARAMETER_BIAS, c->width, 0);
     TensorId stream = op_embed(b->graph, b->tokens, table, entry_bias, entry_scale), normed = TENSOR_NONE, router_state = TENSOR_NONE;
-    TensorId head = c->tied ? table : builder_parameter(b, "lm_head.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
+    TensorId head = c->tied ? table
+                            : builder_parameter(
+                                  b, "lm_head.weight", PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->width}, 0, c->init_std, false);
     for (int layer = 0; layer < c->layers; layer++) {
         builder_layer(b, layer);
         if (layer == 0) {

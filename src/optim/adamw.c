@@ -1,19 +1,19 @@
 /* AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of torch.optim.AdamW: decay, moments, step. One pass that reads and writes
  * every element once, over all parameters in one parallel loop. Chunks are shared out statically, so that pages touched first by a
  * thread stay with it from step to step. Owns no memory; called by optimizer_step. */
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 #include <math.h>
 
 static AdamwRates adamw_rates(double beta1, double beta2, double epsilon, double lr, double decay, double scale, int64_t step) {
     double bias1 = 1 - pow(beta1, (double)step), bias2 = 1 - pow(beta2, (double)step);
     return (AdamwRates){.scale = scale,
-                        .beta1 = beta1,
-                        .beta2 = beta2,
-                        .step_size = lr / bias1,
-                        .inverse_root_bias2 = 1 / sqrt(bias2),
-                        .epsilon = epsilon,
-                        .keep = 1 - lr * decay};
+        .beta1 = beta1,
+        .beta2 = beta2,
+        .step_size = lr / bias1,
+        .inverse_root_bias2 = 1 / sqrt(bias2),
+        .epsilon = epsilon,
+        .keep = 1 - lr * decay};
 }
 
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update) {
@@ -33,11 +33,13 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
 #pragma omp parallel for schedule(static)
     for (int64_t i = segment->first; i < segment->end; i++) {
         const Chunk *chunk = &optimizer->chunks[i];
-        void *master = optim_at(update->master, chunk->offset, kept), *weights = update->weights ? optim_at(update->weights, chunk->offset, optimizer->compute) : master;
+        void *master = optim_at(update->master, chunk->offset, kept),
+             *weights = update->weights ? optim_at(update->weights, chunk->offset, optimizer->compute) : master;
         void *momentum = optim_at(optimizer->momentum, chunk->offset, kept), *variance = optim_at(optimizer->variance, chunk->inner, kept);
         const void *gradient = optim_at(update->gradients, chunk->offset, kept);
         uint32_t seed = optim_noise_seed(chunk->key, step);
-        if (segment->narrow) narrow_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);
+        if (segment->narrow)
+            narrow_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);
         else optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, master, weights, gradient, momentum, variance);
     }
 }

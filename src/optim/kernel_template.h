@@ -31,8 +31,8 @@ INLINE void OPTIM_NAME(round_weights)(int64_t count, const W *restrict p, T *res
     for (int64_t i = 0; i < count; i++) w[i] = narrow(p[i]);
 }
 
-OPTIM_TARGET static void OPTIM_NAME(adamw)(const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient,
-                                           void *momentum, void *variance) {
+OPTIM_TARGET static void OPTIM_NAME(adamw)(
+    const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum, void *variance) {
     enum { BLOCK = 1024 };
     const AdamwRates r = *rates;
     W *p = master, *m = momentum, *v = variance;
@@ -67,8 +67,8 @@ OPTIM_TARGET static double OPTIM_NAME(momentum)(double decay, double scale, int6
     return sum;
 }
 
-OPTIM_TARGET static void OPTIM_NAME(direction)(double decay, double scale, double factor, int64_t count, void *x, const void *momentum,
-                                               const void *gradient) {
+OPTIM_TARGET static void OPTIM_NAME(direction)(
+    double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient) {
     const W *restrict g = gradient, *restrict m = momentum;
     T *restrict out = x;
     W d = (W)decay, s = (W)scale, f = (W)factor;

@@ -1,7 +1,7 @@
 /* The optimizer's passes over memory: kernel_template.h instantiated for each precision and, by function attributes, for AVX-512, AVX2
  * and plain C, so that one object file, built with any flags, holds them all and optimizer_create picks at run time. Owns no memory. */
 #include "base/bf16.h"
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -8,7 +8,7 @@
  * All matrices that fit the scratch budget together form a group whose products run as one batch; on a GPU only those of one shape
  * (muon_gpu.c). The scratch belongs to the optimizer. */
 #include "base/memory.h"
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,14 +16,14 @@
 enum {
     SCRATCH_BUDGET = 64 << 20, /* bytes; a single matrix may need more */
     SCRATCH_BUDGET_GPU = 1 << 30,
-    TILE = 128,                /* rows of a symmetric product computed at once: smaller wastes less, larger packs less */
-    MIRROR_ROWS = 64,          /* of a task that mirrors */
+    TILE = 128,       /* rows of a symmetric product computed at once: smaller wastes less, larger packs less */
+    MIRROR_ROWS = 64, /* of a task that mirrors */
 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t aligned(int64_t bytes) { return ceil_divide(bytes, 64) * 64; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t aligned(int64_t bytes) { return divide_up(bytes, 64) * 64; }
 
 /* ---- The list of matrices ---- */
 
@@ -32,8 +32,11 @@ static void append_matrices(Optimizer *o, int piece) {
     int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = o->pieces[piece].count / (rows * columns);
     o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
     for (int64_t k = 0; k < stack; k++)
-        o->matrices[o->matrix_count++] =
-            (Matrix){.offset = o->pieces[piece].local + k * rows * columns, .piece = piece, .rows = rows, .columns = columns, .order = smaller(rows, columns)};
+        o->matrices[o->matrix_count++] = (Matrix){.offset = o->pieces[piece].local + k * rows * columns,
+            .piece = piece,
+            .rows = rows,
+            .columns = columns,
+            .order = smaller(rows, columns)};
 }
 
 static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
@@ -89,7 +92,7 @@ static int64_t most_products(const Optimizer *o) {
     for (int first = 0, end; first < o->matrix_count; first = end) {
         int64_t products = 0;
         end = group_end(o, first);
-        for (int i = first; i < end; i++) products += ceil_divide(o->matrices[i].order, TILE);
+        for (int i = first; i < end; i++) products += divide_up(o->matrices[i].order, TILE);
         most = larger(most, products);
     }
     return most;
@@ -98,7 +101,8 @@ static int64_t most_products(const Optimizer *o) {
 void muon_lay_out(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->piece_count; i++)
         if (optimizer->variance_offset[i] < 0) append_matrices(optimizer, i);
-    if (optimizer->gpu && optimizer->matrix_count > 0) qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
+    if (optimizer->gpu && optimizer->matrix_count > 0)
+        qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
     place_groups(optimizer);
     if (!optimizer->gpu) optimizer->products = memory_allocate((size_t)most_products(optimizer) * sizeof(Gemm));
 }
@@ -119,7 +123,7 @@ static void *next(const Group *group, const Matrix *m) { return scratch_at(group
 
 /* Appends the products that give rows [0, order) of a symmetric `full`, each tile of rows only up to the diagonal's tile. */
 static int64_t append_symmetric(Gemm *products, Gemm full, int64_t compute, int64_t output) {
-    int64_t order = full.m, tiles = ceil_divide(order, TILE);
+    int64_t order = full.m, tiles = divide_up(order, TILE);
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = order * t / tiles, end = order * (t + 1) / tiles;
         products[t] = full;
@@ -140,17 +144,17 @@ static void multiply_gram(const Group *group) {
         bool tall = m->rows > m->columns;
         const void *x = current(group, m);
         Gemm full = {.transpose_a = tall,
-                     .transpose_b = !tall,
-                     .input = o->kernels->compute,
-                     .output = o->kernels->compute,
-                     .m = m->order,
-                     .k = tall ? m->rows : m->columns,
-                     .a = x,
-                     .lda = m->columns,
-                     .b = x,
-                     .ldb = m->columns,
-                     .c = scratch_at(group, m->gram),
-                     .ldc = m->order};
+            .transpose_b = !tall,
+            .input = o->kernels->compute,
+            .output = o->kernels->compute,
+            .m = m->order,
+            .k = tall ? m->rows : m->columns,
+            .a = x,
+            .lda = m->columns,
+            .b = x,
+            .ldb = m->columns,
+            .c = scratch_at(group, m->gram),
+            .ldc = m->order};
         n += append_symmetric(o->products + n, full, compute, compute);
     }
     gemm_batch(o->products, n);
@@ -164,15 +168,15 @@ static void multiply_square(const Group *group) {
         const Matrix *m = &group->matrices[i];
         const void *gram = scratch_at(group, m->gram);
         Gemm full = {.input = o->kernels->compute,
-                     .output = o->kernels->wide,
-                     .m = m->order,
-                     .k = m->order,
-                     .a = gram,
-                     .lda = m->order,
-                     .b = gram,
-                     .ldb = m->order,
-                     .c = scratch_at(group, m->square),
-                     .ldc = m->order};
+            .output = o->kernels->wide,
+            .m = m->order,
+            .k = m->order,
+            .a = gram,
+            .lda = m->order,
+            .b = gram,
+            .ldb = m->order,
+            .c = scratch_at(group, m->square),
+            .ldc = m->order};
         n += append_symmetric(o->products + n, full, (int64_t)o->compute, (int64_t)o->wide);
     }
     gemm_batch(o->products, n);
@@ -186,16 +190,16 @@ static void multiply_update(const Group *group) {
         bool tall = m->rows > m->columns;
         const void *x = current(group, m), *polynomial = scratch_at(group, m->gram);
         o->products[i] = (Gemm){.input = o->kernels->compute,
-                                .output = o->kernels->compute,
-                                .m = m->rows,
-                                .n = m->columns,
-                                .k = m->order,
-                                .a = tall ? x : polynomial,
-                                .lda = m->order,
-                                .b = tall ? polynomial : x,
-                                .ldb = m->columns,
-                                .c = next(group, m),
-                                .ldc = m->columns};
+            .output = o->kernels->compute,
+            .m = m->rows,
+            .n = m->columns,
+            .k = m->order,
+            .a = tall ? x : polynomial,
+            .lda = m->order,
+            .b = tall ? polynomial : x,
+            .ldb = m->columns,
+            .c = next(group, m),
+            .ldc = m->columns};
     }
     gemm_batch(o->products, group->count);
 }
@@ -207,7 +211,7 @@ static void multiply_update(const Group *group) {
 static void complete_gram(const Group *group, bool polynomial) {
     const OptimKernels *kernels = group->optimizer->kernels;
     int64_t most = 0;
-    for (int i = 0; i < group->count; i++) most = larger(most, ceil_divide(group->matrices[i].order, MIRROR_ROWS));
+    for (int i = 0; i < group->count; i++) most = larger(most, divide_up(group->matrices[i].order, MIRROR_ROWS));
 #pragma omp parallel for schedule(dynamic) collapse(2)
     for (int i = 0; i < group->count; i++)
         for (int64_t task = 0; task < most; task++) {
@@ -257,7 +261,8 @@ static void apply_direction(const Group *group, const Update *update) {
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         const Matrix *m = &o->matrices[c->matrix];
-        void *master = optim_at(update->master, c->offset, optim_kept(o, group->segment)), *x = optim_at(current(group, m), c->inner, o->compute);
+        void *master = optim_at(update->master, c->offset, optim_kept(o, group->segment)),
+             *x = optim_at(current(group, m), c->inner, o->compute);
         void *weights = update->weights ? optim_at(update->weights, c->offset, o->compute) : master;
         if (group->segment->narrow)
             narrow_apply(o->kernels, keep, muon_rate(m, update->lr), c, optim_noise_seed(c->key, update->step), master, weights, x);

@@ -4,10 +4,9 @@
  * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024; scaling and decay of
  * arXiv 2502.16982) for matrices, each matrix of a fused or stacked parameter by itself, AdamW for everything else. The routers'
  * balancing biases are AdamW without decay at their own rate, on the load error that the router left in their gradient. */
-#ifndef SMELT_OPTIM_OPTIM_H
-#define SMELT_OPTIM_OPTIM_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "device/device.h"
 #include "graph/graph.h"
 
@@ -63,7 +62,7 @@ typedef struct OptimizerState {
     int parameter;
     int64_t first, count; /* elements of the parameter */
     void *data;
-    bool primary;         /* as that of the piece */
+    bool primary; /* as that of the piece */
 } OptimizerState;
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity); /* returns how many there are */
 
@@ -73,5 +72,3 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
 int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int64_t step);
 /* Samples (sequences) drawn before `step` (from 1): what resuming needs, a pure function of the configuration. */
 int64_t schedule_samples_before(const BatchConfig *batch, int64_t length, int64_t step);
-
-#endif

@@ -3,7 +3,7 @@
  * scratch. Called by the training loop, checkpoints and the memory table. */
 #include "base/hash.h"
 #include "base/memory.h"
-#include "optim/internal.h"
+#include "optim/optim_internal.h"
 
 #include <assert.h>
 #include <math.h>
@@ -37,8 +37,8 @@ static void take_everything(Optimizer *optimizer) {
     optimizer->pieces = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->pieces);
     for (int i = 0; i < graph->parameter_count; i++)
         if (!graph->parameters[i].frozen)
-            optimizer->pieces[optimizer->piece_count++] =
-                (OptimizerPiece){.parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
+            optimizer->pieces[optimizer->piece_count++] = (OptimizerPiece){
+                .parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
 }
 
 static void take_part(Optimizer *optimizer, const OptimizerPart *part) {
@@ -72,12 +72,17 @@ static int64_t place_variance(Optimizer *optimizer) {
 static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
     const OptimizerPiece *p = &optimizer->pieces[piece];
     const Parameter *parameter = parameter_of(optimizer, piece);
-    Segment segment = {.first = first, .end = optimizer->chunk_count, .shift = (parameter->offset - p->local) / parameter->width + p->first,
-                       .bucket = p->bucket, .primary = p->primary, .narrow = graph_kept(optimizer->graph, parameter) == TYPE_COMPUTE};
+    Segment segment = {.first = first,
+        .end = optimizer->chunk_count,
+        .shift = (parameter->offset - p->local) / parameter->width + p->first,
+        .bucket = p->bucket,
+        .primary = p->primary,
+        .narrow = graph_kept(optimizer->graph, parameter) == TYPE_COMPUTE};
     bool opens = first == 0 || first == optimizer->controller_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
-    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary && last->narrow == segment.narrow) {
+    if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary &&
+        last->narrow == segment.narrow) {
         last->end = segment.end;
         return;
     }
@@ -129,7 +134,8 @@ static void append_muon_chunks(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->matrix_count; i++) {
         Matrix *matrix = &optimizer->matrices[i];
         matrix->first_chunk = optimizer->chunk_count;
-        Chunk whole = chunk_of(parameter_of(optimizer, matrix->piece), optimizer->pieces[matrix->piece].first + matrix->offset - optimizer->pieces[matrix->piece].local);
+        Chunk whole = chunk_of(parameter_of(optimizer, matrix->piece),
+            optimizer->pieces[matrix->piece].first + matrix->offset - optimizer->pieces[matrix->piece].local);
         whole.offset = matrix->offset;
         whole.count = matrix->rows * matrix->columns;
         whole.matrix = i;
@@ -255,15 +261,16 @@ static void sum_segments(const Optimizer *optimizer, int first, const void *aren
         const Segment *segment = &optimizer->segments[k];
         const void *from = gradients ? gradients_of(optimizer, segment, arena) : arena;
         if (optimizer->gpu) {
-            gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, from, segment->narrow,
-                              optimizer->partials, on_device + k);
+            gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, from,
+                segment->narrow, optimizer->partials, on_device + k);
             continue;
         }
 #pragma omp parallel for schedule(static)
         for (int64_t i = segment->first; i < segment->end; i++) {
             const Chunk *chunk = &optimizer->chunks[i];
             const void *at = optim_at(from, chunk->offset, optim_kept(optimizer, segment));
-            optimizer->partials[i] = segment->narrow ? narrow_sum_squares(optimizer->kernels, chunk->count, at) : optimizer->kernels->sum_squares(chunk->count, at);
+            optimizer->partials[i] = segment->narrow ? narrow_sum_squares(optimizer->kernels, chunk->count, at)
+                                                     : optimizer->kernels->sum_squares(chunk->count, at);
         }
         squares[k] = 0;
         for (int64_t i = segment->first; i < segment->end; i++) squares[k] += optimizer->partials[i];

@@ -32,9 +32,7 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
 /* ---- Batch size ---- */
 
 /* The ramp in microbatches: step s of the first `steps` draws first + floor(growth * (s - 1) / steps), every later one first + growth. */
-typedef struct Ramp {
-    int64_t first, growth, steps;
-} Ramp;
+typedef struct Ramp { int64_t first, growth, steps; } Ramp;
 
 static Ramp ramp_of(const BatchConfig *batch, int64_t microbatch) {
     int64_t last = batch->tokens / microbatch, first = batch->ramp_tokens / microbatch;

@@ -10,8 +10,7 @@ enum { WIDTH = 1000, HEIGHT = 300 }; /* of the drawing, in its own units */
 
 static void add_tick(Axis *axis, double value) {
     double slack = 1e-9 * (axis->high - axis->low);
-    if (axis->count < AXIS_TICKS && value >= axis->low - slack && value <= axis->high + slack)
-        axis->ticks[axis->count++] = value;
+    if (axis->count < AXIS_TICKS && value >= axis->low - slack && value <= axis->high + slack) axis->ticks[axis->count++] = value;
 }
 
 static void linear_ticks(Axis *axis, int wanted) {
@@ -174,8 +173,7 @@ void chart_curve(const Chart *chart, const char *style, const double *x, const d
     fputs("\"/>\n", chart->out);
 }
 
-void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high,
-                size_t count) {
+void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high, size_t count) {
     fprintf(chart->out, "<path class=\"%s\" d=\"", style);
     for (size_t from = 0, to; from < count; from = to + 1) {
         for (to = from; to < count && isfinite(low[to]); to++)
@@ -201,8 +199,8 @@ void chart_dot(const Chart *chart, const char *style, double x, double y, const 
 }
 
 void chart_stroke(const Chart *chart, const char *style, double x, double from, double to, const char *title) {
-    fprintf(chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, place_x(chart, x), HEIGHT * (1 - from),
-            HEIGHT * (1 - to));
+    fprintf(
+        chart->out, "<path class=\"stroke %s\" d=\"M%.1f %.1fV%.1f\">", style, place_x(chart, x), HEIGHT * (1 - from), HEIGHT * (1 - to));
     print_title(chart, title);
     fputs("</path>\n", chart->out);
 }

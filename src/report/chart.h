@@ -1,7 +1,6 @@
 /* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width; labels are HTML, so text has
  * the same size on every screen. Colours are CSS classes of the page (report_style.h). Owns nothing; called by report.c. */
-#ifndef SMELT_TRAIN_CHART_H
-#define SMELT_TRAIN_CHART_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,12 +37,9 @@ void chart_begin(const Chart *chart, const char *label, const char *size);
 void chart_end(const Chart *chart);
 /* Gaps where y is not finite; a point without neighbours is a dot. */
 void chart_curve(const Chart *chart, const char *style, const double *x, const double *y, size_t count);
-void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high,
-                size_t count);
+void chart_band(const Chart *chart, const char *style, const double *x, const double *low, const double *high, size_t count);
 void chart_dot(const Chart *chart, const char *style, double x, double y, const char *title);
 /* A vertical stroke from `from` to `to`, parts of the height counted from the bottom. */
 void chart_stroke(const Chart *chart, const char *style, double x, double from, double to, const char *title);
 /* An invisible stripe that shows `title` under the pointer. */
 void chart_stripe(const Chart *chart, double from, double to, const char *title);
-
-#endif

@@ -100,9 +100,7 @@ static double number(const json_t *record, const char *name) {
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-static Span span_of(double value) {
-    return isfinite(value) ? (Span){value, value, value, 1} : (Span){0};
-}
+static Span span_of(double value) { return isfinite(value) ? (Span){value, value, value, 1} : (Span){0}; }
 
 /* Cuts at a whole character. */
 static void copy_cut(char *to, size_t size, const char *from) {
@@ -123,8 +121,7 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (step < 1 || (history->steps > 0 && step <= history->last_step)) return false;
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
-    Point point = {step, step, {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")),
-                                span_of(speed)}};
+    Point point = {step, step, {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
     points_add(history, &point);
     if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
@@ -184,8 +181,7 @@ static void describe(char *text, size_t size, json_t *record) {
 
 static bool add_start(History *history, int64_t step, json_t *record) {
     Start *start = &history->starts[history->start_count++ % HISTORY_STARTS];
-    *start = (Start){step, step, number(record, "time"), number(record, "parameters"), number(record, "active_parameters"),
-                     "", ""};
+    *start = (Start){step, step, number(record, "time"), number(record, "parameters"), number(record, "active_parameters"), "", ""};
     const char *machine = json_string_value(json_object_get(record, "machine"));
     copy_cut(start->machine, sizeof start->machine, machine ? machine : "unknown");
     describe(start->details, sizeof start->details, record);
@@ -200,8 +196,7 @@ static bool is_load(const json_t *rows, int64_t *layers, int64_t *experts) {
     if (*layers == 0 || *experts == 0) return false;
     size_t layer;
     json_t *row;
-    json_array_foreach((json_t *)rows, layer, row)
-        if ((int64_t)json_array_size(row) != *experts) return false;
+    json_array_foreach((json_t *)rows, layer, row) if ((int64_t)json_array_size(row) != *experts) return false;
     return true;
 }
 

@@ -1,6 +1,5 @@
 /* What RUN/metrics.jsonl tells, in bounded memory whatever its size: curves are thinned while they are read. */
-#ifndef SMELT_TRAIN_HISTORY_H
-#define SMELT_TRAIN_HISTORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -9,13 +8,13 @@
 #include "base/error.h"
 
 enum {
-    HISTORY_POINTS = 1000,      /* of a curve, at most */
-    HISTORY_MARKS = 400,        /* evaluations, checkpoints, ... that are kept, evenly spread */
-    HISTORY_STARTS = 100,       /* newest process starts */
-    HISTORY_COLUMNS = 120,      /* of a heat-map in time */
-    HISTORY_CELLS = 1 << 14,    /* layers x experts of heat-maps; larger models have none */
-    HISTORY_SAMPLE = 1 << 14,   /* steps that a median is taken of */
-    HISTORY_RECENT = 50,        /* steps of the mean loss at the end */
+    HISTORY_POINTS = 1000,    /* of a curve, at most */
+    HISTORY_MARKS = 400,      /* evaluations, checkpoints, ... that are kept, evenly spread */
+    HISTORY_STARTS = 100,     /* newest process starts */
+    HISTORY_COLUMNS = 120,    /* of a heat-map in time */
+    HISTORY_CELLS = 1 << 14,  /* layers x experts of heat-maps; larger models have none */
+    HISTORY_SAMPLE = 1 << 14, /* steps that a median is taken of */
+    HISTORY_RECENT = 50,      /* steps of the mean loss at the end */
 };
 
 typedef enum SeriesName { SERIES_LOSS, SERIES_NORM, SERIES_LR, SERIES_SPEED, SERIES_COUNT } SeriesName;
@@ -54,12 +53,12 @@ typedef struct Start {
     double time;             /* Unix seconds; NaN: unknown */
     double parameters, active_parameters;
     char machine[160];
-    char details[400];       /* "precision bf16, threads 16" */
+    char details[400]; /* "precision bf16, threads 16" */
 } Start;
 
 /* Part of the tokens that went to each expert: sums[(layer * experts + expert) * HISTORY_COLUMNS + column]. */
 typedef struct LoadMap {
-    int64_t layers, experts;       /* 0: none was recorded */
+    int64_t layers, experts; /* 0: none was recorded */
     float *sums;
     int64_t begin[HISTORY_COLUMNS]; /* first step of a column */
     int64_t records[HISTORY_COLUMNS];
@@ -73,17 +72,17 @@ typedef struct History {
     int64_t first_step, last_step, steps;
     Point points[HISTORY_POINTS];
     size_t point_count;
-    int64_t point_records; /* step records of a full point */
-    int64_t recorded;      /* of the newest point */
+    int64_t point_records;                           /* step records of a full point */
+    int64_t recorded;                                /* of the newest point */
     Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
-    Mark best;             /* evaluation */
+    Mark best;                                       /* evaluation */
     Sample speed, tflops, peak_percent, best_percent;
     double last_loss, recent[HISTORY_RECENT];
-    int64_t losses;        /* finite ones */
+    int64_t losses;                    /* finite ones */
     double step_seconds, memory_bytes; /* their sum; most */
     double tokens;
     Start starts[HISTORY_STARTS];
-    int64_t start_count;   /* of all; number i is starts[i % HISTORY_STARTS] */
+    int64_t start_count; /* of all; number i is starts[i % HISTORY_STARTS] */
     LoadMap load;
 } History;
 
@@ -94,5 +93,3 @@ void history_free(History *history);
 double sample_median(const Sample *sample); /* NaN when empty */
 double history_recent_loss(const History *history, int64_t *steps);
 static inline double span_mean(const Span *span) { return span->count ? span->sum / (double)span->count : __builtin_nan(""); }
-
-#endif

@@ -53,8 +53,8 @@ static void number_item(const Page *page, const char *name, const char *value, c
     va_start(arguments, format);
     vsnprintf(note, sizeof note, format, arguments);
     va_end(arguments);
-    fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name,
-            value ? "" : " none", value ? value : "unknown", note);
+    fprintf(page->out, "<div><dt>%s</dt><dd class=\"value%s\">%s</dd><dd class=\"note\">%s</dd></div>\n", name, value ? "" : " none",
+        value ? value : "unknown", note);
 }
 
 static void loss_items(const Page *page) {
@@ -74,7 +74,8 @@ static void loss_items(const Page *page) {
     }
     format_loss(last->value, value);
     format_loss(history->best.value, other);
-    if (last->value <= history->best.value) number_item(page, "Validation loss", value, "step %lld, the best so far", (long long)last->step);
+    if (last->value <= history->best.value)
+        number_item(page, "Validation loss", value, "step %lld, the best so far", (long long)last->step);
     else number_item(page, "Validation loss", value, "best: %s at step %lld", other, (long long)history->best.step);
     format_loss(last->other, value);
     number_item(page, "Bits per byte", isfinite(last->other) ? value : NULL, "of validation text");
@@ -122,8 +123,8 @@ static void warnings(const Page *page) {
     if (skipped > 0) fprintf(page->out, "<p>%lld update%s skipped.</p>\n", (long long)skipped, skipped == 1 ? " was" : "s were");
     if (broken > 0) fprintf(page->out, "<p>The loss of %lld step%s was not finite.</p>\n", (long long)broken, plural(broken));
     if (ignored > 0)
-        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl could not be used and were left out.</p>\n",
-                (long long)ignored, (long long)history->lines);
+        fprintf(page->out, "<p>%lld of %lld lines of metrics.jsonl could not be used and were left out.</p>\n", (long long)ignored,
+            (long long)history->lines);
     fputs("</div>\n", page->out);
 }
 
@@ -259,7 +260,7 @@ static void draw_evaluation(const Chart *chart, const Mark *mark) {
     format_loss(mark->value, loss);
     format_loss(mark->other, bits);
     snprintf(title, sizeof title, "step %lld: validation loss %s%s%s", (long long)mark->step, loss,
-             isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
+        isfinite(mark->other) ? ", bits per byte " : "", isfinite(mark->other) ? bits : "");
     chart_dot(chart, "ring", (double)mark->step, mark->value, title);
     chart_dot(chart, "valid", (double)mark->step, mark->value, title);
 }
@@ -285,8 +286,8 @@ static void legend_item(const Page *page, bool shown, const char *color, const c
 }
 
 static void section_head(const Chart *chart, const Curve *curve) {
-    fprintf(chart->out, "<section>\n<div class=\"head\"><h2>%s%s</h2>", curve->name,
-            chart->y.logarithmic ? " <small>log scale</small>" : "");
+    fprintf(
+        chart->out, "<section>\n<div class=\"head\"><h2>%s%s</h2>", curve->name, chart->y.logarithmic ? " <small>log scale</small>" : "");
 }
 
 static void loss_section(const Page *page) {
@@ -369,9 +370,9 @@ static void expert_title(const Page *page, int64_t layer, int64_t expert, const 
     for (int column = 0; column < columns; column++) grow_range(&low, &high, row[column]);
     if (low > high) return;
     fprintf(page->out,
-            "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: from %.2f to %.2f "
-            "of an even share, %.2f at the end</title></rect>\n",
-            (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
+        "<rect class=\"stripe\" y=\"%lld\" width=\"%d\" height=\"1\"><title>layer %lld, expert %lld: from %.2f to %.2f "
+        "of an even share, %.2f at the end</title></rect>\n",
+        (long long)expert, columns, (long long)layer, (long long)expert, low, high, row[columns - 1]);
 }
 
 static void load_map(const Page *page, int64_t layer) {
@@ -380,22 +381,23 @@ static void load_map(const Page *page, int64_t layer) {
     double *ratios = load_ratios(map, layer), most = 0;
     for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + map->columns - 1]);
     fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
-            (long long)layer, most);
-    fprintf(page->out, "<div class=\"chart\" style=\"grid-template-rows:%.0fpx 24px\"><div class=\"ylabels\" aria-hidden=\"true\">", height);
+        (long long)layer, most);
+    fprintf(
+        page->out, "<div class=\"chart\" style=\"grid-template-rows:%.0fpx 24px\"><div class=\"ylabels\" aria-hidden=\"true\">", height);
     fprintf(page->out, "<span style=\"top:%.2f%%\">0</span>", 50 / count);
     if (map->experts > 1) fprintf(page->out, "<span style=\"top:%.2f%%\">%lld</span>", 100 - 50 / count, (long long)map->experts - 1);
     fprintf(page->out,
-            "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" "
-            "aria-label=\"Load of the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
-            map->columns, (long long)map->experts, (long long)layer, EVEN, map->columns, (long long)map->experts);
+        "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" "
+        "aria-label=\"Load of the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
+        map->columns, (long long)map->experts, (long long)layer, EVEN, map->columns, (long long)map->experts);
     draw_cells(page, map, ratios);
     for (int64_t expert = 0; expert < map->experts; expert++)
         expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, map->columns);
     free(ratios);
     fprintf(page->out,
-            "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
-            "</div></div></div>\n",
-            (long long)map->begin[0], (long long)map->last_step);
+        "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
+        "</div></div></div>\n",
+        (long long)map->begin[0], (long long)map->last_step);
 }
 
 static void load_section(const Page *page) {
@@ -404,10 +406,11 @@ static void load_section(const Page *page) {
     fputs("<section>\n<div class=\"head\"><h2>Expert load</h2>", page->out);
     if (map->too_large) {
         fprintf(page->out, "</div><p class=\"soft\">%lld layers of %lld experts are too many to draw.</p></section>\n",
-                (long long)map->layers, (long long)map->experts);
+            (long long)map->layers, (long long)map->experts);
         return;
     }
-    fprintf(page->out, "<div class=\"scale\">\xC2\xBC\xC3\x97 <svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\">", LEVELS);
+    fprintf(page->out, "<div class=\"scale\">\xC2\xBC\xC3\x97 <svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\">",
+        LEVELS);
     for (int i = 0; i < LEVELS; i++) fprintf(page->out, "<rect class=\"h%d\" x=\"%d\" width=\"1.02\" height=\"1\"/>", i, i);
     fputs("</svg> 4\xC3\x97 an even share</div></div>\n<div class=\"maps\">\n", page->out);
     for (int64_t layer = 0; layer < map->layers; layer++) load_map(page, layer);
@@ -504,7 +507,7 @@ static void page_head(const Page *page, const char *name) {
     fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<title>",
-          page->out);
+        page->out);
     chart_escape(page->out, name);
     fprintf(page->out, " - smelt report</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n<header>\n<h1>", report_style);
     chart_escape(page->out, name);
@@ -554,7 +557,7 @@ static bool print_page(FILE *out, const char *run, const History *history, Error
     starts_section(&page);
     bool good = config_section(&page, run, error);
     fprintf(out, "<footer>Written by smelt report from %lld records.</footer>\n</main>\n</body>\n</html>\n",
-            (long long)(history->lines - history->ignored));
+        (long long)(history->lines - history->ignored));
     return good;
 }
 
@@ -571,7 +574,8 @@ static bool may_replace(const char *output) {
 }
 
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error) {
-    if (!may_replace(output)) return error_set(error, ERROR_USAGE, "%s exists and is no page of a report; name another file with out=", output);
+    if (!may_replace(output))
+        return error_set(error, ERROR_USAGE, "%s exists and is no page of a report; name another file with out=", output);
     char *path = memory_format("%s/metrics.jsonl", run), *page = NULL;
     size_t length = 0;
     History *history = history_read(path, error);

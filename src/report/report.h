@@ -1,6 +1,5 @@
 /* The report page of a run: one HTML file with everything in it, for any browser, without network or scripts. */
-#ifndef SMELT_TRAIN_REPORT_H
-#define SMELT_TRAIN_REPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ typedef struct ReportResult {
 /* Reads RUN/metrics.jsonl and, if there is one, RUN/config.yaml, and replaces `output` atomically. The same run gives the same
  * bytes. ERROR_USAGE when RUN is not a run. */
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error);
-
-#endif

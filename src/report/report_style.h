@@ -1,7 +1,6 @@
 /* The style sheet of the report page. Two sets of colours, chosen by the reader's system; heat-map colours go from h0 (an expert
  * gets a quarter of an even share or less) over h5 (even, the colour of the surface) to h10 (four times or more). */
-#ifndef SMELT_TRAIN_REPORT_STYLE_H
-#define SMELT_TRAIN_REPORT_STYLE_H
+#pragma once
 
 static const char report_style[] =
     ":root{color-scheme:light dark;--page:#f6f5f2;--surface:#fff;--ink:#1f2328;--soft:#646a73;--line:#e7e5e0;"
@@ -86,5 +85,3 @@ static const char report_style[] =
     ".low{grid-template-rows:160px 26px}.xlabels span:nth-child(even){display:none}"
     ".map .xlabels span:last-child{display:inline}.maps{grid-template-columns:minmax(0,1fr)}}\n"
     "@media print{body{background:none}section{break-inside:avoid}}\n";
-
-#endif

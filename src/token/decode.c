@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 static void replace_all(Buffer *text, Span from, Span to) {
     Buffer out = {0};

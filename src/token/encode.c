@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { CACHE_WORD = 128, CACHE_SLOTS = 1 << 17, CACHE_BYTES = 1 << 23, TEXT_LIMIT = 1 << 30 };
 
@@ -139,8 +139,8 @@ typedef struct Division {
 } Division;
 
 static bool pass_on(Division *division, size_t start, size_t end, Error *error) {
-    return divide(division->encoder, division->next, (Span){division->text.bytes + start, end - start}, division->at_start && start == 0,
-                  error);
+    return divide(
+        division->encoder, division->next, (Span){division->text.bytes + start, end - start}, division->at_start && start == 0, error);
 }
 
 static bool pass_waiting(Division *division, Error *error) {
@@ -331,8 +331,8 @@ static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Erro
 
 bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error) {
     if (length > TEXT_LIMIT)
-        return error_set(error, ERROR_DATA, "a text has %zu bytes but at most %d are encoded at once; divide it into documents", length,
-                         TEXT_LIMIT);
+        return error_set(
+            error, ERROR_DATA, "a text has %zu bytes but at most %d are encoded at once; divide it into documents", length, TEXT_LIMIT);
     const TokenIds *before = &encoder->tokenizer->before, *after = &encoder->tokenizer->after;
     bool special = flags & TOKENIZER_ADD_SPECIAL;
     encoder->out = out;

@@ -4,7 +4,7 @@
 
 #include "base/hash.h"
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 static TokenSlot *token_slot(const TokenMap *map, uint64_t hash, const char *bytes, size_t length) {
     for (size_t i = hash & map->mask;; i = (i + 1) & map->mask) {

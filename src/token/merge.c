@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { SCAN_LIMIT = 96, FEW = 256, KEEP_SYMBOLS = 1 << 20 };
 

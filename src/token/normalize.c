@@ -4,7 +4,7 @@
 #include <utf8proc.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 /* Text below this lead byte is the same in the normal form, unless a later character combines with it: NFC leaves all below U+0300. */
 static unsigned char plain_limit(int form) { return form == (UTF8PROC_STABLE | UTF8PROC_COMPOSE) ? 0xCC : 0x80; }

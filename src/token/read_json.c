@@ -7,7 +7,7 @@
 #include <utf8proc.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { TEMPLATE_LIMIT = 64 };
 
@@ -37,8 +37,8 @@ static bool flag_of(const json_t *object, const char *name, bool usual) {
 static bool refuse_kind(Error *error, const char *part, const json_t *object) {
     Span kind = text_of(json_object_get(object, "type"));
     char what[120];
-    snprintf(what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4,
-             kind.bytes ? kind.bytes : "none");
+    snprintf(
+        what, sizeof what, "is of type '%.*s'", kind.bytes ? (int)(kind.size < 80 ? kind.size : 80) : 4, kind.bytes ? kind.bytes : "none");
     return refuse(error, part, what);
 }
 
@@ -52,8 +52,8 @@ static bool copy_text(Buffer *buffer, const json_t *value, const char *part, Err
 static bool read_id(const json_t *value, int32_t *id, Error *error) {
     json_int_t number = json_is_integer(value) ? json_integer_value(value) : -1;
     if (number < 0 || number >= MAXIMUM_ID)
-        return error_set(error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number,
-                         MAXIMUM_ID - 1);
+        return error_set(
+            error, ERROR_DATA, "an id is %" JSON_INTEGER_FORMAT " but it must be a whole number from 0 to %d", number, MAXIMUM_ID - 1);
     *id = (int32_t)number;
     return true;
 }
@@ -223,8 +223,7 @@ static bool add_merge(Tokenizer *tokenizer, Span left, Span right, uint64_t rank
     buffer_append(joined, left.bytes, left.size);
     buffer_append(joined, right.bytes, right.size);
     int32_t ids[] = {token_map_get(&tokenizer->contents, left.bytes, left.size),
-                     token_map_get(&tokenizer->contents, right.bytes, right.size),
-                     token_map_get(&tokenizer->contents, joined->bytes, joined->size)};
+        token_map_get(&tokenizer->contents, right.bytes, right.size), token_map_get(&tokenizer->contents, joined->bytes, joined->size)};
     for (int i = 0; i < 3; i++)
         if (ids[i] == TOKEN_NONE) return error_set(error, ERROR_DATA, "a token of the merge is not in the vocabulary");
     *pair_map_put(&tokenizer->merges, pair_key((uint32_t)ids[0], (uint32_t)ids[1])) = rank << 32 | (uint32_t)ids[2];
@@ -279,9 +278,9 @@ static bool read_added(Tokenizer *tokenizer, const json_t *list, Error *error) {
     if (list && !json_is_null(list) && !json_is_array(list)) return refuse(error, "added_tokens", "are no list");
     json_array_foreach(list, index, object) {
         AddedToken token = {.special = flag_of(object, "special", false),
-                            .single_word = flag_of(object, "single_word", false),
-                            .left_strip = flag_of(object, "lstrip", false),
-                            .right_strip = flag_of(object, "rstrip", false)};
+            .single_word = flag_of(object, "single_word", false),
+            .left_strip = flag_of(object, "lstrip", false),
+            .right_strip = flag_of(object, "rstrip", false)};
         token.normalized = flag_of(object, "normalized", !token.special);
         if (!read_id(json_object_get(object, "id"), &token.id, error) ||
             !copy_text(&token.content, json_object_get(object, "content"), "added token", error))

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { TOKEN_BYTES = 1024, LLAMA3_SPECIAL = 256 };
 
@@ -22,13 +22,9 @@ typedef struct Family {
 static const Family families[] = {
     {"gpt2", 50256, {{"<|endoftext|>", 50256}}},
     {"gpt2", 50280, {{"<|endoftext|>", 50256}}},
-    {"cl100k",
-     100256,
-     {{"<|endoftext|>", 100257},
-      {"<|fim_prefix|>", 100258},
-      {"<|fim_middle|>", 100259},
-      {"<|fim_suffix|>", 100260},
-      {"<|endofprompt|>", 100276}}},
+    {"cl100k", 100256,
+        {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259}, {"<|fim_suffix|>", 100260},
+            {"<|endofprompt|>", 100276}}},
     {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
     {"llama3", 128000, {{0}}},
     {"qwen", 151643, {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}},
@@ -134,18 +130,8 @@ static void add_special(Tokenizer *tokenizer, const char *text, int32_t id) {
 
 /* The first special ids are named; the others are reserved, and numbered in the order in which names are left over. */
 static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
-    static const char *const names[] = {"begin_of_text",
-                                        "end_of_text",
-                                        "reserved_special_token_0",
-                                        "reserved_special_token_1",
-                                        "finetune_right_pad_id",
-                                        "step_id",
-                                        "start_header_id",
-                                        "end_header_id",
-                                        "eom_id",
-                                        "eot_id",
-                                        "python_tag",
-                                        "image"};
+    static const char *const names[] = {"begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1",
+        "finetune_right_pad_id", "step_id", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag", "image"};
     enum { NAMES = sizeof names / sizeof *names };
     for (int i = 0; i < LLAMA3_SPECIAL; i++) {
         char *text = i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
@@ -184,7 +170,7 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
     const Family *family = find_family(pattern, ranks);
     if (!family)
         return error_set(error, ERROR_USAGE,
-                         "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern, ranks);
+            "the pattern '%s' of a file of %d ranks is not known; name gpt2, cl100k, o200k, llama3 or qwen", pattern, ranks);
     const KnownPattern *known = known_pattern(family->pattern);
     const char *expression = known->tiktoken ? known->tiktoken : known->json;
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { JIT_STACK_START = 1 << 15, JIT_STACK_LIMIT = 1 << 24, HEAP_LIMIT_KIB = 1 << 20, MATCH_STEPS = 10000000, STEPS_PER_BYTE = 32 };
 
@@ -35,10 +35,10 @@ static const KnownPattern known[] = {
     {"llama3", BY_DIGITS("\\p{N}{1,3}"), NULL},
     {"qwen", BY_DIGITS("\\p{N}"), NULL},
     {"cl100k", NULL,
-     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
+        CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
     {"o200k", NULL,
-     O200K_START "*" O200K_END "+" O200K_CONTRACTIONS "|" O200K_START "+" O200K_END "*" O200K_CONTRACTIONS
-                 "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+        O200K_START "*" O200K_END "+" O200K_CONTRACTIONS "|" O200K_START "+" O200K_END "*" O200K_CONTRACTIONS
+                    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
 };
 
 const KnownPattern *known_pattern(const char *name) {
@@ -164,8 +164,8 @@ static bool compile(Regex *regex, Span pattern, RegexSyntax syntax, Error *error
     if (!regex->code) {
         PCRE2_UCHAR message[200];
         pcre2_get_error_message(code, message, sizeof message);
-        return error_set(error, ERROR_DATA, "the regular expression is refused at byte %zu of %zu: %s", offset, pattern.size,
-                         (const char *)message);
+        return error_set(
+            error, ERROR_DATA, "the regular expression is refused at byte %zu of %zu: %s", offset, pattern.size, (const char *)message);
     }
     regex->jit = pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE) == 0;
     return true;
@@ -213,8 +213,8 @@ static uint32_t match_limit(size_t length) {
     return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
 }
 
-int regex_find(const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end,
-               Error *error) {
+int regex_find(
+    const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end, Error *error) {
     PCRE2_SPTR subject = (PCRE2_SPTR)text;
     int code = PCRE2_ERROR_JIT_STACKLIMIT;
     pcre2_set_match_limit(scratch->context, match_limit(length - from));
@@ -227,7 +227,7 @@ int regex_find(const Regex *regex, RegexScratch *scratch, const char *text, size
         PCRE2_UCHAR message[200];
         pcre2_get_error_message(code, message, sizeof message);
         error_set(error, ERROR_DATA, "the tokenizer's regular expression fails at byte %zu of a text of %zu bytes: %s", from, length,
-                  (const char *)message);
+            (const char *)message);
         return -1;
     }
     const size_t *bounds = pcre2_get_ovector_pointer(scratch->data);

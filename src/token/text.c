@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 void buffer_append(Buffer *buffer, const char *bytes, size_t size) {
     if (buffer->capacity - buffer->size < size) {

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 enum { FILE_LIMIT = 1 << 28, WORD_LIMIT = 1 << 16 };
 
@@ -117,8 +117,8 @@ static char *read_file(const char *path, size_t *size, Error *error) {
     if (file < 0 || fstat(file, &status) != 0) {
         error_set(error, ERROR_DATA, "cannot open %s: %s; name a tokenizer.json, its folder or a .tiktoken file", path, strerror(errno));
     } else if (!S_ISREG(status.st_mode) || status.st_size > FILE_LIMIT) {
-        error_set(error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path,
-                  FILE_LIMIT);
+        error_set(
+            error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path, FILE_LIMIT);
     } else {
         *size = (size_t)status.st_size;
         bytes = memory_allocate(*size);

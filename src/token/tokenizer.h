@@ -9,8 +9,7 @@
  *
  * Text need not be valid UTF-8: an ill-formed stretch of bytes is encoded by itself, byte by byte and then merged, so a vocabulary
  * that has all bytes loses nothing. The stretches around it are encoded as if the text ended there. */
-#ifndef SMELT_TOKEN_TOKENIZER_H
-#define SMELT_TOKEN_TOKENIZER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -81,5 +80,3 @@ bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t l
  * than asked for when the text has too few pairs. Once per trainer. */
 bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error);
 void tokenizer_trainer_free(TokenizerTrainer *trainer); /* NULL is fine */
-
-#endif

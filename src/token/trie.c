@@ -1,7 +1,7 @@
 /* Tries of added tokens: the longest pattern that a text begins with. Edges lie in one hash table. Built when a tokenizer is read, then
  * read-only. */
 #include "base/memory.h"
-#include "token/internal.h"
+#include "token/token_internal.h"
 
 static size_t new_node(Trie *trie) {
     if (trie->nodes == trie->capacity) {

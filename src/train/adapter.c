@@ -21,11 +21,16 @@
 
 static bool check_base(const char *folder, const Config *origin, Error *error) {
     return !origin->lora.rank ||
-           error_set(error, ERROR_USAGE, "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
+           error_set(error, ERROR_USAGE,
+               "%s trains adapters itself: `smelt convert` makes it a model folder, which can be the base of others", folder);
 }
 
 /* Where a parameter's values come from: the reader of a model folder, or a MASTER arena of the host. */
-typedef struct Source { const HfReader *reader; const Graph *graph; const char *master; } Source;
+typedef struct Source {
+    const HfReader *reader;
+    const Graph *graph;
+    const char *master;
+} Source;
 
 /* Fills a parameter of the session with what the source has as its own `index`; matrices go into the arena of weights, in its type. */
 static void take(Session *session, const Parameter *p, const Source *source, int index) {
@@ -85,7 +90,11 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 /* -- The adapters ---------------------------------------------------------------------------------------------------- */
 
 /* The newest adapters of a run in host memory, with the offsets of their graph, which has the base's parameters too. */
-typedef struct Adapters { Model model; char *master; size_t bytes; } Adapters;
+typedef struct Adapters {
+    Model model;
+    char *master;
+    size_t bytes;
+} Adapters;
 
 static bool open_adapters(Adapters *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
     adapters->model = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
@@ -105,8 +114,7 @@ static float *widened(const Adapters *adapters, const Parameter *p) {
     const void *values = adapters->master + p->offset * precision_unit(graph->precision);
     float *wide = memory_allocate((size_t)p->count * sizeof *wide);
     int64_t bytes = graph_kept_bytes(graph, p);
-    for (int64_t i = 0; i < p->count; i++)
-        wide[i] = (float)element_get((size_t)bytes, values, i);
+    for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)bytes, values, i);
     return wide;
 }
 
@@ -147,8 +155,8 @@ static void merge(const Adapters *adapters, const LoraConfig *lora, const Graph 
         int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
         float *a = widened(adapters, &own->parameters[down]), *b = widened(adapters, &own->parameters[up]);
-        add_product(master + p->offset * precision_unit(graph->precision), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
-                    lora->alpha / (double)lora->rank);
+        add_product(master + p->offset * precision_unit(graph->precision), graph->precision == PRECISION_FP64, b, a, p->shape[0],
+            p->shape[1], lora->rank, lora->alpha / (double)lora->rank);
         free(a);
         free(b);
     }
@@ -196,14 +204,15 @@ static json_t *peft_config(const Config *config, const Graph *graph) {
         free(module);
     }
     return json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
-                     "base_model_name_or_path", config->init, "r", (json_int_t)config->lora.rank, "lora_alpha", config->lora.alpha, "lora_dropout", 0.0, "bias",
-                     "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
+        "base_model_name_or_path", config->init, "r", (json_int_t)config->lora.rank, "lora_alpha", config->lora.alpha, "lora_dropout", 0.0,
+        "bias", "none", "inference_mode", 1, "fan_in_fan_out", transposed, "target_modules", modules);
 }
 
 static bool write_config(const Config *config, const Graph *graph, const char *folder, Error *error) {
     json_t *content = peft_config(config, graph);
     char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL, *path = memory_format("%s/adapter_config.json", folder);
-    bool written = text ? files_write_atomic(path, text, strlen(text), error) : error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
+    bool written = text ? files_write_atomic(path, text, strlen(text), error)
+                        : error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
     json_decref(content);
     free(text);
     free(path);

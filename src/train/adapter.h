@@ -1,6 +1,5 @@
 /* Runs that train adapters (lora.rank): the base that they share with init=FOLDER, and what becomes of both. */
-#ifndef SMELT_TRAIN_ADAPTER_H
-#define SMELT_TRAIN_ADAPTER_H
+#pragma once
 
 #include "train/session.h"
 
@@ -11,5 +10,3 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
 bool adapter_load_merged(const char *run, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Writes the newest adapters as PEFT's folder: adapter_config.json and adapter_model.safetensors, in fp32. The folder must not exist, or be empty. */
 bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error);
-
-#endif

@@ -70,15 +70,15 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
     int32_t tokens = tokenizer_vocabulary(corpus->tokenizer);
     return tokens <= config->model.vocabulary ||
            error_set(error, ERROR_USAGE, "model.vocabulary=%lld is below the %d tokens of data.tokenizer=%s: give at least as many",
-                     (long long)config->model.vocabulary, tokens, config->data.tokenizer);
+               (long long)config->model.vocabulary, tokens, config->data.tokenizer);
 }
 
 /* -- Shards ---------------------------------------------------------------------------------------------------------- */
 
 static bool pack(const char *input, const char *output, const DataConfig *data, double valid_fraction, Error *error) {
     PackResult result;
-    PackOptions options = {.input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator,
-                           .tokenizer = data->tokenizer};
+    PackOptions options = {
+        .input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator, .tokenizer = data->tokenizer};
     return pack_text(&options, &result, error);
 }
 
@@ -87,8 +87,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
     bool done = made && shard_exists(last);
-    if (!done)
-        done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
+    if (!done) done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
     free(last);
     free(output);
     free(folder);
@@ -115,7 +114,8 @@ static bool open_valid(Corpus *corpus, const Config *config, bool made, bool spl
     if (split) return corpus->has_valid = open_in_run(&corpus->valid, config, "text-valid", error);
     if (data->valid[0] == '\0') return true;
     if (shard_exists(data->valid)) return corpus->has_valid = shard_open(&corpus->valid, data->valid, error);
-    return pack_once(config, made, data->valid, "valid", 0, error) && (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
+    return pack_once(config, made, data->valid, "valid", 0, error) &&
+           (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
 }
 
 static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *error) {

@@ -9,9 +9,10 @@
 #include "base/element.h"
 #include "base/memory.h"
 #include "model/llmc.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "optim/optim.h"
 #include "train/source.h"
+#include "backend/backend.h"
 
 typedef struct Limits { double tensor, loss; } Limits;
 
@@ -67,12 +68,14 @@ static bool check_logits(Check *c, Error *error) {
     Model model = model_build(&given->config->model, given->precision, MODEL_LOGITS, c->state.sequences, c->state.length, RECOMPUTE_NONE);
     Backend backend = op_cpu_backend(given->precision);
     Plan plan = graph_plan(model.graph, &backend);
-    void *shared[ARENA_COUNT] = {[ARENA_WEIGHT] = executor_arena(c->executor, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(c->executor, ARENA_MASTER)};
+    void *shared[ARENA_COUNT] = {
+        [ARENA_WEIGHT] = executor_arena(c->executor, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(c->executor, ARENA_MASTER)};
     Executor *executor = executor_create(model.graph, &plan, &backend, shared, error);
     if (executor) {
         load_rows(c, &model, executor);
         executor_run(executor);
-        compare_tensor(c, "logits", executor_tensor(executor, model.logits), c->state.logits, PRECISION_FP32, graph_elements(model.graph, model.logits));
+        compare_tensor(c, "logits", executor_tensor(executor, model.logits), c->state.logits, PRECISION_FP32,
+            graph_elements(model.graph, model.logits));
     }
     bool done = executor != NULL;
     executor_free(executor);
@@ -112,13 +115,14 @@ static bool check_gradients(Check *c, Error *error) {
     return true;
 }
 
-static const OptimizerConfig optimizer_settings = {.name = OPTIMIZER_ADAMW, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
+static const OptimizerConfig optimizer_settings = {
+    .name = OPTIMIZER_ADAMW, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
 
 static void update(const Check *c, Optimizer *optimizer, int step) {
     const void *gradients = executor_arena(c->executor, ARENA_GRADIENT);
     double norm = optimizer_gradient_norm(optimizer, gradients), clip = optimizer_settings.clip;
-    optimizer_step(optimizer, executor_arena(c->executor, ARENA_MASTER), executor_arena(c->executor, ARENA_WEIGHT), gradients, step, optimizer_settings.lr,
-                   norm > clip ? clip / norm : 1);
+    optimizer_step(optimizer, executor_arena(c->executor, ARENA_MASTER), executor_arena(c->executor, ARENA_WEIGHT), gradients, step,
+        optimizer_settings.lr, norm > clip ? clip / norm : 1);
 }
 
 static bool check_steps(Check *c, Error *error) {
@@ -171,7 +175,8 @@ static bool check_batch(Check *c, Error *error) {
 bool debug_state_check(const DebugStateCheck *given, FILE *report, int *differences, Error *error) {
     bool rough = given->precision == PRECISION_BF16;
     Check check = {.given = given, .report = report, .limits = rough ? (Limits){0.05, 0.05} : (Limits){1e-4, 1e-5}};
-    bool done = llmc_state_open(&check.state, given->state, &given->config->model, error) && start(&check, error) && check_batch(&check, error);
+    bool done =
+        llmc_state_open(&check.state, given->state, &given->config->model, error) && start(&check, error) && check_batch(&check, error);
     executor_free(check.executor);
     model_free(&check.model);
     llmc_state_close(&check.state);

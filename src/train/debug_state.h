@@ -1,8 +1,7 @@
 /* llm.c's check of a training step, made with its own files: a model and the state that PyTorch left of one batch (model/llmc.h). */
-#ifndef SMELT_TRAIN_DEBUG_STATE_H
-#define SMELT_TRAIN_DEBUG_STATE_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 
 enum { DEBUG_STATE_STEPS = 10 };
@@ -18,5 +17,3 @@ typedef struct DebugStateCheck {
  * train_gpt2.py sets it up unless told otherwise (rate 1e-4, betas 0.9 and 0.95, no decay, gradients clipped to norm 1). `*differences` receives how
  * many comparisons are beyond their limit: in bf16 a relative error of 0.05 and of a loss 0.05; else 1e-4 and 1e-5. ERROR_CHECKPOINT, ERROR_MEMORY. */
 bool debug_state_check(const DebugStateCheck *check, FILE *report, int *differences, Error *error);
-
-#endif

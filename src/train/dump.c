@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "train/train.h"
 
 static StoredType wide_type(const Session *session) { return session->config->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32; }
@@ -22,8 +22,10 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
     const Graph *graph = session->model.graph;
     size_t unit = graph_kept_bytes(graph, p);
-    StoredTensor tensor = {.name = p->name, .type = session_stored_type(graph, p), .rank = p->rank,
-                           .data = arena + p->offset * precision_unit(graph->precision)};
+    StoredTensor tensor = {.name = p->name,
+        .type = session_stored_type(graph, p),
+        .rank = p->rank,
+        .data = arena + p->offset * precision_unit(graph->precision)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {
         *copy = memory_allocate(p->count * unit);
@@ -68,7 +70,8 @@ static void run_logits(const Model *model, Executor *executor, const StepInputs 
 
 static bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
     const Config *config = session->config;
-    Model model = model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    Model model =
+        model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
     layout_place(session->layout, model.graph);
     Plan plan = graph_plan(model.graph, &session->backend);
     void *shared[ARENA_COUNT] = {
@@ -93,10 +96,15 @@ static bool write_step(const Session *session, const char *folder, const StepInp
         {.name = "tokens", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->tokens},
         {.name = "targets", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->targets},
         {.name = "positions", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->positions},
-        {.name = "loss", .type = wide_type(session), .rank = 1, .shape = {1}, .data = executor_tensor(session->executor, session->model.loss)},
+        {.name = "loss",
+            .type = wide_type(session),
+            .rank = 1,
+            .shape = {1},
+            .data = executor_tensor(session->executor, session->model.loss)},
         {.name = "logits", .type = wide_type(session), .rank = 2, .shape = {inputs->rows, vocabulary}, .data = logits},
     };
-    bool written = compute_logits(session, inputs, logits, error) && write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
+    bool written = compute_logits(session, inputs, logits, error) &&
+                   write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
     memory_unmap(logits, bytes);
     return written;
 }

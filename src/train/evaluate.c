@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "op/op.h"
+#include "graph/op.h"
 #include "train/train.h"
 
 /* The bytes of text that a token stands for inside a text; one that ends a document has none. */
@@ -51,7 +51,10 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
 }
 
 /* A rank's next batch of those that the ranks take in turn. */
-typedef struct Turn { int64_t next; int size; } Turn;
+typedef struct Turn {
+    int64_t next;
+    int size;
+} Turn;
 
 static int64_t pick(void *context) {
     Turn *turn = context;
@@ -75,9 +78,14 @@ static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
 }
 
 static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *error) {
-    LoaderOptions options = {.shard = input->shard, .sequences = input->model->sequences, .length = input->model->length,
-                             .vocabulary = (int32_t)input->vocabulary, .separator = input->bytes ? BYTE_SEPARATOR : -1,
-                             .document_mask = input->document_mask, .pick = pick, .pick_context = turn};
+    LoaderOptions options = {.shard = input->shard,
+        .sequences = input->model->sequences,
+        .length = input->model->length,
+        .vocabulary = (int32_t)input->vocabulary,
+        .separator = input->bytes ? BYTE_SEPARATOR : -1,
+        .document_mask = input->document_mask,
+        .pick = pick,
+        .pick_context = turn};
     *turn = (Turn){comm_rank(input->comm), comm_size(input->comm)};
     return loader_open(&options, 0, error);
 }
@@ -118,8 +126,11 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     loader_close(loader);
     free(text);
     done = done && sum_up(input->comm, &sum, &counts, error);
-    *result = (Evaluation){.loss = sum / counts.targets, .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN, .tokens = counts.targets,
-                           .seconds = log_seconds() - start, .stopped = stop};
+    *result = (Evaluation){.loss = sum / counts.targets,
+        .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN,
+        .tokens = counts.targets,
+        .seconds = log_seconds() - start,
+        .stopped = stop};
     return done;
 }
 
@@ -127,15 +138,21 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
 
 static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
     const Config *config = session->config;
-    return (EvaluationInput){.model = &session->evaluation, .executor = session->evaluator, .shard = &corpus->valid,
-                             .vocabulary = config->model.vocabulary, .batches = config->eval_batches, .comm = session->comm, .bytes = corpus->bytes,
-                             .tokenizer = corpus->tokenizer, .document_mask = config->data.document_mask};
+    return (EvaluationInput){.model = &session->evaluation,
+        .executor = session->evaluator,
+        .shard = &corpus->valid,
+        .vocabulary = config->model.vocabulary,
+        .batches = config->eval_batches,
+        .comm = session->comm,
+        .bytes = corpus->bytes,
+        .tokenizer = corpus->tokenizer,
+        .document_mask = config->data.document_mask};
 }
 
 static bool name_source(const Config *config, Error *error) {
     if (config->data.valid[0]) return error_context(error, "data.valid=%s", config->data.valid);
-    return error_context(error, "the validation part, data.valid_fraction=%g of data.train=%s (0: no evaluation)", config->data.valid_fraction,
-                         config->data.train);
+    return error_context(error, "the validation part, data.valid_fraction=%g of data.train=%s (0: no evaluation)",
+        config->data.valid_fraction, config->data.train);
 }
 
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) {
@@ -149,7 +166,8 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
     return usable || name_source(session->config, error);
 }
 
-bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error) {
+bool evaluate(
+    Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session, corpus);
     input.watchdog = watchdog;
     input.stop = stop;

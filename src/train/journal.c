@@ -16,8 +16,7 @@ bool journal_fail(Error *error, const char *action, const char *path, int code) 
     const char *advice = "";
     if (code == ENOSPC || code == EDQUOT) advice = "; free some space or choose another folder";
     if (code == EACCES || code == EPERM || code == EROFS) advice = "; check its permissions or choose another folder";
-    return error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path,
-                     strerror_r(code, reason, sizeof reason), advice);
+    return error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
 }
 
 bool journal_open(Journal *journal, const char *path, bool exclusive, Error *error) {

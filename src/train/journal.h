@@ -1,6 +1,5 @@
 /* Append-only files of a run: whole records or nothing when writing, bounded memory when reading lines. */
-#ifndef SMELT_TRAIN_JOURNAL_H
-#define SMELT_TRAIN_JOURNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ bool journal_reader_open(JournalReader *reader, const char *path, Error *error);
 JournalLine journal_read(JournalReader *reader);
 /* False when reading failed on the way. */
 bool journal_reader_close(JournalReader *reader, const char *path, Error *error);
-
-#endif

@@ -21,7 +21,7 @@
 
 struct Metrics {
     Journal journal;
-    int64_t evaluated; /* the last evaluated step among the records that were there, or -1 */
+    int64_t evaluated;        /* the last evaluated step among the records that were there, or -1 */
     Tensorboard *tensorboard; /* NULL when off */
 };
 
@@ -133,14 +133,20 @@ typedef struct Column {
 enum { STEP, LOSS, NORM, LR, MILLISECONDS, SPEED, FLOPS, PEAK, BEST, MEMORY, LEFT, COLUMNS };
 
 static const Column columns[COLUMNS] = {
-    [STEP] = {"step/steps", 15}, [LOSS] = {"loss", 9},     [NORM] = {"grad_norm", 9}, [LR] = {"lr", 10},
-    [MILLISECONDS] = {"ms", 9},  [SPEED] = {"tok/s", 10},  [FLOPS] = {"TFLOP/s", 9},  [PEAK] = {"%peak", 7},
-    [BEST] = {"%best", 7},       [MEMORY] = {"GiB", 8},    [LEFT] = {"left", 8},
+    [STEP] = {"step/steps", 15},
+    [LOSS] = {"loss", 9},
+    [NORM] = {"grad_norm", 9},
+    [LR] = {"lr", 10},
+    [MILLISECONDS] = {"ms", 9},
+    [SPEED] = {"tok/s", 10},
+    [FLOPS] = {"TFLOP/s", 9},
+    [PEAK] = {"%peak", 7},
+    [BEST] = {"%best", 7},
+    [MEMORY] = {"GiB", 8},
+    [LEFT] = {"left", 8},
 };
 
-static void print_cell(int column, const char *text) {
-    printf("%s%*s", column > 0 ? " " : "", columns[column].width, text);
-}
+static void print_cell(int column, const char *text) { printf("%s%*s", column > 0 ? " " : "", columns[column].width, text); }
 
 static void print_number(int column, int decimals, double value, bool known) {
     char text[32];
@@ -158,9 +164,7 @@ void metrics_header(void) {
 }
 
 /* What follows from a step; NaN: unknown. */
-typedef struct Rates {
-    double tokens_per_second, tflops, peak_percent, best_percent;
-} Rates;
+typedef struct Rates { double tokens_per_second, tflops, peak_percent, best_percent; } Rates;
 
 static Rates step_rates(const StepMetrics *step) {
     bool timed = step->seconds > 0 && isfinite(step->seconds);
@@ -202,9 +206,7 @@ static json_t *record_new(const char *kind, int64_t step) {
     return record;
 }
 
-static void put_integer(json_t *record, const char *name, int64_t value) {
-    json_object_set_new(record, name, json_integer(value));
-}
+static void put_integer(json_t *record, const char *name, int64_t value) { json_object_set_new(record, name, json_integer(value)); }
 
 /* Null when it is not finite. */
 static void put_known(json_t *record, const char *name, double value) {
@@ -226,16 +228,14 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
     assert(text);
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the NUL */
-    bool good = length <= JOURNAL_LINE_LIMIT
-                    ? journal_append(&metrics->journal, text, length + 1, error)
-                    : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length,
-                                metrics->journal.path, (int)JOURNAL_LINE_LIMIT);
+    bool good = length <= JOURNAL_LINE_LIMIT ? journal_append(&metrics->journal, text, length + 1, error)
+                                             : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted",
+                                                   length, metrics->journal.path, (int)JOURNAL_LINE_LIMIT);
     free(text);
     return good;
 }
 
-static bool scalars_write(Metrics *metrics, int64_t step, double time, const TensorboardScalar *scalars, size_t count,
-                          Error *error) {
+static bool scalars_write(Metrics *metrics, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
     return !metrics->tensorboard || tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
 }
 
@@ -269,8 +269,8 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
            scalars_write(metrics, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error);
 }
 
-static bool write_imbalance(Metrics *metrics, int64_t step, double time, int64_t layers, int64_t experts,
-                            const double *load, Error *error) {
+static bool write_imbalance(
+    Metrics *metrics, int64_t step, double time, int64_t layers, int64_t experts, const double *load, Error *error) {
     TensorboardScalar *scalars = memory_allocate((size_t)layers * sizeof *scalars);
     size_t count = 0;
     for (int64_t layer = 0; layer < layers; layer++) {
@@ -280,8 +280,8 @@ static bool write_imbalance(Metrics *metrics, int64_t step, double time, int64_t
             sum += load[layer * experts + expert];
         }
         if (sum > 0)
-            scalars[count++] = (TensorboardScalar){memory_format("expert_load_max_over_mean/layer_%02lld", (long long)layer),
-                                                   most * (double)experts / sum};
+            scalars[count++] = (TensorboardScalar){
+                memory_format("expert_load_max_over_mean/layer_%02lld", (long long)layer), most * (double)experts / sum};
     }
     bool good = scalars_write(metrics, step, time, scalars, count, error);
     for (size_t i = 0; i < count; i++) free((char *)scalars[i].tag);
@@ -306,8 +306,7 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
            (!metrics->tensorboard || write_imbalance(metrics, step, time, layers, experts, load, error));
 }
 
-bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens,
-                        double seconds, Error *error) {
+bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error) {
     double time = unix_seconds();
     json_t *record = record_new("evaluation", step);
     put_finite(record, "loss", loss);
@@ -315,8 +314,7 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
     put_integer(record, "tokens", tokens);
     put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
     const TensorboardScalar scalars[] = {{"loss/validation", loss}, {"bits_per_byte/validation", bits_per_byte}};
-    return record_write(metrics, record, time, error) &&
-           scalars_write(metrics, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
+    return record_write(metrics, record, time, error) && scalars_write(metrics, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
 }
 
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {

@@ -1,7 +1,6 @@
 /* What a run reports, in three forms at once: one fixed ASCII line per step on stdout, JSON lines in RUN/metrics.jsonl, TensorBoard
  * events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
-#ifndef SMELT_TRAIN_METRICS_H
-#define SMELT_TRAIN_METRICS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,19 +8,19 @@
 #include "base/error.h"
 
 typedef struct StepMetrics {
-    int64_t step, steps;         /* from 1 */
-    double loss;                 /* cross-entropy per token, nats */
-    double auxiliary;            /* load-balancing loss, 0 if none */
+    int64_t step, steps; /* from 1 */
+    double loss;         /* cross-entropy per token, nats */
+    double auxiliary;    /* load-balancing loss, 0 if none */
     double gradient_norm, lr;
-    double seconds;              /* of the step */
-    int64_t tokens;              /* in this step */
-    int64_t tokens_seen;         /* in all steps so far */
-    double flops;                /* of the step, without recomputation */
-    double peak_flops;           /* per second, of the hardware; 0: unknown */
-    double measured_flops;       /* per second, best GEMM measured on this machine; 0: unknown */
-    int64_t memory;              /* bytes in use */
-    bool skipped;                /* the update was skipped (NaN) */
-    double seconds_left;         /* estimate for the rest of the run */
+    double seconds;        /* of the step */
+    int64_t tokens;        /* in this step */
+    int64_t tokens_seen;   /* in all steps so far */
+    double flops;          /* of the step, without recomputation */
+    double peak_flops;     /* per second, of the hardware; 0: unknown */
+    double measured_flops; /* per second, best GEMM measured on this machine; 0: unknown */
+    int64_t memory;        /* bytes in use */
+    bool skipped;          /* the update was skipped (NaN) */
+    double seconds_left;   /* estimate for the rest of the run */
 } StepMetrics;
 
 typedef struct Metrics Metrics;
@@ -40,5 +39,3 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per process; `details` is a JSON object as text. */
 bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error);
-
-#endif

@@ -49,7 +49,12 @@ const char *numerics_bad_parameter(const Session *session) {
     return bad;
 }
 
-typedef struct Search { const Session *session; int node; TensorId tensor; int64_t index; } Search; /* node -1: none yet */
+typedef struct Search {
+    const Session *session;
+    int node;
+    TensorId tensor;
+    int64_t index;
+} Search; /* node -1: none yet */
 
 /* Stops at the first, unless there are other ranks, which this one has to meet in what is left of the program. */
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
@@ -80,5 +85,5 @@ void numerics_find(const Session *session, char *text, size_t size) {
     if (search.node < 0 || text[0]) return;
     const Graph *graph = session->model.graph;
     snprintf(text, size, "tensor %s[%lld], made by %s%s", graph_get(graph, search.tensor)->name, (long long)search.index,
-             graph->nodes[search.node].backward ? "the backward pass of " : "", graph->nodes[search.node].name);
+        graph->nodes[search.node].backward ? "the backward pass of " : "", graph->nodes[search.node].name);
 }

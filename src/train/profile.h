@@ -1,12 +1,15 @@
 /* Time per operation over some steps, for `profile=N`. */
-#ifndef SMELT_TRAIN_PROFILE_H
-#define SMELT_TRAIN_PROFILE_H
+#pragma once
 
 #include <stdio.h>
 
-#include "op/op.h"
+#include "graph/op.h"
 
-typedef struct ProfileRow { int op; int64_t calls; double seconds, flops, bytes; } ProfileRow;
+typedef struct ProfileRow {
+    int op;
+    int64_t calls;
+    double seconds, flops, bytes;
+} ProfileRow;
 typedef struct Profile {
     ProfileRow rows[OP_COUNT]; /* by OpId */
     double seconds, optimizer; /* of whole steps; of their updates */
@@ -17,5 +20,3 @@ typedef struct Profile {
 bool profile_node(void *context, const Graph *graph, int node, double seconds);
 /* measured_flops: this machine's best product, per second; 0 when unknown. */
 void profile_print(const Profile *profile, double measured_flops, FILE *file);
-
-#endif

@@ -98,7 +98,8 @@ static bool same_run(const char *path, const Config *config, Error *error) {
     int differences = options_difference(&config_table, &comparable, config, text, sizeof text);
     options_free_strings(&strings);
     if (!differences) return true;
-    return error_set(error, ERROR_USAGE, "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
+    return error_set(error, ERROR_USAGE,
+        "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
 }
 
 /* Whether nothing is lost when the run starts anew: no checkpoints lie where its configuration says that they are, either. */
@@ -112,8 +113,9 @@ static bool may_start_anew(const char *path, const Config *config, Error *error)
         saved.run = config->run;
         good = run_started(&saved, &started, error);
         if (good && started)
-            good = error_set(error, ERROR_USAGE, "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
-                             config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
+            good = error_set(error, ERROR_USAGE,
+                "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
+                config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
     }
     options_free_strings(&strings);
     return good;
@@ -124,7 +126,8 @@ bool run_open(const Config *config, Error *error) {
     if (!files_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
     char *path = memory_format("%s/config.yaml", config->run);
     bool exists = access(path, F_OK) == 0, replaced = exists && !started && is_marked(path);
-    bool opened = exists && !replaced ? same_run(path, config, error) : (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
+    bool opened = exists && !replaced ? same_run(path, config, error)
+                                      : (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
     free(path);
     return opened;
 }

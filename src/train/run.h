@@ -1,8 +1,7 @@
 /* The run folder: RUN/config.yaml, metrics.jsonl, checkpoints/, data/, tensorboard/, report.html. */
-#ifndef SMELT_TRAIN_RUN_H
-#define SMELT_TRAIN_RUN_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 
 /* Makes the folder if need be and keeps other processes from training in it until this one ends, however it ends; `*lock` is a
  * descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process trains there. */
@@ -18,5 +17,3 @@ bool run_open(const Config *config, Error *error);
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);
 /* "Intel Xeon ..., 2 cores"; the caller frees. */
 char *run_describe_machine(void);
-
-#endif

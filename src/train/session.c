@@ -6,7 +6,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "op/op.h"
+#include "graph/op.h"
+#include "backend/backend.h"
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -33,13 +34,17 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     *session = (Session){.config = config};
     Precision precision = config->precision;
     if (config->layout.dp && config->layout.dp != size)
-        return error_set(error, ERROR_USAGE, "layout.dp=%lld but there are %d ranks: start as many as that, or leave it out", (long long)config->layout.dp, size);
+        return error_set(error, ERROR_USAGE, "layout.dp=%lld but there are %d ranks: start as many as that, or leave it out",
+            (long long)config->layout.dp, size);
     if (config->layout.shard && size % config->layout.shard)
-        return error_set(error, ERROR_USAGE, "layout.shard=%lld does not divide the %d ranks: groups of that size share out what ZeRO spreads",
-                         (long long)config->layout.shard, size);
+        return error_set(error, ERROR_USAGE,
+            "layout.shard=%lld does not divide the %d ranks: groups of that size share out what ZeRO spreads",
+            (long long)config->layout.shard, size);
     if (config->lora.rank && size > 1 && config->layout.zero > 2)
-        return error_set(error, ERROR_USAGE, "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
-                         "give layout.zero=2 or less", (long long)config->lora.rank);
+        return error_set(error, ERROR_USAGE,
+            "layout.zero=3 shares out weights that are trained, and with lora.rank=%lld most are not: "
+            "give layout.zero=2 or less",
+            (long long)config->lora.rank);
     if (!op_backend(&session->backend, device, precision, "", error)) return false;
     int64_t sequences = config->batch.sequences, length = config->data.length;
     session->model = model_build_adapted(&config->model, &config->lora, precision, MODEL_TRAIN, sequences, length, config->recompute);
@@ -91,8 +96,8 @@ Budget session_budget(const Session *session) {
     };
     int64_t trained = session->layout->local_extent * precision_unit(session->model.graph->precision);
     budget.copy = session_copy_bytes(session->config, session->layout, trained, budget.optimizer);
-    budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch + budget.evaluation +
-                   budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
+    budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch +
+                   budget.evaluation + budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
     return budget;
 }
 
@@ -124,7 +129,8 @@ void session_print_plan(const Session *session, FILE *file) {
     const ModelConfig *model = &session->config->model;
     double tokens = (double)session->model.sequences * session->model.length;
     Budget budget = session_budget(session);
-    fprintf(file, "program of one microbatch (%lld sequences x %lld tokens)\n", (long long)session->model.sequences, (long long)session->model.length);
+    fprintf(file, "program of one microbatch (%lld sequences x %lld tokens)\n", (long long)session->model.sequences,
+        (long long)session->model.length);
     graph_print(graph, file);
     fprintf(file, "\nparameters             %lld\n", (long long)model_parameters(graph));
     if (session->config->lora.rank) fprintf(file, "trained                %lld\n", (long long)model_trained_parameters(graph));
@@ -138,7 +144,8 @@ static bool fits(const Config *config, Device *device, const Layout *layout, int
     Session session;
     Error ignored = {0};
     int rank = layout->replica * layout->size + layout->rank;
-    bool fitting = session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) && session_budget(&session).total <= available;
+    bool fitting = session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) &&
+                   session_budget(&session).total <= available;
     session_free(&session);
     return fitting;
 }
@@ -163,7 +170,8 @@ static bool find_fitting(const Config *config, Device *device, const Layout *lay
             trial.recompute = policy;
             if (!fits(&trial, device, layout, available)) continue;
             int used = policy == config->recompute ? 0 : snprintf(change, size, "recompute=%s ", policies[policy]);
-            if (trial.batch.sequences != config->batch.sequences) snprintf(change + used, size - used, "batch.sequences=%lld", (long long)trial.batch.sequences);
+            if (trial.batch.sequences != config->batch.sequences)
+                snprintf(change + used, size - used, "batch.sequences=%lld", (long long)trial.batch.sequences);
             return true;
         }
         if (trial.batch.sequences % 2) return false;
@@ -182,8 +190,9 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         find_fitting(session->config, session->backend.device, session->layout, available, change, sizeof change))
         return error_set(error, ERROR_MEMORY, "the plan needs %s and %s are available: it fits with %s", needed, have, change);
     return error_set(error, ERROR_MEMORY,
-                     "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit: use a machine with more memory, "
-                     "a smaller model, or a shorter data.length", needed, have);
+        "the plan needs %s and %s are available, and no recomputation or smaller microbatch makes it fit: use a machine with more memory, "
+        "a smaller model, or a shorter data.length",
+        needed, have);
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
@@ -191,12 +200,13 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
 static bool initialize(Session *session, Error *error) {
     void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
     if (!session->layout->stage)
-        return model_initialize_on(session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
+        return model_initialize_on(
+            session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
     for (int i = 0; i < session->layout->piece_count; i++) {
         const OptimizerPiece *piece = &session->layout->pieces[i];
         ParameterPart part = {piece->parameter, piece->first, piece->count};
         model_initialize_part(session->model.graph, &session->config->model, session->config->seed, &part, session->backend.device,
-                              (char *)master + piece->local * precision_unit(session->model.graph->precision));
+            (char *)master + piece->local * precision_unit(session->model.graph->precision));
     }
     session_spread_weights(session);
     return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
@@ -239,11 +249,13 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
     session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
-    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
+    session->optimizer =
+        session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
     note_kernels(session);
     session->exchange = exchange_create(session->layout, session->timetable, &session->ranks, session->executor, error);
-    session->evaluation_exchange = exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator, error);
+    session->evaluation_exchange =
+        exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator, error);
     if (!session->exchange || !session->evaluation_exchange) return false;
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
     return initialize(session, error);
@@ -276,7 +288,8 @@ bool session_set_master(Session *session, const Graph *graph, const void *master
         const OptimizerPiece *piece = &session->layout->pieces[i];
         const Parameter *p = &graph->parameters[piece->parameter];
         int64_t element = graph_kept_bytes(graph, p);
-        device_upload(device, to + piece->local * unit, (const char *)master + p->offset * unit + piece->first * element, piece->count * element);
+        device_upload(
+            device, to + piece->local * unit, (const char *)master + p->offset * unit + piece->first * element, piece->count * element);
     }
     session_spread_weights(session);
     return device_ok(device, error) && comm_ok(session->comm, error);

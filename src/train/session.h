@@ -1,10 +1,9 @@
 /* A training session: everything that is in memory while a configuration trains. Made after its plan was found to fit, so that a refusal
  * costs nothing. Owned by the command that trains; the loop, evaluation, checkpoints and the NaN search work on it. */
-#ifndef SMELT_TRAIN_SESSION_H
-#define SMELT_TRAIN_SESSION_H
+#pragma once
 
 #include "ckpt/ckpt.h"
-#include "config.h"
+#include "config/config.h"
 #include "layout/exchange.h"
 #include "model/model.h"
 #include "optim/optim.h"
@@ -16,7 +15,8 @@ typedef struct Session {
     Backend backend; /* its device belongs to who planned the session */
     Comm *comm;      /* belongs to who started it; NULL before */
     Ranks ranks;     /* its groups */
-    Layout *layout;  /* what this rank holds of the arenas: in its master arena, which has local offsets from stage 1 on, and of the optimizer's state */
+    Layout *
+        layout; /* what this rank holds of the arenas: in its master arena, which has local offsets from stage 1 on, and of the optimizer's state */
     Timetable *timetable, *evaluation_timetable;
     Model model, evaluation;
     Plan plan, evaluation_plan;
@@ -71,7 +71,7 @@ typedef struct SaveReport {
     int64_t step, bytes, shared; /* shared: bytes that an older checkpoint had already */
     double seconds, stall;       /* from start to end; in which training stood still */
     bool saved;
-    Error error;                 /* when not saved: older checkpoints are untouched */
+    Error error; /* when not saved: older checkpoints are untouched */
 } SaveReport;
 /* Whether a save of this rank's part is under way; and whether it reads the state itself, for lack of a copy, so that no step may follow yet. */
 bool session_is_saving(const Session *session);
@@ -87,5 +87,3 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
 /* Host memory for saves of a rank that holds so many bytes; waits for a save under way and gives it back. */
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer);
 void session_close_saver(Session *session);
-
-#endif

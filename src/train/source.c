@@ -49,8 +49,8 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
     if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
     if (hf_is_folder(folder)) return read_model_folder(folder, config, strings, error);
     if (llmc_is_model(folder)) return read_model_file(folder, config, strings, error);
-    return error_set(error, ERROR_CHECKPOINT, "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c",
-                     folder);
+    return error_set(error, ERROR_CHECKPOINT,
+        "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c", folder);
 }
 
 /* -- Text ----------------------------------------------------------------------------------------------------------- */
@@ -113,7 +113,8 @@ static void convert(const Graph *to, char *target, const Graph *from, const char
 static bool load_kept(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     if (source_is_run(folder) && config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
     if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
-    return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error) : hf_load_weights(folder, &config->model, graph, master, error);
+    return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error)
+                                 : hf_load_weights(folder, &config->model, graph, master, error);
 }
 
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
@@ -144,12 +145,14 @@ void source_load_parameter(const HfReader *reader, int parameter, bool narrow, D
     free(host);
 }
 
-static bool load_folder(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
+static bool load_folder(
+    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     HfReader *reader = hf_reader_open(folder, &config->model, graph, error);
     int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
-        source_load_parameter(reader, i, graph_kept(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit, p->count * graph_kept_bytes(graph, p));
+        source_load_parameter(reader, i, graph_kept(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit,
+            p->count * graph_kept_bytes(graph, p));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);
@@ -157,7 +160,8 @@ static bool load_folder(const char *folder, const Config *config, const Graph *g
     return loaded;
 }
 
-bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error) {
+bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights,
+    int64_t *step, Error *error) {
     *step = 0;
     if (is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
     int64_t bytes = graph->parameter_extent * precision_unit(graph->precision);
@@ -169,6 +173,6 @@ bool source_load_arenas(const char *folder, const Config *config, const Graph *g
 }
 
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
-    return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device, executor_arena(executor, ARENA_MASTER),
-                              executor_arena(executor, ARENA_WEIGHT), step, error);
+    return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device,
+        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), step, error);
 }

@@ -1,9 +1,8 @@
 /* Where a trained model comes from: a run folder (config.yaml and checkpoints), a Hugging Face folder (config.json and safetensors), or one of llm.c's
  * GPT-2 files. */
-#ifndef SMELT_TRAIN_SOURCE_H
-#define SMELT_TRAIN_SOURCE_H
+#pragma once
 
-#include "config.h"
+#include "config/config.h"
 #include "graph/graph.h"
 #include "model/hf.h"
 #include "token/tokenizer.h"
@@ -24,9 +23,8 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
  * `*step` receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter. */
-bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
+bool source_load_arenas(
+    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
 /* One parameter of a model folder to `bytes` of a device's memory, rounded to bf16 where `narrow`, else in the WIDE type; on a GPU it passes through host memory. */
 void source_load_parameter(const HfReader *reader, int parameter, bool narrow, Device *device, void *to, int64_t bytes);
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);
-
-#endif

@@ -23,7 +23,11 @@ enum { COPY_BYTES = 16 << 20, COPY_ALIGNMENT = 64 };
 /* -- What a rank holds --------------------------------------------------------------------------------------------- */
 
 /* Intervals of tensors in memory of a device, and where their data are for the host: views, or the copy of a save. */
-typedef struct IntervalList { Interval *items; void **memory; size_t count; } IntervalList;
+typedef struct IntervalList {
+    Interval *items;
+    void **memory;
+    size_t count;
+} IntervalList;
 
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
 static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
@@ -66,7 +70,7 @@ static IntervalList session_intervals(const Session *session, bool own) {
         OptimizerPiece piece = layout->pieces[i];
         if (own && !cut_to_own(layout, piece.primary, &piece.first, &piece.count, &skipped)) continue;
         append(&list, graph, piece.parameter, memory_copy_string(graph->parameters[piece.parameter].name), piece.first, piece.count,
-               master + piece.local * unit + skipped * graph_kept_bytes(graph, &graph->parameters[piece.parameter]));
+            master + piece.local * unit + skipped * graph_kept_bytes(graph, &graph->parameters[piece.parameter]));
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
@@ -76,7 +80,7 @@ static IntervalList session_intervals(const Session *session, bool own) {
         if (own && !cut_to_own(layout, state->primary, &state->first, &state->count, &skipped)) continue;
         char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->parameter].name);
         append(&list, graph, state->parameter, name, state->first, state->count,
-               (char *)state->data + skipped * graph_kept_bytes(graph, &graph->parameters[state->parameter]));
+            (char *)state->data + skipped * graph_kept_bytes(graph, &graph->parameters[state->parameter]));
     }
     free(states);
     return list;
@@ -109,10 +113,10 @@ static void list_close_views(IntervalList *list, Device *device, ViewAccess acce
 struct Saver {
     IntervalList list; /* what this rank writes */
     Device *device;
-    char *copy;        /* of all intervals, one after another, so that saving is asynchronous; or NULL */
+    char *copy; /* of all intervals, one after another, so that saving is asynchronous; or NULL */
     int64_t copy_bytes;
-    pthread_t thread;  /* touches the copy's pages */
-    bool touching;     /* there is one to join */
+    pthread_t thread; /* touches the copy's pages */
+    bool touching;    /* there is one to join */
     atomic_bool enough;
     CheckpointJob *job;
     json_t *metadata;
@@ -120,7 +124,9 @@ struct Saver {
     int64_t step;
 };
 
-static int64_t copy_room(const Interval *interval) { return (interval_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT; }
+static int64_t copy_room(const Interval *interval) {
+    return (interval_bytes(interval) + COPY_ALIGNMENT - 1) / COPY_ALIGNMENT * COPY_ALIGNMENT;
+}
 
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer) {
     int64_t held = master + optimizer;
@@ -136,7 +142,8 @@ static void *touch_pages(void *context) {
 
 void session_prepare_save(Session *session) {
     Saver *saver = session->saver;
-    if (saver->copy && !saver->touching && !atomic_load(&saver->enough)) saver->touching = pthread_create(&saver->thread, NULL, touch_pages, saver) == 0;
+    if (saver->copy && !saver->touching && !atomic_load(&saver->enough))
+        saver->touching = pthread_create(&saver->thread, NULL, touch_pages, saver) == 0;
 }
 
 /* What was not touched by now is touched when it is written. */
@@ -150,11 +157,13 @@ static void finish_touching(Saver *saver) {
 static void map_copy(Saver *saver) {
     Error refused = {0};
     for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
-    if (!device_is_gpu(saver->device) || memory_check(saver->copy_bytes, "the host's copy of a checkpoint", "set checkpoint.async=false", &refused))
+    if (!device_is_gpu(saver->device) ||
+        memory_check(saver->copy_bytes, "the host's copy of a checkpoint", "set checkpoint.async=false", &refused))
         saver->copy = memory_map((size_t)saver->copy_bytes, &refused);
     if (!saver->copy) log_warn("training will wait for its checkpoints to be written: %s", refused.message);
     int64_t at = 0;
-    for (size_t i = 0; i < saver->list.count && saver->copy; at += copy_room(&saver->list.items[i++])) saver->list.items[i].data = saver->copy + at;
+    for (size_t i = 0; i < saver->list.count && saver->copy; at += copy_room(&saver->list.items[i++]))
+        saver->list.items[i].data = saver->copy + at;
 }
 
 static void saver_open(Session *session) {
@@ -205,10 +214,17 @@ static bool agree_on_attempt(Session *session, int64_t *attempt, Error *error) {
 static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
     const Config *config = session->config;
     const Saver *saver = session->saver;
-    return (CheckpointPlan){.where = run_checkpoints(config->run, config), .step = session->step, .intervals = saver->list.items, .count = saver->list.count,
-                            .metadata = saver->metadata, .keep = (int)config->checkpoint_keep, .rank = comm_rank(session->comm), .ranks = comm_size(session->comm),
-                            .attempt = (uint64_t)attempt, .share = config->checkpoint_whole_every && session->step % config->checkpoint_whole_every,
-                            .patience = config->checkpoint_patience};
+    return (CheckpointPlan){.where = run_checkpoints(config->run, config),
+        .step = session->step,
+        .intervals = saver->list.items,
+        .count = saver->list.count,
+        .metadata = saver->metadata,
+        .keep = (int)config->checkpoint_keep,
+        .rank = comm_rank(session->comm),
+        .ranks = comm_size(session->comm),
+        .attempt = (uint64_t)attempt,
+        .share = config->checkpoint_whole_every && session->step % config->checkpoint_whole_every,
+        .patience = config->checkpoint_patience};
 }
 
 bool session_save_start(Session *session, Error *error) {
@@ -221,7 +237,7 @@ bool session_save_start(Session *session, Error *error) {
     saver->step = session->step;
     json_decref(saver->metadata);
     saver->metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
-                                (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
+        (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
     CheckpointPlan plan = plan_save(session, attempt);
     bool held = saver->copy ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
     if (held) saver->job = checkpoint_start(&plan);
@@ -291,7 +307,7 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
     *step = good && i < count ? steps[i] : 0;
     if (good && i == count && count > 0)
         good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoints and none is good; the oldest: %s", where, count,
-                         reason.code ? reason.message : "another rank cannot read it");
+            reason.code ? reason.message : "another rank cannot read it");
     free(steps);
     return good;
 }
@@ -301,7 +317,8 @@ bool session_resume(Session *session, Error *error) {
     Device *device = session->backend.device;
     IntervalList list = session_intervals(session, false);
     int64_t step = 0;
-    bool loaded = list_view(&list, device, VIEW_WRITE, error) && load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, error);
+    bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
+                  load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
     list_free(&list);
     session->step = step;
@@ -323,6 +340,7 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
     bool loaded = load_newest(run_checkpoints(run, config), comm_alone(), &list, step, error);
     list_free(&list);
     if (loaded && *step == 0)
-        return error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", run_checkpoints(run, config));
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", run_checkpoints(run, config));
     return loaded;
 }

@@ -67,9 +67,7 @@ static void put_varint(Buffer *buffer, uint64_t value) {
     put_bytes(buffer, encoded, (size_t)length);
 }
 
-static void put_field(Buffer *buffer, int field, int wire) {
-    put_varint(buffer, (uint64_t)(field << 3 | wire));
-}
+static void put_field(Buffer *buffer, int field, int wire) { put_varint(buffer, (uint64_t)(field << 3 | wire)); }
 
 static void put_field_bytes(Buffer *buffer, int field, const void *data, size_t bytes) {
     put_field(buffer, field, WIRE_BYTES);
@@ -138,8 +136,7 @@ static bool write_session_start(Tensorboard *tensorboard, int64_t step, double t
     return event_end(tensorboard, error);
 }
 
-bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars,
-                       size_t count, Error *error) {
+bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
     Buffer *value = &tensorboard->value, *summary = &tensorboard->summary;
     summary->length = 0;
     for (size_t i = 0; i < count; i++) {

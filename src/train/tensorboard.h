@@ -1,6 +1,5 @@
 /* TensorBoard event files: scalars only. One file per process in RUN/tensorboard/. */
-#ifndef SMELT_TRAIN_TENSORBOARD_H
-#define SMELT_TRAIN_TENSORBOARD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,11 +18,8 @@ typedef struct Tensorboard Tensorboard;
  * `step`. `time` is in Unix seconds here and below. NULL on failure. */
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error);
 /* All scalars of a step in one record, written at once. */
-bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars,
-                       size_t count, Error *error);
+bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error);
 void tensorboard_close(Tensorboard *tensorboard);
 
 /* CRC-32C (RFC 3720, appendix B.4), which frames the records. */
 uint32_t tensorboard_crc32c(const void *data, size_t bytes);
-
-#endif

@@ -44,7 +44,8 @@ static void handle_signals(void (*handler)(int)) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i] != SIGHUP || (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)) sigaction(numbers[i], &action, NULL);
+        if (numbers[i] != SIGHUP || (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(numbers[i], &action, NULL);
 }
 
 static const char *signal_name(int number) { return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGHUP"; }
@@ -59,7 +60,7 @@ typedef struct Picker {
 typedef struct Loop {
     const Config *config;
     Comm *comm;
-    int lock;                              /* of the run folder, or -1 */
+    int lock; /* of the run folder, or -1 */
     Session session;
     Corpus corpus;
     Picker picker;
@@ -68,15 +69,15 @@ typedef struct Loop {
     Metrics *metrics;                      /* NULL on other ranks than 0, and while profiling: the run's records stay as they are */
     int32_t *tokens, *targets, *positions; /* of the rank's part of the step: targets are counted before it runs */
     double measured_flops;
-    double seconds_per_step;               /* smoothed, for the time left */
+    double seconds_per_step; /* smoothed, for the time left */
     int64_t tokens_seen;
     bool dumped;
-    bool unrecorded;                       /* the last record could not be written */
-    bool unevaluated;                      /* the last evaluation was given up for a signal */
-    int skips;                             /* in a row */
-    Error save_failure;                    /* of the last save that ended */
-    double save_wait;                      /* seconds that training stood still for saves, beside what reports know */
-    Profile profile;                       /* used when config->profile asks for it */
+    bool unrecorded;    /* the last record could not be written */
+    bool unevaluated;   /* the last evaluation was given up for a signal */
+    int skips;          /* in a row */
+    Error save_failure; /* of the last save that ended */
+    double save_wait;   /* seconds that training stood still for saves, beside what reports know */
+    Profile profile;    /* used when config->profile asks for it */
 } Loop;
 
 static bool leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }
@@ -89,8 +90,8 @@ static bool agree(const Loop *loop, const char *name, bool good, Error *error) {
     Error unheard = {0};
     if (!comm_host_all_reduce(loop->comm, name, &failed, 1, COMM_I64, COMM_SUM, good ? error : &unheard)) return false;
     if (!good || !failed) return good;
-    return error_set(error, ERROR_COMMUNICATION, "%lld of %d ranks cannot go on, as their messages say: this one stops too", (long long)failed,
-                     comm_size(loop->comm));
+    return error_set(error, ERROR_COMMUNICATION, "%lld of %d ranks cannot go on, as their messages say: this one stops too",
+        (long long)failed, comm_size(loop->comm));
 }
 
 /* The signal that has reached any rank, or 0; -1 after a failure. */
@@ -111,7 +112,8 @@ static int64_t step_microbatches(const Config *config, int64_t step) {
 static int64_t pick(void *context) {
     Picker *picker = context;
     for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
-        if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps) break; /* it never gets one: the loader may hold what it likes */
+        if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps)
+            break; /* it never gets one: the loader may hold what it likes */
         picker->first += count;
         picker->next = picker->rank;
     }
@@ -129,7 +131,10 @@ typedef struct Share {
 
 static Share share_of(const Loop *loop, int64_t step) {
     int64_t all = step_microbatches(loop->config, step), size = comm_size(loop->comm);
-    return (Share){.all = all, .own = (all - comm_rank(loop->comm) + size - 1) / size, .rounds = (all + size - 1) / size, .rows = microbatch_rows(loop->config)};
+    return (Share){.all = all,
+        .own = (all - comm_rank(loop->comm) + size - 1) / size,
+        .rounds = (all + size - 1) / size,
+        .rows = microbatch_rows(loop->config)};
 }
 
 /* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
@@ -225,10 +230,13 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
     char where[320];
     if (!find_nan(loop, share, where, sizeof where, error)) return false;
     if (loop->config->on_nan == ON_NAN_STOP)
-        return error_set(error, ERROR_NUMERICS, "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
-                         "or set on_nan=skip to leave such updates out", (long long)step, where);
+        return error_set(error, ERROR_NUMERICS,
+            "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
+            "or set on_nan=skip to leave such updates out",
+            (long long)step, where);
     if (++loop->skips > MOST_SKIPS)
-        return error_set(error, ERROR_NUMERICS, "step %lld: %d updates in a row had NaN or infinity, this time in %s", (long long)step, loop->skips, where);
+        return error_set(error, ERROR_NUMERICS, "step %lld: %d updates in a row had NaN or infinity, this time in %s", (long long)step,
+            loop->skips, where);
     if (leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
 }
@@ -253,7 +261,8 @@ static void report_load(Loop *loop, int64_t step) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_CONTROLLER) continue;
-        device_download(loop->session.backend.device, excess, gradients + p->offset * precision_unit(graph->precision), model->experts * sizeof *excess);
+        device_download(loop->session.backend.device, excess, gradients + p->offset * precision_unit(graph->precision),
+            model->experts * sizeof *excess);
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
@@ -279,7 +288,7 @@ static void update(Loop *loop, int64_t step, double lr, double norm) {
     Session *session = &loop->session;
     double clip = loop->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
     optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
-                   executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
+        executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
 }
 
 static bool run_step(Loop *loop, Error *error) {
@@ -289,7 +298,8 @@ static bool run_step(Loop *loop, Error *error) {
     Share share = share_of(loop, step);
     Outcome outcome;
     double start = log_seconds(), lr = schedule_lr(&config->schedule, config->optimizer.lr, step, config->steps);
-    if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error)) return error_context(error, "step %lld", (long long)step);
+    if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
+        return error_context(error, "step %lld", (long long)step);
     double executed = log_seconds();
     if (!sum_up(loop, &outcome, error) || !dump(loop, share.own * share.rows, error)) return false;
     bool finite = is_finite(&outcome);
@@ -309,10 +319,20 @@ static bool run_step(Loop *loop, Error *error) {
     loop->seconds_per_step = loop->seconds_per_step > 0 ? 0.9 * loop->seconds_per_step + 0.1 * seconds : seconds;
     loop->tokens_seen += tokens;
     session->step = step;
-    StepMetrics metrics = {.step = step, .steps = config->steps, .loss = outcome.loss, .auxiliary = outcome.auxiliary, .gradient_norm = outcome.norm, .lr = lr,
-                           .seconds = seconds, .tokens = tokens, .tokens_seen = loop->tokens_seen, .flops = session->plan.flops * share.all,
-                           .measured_flops = loop->measured_flops * comm_size(loop->comm), .memory = memory_used(session), .skipped = !finite,
-                           .seconds_left = loop->seconds_per_step * (config->steps - step)};
+    StepMetrics metrics = {.step = step,
+        .steps = config->steps,
+        .loss = outcome.loss,
+        .auxiliary = outcome.auxiliary,
+        .gradient_norm = outcome.norm,
+        .lr = lr,
+        .seconds = seconds,
+        .tokens = tokens,
+        .tokens_seen = loop->tokens_seen,
+        .flops = session->plan.flops * share.all,
+        .measured_flops = loop->measured_flops * comm_size(loop->comm),
+        .memory = memory_used(session),
+        .skipped = !finite,
+        .seconds_left = loop->seconds_per_step * (config->steps - step)};
     if (loop->metrics) note(loop, metrics_step(loop->metrics, &metrics, error), error);
     return true;
 }
@@ -352,8 +372,8 @@ static void report_save(Loop *loop) {
         log_format_bytes((double)report.shared, unchanged);
         snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
     }
-    log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared, report.seconds, rate,
-             report.stall * 1e3);
+    log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared,
+        report.seconds, rate, report.stall * 1e3);
     note(loop, metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, &error), &error);
 }
 
@@ -366,8 +386,10 @@ static bool end_save(Loop *loop, Error *error) {
 static bool save(Loop *loop, Error *error) {
     const char *bad = numerics_bad_parameter(&loop->session);
     if (bad)
-        error_set(error, ERROR_NUMERICS, "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
-                  "untouched. Lower optimizer.lr", (long long)loop->session.step, bad);
+        error_set(error, ERROR_NUMERICS,
+            "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
+            "untouched. Lower optimizer.lr",
+            (long long)loop->session.step, bad);
     return agree(loop, "finite weights", !bad, error) && end_save(loop, error) && session_save_start(&loop->session, error) &&
            await_save(loop, session_save_holds, error);
 }
@@ -388,8 +410,12 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     loop->unevaluated = result.stopped;
     if (!loop->metrics || result.stopped) return true;
     if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
-    else log_info("validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
-    note(loop, metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error), error);
+    else
+        log_info(
+            "validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
+    note(loop,
+        metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error),
+        error);
     return true;
 }
 
@@ -426,7 +452,7 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
     if (!leads(loop) || comm_size(loop->comm) == 1) return;
     log_format_bytes((double)(now.bytes - before->bytes), sent);
     log_info("communication of rank 0: %s sent in %lld collectives, %.1f s (%.1f%% of all time) spent waiting for them", sent,
-             (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
+        (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
 static bool run_steps(Loop *loop, Error *error) {
@@ -439,7 +465,8 @@ static bool run_steps(Loop *loop, Error *error) {
     if (!loop->watchdog) return false;
     if (!catch_up(loop, error)) return false;
     if (leads(loop) && saved < last) metrics_header();
-    if (leads(loop) && saved == config->steps) log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
+    if (leads(loop) && saved == config->steps)
+        log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
     while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0) {
         if (!run_step(loop, error)) return false;
         int64_t step = loop->session.step;
@@ -458,8 +485,10 @@ static bool run_steps(Loop *loop, Error *error) {
     if (loop->session.step >= last && !loop->unevaluated) return true;
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
     const char *name = signal_name(signal);
-    if (loop->session.step == 0) return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
-    return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)loop->session.step);
+    if (loop->session.step == 0)
+        return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
+    return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name,
+        (long long)loop->session.step);
 }
 
 /* -- Start and end ------------------------------------------------------------------------------------------------- */
@@ -474,8 +503,18 @@ static double measure_gemm(const Config *config, Device *device) {
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
-    Gemm product = {.transpose_b = true, .input = type, .output = type, .m = size, .n = size, .k = size, .lda = size, .ldb = size, .ldc = size,
-                    .a = memory, .b = memory + bytes, .c = memory + 2 * bytes};
+    Gemm product = {.transpose_b = true,
+        .input = type,
+        .output = type,
+        .m = size,
+        .n = size,
+        .k = size,
+        .lda = size,
+        .ldb = size,
+        .ldc = size,
+        .a = memory,
+        .b = memory + bytes,
+        .c = memory + 2 * bytes};
     double best = 0;
     for (int i = 0; i < TRIES; i++) {
         double start = log_seconds();
@@ -493,9 +532,8 @@ static bool report_start(Loop *loop, Error *error) {
     const DeviceInfo *device = device_info(loop->session.backend.device);
     char *machine = run_describe_machine();
     json_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
-                                (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
-                                "precision", precision_name(loop->config->precision),
-                                "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
+        (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(), "precision",
+        precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
     char *text = json_dumps(details, JSON_COMPACT), parameters[32];
     log_format_count((double)model_parameters(graph), parameters);
     if (device->kind == DEVICE_CPU) log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
@@ -504,7 +542,8 @@ static bool report_start(Loop *loop, Error *error) {
         const Layout *layout = loop->session.layout;
         char ranks[256], balance[96] = "";
         comm_describe(loop->comm, ranks, sizeof ranks);
-        if (layout->muon_balance > 0) snprintf(balance, sizeof balance, "; Muon's work is %.2f of the mean on the busiest rank", layout->muon_balance);
+        if (layout->muon_balance > 0)
+            snprintf(balance, sizeof balance, "; Muon's work is %.2f of the mean on the busiest rank", layout->muon_balance);
         log_info("%s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
     }
     bool written = metrics_start(loop->metrics, loop->session.step, text, error);
@@ -516,10 +555,16 @@ static bool report_start(Loop *loop, Error *error) {
 
 static bool open_loader(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    LoaderOptions options = {.shard = &loop->corpus.train, .sequences = config->batch.sequences, .length = config->data.length,
-                             .vocabulary = (int32_t)config->model.vocabulary, .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
-                             .document_mask = config->data.document_mask, .shuffle = true, .seed = config->seed,
-                             .pick = pick, .pick_context = &loop->picker};
+    LoaderOptions options = {.shard = &loop->corpus.train,
+        .sequences = config->batch.sequences,
+        .length = config->data.length,
+        .vocabulary = (int32_t)config->model.vocabulary,
+        .separator = loop->corpus.bytes ? BYTE_SEPARATOR : -1,
+        .document_mask = config->data.document_mask,
+        .shuffle = true,
+        .seed = config->seed,
+        .pick = pick,
+        .pick_context = &loop->picker};
     int rank = comm_rank(loop->comm);
     loop->picker = (Picker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
     loop->loader = loader_open(&options, schedule_samples_before(&config->batch, config->data.length, loop->session.step + 1), error);
@@ -562,14 +607,17 @@ static int64_t available_memory(const Loop *loop, const Device *device) {
 static bool check_adapters(const Config *config, Error *error) {
     if (!config->lora.rank) return true;
     if (!config->init[0])
-        return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER", (long long)config->lora.rank);
+        return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
+            (long long)config->lora.rank);
     return !config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out", config->dump);
+           error_set(error, ERROR_USAGE, "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out",
+               config->dump);
 }
 
 static bool check_ranks(const Loop *loop, Error *error) {
     return comm_size(loop->comm) == 1 || !loop->config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s is of one process, and there are %d: start one alone", loop->config->dump, comm_size(loop->comm));
+           error_set(error, ERROR_USAGE, "dump=%s is of one process, and there are %d: start one alone", loop->config->dump,
+               comm_size(loop->comm));
 }
 
 /* Rank 0 makes the run folder and packs text; the others find it done. */
@@ -577,7 +625,8 @@ static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
     bool opened = check_adapters(config, error) && check_ranks(loop, error);
     if (leads(loop))
-        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) && corpus_open(&loop->corpus, config, false, error);
+        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
+                 corpus_open(&loop->corpus, config, false, error);
     if (!agree(loop, "run folder", opened, error)) return false;
     return leads(loop) || corpus_open(&loop->corpus, config, true, error);
 }
@@ -605,7 +654,8 @@ static void allocate_step(Loop *loop) {
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
-    bool ready = agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) && evaluate_check(session, &loop->corpus, error);
+    bool ready =
+        agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) && evaluate_check(session, &loop->corpus, error);
     if (!agree(loop, "data", ready, error)) return false;
     if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);

@@ -1,6 +1,5 @@
 /* Training: the loop and the pieces of it that stand alone. */
-#ifndef SMELT_TRAIN_TRAIN_H
-#define SMELT_TRAIN_TRAIN_H
+#pragma once
 
 #include <signal.h>
 
@@ -30,7 +29,12 @@ void corpus_close(Corpus *corpus);
 /* -- Evaluation (evaluate.c) --------------------------------------------------------------------------------------- */
 
 /* bits_per_byte is NaN where the tokenizer is not known; `stopped`: not all was read. */
-typedef struct Evaluation { double loss, bits_per_byte; int64_t tokens; double seconds; bool stopped; } Evaluation;
+typedef struct Evaluation {
+    double loss, bits_per_byte;
+    int64_t tokens;
+    double seconds;
+    bool stopped;
+} Evaluation;
 
 /* A MODEL_EVALUATE program with weights in place, and what it shall read. */
 typedef struct EvaluationInput {
@@ -41,21 +45,25 @@ typedef struct EvaluationInput {
     Comm *comm;                  /* whose ranks share the batches; all of them get the result */
     const Tokenizer *tokenizer;  /* whose tokens the shard has; NULL: the byte tokenizer's with `bytes`, else it is not known */
     bool bytes, document_mask;
-    Watchdog *watchdog;          /* hears of every batch, as a sign of life at `step`; NULL: none */
+    Watchdog *watchdog; /* hears of every batch, as a sign of life at `step`; NULL: none */
     int64_t step;
     const volatile sig_atomic_t *stop; /* not 0 on any rank: the rest is left out; NULL: nothing stops it */
 } EvaluationInput;
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* A session's model on the validation part of its corpus. */
-bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error);
+bool evaluate(
+    Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
 /* -- Dumps (dump.c) ------------------------------------------------------------------------------------------------ */
 
 /* All rows of a step, microbatch after microbatch. */
-typedef struct StepInputs { const int32_t *tokens, *targets, *positions; int64_t rows; } StepInputs;
+typedef struct StepInputs {
+    const int32_t *tokens, *targets, *positions;
+    int64_t rows;
+} StepInputs;
 /* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss, logits), weights.safetensors and
  * gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT, ERROR_MEMORY. */
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error);
@@ -67,5 +75,3 @@ bool dump_step(const Session *session, const char *folder, const StepInputs *inp
 void numerics_find(const Session *session, char *text, size_t size);
 /* The first parameter with a NaN or infinity in what this rank holds, or NULL. */
 const char *numerics_bad_parameter(const Session *session);
-
-#endif

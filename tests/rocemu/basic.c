@@ -20,7 +20,9 @@ KERNEL vector_add(GLOBAL float *c, const GLOBAL float *a, const GLOBAL float *b,
     if (i < n) c[i] = a[i] + b[i] / 3.0f;
 }
 
-static inline float shuffle(float x, int lane) { return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(4 * lane, __builtin_bit_cast(int, x))); }
+static inline float shuffle(float x, int lane) {
+    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(4 * lane, __builtin_bit_cast(int, x)));
+}
 
 KERNEL row_sum(GLOBAL float *sum, const GLOBAL float *rows, int columns) {
     static SHARED float partial[4];
@@ -36,25 +38,30 @@ KERNEL row_sum(GLOBAL float *sum, const GLOBAL float *rows, int columns) {
 
 /* C[m, n] = A[m, k] B[n, k]^T in bf16, fp32 sums; one wavefront per tile of 32 x 32. */
 KERNEL product_32(GLOBAL float *c, const GLOBAL i16x4 *a, const GLOBAL i16x4 *b, int k, int n) {
-    int lane = __builtin_amdgcn_workitem_id_x(), row = __builtin_amdgcn_workgroup_id_y() * 32, column = __builtin_amdgcn_workgroup_id_x() * 32;
+    int lane = __builtin_amdgcn_workitem_id_x(), row = __builtin_amdgcn_workgroup_id_y() * 32,
+        column = __builtin_amdgcn_workgroup_id_x() * 32;
     f32x16 sum = 0;
     for (int i = 0; i < k; i += 8)
-        sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a[((row + lane % 32) * k + i) / 4 + lane / 32], b[((column + lane % 32) * k + i) / 4 + lane / 32], sum, 0, 0, 0);
+        sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(
+            a[((row + lane % 32) * k + i) / 4 + lane / 32], b[((column + lane % 32) * k + i) / 4 + lane / 32], sum, 0, 0, 0);
     for (int r = 0; r < 16; r++) c[(row + 8 * (r / 4) + 4 * (lane / 32) + r % 4) * n + column + lane % 32] = sum[r];
 }
 
 KERNEL product_16(GLOBAL float *c, const GLOBAL i16x4 *a, const GLOBAL i16x4 *b, int k, int n) {
-    int lane = __builtin_amdgcn_workitem_id_x(), row = __builtin_amdgcn_workgroup_id_y() * 16, column = __builtin_amdgcn_workgroup_id_x() * 16;
+    int lane = __builtin_amdgcn_workitem_id_x(), row = __builtin_amdgcn_workgroup_id_y() * 16,
+        column = __builtin_amdgcn_workgroup_id_x() * 16;
     f32x4 sum = 0;
     for (int i = 0; i < k; i += 16)
-        sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a[((row + lane % 16) * k + i) / 4 + lane / 16], b[((column + lane % 16) * k + i) / 4 + lane / 16], sum, 0, 0, 0);
+        sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+            a[((row + lane % 16) * k + i) / 4 + lane / 16], b[((column + lane % 16) * k + i) / 4 + lane / 16], sum, 0, 0, 0);
     for (int r = 0; r < 4; r++) c[(row + 4 * (lane / 16) + r) * n + column + lane % 16] = sum[r];
 }
 
 /* Every work-item writes its ids, packed, at its place in the grid. */
 KERNEL ids(GLOBAL u32 *out) {
     u32 x = __builtin_amdgcn_workitem_id_x(), y = __builtin_amdgcn_workitem_id_y(), z = __builtin_amdgcn_workitem_id_z();
-    u32 width = __builtin_amdgcn_workgroup_size_x(), height = __builtin_amdgcn_workgroup_size_y(), depth = __builtin_amdgcn_workgroup_size_z();
+    u32 width = __builtin_amdgcn_workgroup_size_x(), height = __builtin_amdgcn_workgroup_size_y(),
+        depth = __builtin_amdgcn_workgroup_size_z();
     u32 group = __builtin_amdgcn_workgroup_id_x() + 3 * (__builtin_amdgcn_workgroup_id_y() + 2 * __builtin_amdgcn_workgroup_id_z());
     out[group * width * height * depth + x + width * (y + height * z)] = x | y << 8 | z << 16 | group << 24;
 }

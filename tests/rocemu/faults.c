@@ -17,9 +17,7 @@ KERNEL write_past_the_end(GLOBAL u32 *buffer) { buffer[2 * thread_id() + 3] = 0;
 KERNEL misaligned_write(GLOBAL u32 *buffer) { *(GLOBAL u32 *)((GLOBAL char *)buffer + 4 * thread_id() + 2) = 1; }
 KERNEL atomic_past_the_end(GLOBAL u32 *buffer) { __atomic_fetch_add(&buffer[256 + thread_id()], 1, __ATOMIC_RELAXED); }
 
-KERNEL misaligned_atomic(GLOBAL u32 *buffer) {
-    __asm__ volatile("global_atomic_add v0, v0, %0 offset:1" : : "s"(buffer) : "memory");
-}
+KERNEL misaligned_atomic(GLOBAL u32 *buffer) { __asm__ volatile("global_atomic_add v0, v0, %0 offset:1" : : "s"(buffer) : "memory"); }
 KERNEL scalar_past_the_end(GLOBAL u32 *buffer) {
     __asm__ volatile("s_load_dword s20, %0, 0x400\n s_waitcnt lgkmcnt(0)" : : "s"(buffer) : "s20");
 }
@@ -48,12 +46,8 @@ KERNEL unwritten_register(GLOBAL u32 *buffer) {
     __asm__ volatile("v_add_u32 %0, v77, 1" : "=v"(x));
     buffer[thread_id()] = x;
 }
-KERNEL unwritten_address(GLOBAL u32 *buffer) {
-    __asm__ volatile("global_store_dword v77, v0, %0" : : "s"(buffer));
-}
-KERNEL unwritten_scalar_address(GLOBAL u32 *buffer) {
-    __asm__ volatile("global_store_dword v0, v0, s[40:41]");
-}
+KERNEL unwritten_address(GLOBAL u32 *buffer) { __asm__ volatile("global_store_dword v77, v0, %0" : : "s"(buffer)); }
+KERNEL unwritten_scalar_address(GLOBAL u32 *buffer) { __asm__ volatile("global_store_dword v0, v0, s[40:41]"); }
 KERNEL undefined_through_lds(GLOBAL u32 *buffer) {
     static SHARED u32 local[128];
     u32 x;
@@ -83,10 +77,8 @@ KERNEL divergent_barrier(GLOBAL u32 *buffer) {
     buffer[thread_id()] = 1;
 }
 KERNEL barriers_apart(GLOBAL u32 *buffer) {
-    if (__builtin_amdgcn_readfirstlane(thread_id()) < 64)
-        __asm__ volatile("s_barrier");
-    else
-        __asm__ volatile("s_nop 1\n s_barrier");
+    if (__builtin_amdgcn_readfirstlane(thread_id()) < 64) __asm__ volatile("s_barrier");
+    else __asm__ volatile("s_nop 1\n s_barrier");
     buffer[thread_id()] = 1;
 }
 KERNEL ended_wavefront(GLOBAL u32 *buffer) {

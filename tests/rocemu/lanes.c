@@ -21,7 +21,9 @@ DPP(bank_mask_5, 0x1b, 15, 5, 0)
 
 KERNEL add_dpp(GLOBAL u32 *out, const GLOBAL u32 *in) {
     u32 x = in[LANE], y;
-    __asm__ volatile("v_mov_b32 %0, 7\n s_nop 1\n v_add_u32_dpp %0, %1, %2 row_shr:1 row_mask:0xf bank_mask:0xf" : "=&v"(y) : "v"(x), "v"(x));
+    __asm__ volatile("v_mov_b32 %0, 7\n s_nop 1\n v_add_u32_dpp %0, %1, %2 row_shr:1 row_mask:0xf bank_mask:0xf"
+        : "=&v"(y)
+        : "v"(x), "v"(x));
     out[LANE] = y;
 }
 /* Lanes that are switched off give nothing to those that are on. */
@@ -30,8 +32,12 @@ KERNEL dpp_from_inactive(GLOBAL u32 *out, const GLOBAL u32 *in) {
     out[LANE] = x;
     if (LANE % 2) out[LANE] = (u32)__builtin_amdgcn_update_dpp(2000, (int)x, 0xb1, 15, 15, 0);
 }
-KERNEL bpermute(GLOBAL u32 *out, const GLOBAL u32 *in) { out[LANE] = (u32)__builtin_amdgcn_ds_bpermute((int)(4 * (LANE * 5 + 3)), (int)in[LANE]); }
-KERNEL permute(GLOBAL u32 *out, const GLOBAL u32 *in) { out[LANE] = (u32)__builtin_amdgcn_ds_permute((int)(4 * (63 - LANE)), (int)in[LANE]); }
+KERNEL bpermute(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = (u32)__builtin_amdgcn_ds_bpermute((int)(4 * (LANE * 5 + 3)), (int)in[LANE]);
+}
+KERNEL permute(GLOBAL u32 *out, const GLOBAL u32 *in) {
+    out[LANE] = (u32)__builtin_amdgcn_ds_permute((int)(4 * (63 - LANE)), (int)in[LANE]);
+}
 KERNEL swizzle_xor(GLOBAL u32 *out, const GLOBAL u32 *in) { out[LANE] = (u32)__builtin_amdgcn_ds_swizzle((int)in[LANE], 5 << 10 | 31); }
 KERNEL swizzle_quad(GLOBAL u32 *out, const GLOBAL u32 *in) { out[LANE] = (u32)__builtin_amdgcn_ds_swizzle((int)in[LANE], 0x8000 | 0x39); }
 KERNEL read_lane(GLOBAL u32 *out, const GLOBAL u32 *in) {
@@ -54,12 +60,18 @@ KERNEL count_below(GLOBAL u32 *out, const GLOBAL u32 *in) {
 /* Denormals under a mode register that flushes fp32: sum of two of them. */
 KERNEL flushed_sum(GLOBAL u32 *out, const GLOBAL u32 *in) {
     u32 x = in[LANE], y;
-    __asm__ volatile("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0\n v_add_f32 %0, %1, %1\n s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3" : "=v"(y) : "v"(x));
+    __asm__ volatile(
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0\n v_add_f32 %0, %1, %1\n s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3"
+        : "=v"(y)
+        : "v"(x));
     out[LANE] = y;
 }
 /* Rounding towards zero by the mode register. */
 KERNEL truncated_sum(GLOBAL u32 *out, const GLOBAL u32 *in) {
     u32 x = in[LANE], y;
-    __asm__ volatile("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 3\n v_add_f32 %0, 1.0, %1\n s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 0" : "=v"(y) : "v"(x));
+    __asm__ volatile(
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 3\n v_add_f32 %0, 1.0, %1\n s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 0"
+        : "=v"(y)
+        : "v"(x));
     out[LANE] = y;
 }

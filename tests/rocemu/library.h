@@ -1,7 +1,6 @@
 /* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of tests/rocemu (in the folder ROCEMU_KERNELS), memory and
  * launches, random values. Everything is static inline, so a test program uses what it needs. */
-#ifndef SMELT_TESTS_ROCEMU_LIBRARY_H
-#define SMELT_TESTS_ROCEMU_LIBRARY_H
+#pragma once
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -54,38 +53,31 @@ typedef struct Hip {
 } Hip;
 static Hip hip; /* set once, by open_library */
 
-static inline char *read_object(const char *name, size_t *bytes)
-{
+static inline char *read_object(const char *name, size_t *bytes) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s.co", getenv("ROCEMU_KERNELS"), name);
     FILE *file = fopen(path, "rb");
-    if (!file)
-        return NULL;
+    if (!file) return NULL;
     fseek(file, 0, SEEK_END);
     *bytes = (size_t)ftell(file);
     rewind(file);
     char *object = malloc(*bytes);
-    if (object && fread(object, 1, *bytes, file) != *bytes)
-        *object = 0;
+    if (object && fread(object, 1, *bytes, file) != *bytes) *object = 0;
     fclose(file);
     return object;
 }
 
-static inline void *load(const char *name)
-{
+static inline void *load(const char *name) {
     size_t bytes;
     void *module = NULL;
     char *object = read_object(name, &bytes);
-    if (object && hip.hipModuleLoadData(&module, object))
-        module = NULL;
-    if (!module)
-        fprintf(stderr, "the code object %s cannot be loaded from the folder ROCEMU_KERNELS\n", name);
+    if (object && hip.hipModuleLoadData(&module, object)) module = NULL;
+    if (!module) fprintf(stderr, "the code object %s cannot be loaded from the folder ROCEMU_KERNELS\n", name);
     free(object);
     return module;
 }
 
-static inline bool open_library(void)
-{
+static inline bool open_library(void) {
     hip.library = dlopen(getenv("ROCEMU_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     if (!hip.library) {
         fprintf(stderr, "%s\n", dlerror());
@@ -98,42 +90,36 @@ static inline bool open_library(void)
     }
     HIP_FUNCTIONS(X)
 #undef X
-    return (hip.basic = load("basic")) && (hip.operations = load("operations")) && (hip.lanes = load("lanes")) && (hip.memory = load("memory")) &&
-           (hip.matrix = load("matrix")) && (hip.faults = load("faults"));
+    return (hip.basic = load("basic")) && (hip.operations = load("operations")) && (hip.lanes = load("lanes")) &&
+           (hip.memory = load("memory")) && (hip.matrix = load("matrix")) && (hip.faults = load("faults"));
 }
 
-static inline void *device_memory(size_t bytes)
-{
+static inline void *device_memory(size_t bytes) {
     void *memory = NULL;
     assert_int_equal(hip.hipMalloc(&memory, bytes), 0);
     return memory;
 }
 
-static inline void *device_copy(const void *from, size_t bytes)
-{
+static inline void *device_copy(const void *from, size_t bytes) {
     void *memory = device_memory(bytes);
     assert_int_equal(hip.hipMemcpyHtoD(memory, from, bytes), 0);
     return memory;
 }
 
-typedef struct Shape {
-    unsigned x, y, z, threads_x, threads_y, threads_z, shared;
-} Shape;
+typedef struct Shape { unsigned x, y, z, threads_x, threads_y, threads_z, shared; } Shape;
 
-static inline int launch(void *module, const char *name, Shape s, void **arguments, void *stream)
-{
+static inline int launch(void *module, const char *name, Shape s, void **arguments, void *stream) {
     void *function = NULL;
     int error = hip.hipModuleGetFunction(&function, module, name);
     return error ? error
-                 : hip.hipModuleLaunchKernel(function, s.x, s.y, s.z, s.threads_x, s.threads_y, s.threads_z, s.shared, stream, arguments, NULL);
+                 : hip.hipModuleLaunchKernel(
+                       function, s.x, s.y, s.z, s.threads_x, s.threads_y, s.threads_z, s.shared, stream, arguments, NULL);
 }
 static inline Shape line(unsigned blocks, unsigned threads) { return (Shape){blocks, 1, 1, threads, 1, 1, 0}; }
 
 /* False, after saying so, where make test-amd did not say where they are. */
-static inline bool library_is_given(const char *program)
-{
-    if (getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS"))
-        return true;
+static inline bool library_is_given(const char *program) {
+    if (getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS")) return true;
     printf("%s is skipped: ROCEMU_LIBRARY and ROCEMU_KERNELS are not set (make test-amd sets them)\n", program);
     return false;
 }
@@ -141,20 +127,17 @@ static inline bool library_is_given(const char *program)
 /* -- Values --------------------------------------------------------------------------------------------------------- */
 
 static u64 random_state;
-static inline u64 random_bits(void)
-{
+static inline u64 random_bits(void) {
     random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
     return (random_state >> 33) ^ random_state << 31;
 }
 
-static inline float f(u32 bits)
-{
+static inline float f(u32 bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-static inline u32 fb(float x)
-{
+static inline u32 fb(float x) {
     u32 bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
@@ -164,5 +147,3 @@ static inline uint16_t to_bf16(float x) { return (uint16_t)(fb(x) >> 16); }
 
 /* A small whole number, exact in every type, so that the order of sums cannot matter. */
 static inline int small_value(int i, int seed) { return (i * 7 + seed * 5 + i / 9) % 9 - 4; }
-
-#endif

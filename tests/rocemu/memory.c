@@ -27,11 +27,14 @@ MOVES(lds_write_pairs, "ds_write2_b32 v28, v24, v25 offset0:1 offset1:3\n ds_wri
 MOVES(lds_write_strides, "ds_write2st64_b32 v29, v24, v25 offset1:1\n ds_read2st64_b32 v[20:21], v29 offset0:1\n"
                          "ds_write_b64 v28, v[26:27] offset:1024\n ds_read_b64 v[22:23], v28 offset:1024")
 MOVES(lds_add, "ds_add_rtn_u32 v20, v28, v24\n ds_add_rtn_u32 v21, v28, v25\n ds_add_rtn_u32 v22, v28, v23")
-MOVES(accumulators, "v_accvgpr_write_b32 a1, v24\n v_accvgpr_mov_b32 a2, a1\n v_accvgpr_write_b32 a3, 7\n v_accvgpr_read_b32 v20, a2\n v_accvgpr_read_b32 v21, a3")
+MOVES(accumulators, "v_accvgpr_write_b32 a1, v24\n v_accvgpr_mov_b32 a2, a1\n v_accvgpr_write_b32 a3, 7\n v_accvgpr_read_b32 v20, a2\n "
+                    "v_accvgpr_read_b32 v21, a3")
 MOVES(write_lane, "s_mov_b32 s20, 5\n v_mov_b32 v20, v24\n v_writelane_b32 v20, s20, 9")
 /* A descriptor of 512 bytes: what is beyond reads as zero. */
-MOVES(buffer_read, "s_mov_b64 s[8:9], s[14:15]\n s_movk_i32 s10, 512\n s_mov_b32 s11, 0x27000\n buffer_load_dwordx4 v[20:23], v30, s[8:11], 0 offen")
-MOVES(scalar_read, "s_load_dwordx16 s[16:31], s[14:15], 0x10\n s_waitcnt lgkmcnt(0)\n v_mov_b32 v20, s16\n v_mov_b32 v21, s31\n v_mov_b32 v22, s23\n v_mov_b32 v23, s24")
+MOVES(buffer_read,
+    "s_mov_b64 s[8:9], s[14:15]\n s_movk_i32 s10, 512\n s_mov_b32 s11, 0x27000\n buffer_load_dwordx4 v[20:23], v30, s[8:11], 0 offen")
+MOVES(scalar_read, "s_load_dwordx16 s[16:31], s[14:15], 0x10\n s_waitcnt lgkmcnt(0)\n v_mov_b32 v20, s16\n v_mov_b32 v21, s31\n v_mov_b32 "
+                   "v22, s23\n v_mov_b32 v23, s24")
 MOVES(branch_on_vcc, "v_cmp_lt_u32 vcc, v24, v24\n s_cbranch_vccz first%=\n v_mov_b32 v20, 1\n first%=:\n"
                      "v_cmp_eq_u32 vcc, v24, v24\n s_cbranch_vccz second%=\n v_mov_b32 v21, 2\n second%=:")
 

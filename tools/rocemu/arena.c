@@ -52,7 +52,8 @@ static uint64_t pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE;
 uint64_t arena_allocate(uint64_t bytes, bool host) {
     uint64_t base = 0, capacity = arena_capacity();
     pthread_rwlock_wrlock(&arena.lock);
-    if (bytes && bytes <= capacity - arena.used && reserve() && grow_table() && arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
+    if (bytes && bytes <= capacity - arena.used && reserve() && grow_table() &&
+        arena.next + pages(bytes) + GAP <= arena.base + RESERVED_BYTES &&
         !mprotect((void *)arena.next, pages(bytes), PROT_READ | PROT_WRITE)) {
         base = arena.next;
         arena.allocation[arena.count++] = (Allocation){base, bytes, true, host};
@@ -68,10 +69,8 @@ static long search(uint64_t address) {
     long low = 0, high = (long)arena.count;
     while (low < high) {
         long middle = (low + high) / 2;
-        if (arena.allocation[middle].base <= address)
-            low = middle + 1;
-        else
-            high = middle;
+        if (arena.allocation[middle].base <= address) low = middle + 1;
+        else high = middle;
     }
     return low - 1;
 }

@@ -14,13 +14,15 @@ static uint64_t apply_float(AtomicKind kind, uint64_t old, uint64_t operand, uns
     uint32_t x = (uint32_t)old, y = (uint32_t)operand;
     float a = bits_float(x), b = bits_float(y);
     switch (kind) {
-        case ATOMIC_ADD_FLOAT: return float_bits(a + b);
-        case ATOMIC_MIN_FLOAT: return float_bits(float_min(a, b));
-        case ATOMIC_MAX_FLOAT: return float_bits(float_max(a, b));
-        case ATOMIC_ADD_HALVES:
-            return half_bits((_Float16)(half_float((uint16_t)x) + half_float((uint16_t)y))) | (uint32_t)half_bits((_Float16)(half_float(x >> 16) + half_float(y >> 16))) << 16;
-        default:
-            return bf16_round(bits_float(x << 16) + bits_float(y << 16)) | (uint32_t)bf16_round(bits_float(x & 0xffff0000) + bits_float(y & 0xffff0000)) << 16;
+    case ATOMIC_ADD_FLOAT: return float_bits(a + b);
+    case ATOMIC_MIN_FLOAT: return float_bits(float_min(a, b));
+    case ATOMIC_MAX_FLOAT: return float_bits(float_max(a, b));
+    case ATOMIC_ADD_HALVES:
+        return half_bits((_Float16)(half_float((uint16_t)x) + half_float((uint16_t)y))) |
+               (uint32_t)half_bits((_Float16)(half_float(x >> 16) + half_float(y >> 16))) << 16;
+    default:
+        return bf16_round(bits_float(x << 16) + bits_float(y << 16)) |
+               (uint32_t)bf16_round(bits_float(x & 0xffff0000) + bits_float(y & 0xffff0000)) << 16;
     }
 }
 
@@ -28,21 +30,21 @@ static uint64_t apply(AtomicKind kind, uint64_t old, uint64_t operand, uint64_t 
     bool wide = bytes == 8;
     int64_t a = wide ? (int64_t)old : (int32_t)old, b = wide ? (int64_t)operand : (int32_t)operand;
     switch (kind) {
-        case ATOMIC_ADD: return old + operand;
-        case ATOMIC_SUB: return old - operand;
-        case ATOMIC_RSUB: return operand - old;
-        case ATOMIC_INC: return old >= operand ? 0 : old + 1;
-        case ATOMIC_DEC: return old == 0 || old > operand ? operand : old - 1;
-        case ATOMIC_SMIN: return (uint64_t)(a < b ? a : b);
-        case ATOMIC_SMAX: return (uint64_t)(a > b ? a : b);
-        case ATOMIC_UMIN: return old < operand ? old : operand;
-        case ATOMIC_UMAX: return old > operand ? old : operand;
-        case ATOMIC_AND: return old & operand;
-        case ATOMIC_OR: return old | operand;
-        case ATOMIC_XOR: return old ^ operand;
-        case ATOMIC_SWAP: return operand;
-        case ATOMIC_CMPSWAP: return old == compare ? operand : old;
-        default: return apply_float(kind, old, operand, bytes);
+    case ATOMIC_ADD: return old + operand;
+    case ATOMIC_SUB: return old - operand;
+    case ATOMIC_RSUB: return operand - old;
+    case ATOMIC_INC: return old >= operand ? 0 : old + 1;
+    case ATOMIC_DEC: return old == 0 || old > operand ? operand : old - 1;
+    case ATOMIC_SMIN: return (uint64_t)(a < b ? a : b);
+    case ATOMIC_SMAX: return (uint64_t)(a > b ? a : b);
+    case ATOMIC_UMIN: return old < operand ? old : operand;
+    case ATOMIC_UMAX: return old > operand ? old : operand;
+    case ATOMIC_AND: return old & operand;
+    case ATOMIC_OR: return old | operand;
+    case ATOMIC_XOR: return old ^ operand;
+    case ATOMIC_SWAP: return operand;
+    case ATOMIC_CMPSWAP: return old == compare ? operand : old;
+    default: return apply_float(kind, old, operand, bytes);
     }
 }
 
@@ -53,6 +55,7 @@ uint64_t atomic_apply(AtomicKind kind, void *memory, unsigned bytes, uint64_t op
         return old;
     }
     uint32_t *word = memory, old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(word, &old, (uint32_t)apply(kind, old, (uint32_t)operand, (uint32_t)compare, 4), true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {}
+    while (!__atomic_compare_exchange_n(
+        word, &old, (uint32_t)apply(kind, old, (uint32_t)operand, (uint32_t)compare, 4), true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {}
     return old;
 }

@@ -3,7 +3,11 @@
 #include "hip.h"
 #include "memory.h"
 
-typedef struct Descriptor { uint64_t base; uint32_t stride, records; bool swizzled; } Descriptor;
+typedef struct Descriptor {
+    uint64_t base;
+    uint32_t stride, records;
+    bool swizzled;
+} Descriptor;
 
 static Descriptor read_descriptor(const Wave *wave, const Operand *operand) {
     const uint32_t *word = &wave->scalar[operand->index];
@@ -11,7 +15,8 @@ static Descriptor read_descriptor(const Wave *wave, const Operand *operand) {
 }
 
 /* Lane addresses; `inside` gets the lanes within bounds. */
-static bool buffer_addresses(Wave *wave, const Instruction *in, const Operand *operand, uint64_t exec, unsigned bytes, uint64_t to[LANES], uint64_t *inside) {
+static bool buffer_addresses(
+    Wave *wave, const Instruction *in, const Operand *operand, uint64_t exec, unsigned bytes, uint64_t to[LANES], uint64_t *inside) {
     Descriptor descriptor = read_descriptor(wave, &operand[1]);
     uint32_t scalar = (uint32_t)operand_scalar(wave, &operand[2]);
     const Operand *vector = &operand[0];
@@ -25,7 +30,8 @@ static bool buffer_addresses(Wave *wave, const Instruction *in, const Operand *o
         uint32_t index = in->indexed ? wave->vector[vector->index][lane] : 0;
         uint32_t offset = (uint32_t)in->offset + (in->scalar_offset_enabled ? wave->vector[vector->index + in->indexed][lane] : 0);
         bool within = descriptor.stride && in->indexed ? index < descriptor.records && offset + bytes <= descriptor.stride
-                                                       : (uint64_t)offset + (uint64_t)index * descriptor.stride + bytes <= (uint64_t)descriptor.records * (descriptor.stride ? descriptor.stride : 1);
+                                                       : (uint64_t)offset + (uint64_t)index * descriptor.stride + bytes <=
+                                                             (uint64_t)descriptor.records * (descriptor.stride ? descriptor.stride : 1);
         to[lane] = descriptor.base + scalar + offset + (uint64_t)index * descriptor.stride;
         *inside |= (uint64_t)within << lane;
     }
@@ -71,12 +77,13 @@ static void execute_store(Wave *wave, const Instruction *in) {
 
 static const Operation rows[] = {
 #define X(name, bytes, extension) {"buffer_load_" #name, "d:IIi", execute_load, NULL, NULL, OPERATION_MEMORY, bytes, extension},
-    X(ubyte, 1, EXTEND_ZERO) X(sbyte, 1, EXTEND_SIGN) X(ushort, 2, EXTEND_ZERO) X(sshort, 2, EXTEND_SIGN) X(dword, 4, EXTEND_ZERO) X(dwordx2, 8, EXTEND_ZERO)
-    X(dwordx3, 12, EXTEND_ZERO) X(dwordx4, 16, EXTEND_ZERO) X(short_d16, 2, EXTEND_LOW_HALF) X(short_d16_hi, 2, EXTEND_HIGH_HALF)
+    X(ubyte, 1, EXTEND_ZERO) X(sbyte, 1, EXTEND_SIGN) X(ushort, 2, EXTEND_ZERO) X(sshort, 2, EXTEND_SIGN) X(dword, 4, EXTEND_ZERO)
+        X(dwordx2, 8, EXTEND_ZERO) X(dwordx3, 12, EXTEND_ZERO) X(dwordx4, 16, EXTEND_ZERO) X(short_d16, 2, EXTEND_LOW_HALF) X(
+            short_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X
 #define X(name, bytes, extension) {"buffer_store_" #name, "d:IIi", execute_store, NULL, NULL, OPERATION_MEMORY, bytes, extension},
-    X(byte, 1, EXTEND_ZERO) X(short, 2, EXTEND_ZERO) X(dword, 4, EXTEND_ZERO) X(dwordx2, 8, EXTEND_ZERO) X(dwordx3, 12, EXTEND_ZERO) X(dwordx4, 16, EXTEND_ZERO)
-    X(byte_d16_hi, 1, EXTEND_HIGH_HALF) X(short_d16_hi, 2, EXTEND_HIGH_HALF)
+            X(byte, 1, EXTEND_ZERO) X(short, 2, EXTEND_ZERO) X(dword, 4, EXTEND_ZERO) X(dwordx2, 8, EXTEND_ZERO) X(dwordx3, 12, EXTEND_ZERO)
+                X(dwordx4, 16, EXTEND_ZERO) X(byte_d16_hi, 1, EXTEND_HIGH_HALF) X(short_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X
 };
 const OperationTable buffer_operations = {rows, sizeof rows / sizeof *rows};

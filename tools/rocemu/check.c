@@ -26,8 +26,8 @@ void check_report(Wave *wave, const Instruction *in, int lane, int error, const 
         va_start(arguments, format);
         vsnprintf(what, sizeof what, format, arguments);
         va_end(arguments);
-        fprintf(stderr, "rocemu: kernel %s: %s\n    at 0x%x `%s`, workgroup (%u, %u, %u), wavefront %d", launch->kernel->name, what, in->address, in->text, wave->group->id[0],
-                wave->group->id[1], wave->group->id[2], wave->index);
+        fprintf(stderr, "rocemu: kernel %s: %s\n    at 0x%x `%s`, workgroup (%u, %u, %u), wavefront %d", launch->kernel->name, what,
+            in->address, in->text, wave->group->id[0], wave->group->id[1], wave->group->id[2], wave->index);
         if (lane >= 0) fprintf(stderr, ", lane %d", lane);
         fputc('\n', stderr);
         __atomic_store_n(&launch->failure, error, __ATOMIC_RELAXED);
@@ -37,29 +37,33 @@ void check_report(Wave *wave, const Instruction *in, int lane, int error, const 
 
 /* -- Device memory ------------------------------------------------------------------------------------------------- */
 
-static void report_global(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, const char *access, const Allocation *near) {
+static void report_global(
+    Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, const char *access, const Allocation *near) {
     char where[160];
     uint64_t end = near->base + near->bytes;
-    if (!near->base)
-        snprintf(where, sizeof where, "no allocation is below it");
+    if (!near->base) snprintf(where, sizeof where, "no allocation is below it");
     else if (!near->live)
-        snprintf(where, sizeof where, "in memory of %llu bytes at 0x%llx that was freed", (unsigned long long)near->bytes, (unsigned long long)near->base);
+        snprintf(where, sizeof where, "in memory of %llu bytes at 0x%llx that was freed", (unsigned long long)near->bytes,
+            (unsigned long long)near->base);
     else
-        snprintf(where, sizeof where, "%lld bytes after the end of the %llu bytes at 0x%llx", (long long)(address + bytes - end), (unsigned long long)near->bytes,
-                 (unsigned long long)near->base);
-    check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds %s of %u bytes at 0x%llx: %s", access, bytes, (unsigned long long)address, where);
+        snprintf(where, sizeof where, "%lld bytes after the end of the %llu bytes at 0x%llx", (long long)(address + bytes - end),
+            (unsigned long long)near->bytes, (unsigned long long)near->base);
+    check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds %s of %u bytes at 0x%llx: %s", access, bytes,
+        (unsigned long long)address, where);
 }
 
 bool check_global(Wave *wave, const Instruction *in, int lane, uint64_t address, unsigned bytes, bool write) {
     unsigned alignment = bytes < 4 ? bytes : 4;
     if (address & (alignment - 1)) {
-        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned %s of %u bytes at 0x%llx", write ? "write" : "read", bytes, (unsigned long long)address);
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned %s of %u bytes at 0x%llx", write ? "write" : "read", bytes,
+            (unsigned long long)address);
         return false;
     }
     if (address - wave->recent.base + bytes <= wave->recent.bytes && address >= wave->recent.base) return true;
     const Launch *launch = wave->group->launch;
     uint64_t kernarg = (uint64_t)launch->kernarg, packet = (uint64_t)launch->packet;
-    if (!write && ((address >= kernarg && address + bytes <= kernarg + launch->kernel->kernarg_bytes) || (address >= packet && address + bytes <= packet + sizeof launch->packet)))
+    if (!write && ((address >= kernarg && address + bytes <= kernarg + launch->kernel->kernarg_bytes) ||
+                      (address >= packet && address + bytes <= packet + sizeof launch->packet)))
         return true;
     Allocation found = {0};
     if (arena_find(address, &found) && found.live && bytes <= found.bytes && address - found.base <= found.bytes - bytes) {
@@ -78,9 +82,11 @@ bool check_defined(Wave *wave, const Instruction *in, int first, int count, uint
         bool accumulator = r >= FIRST_ACCUMULATOR;
         char since[160] = "";
         const Instruction *origin = wave->origin[r] ? &wave->program[wave->origin[r] - 1] : in;
-        if (origin != in) snprintf(since, sizeof since, ", since 0x%x `%.100s` read a register that nothing wrote", origin->address, origin->text);
-        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE, "%s from register %c%d, which holds nothing that was written (%d lanes)%s", what, accumulator ? 'a' : 'v',
-                     accumulator ? r - FIRST_ACCUMULATOR : r, __builtin_popcountll(missing), since);
+        if (origin != in)
+            snprintf(since, sizeof since, ", since 0x%x `%.100s` read a register that nothing wrote", origin->address, origin->text);
+        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE,
+            "%s from register %c%d, which holds nothing that was written (%d lanes)%s", what, accumulator ? 'a' : 'v',
+            accumulator ? r - FIRST_ACCUMULATOR : r, __builtin_popcountll(missing), since);
         return false;
     }
     return true;
@@ -113,17 +119,23 @@ void shadow_barrier(Shadow *shadow, uint32_t lds_bytes) {
 static int tag_wave(uint16_t tag) { return tag & ((1 << WAVE_BITS) - 1); }
 static int tag_epoch(uint16_t tag) { return tag >> WAVE_BITS; }
 
-static bool report_race(Wave *wave, const Instruction *in, int lane, uint32_t address, const char *this_access, const char *other_access, int other) {
+static bool report_race(
+    Wave *wave, const Instruction *in, int lane, uint32_t address, const char *this_access, const char *other_access, int other) {
     char who[32];
     snprintf(who, sizeof who, "wavefront %d", other);
-    check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a race in LDS: %s byte %u that %s %s since the last barrier", this_access, address,
-                 other == SEVERAL ? "other wavefronts" : other == ATOMIC ? "an atomic operation" : who, other_access);
+    check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a race in LDS: %s byte %u that %s %s since the last barrier", this_access,
+        address,
+        other == SEVERAL  ? "other wavefronts"
+        : other == ATOMIC ? "an atomic operation"
+                          : who,
+        other_access);
     return false;
 }
 
 static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32_t address, LocalAccess access, bool defined) {
     Shadow *shadow = wave->group->shadow;
-    uint16_t mine = (uint16_t)(shadow->epoch << WAVE_BITS | wave->index), *writer = &shadow->writer[address], *reader = &shadow->reader[address];
+    uint16_t mine = (uint16_t)(shadow->epoch << WAVE_BITS | wave->index), *writer = &shadow->writer[address],
+             *reader = &shadow->reader[address];
     bool written_now = tag_epoch(*writer) == shadow->epoch, read_now = tag_epoch(*reader) == shadow->epoch;
     int own = access == LOCAL_ATOMIC ? ATOMIC : wave->index;
     if (written_now && tag_wave(*writer) != own && !(tag_wave(*writer) == wave->index && access == LOCAL_ATOMIC))
@@ -135,7 +147,9 @@ static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32
             check_report(wave, in, lane, HIP_ERROR_LAUNCH_FAILURE, "a read of LDS byte %u, which nothing wrote", address);
             return false;
         }
-        *reader = access == LOCAL_ATOMIC ? (uint16_t)(shadow->epoch << WAVE_BITS | ATOMIC) : read_now && *reader != mine ? (uint16_t)(shadow->epoch << WAVE_BITS | SEVERAL) : mine;
+        *reader = access == LOCAL_ATOMIC        ? (uint16_t)(shadow->epoch << WAVE_BITS | ATOMIC)
+                  : read_now && *reader != mine ? (uint16_t)(shadow->epoch << WAVE_BITS | SEVERAL)
+                                                : mine;
     }
     if (access != LOCAL_READ) *writer = defined ? (uint16_t)(shadow->epoch << WAVE_BITS | own) : 0;
     return true;
@@ -143,7 +157,8 @@ static bool check_local_byte(Wave *wave, const Instruction *in, int lane, uint32
 
 /* The common case, four bytes at once: nobody else was here in this epoch, or all read. */
 static bool check_local_word(Shadow *shadow, int wave, uint32_t address, LocalAccess access, bool defined) {
-    uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull, now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
+    uint64_t writer, reader, mine = (uint64_t)(shadow->epoch << WAVE_BITS | wave) * 0x0001000100010001ull,
+                             now = (uint64_t)(shadow->epoch << WAVE_BITS) * 0x0001000100010001ull;
     const uint64_t epochs = (uint64_t)(0xffff & ~((1 << WAVE_BITS) - 1)) * 0x0001000100010001ull;
     memcpy(&writer, &shadow->writer[address], 8);
     memcpy(&reader, &shadow->reader[address], 8);
@@ -165,7 +180,8 @@ bool check_local(Wave *wave, const Instruction *in, int lane, uint32_t address, 
     const Launch *launch = wave->group->launch;
     const char *name = access == LOCAL_READ ? "read" : access == LOCAL_WRITE ? "write" : "atomic operation";
     if (address > launch->lds_bytes || bytes > launch->lds_bytes - address) {
-        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds LDS %s of %u bytes at %u; the workgroup has %u", name, bytes, address, launch->lds_bytes);
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds LDS %s of %u bytes at %u; the workgroup has %u", name,
+            bytes, address, launch->lds_bytes);
         return false;
     }
     if (address & ((bytes == 12 ? 16 : bytes) - 1)) {

@@ -19,12 +19,14 @@ static struct {
     size_t count;
 } operations = {.once = PTHREAD_ONCE_INIT};
 
-static int compare_rows(const void *a, const void *b) { return strcmp((*(const Operation *const *)a)->name, (*(const Operation *const *)b)->name); }
+static int compare_rows(const void *a, const void *b) {
+    return strcmp((*(const Operation *const *)a)->name, (*(const Operation *const *)b)->name);
+}
 
 static void collect_operations(void) {
-    static const OperationTable *const tables[] = {&scalar_operations, &memory_scalar_operations, &vector_float_operations, &vector_integer_operations, &vector_compare_operations,
-                                                   &vector_half_operations, &vector_convert_operations, &vector_lane_operations, &matrix_operations, &local_operations,
-                                                   &global_operations, &buffer_operations};
+    static const OperationTable *const tables[] = {&scalar_operations, &memory_scalar_operations, &vector_float_operations,
+        &vector_integer_operations, &vector_compare_operations, &vector_half_operations, &vector_convert_operations,
+        &vector_lane_operations, &matrix_operations, &local_operations, &global_operations, &buffer_operations};
     size_t total = 0;
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) total += tables[t]->count;
     operations.row = malloc(total * sizeof *operations.row);
@@ -43,24 +45,48 @@ static const Operation *find_operation(const char *name) {
     return found ? *found : NULL;
 }
 
-static void execute_unimplemented(Wave *wave, const Instruction *in) { check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "an instruction that the emulator does not have"); }
+static void execute_unimplemented(Wave *wave, const Instruction *in) {
+    check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "an instruction that the emulator does not have");
+}
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-static const struct { const char *name; uint8_t kind, registers; uint16_t index; } special_names[] = {
-    {"vcc", OPERAND_SCALAR, 2, VCC}, {"vcc_lo", OPERAND_SCALAR, 1, VCC}, {"vcc_hi", OPERAND_SCALAR, 1, VCC + 1},
-    {"exec", OPERAND_SCALAR, 2, EXEC}, {"exec_lo", OPERAND_SCALAR, 1, EXEC}, {"exec_hi", OPERAND_SCALAR, 1, EXEC + 1},
-    {"m0", OPERAND_SCALAR, 1, M0}, {"flat_scratch", OPERAND_SCALAR, 2, FLAT_SCRATCH}, {"flat_scratch_lo", OPERAND_SCALAR, 1, FLAT_SCRATCH},
-    {"flat_scratch_hi", OPERAND_SCALAR, 1, FLAT_SCRATCH + 1}, {"xnack_mask", OPERAND_SCALAR, 2, 104}, {"xnack_mask_lo", OPERAND_SCALAR, 1, 104},
-    {"xnack_mask_hi", OPERAND_SCALAR, 1, 105}, {"src_scc", OPERAND_SPECIAL, 1, SPECIAL_SCC}, {"scc", OPERAND_SPECIAL, 1, SPECIAL_SCC},
-    {"src_vccz", OPERAND_SPECIAL, 1, SPECIAL_VCCZ}, {"src_execz", OPERAND_SPECIAL, 1, SPECIAL_EXECZ},
-    {"src_shared_base", OPERAND_SPECIAL, 2, SPECIAL_SHARED_BASE}, {"src_shared_limit", OPERAND_SPECIAL, 2, SPECIAL_SHARED_LIMIT},
-    {"src_private_base", OPERAND_SPECIAL, 2, SPECIAL_PRIVATE_BASE}, {"src_private_limit", OPERAND_SPECIAL, 2, SPECIAL_PRIVATE_LIMIT}, {"off", OPERAND_NONE, 0, 0},
+static const struct {
+    const char *name;
+    uint8_t kind, registers;
+    uint16_t index;
+} special_names[] = {
+    {"vcc", OPERAND_SCALAR, 2, VCC},
+    {"vcc_lo", OPERAND_SCALAR, 1, VCC},
+    {"vcc_hi", OPERAND_SCALAR, 1, VCC + 1},
+    {"exec", OPERAND_SCALAR, 2, EXEC},
+    {"exec_lo", OPERAND_SCALAR, 1, EXEC},
+    {"exec_hi", OPERAND_SCALAR, 1, EXEC + 1},
+    {"m0", OPERAND_SCALAR, 1, M0},
+    {"flat_scratch", OPERAND_SCALAR, 2, FLAT_SCRATCH},
+    {"flat_scratch_lo", OPERAND_SCALAR, 1, FLAT_SCRATCH},
+    {"flat_scratch_hi", OPERAND_SCALAR, 1, FLAT_SCRATCH + 1},
+    {"xnack_mask", OPERAND_SCALAR, 2, 104},
+    {"xnack_mask_lo", OPERAND_SCALAR, 1, 104},
+    {"xnack_mask_hi", OPERAND_SCALAR, 1, 105},
+    {"src_scc", OPERAND_SPECIAL, 1, SPECIAL_SCC},
+    {"scc", OPERAND_SPECIAL, 1, SPECIAL_SCC},
+    {"src_vccz", OPERAND_SPECIAL, 1, SPECIAL_VCCZ},
+    {"src_execz", OPERAND_SPECIAL, 1, SPECIAL_EXECZ},
+    {"src_shared_base", OPERAND_SPECIAL, 2, SPECIAL_SHARED_BASE},
+    {"src_shared_limit", OPERAND_SPECIAL, 2, SPECIAL_SHARED_LIMIT},
+    {"src_private_base", OPERAND_SPECIAL, 2, SPECIAL_PRIVATE_BASE},
+    {"src_private_limit", OPERAND_SPECIAL, 2, SPECIAL_PRIVATE_LIMIT},
+    {"off", OPERAND_NONE, 0, 0},
 };
 
 static bool parse_registers(const char *text, Operand *operand) {
-    static const struct { const char *prefix; uint8_t kind; uint16_t first, count; } files[] = {
-        {"ttmp", OPERAND_SCALAR, 108, 16}, {"v", OPERAND_VECTOR, 0, 256}, {"a", OPERAND_VECTOR, FIRST_ACCUMULATOR, 256}, {"s", OPERAND_SCALAR, 0, 102}};
+    static const struct {
+        const char *prefix;
+        uint8_t kind;
+        uint16_t first, count;
+    } files[] = {{"ttmp", OPERAND_SCALAR, 108, 16}, {"v", OPERAND_VECTOR, 0, 256}, {"a", OPERAND_VECTOR, FIRST_ACCUMULATOR, 256},
+        {"s", OPERAND_SCALAR, 0, 102}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         size_t n = strlen(files[i].prefix);
         if (strncmp(text, files[i].prefix, n)) continue;
@@ -91,13 +117,25 @@ static bool parse_hardware_register(const char *text, Operand *operand) {
 }
 
 static uint64_t float_constant(double x, OperandType type) {
-    union { double wide; uint64_t bits; } d = {.wide = x};
-    union { float narrow; uint32_t bits; } f = {.narrow = (float)x};
-    union { _Float16 half; uint16_t bits; } h = {.half = (_Float16)x};
+    union {
+        double wide;
+        uint64_t bits;
+    } d = {.wide = x};
+    union {
+        float narrow;
+        uint32_t bits;
+    } f = {.narrow = (float)x};
+    union {
+        _Float16 half;
+        uint16_t bits;
+    } h = {.half = (_Float16)x};
     switch (type) {
-        case TYPE_F64: case TYPE_B64: return d.bits;
-        case TYPE_F16: case TYPE_B16: case TYPE_PACKED16: return h.bits;
-        default: return f.bits;
+    case TYPE_F64:
+    case TYPE_B64: return d.bits;
+    case TYPE_F16:
+    case TYPE_B16:
+    case TYPE_PACKED16: return h.bits;
+    default: return f.bits;
     }
 }
 
@@ -143,36 +181,75 @@ static bool parse_operand(char *text, OperandType type, Operand *operand) {
 
 static OperandType format_type(char letter) {
     switch (letter) {
-        case 'f': return TYPE_F32;
-        case 'F': return TYPE_F64;
-        case 'I': case 'D': case 'S': return TYPE_B64;
-        case 'w': return TYPE_B16;
-        case 'h': return TYPE_F16;
-        case 'p': return TYPE_PACKED16;
-        case 'P': return TYPE_PACKED32;
-        case 'm': case 'M': return TYPE_MASK;
-        default: return TYPE_B32;
+    case 'f': return TYPE_F32;
+    case 'F': return TYPE_F64;
+    case 'I':
+    case 'D':
+    case 'S': return TYPE_B64;
+    case 'w': return TYPE_B16;
+    case 'h': return TYPE_F16;
+    case 'p': return TYPE_PACKED16;
+    case 'P': return TYPE_PACKED32;
+    case 'm':
+    case 'M': return TYPE_MASK;
+    default: return TYPE_B32;
     }
 }
 static bool type_is_pair(OperandType type) { return type == TYPE_B64 || type == TYPE_F64 || type == TYPE_PACKED32 || type == TYPE_MASK; }
 
 /* -- Modifiers ----------------------------------------------------------------------------------------------------- */
 
-typedef enum ModifierKind { MODIFIER_FLAG, MODIFIER_BYTE, MODIFIER_INT, MODIFIER_BITS, MODIFIER_SELECT, MODIFIER_DPP, MODIFIER_IGNORED } ModifierKind;
+typedef enum ModifierKind {
+    MODIFIER_FLAG,
+    MODIFIER_BYTE,
+    MODIFIER_INT,
+    MODIFIER_BITS,
+    MODIFIER_SELECT,
+    MODIFIER_DPP,
+    MODIFIER_IGNORED
+} ModifierKind;
 #define FIELD(member) offsetof(Instruction, member)
-static const struct { const char *name; uint8_t kind, dpp; size_t field; } modifiers[] = {
-    {"clamp", MODIFIER_FLAG, 0, FIELD(clamp)}, {"gds", MODIFIER_FLAG, 0, FIELD(global_data_share)}, {"offen", MODIFIER_FLAG, 0, FIELD(scalar_offset_enabled)},
-    {"idxen", MODIFIER_FLAG, 0, FIELD(indexed)}, {"lds", MODIFIER_FLAG, 0, FIELD(to_lds)},
-    {"sc0", MODIFIER_FLAG, 0, FIELD(returns)}, {"sc1", MODIFIER_IGNORED, 0, 0}, {"nt", MODIFIER_IGNORED, 0, 0}, {"glc", MODIFIER_FLAG, 0, FIELD(returns)}, {"slc", MODIFIER_IGNORED, 0, 0},
-    {"offset", MODIFIER_INT, 0, FIELD(offset)}, {"offset0", MODIFIER_INT, 0, FIELD(offset0)}, {"offset1", MODIFIER_INT, 0, FIELD(offset1)},
-    {"op_sel", MODIFIER_BITS, 0, FIELD(op_sel)}, {"op_sel_hi", MODIFIER_BITS, 0, FIELD(op_sel_hi)}, {"neg_lo", MODIFIER_BITS, 0, FIELD(negate_low)},
-    {"neg_hi", MODIFIER_BITS, 0, FIELD(negate_high)}, {"row_mask", MODIFIER_BYTE, 0, FIELD(row_mask)}, {"bank_mask", MODIFIER_BYTE, 0, FIELD(bank_mask)},
-    {"cbsz", MODIFIER_BYTE, 0, FIELD(broadcast_size)}, {"abid", MODIFIER_BYTE, 0, FIELD(broadcast_block)}, {"blgp", MODIFIER_BYTE, 0, FIELD(block_pattern)},
-    {"dst_sel", MODIFIER_SELECT, 0, FIELD(destination_selection)}, {"src0_sel", MODIFIER_SELECT, 0, FIELD(source[0].selection)},
+static const struct {
+    const char *name;
+    uint8_t kind, dpp;
+    size_t field;
+} modifiers[] = {
+    {"clamp", MODIFIER_FLAG, 0, FIELD(clamp)},
+    {"gds", MODIFIER_FLAG, 0, FIELD(global_data_share)},
+    {"offen", MODIFIER_FLAG, 0, FIELD(scalar_offset_enabled)},
+    {"idxen", MODIFIER_FLAG, 0, FIELD(indexed)},
+    {"lds", MODIFIER_FLAG, 0, FIELD(to_lds)},
+    {"sc0", MODIFIER_FLAG, 0, FIELD(returns)},
+    {"sc1", MODIFIER_IGNORED, 0, 0},
+    {"nt", MODIFIER_IGNORED, 0, 0},
+    {"glc", MODIFIER_FLAG, 0, FIELD(returns)},
+    {"slc", MODIFIER_IGNORED, 0, 0},
+    {"offset", MODIFIER_INT, 0, FIELD(offset)},
+    {"offset0", MODIFIER_INT, 0, FIELD(offset0)},
+    {"offset1", MODIFIER_INT, 0, FIELD(offset1)},
+    {"op_sel", MODIFIER_BITS, 0, FIELD(op_sel)},
+    {"op_sel_hi", MODIFIER_BITS, 0, FIELD(op_sel_hi)},
+    {"neg_lo", MODIFIER_BITS, 0, FIELD(negate_low)},
+    {"neg_hi", MODIFIER_BITS, 0, FIELD(negate_high)},
+    {"row_mask", MODIFIER_BYTE, 0, FIELD(row_mask)},
+    {"bank_mask", MODIFIER_BYTE, 0, FIELD(bank_mask)},
+    {"cbsz", MODIFIER_BYTE, 0, FIELD(broadcast_size)},
+    {"abid", MODIFIER_BYTE, 0, FIELD(broadcast_block)},
+    {"blgp", MODIFIER_BYTE, 0, FIELD(block_pattern)},
+    {"dst_sel", MODIFIER_SELECT, 0, FIELD(destination_selection)},
+    {"src0_sel", MODIFIER_SELECT, 0, FIELD(source[0].selection)},
     {"src1_sel", MODIFIER_SELECT, 0, FIELD(source[1].selection)},
-    {"quad_perm", MODIFIER_DPP, DPP_QUAD_PERM, 0}, {"row_shl", MODIFIER_DPP, DPP_ROW_SHL, 0}, {"row_shr", MODIFIER_DPP, DPP_ROW_SHR, 0}, {"row_ror", MODIFIER_DPP, DPP_ROW_ROR, 0},
-    {"wave_shl", MODIFIER_DPP, DPP_WAVE_SHL, 0}, {"wave_rol", MODIFIER_DPP, DPP_WAVE_ROL, 0}, {"wave_shr", MODIFIER_DPP, DPP_WAVE_SHR, 0}, {"wave_ror", MODIFIER_DPP, DPP_WAVE_ROR, 0},
-    {"row_mirror", MODIFIER_DPP, DPP_ROW_MIRROR, 0}, {"row_half_mirror", MODIFIER_DPP, DPP_ROW_HALF_MIRROR, 0}, {"row_newbcast", MODIFIER_DPP, DPP_ROW_NEWBCAST, 0},
+    {"quad_perm", MODIFIER_DPP, DPP_QUAD_PERM, 0},
+    {"row_shl", MODIFIER_DPP, DPP_ROW_SHL, 0},
+    {"row_shr", MODIFIER_DPP, DPP_ROW_SHR, 0},
+    {"row_ror", MODIFIER_DPP, DPP_ROW_ROR, 0},
+    {"wave_shl", MODIFIER_DPP, DPP_WAVE_SHL, 0},
+    {"wave_rol", MODIFIER_DPP, DPP_WAVE_ROL, 0},
+    {"wave_shr", MODIFIER_DPP, DPP_WAVE_SHR, 0},
+    {"wave_ror", MODIFIER_DPP, DPP_WAVE_ROR, 0},
+    {"row_mirror", MODIFIER_DPP, DPP_ROW_MIRROR, 0},
+    {"row_half_mirror", MODIFIER_DPP, DPP_ROW_HALF_MIRROR, 0},
+    {"row_newbcast", MODIFIER_DPP, DPP_ROW_NEWBCAST, 0},
 };
 
 static uint8_t bit_list(const char *text) {
@@ -223,13 +300,13 @@ static bool parse_modifier(Instruction *in, char *text) {
         if (strcmp(text, modifiers[i].name)) continue;
         char *field = (char *)in + modifiers[i].field;
         switch ((ModifierKind)modifiers[i].kind) {
-            case MODIFIER_FLAG: *(bool *)field = true; break;
-            case MODIFIER_BYTE: *(uint8_t *)field = (uint8_t)strtol(value, NULL, 0); break;
-            case MODIFIER_INT: *(int32_t *)field = (int32_t)strtol(value, NULL, 0); break;
-            case MODIFIER_BITS: *(uint8_t *)field = bit_list(value); break;
-            case MODIFIER_SELECT: *(uint8_t *)field = selection(value); break;
-            case MODIFIER_DPP: in->dpp = modifiers[i].dpp, in->dpp_argument = (uint8_t)dpp_argument(in->dpp, value); break;
-            case MODIFIER_IGNORED: break;
+        case MODIFIER_FLAG: *(bool *)field = true; break;
+        case MODIFIER_BYTE: *(uint8_t *)field = (uint8_t)strtol(value, NULL, 0); break;
+        case MODIFIER_INT: *(int32_t *)field = (int32_t)strtol(value, NULL, 0); break;
+        case MODIFIER_BITS: *(uint8_t *)field = bit_list(value); break;
+        case MODIFIER_SELECT: *(uint8_t *)field = selection(value); break;
+        case MODIFIER_DPP: in->dpp = modifiers[i].dpp, in->dpp_argument = (uint8_t)dpp_argument(in->dpp, value); break;
+        case MODIFIER_IGNORED: break;
         }
         return true;
     }
@@ -263,16 +340,16 @@ static void assign_roles(Instruction *in) {
         }
         if (at == in->operands) break;
         Operand operand = in->operand[at++];
-        if (result)
-            *(*letter == 'm' ? &in->mask_destination : &in->destination) = operand;
-        else if (*letter == 'M')
-            in->mask_source = operand;
-        else if (in->sources < 3)
-            operand.selection = in->source[in->sources].selection, in->source[in->sources++] = operand;
+        if (result) *(*letter == 'm' ? &in->mask_destination : &in->destination) = operand;
+        else if (*letter == 'M') in->mask_source = operand;
+        else if (in->sources < 3) operand.selection = in->source[in->sources].selection, in->source[in->sources++] = operand;
     }
-    bool packed = in->source[0].type == TYPE_PACKED16 || in->source[0].type == TYPE_PACKED32, changed = in->dpp || in->sdwa || in->clamp || in->output_modifier;
+    bool packed = in->source[0].type == TYPE_PACKED16 || in->source[0].type == TYPE_PACKED32,
+         changed = in->dpp || in->sdwa || in->clamp || in->output_modifier;
     for (int i = 0; i < in->sources; i++) changed |= in->source[i].negate || in->source[i].absolute;
-    changed |= packed ? in->op_sel || (in->op_sel_hi & ((1 << in->sources) - 1)) != (1 << in->sources) - 1 || in->negate_low || in->negate_high : in->op_sel != 0;
+    changed |= packed
+                   ? in->op_sel || (in->op_sel_hi & ((1 << in->sources) - 1)) != (1 << in->sources) - 1 || in->negate_low || in->negate_high
+                   : in->op_sel != 0;
     in->plain = !changed;
 }
 

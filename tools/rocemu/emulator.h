@@ -28,12 +28,31 @@ typedef struct Shadow Shadow;
 /* -- Instructions -------------------------------------------------------------------------------------------------- */
 
 typedef enum OperandKind { OPERAND_NONE, OPERAND_VECTOR, OPERAND_SCALAR, OPERAND_CONSTANT, OPERAND_SPECIAL } OperandKind;
-typedef enum SpecialOperand { SPECIAL_SCC, SPECIAL_VCCZ, SPECIAL_EXECZ, SPECIAL_SHARED_BASE, SPECIAL_SHARED_LIMIT, SPECIAL_PRIVATE_BASE, SPECIAL_PRIVATE_LIMIT } SpecialOperand;
+typedef enum SpecialOperand {
+    SPECIAL_SCC,
+    SPECIAL_VCCZ,
+    SPECIAL_EXECZ,
+    SPECIAL_SHARED_BASE,
+    SPECIAL_SHARED_LIMIT,
+    SPECIAL_PRIVATE_BASE,
+    SPECIAL_PRIVATE_LIMIT
+} SpecialOperand;
 /* The part of a register that SDWA reads or writes. */
 typedef enum Selection { SELECT_DWORD, SELECT_BYTE_0, SELECT_BYTE_1, SELECT_BYTE_2, SELECT_BYTE_3, SELECT_WORD_0, SELECT_WORD_1 } Selection;
 
 /* What an operand holds: width, and whether negation flips a float's sign. */
-typedef enum OperandType { TYPE_NONE, TYPE_B32, TYPE_F32, TYPE_B64, TYPE_F64, TYPE_B16, TYPE_F16, TYPE_PACKED16, TYPE_PACKED32, TYPE_MASK } OperandType;
+typedef enum OperandType {
+    TYPE_NONE,
+    TYPE_B32,
+    TYPE_F32,
+    TYPE_B64,
+    TYPE_F64,
+    TYPE_B16,
+    TYPE_F16,
+    TYPE_PACKED16,
+    TYPE_PACKED32,
+    TYPE_MASK
+} OperandType;
 
 typedef struct Operand {
     uint8_t kind, type, registers, selection;
@@ -43,8 +62,20 @@ typedef struct Operand {
 } Operand;
 
 typedef enum DppControl {
-    DPP_NONE, DPP_QUAD_PERM, DPP_ROW_SHL, DPP_ROW_SHR, DPP_ROW_ROR, DPP_WAVE_SHL, DPP_WAVE_ROL, DPP_WAVE_SHR, DPP_WAVE_ROR, DPP_ROW_MIRROR,
-    DPP_ROW_HALF_MIRROR, DPP_ROW_BCAST15, DPP_ROW_BCAST31, DPP_ROW_NEWBCAST
+    DPP_NONE,
+    DPP_QUAD_PERM,
+    DPP_ROW_SHL,
+    DPP_ROW_SHR,
+    DPP_ROW_ROR,
+    DPP_WAVE_SHL,
+    DPP_WAVE_ROL,
+    DPP_WAVE_SHR,
+    DPP_WAVE_ROR,
+    DPP_ROW_MIRROR,
+    DPP_ROW_HALF_MIRROR,
+    DPP_ROW_BCAST15,
+    DPP_ROW_BCAST31,
+    DPP_ROW_NEWBCAST
 } DppControl;
 
 enum { MAX_OPERANDS = 6 };
@@ -56,14 +87,15 @@ struct Instruction {
     int32_t target;   /* of a branch: an index of the program */
     uint8_t words;    /* dwords; the next instruction is that many slots on */
     uint8_t operands, sources;
-    bool plain;       /* a vector instruction without modifiers on sources or result */
-    bool sdwa, clamp, global_data_share, returns, scalar_offset_enabled, indexed, bound_control, destination_preserve, destination_sign, to_lds;
-    uint8_t output_modifier; /* 0, 1: mul:2, 2: mul:4, 3: div:2 */
+    bool plain; /* a vector instruction without modifiers on sources or result */
+    bool sdwa, clamp, global_data_share, returns, scalar_offset_enabled, indexed, bound_control, destination_preserve, destination_sign,
+        to_lds;
+    uint8_t output_modifier;                            /* 0, 1: mul:2, 2: mul:4, 3: div:2 */
     uint8_t op_sel, op_sel_hi, negate_low, negate_high; /* bit i: source i; bit 3 of op_sel: destination */
     uint8_t dpp, dpp_argument, row_mask, bank_mask, destination_selection;
     uint8_t broadcast_size, broadcast_block, block_pattern; /* cbsz, abid, blgp */
     int32_t offset, offset0, offset1;
-    Operand operand[MAX_OPERANDS]; /* as the text gives them */
+    Operand operand[MAX_OPERANDS];                                 /* as the text gives them */
     Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
 };
 
@@ -71,12 +103,15 @@ struct Instruction {
 struct VectorCall {
     uint32_t *d;
     const uint32_t *s[3];
-    uint64_t mask;    /* carry in, or the choice of v_cndmask */
-    uint64_t result;  /* carry out, or a comparison */
+    uint64_t mask;   /* carry in, or the choice of v_cndmask */
+    uint64_t result; /* carry out, or a comparison */
     uint64_t exec;
 };
 typedef void VectorCore(VectorCall *call);
-struct ScalarCall { uint64_t s[3], d; bool scc; };
+struct ScalarCall {
+    uint64_t s[3], d;
+    bool scc;
+};
 typedef void ScalarCore(ScalarCall *call);
 
 typedef enum OperationFlag {
@@ -106,27 +141,41 @@ struct Operation {
     uint32_t flags;
     int32_t argument, argument2; /* of the execute function: a size, a comparison ... */
 };
-typedef struct OperationTable { const Operation *rows; size_t count; } OperationTable;
-extern const OperationTable scalar_operations, memory_scalar_operations, vector_float_operations, vector_integer_operations, vector_compare_operations, vector_half_operations,
-    vector_convert_operations, vector_lane_operations, matrix_operations, local_operations, global_operations, buffer_operations;
+typedef struct OperationTable {
+    const Operation *rows;
+    size_t count;
+} OperationTable;
+extern const OperationTable scalar_operations, memory_scalar_operations, vector_float_operations, vector_integer_operations,
+    vector_compare_operations, vector_half_operations, vector_convert_operations, vector_lane_operations, matrix_operations,
+    local_operations, global_operations, buffer_operations;
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
 
 /* A loaded code object. instruction[i] decodes the dword at text_address + 4 i, where execute is not NULL. */
 typedef struct Program {
-    uint8_t *image;      /* the segments, in device memory */
+    uint8_t *image; /* the segments, in device memory */
     uint64_t image_bytes;
     uint32_t text_address, text_bytes;
     Instruction *instruction;
-    char *object;        /* a copy of the file */
+    char *object; /* a copy of the file */
     size_t object_bytes;
-    const char *target;  /* gfx942, gfx90a */
-    uint32_t checksum;   /* of the file, as cksum has it: tells kernels of the same name apart */
+    const char *target; /* gfx942, gfx90a */
+    uint32_t checksum;  /* of the file, as cksum has it: tells kernels of the same name apart */
 } Program;
 
-typedef struct HiddenArgument { uint8_t kind; uint16_t offset, size; } HiddenArgument;
-enum { HIDDEN_NONE, HIDDEN_BLOCK_COUNT, HIDDEN_GROUP_SIZE = HIDDEN_BLOCK_COUNT + 3, HIDDEN_REMAINDER = HIDDEN_GROUP_SIZE + 3, HIDDEN_GRID_DIMS = HIDDEN_REMAINDER + 3,
-       HIDDEN_SHARED_BASE, HIDDEN_PRIVATE_BASE };
+typedef struct HiddenArgument {
+    uint8_t kind;
+    uint16_t offset, size;
+} HiddenArgument;
+enum {
+    HIDDEN_NONE,
+    HIDDEN_BLOCK_COUNT,
+    HIDDEN_GROUP_SIZE = HIDDEN_BLOCK_COUNT + 3,
+    HIDDEN_REMAINDER = HIDDEN_GROUP_SIZE + 3,
+    HIDDEN_GRID_DIMS = HIDDEN_REMAINDER + 3,
+    HIDDEN_SHARED_BASE,
+    HIDDEN_PRIVATE_BASE
+};
 
 enum { MAX_ARGUMENTS = 64, MAX_HIDDEN = 24 };
 typedef struct Kernel {
@@ -152,7 +201,10 @@ bool program_kernel(Program *program, const char *name, Kernel *kernel, char why
 
 /* -- Device memory ------------------------------------------------------------------------------------------------- */
 
-typedef struct Allocation { uint64_t base, bytes; bool live, host; } Allocation;
+typedef struct Allocation {
+    uint64_t base, bytes;
+    bool live, host;
+} Allocation;
 /* Zero on failure. Addresses are never used twice, so that a freed allocation stays known. */
 uint64_t arena_allocate(uint64_t bytes, bool host);
 bool arena_free(uint64_t base, bool host);
@@ -176,7 +228,7 @@ typedef struct Launch {
     CheckLevel check;
     Statistics *statistics; /* NULL when nothing is counted */
     uint64_t executed;
-    int failure;            /* a hipError_t, 0 while all is well */
+    int failure; /* a hipError_t, 0 while all is well */
 } Launch;
 
 typedef struct Workgroup {
@@ -194,7 +246,8 @@ struct Wave {
     _Alignas(8) uint32_t scalar[SCALAR_REGISTERS + 4];
     uint64_t defined[VECTOR_REGISTERS]; /* lanes that hold a value something wrote */
     uint64_t scalar_defined[2];
-    uint32_t origin[VECTOR_REGISTERS];  /* of a register with undefined lanes: slot + 1 of the instruction that first read what nothing wrote; 0 for that register itself */
+    uint32_t origin
+        [VECTOR_REGISTERS]; /* of a register with undefined lanes: slot + 1 of the instruction that first read what nothing wrote; 0 for that register itself */
     Workgroup *group;
     const Instruction *program;
     uint32_t pc, mode;
@@ -204,13 +257,14 @@ struct Wave {
     uint64_t launch_exec; /* lanes that the launch gave this wave */
     const Instruction *barrier;
     uint64_t executed;
-    Allocation recent;    /* where the last global access went */
-    uint8_t *scratch;     /* private_bytes of each lane */
+    Allocation recent; /* where the last global access went */
+    uint8_t *scratch;  /* private_bytes of each lane */
     uint32_t scratch_bytes;
 };
 
 /* Describes a launch; fills the hidden arguments of `kernarg`, which the caller keeps until the launch has run. */
-void launch_prepare(Launch *launch, const Kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds, uint8_t *kernarg);
+void launch_prepare(
+    Launch *launch, const Kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds, uint8_t *kernarg);
 /* Runs the grid; returns launch->failure. */
 int launch_run(Launch *launch);
 
@@ -246,7 +300,8 @@ void float_mode_leave(unsigned saved);
 
 CheckLevel check_level(void);
 /* Reports what the kernel did wrong, once per launch, and stops it. `lane` may be -1. `error` is a hipError_t. */
-void check_report(Wave *wave, const Instruction *instruction, int lane, int error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+void check_report(Wave *wave, const Instruction *instruction, int lane, int error, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 /* False after reporting. */
 bool check_global(Wave *wave, const Instruction *instruction, int lane, uint64_t address, unsigned bytes, bool write);
 /* Lanes of exec hold values in these registers; else reports `what` (address, data). */
@@ -265,8 +320,9 @@ void shadow_barrier(Shadow *shadow, uint32_t lds_bytes);
 struct Statistics {
     uint64_t *executions; /* by instruction slot of the program */
     uint64_t slots;
-    uint64_t read_bytes, written_bytes, global_accesses, uncoalesced, lines, ideal_lines; /* lines of 128 bytes that accesses touched, and the fewest that could do */
-    uint64_t local_bytes, local_accesses, local_cycles, local_conflicts;                  /* of 128 bytes each; conflicts are cycles beyond the fewest */
+    uint64_t read_bytes, written_bytes, global_accesses, uncoalesced, lines,
+        ideal_lines; /* lines of 128 bytes that accesses touched, and the fewest that could do */
+    uint64_t local_bytes, local_accesses, local_cycles, local_conflicts; /* of 128 bytes each; conflicts are cycles beyond the fewest */
     uint64_t matrix_operations;
     double matrix_seconds; /* at the published rates */
     uint64_t waves, workgroups;

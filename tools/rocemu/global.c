@@ -9,7 +9,8 @@ static Extension access_extension(const Instruction *in) { return (Extension)(in
 static Space access_space(const Instruction *in) { return (Space)(in->operation->argument2 >> 8); }
 
 /* Addresses of all lanes from a vector operand (64 bits, 32 bits as an offset, or none), a scalar operand and the instruction's offset. */
-static bool global_addresses(Wave *wave, const Instruction *in, const Operand *vector, const Operand *scalar, uint64_t exec, uint64_t to[LANES]) {
+static bool global_addresses(
+    Wave *wave, const Instruction *in, const Operand *vector, const Operand *scalar, uint64_t exec, uint64_t to[LANES]) {
     if (vector->kind == OPERAND_VECTOR && !check_defined(wave, in, vector->index, vector->registers, exec, "an address")) return false;
     if (scalar->kind != OPERAND_NONE && wave->group->launch->check == CHECK_ALL && !operand_scalar_defined(wave, scalar)) {
         check_report(wave, in, -1, HIP_ERROR_LAUNCH_FAILURE, "an address from a scalar register that nothing wrote");
@@ -28,8 +29,10 @@ static void *resolve(Wave *wave, const Instruction *in, int lane, uint64_t addre
     uint32_t aperture = (uint32_t)(address >> 32);
     if (space == SPACE_SCRATCH || (space == SPACE_FLAT && aperture == PRIVATE_APERTURE)) {
         uint32_t offset = (uint32_t)address;
-        if (offset <= wave->scratch_bytes && bytes <= wave->scratch_bytes - offset) return wave->scratch + (size_t)lane * wave->scratch_bytes + offset;
-        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds scratch access of %u bytes at %u; a lane has %u", bytes, offset, wave->scratch_bytes);
+        if (offset <= wave->scratch_bytes && bytes <= wave->scratch_bytes - offset)
+            return wave->scratch + (size_t)lane * wave->scratch_bytes + offset;
+        check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "an out-of-bounds scratch access of %u bytes at %u; a lane has %u", bytes,
+            offset, wave->scratch_bytes);
         return NULL;
     }
     if (space == SPACE_FLAT && aperture == SHARED_APERTURE)
@@ -38,7 +41,8 @@ static void *resolve(Wave *wave, const Instruction *in, int lane, uint64_t addre
 }
 
 static void count(Wave *wave, const Instruction *in, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write) {
-    if (wave->group->statistics && access_space(in) != SPACE_SCRATCH) statistics_global(wave->group->statistics, address, exec, bytes, write);
+    if (wave->group->statistics && access_space(in) != SPACE_SCRATCH)
+        statistics_global(wave->group->statistics, address, exec, bytes, write);
 }
 
 static void execute_load(Wave *wave, const Instruction *in) {
@@ -81,12 +85,15 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
     const Operand *operand = &in->operand[in->returns];
     uint64_t address[LANES], exec = wave_exec(wave);
     int data = operand[1].index, to = in->operand[0].index;
-    if (!global_addresses(wave, in, &operand[0], &operand[2], exec, address) || !check_defined(wave, in, data, operand[1].registers, exec, "an atomic operand")) return;
+    if (!global_addresses(wave, in, &operand[0], &operand[2], exec, address) ||
+        !check_defined(wave, in, data, operand[1].registers, exec, "an atomic operand"))
+        return;
     count(wave, in, address, exec, bytes, true);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         if (address[lane] % bytes) {
-            check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned atomic operation of %u bytes at 0x%llx", bytes, (unsigned long long)address[lane]);
+            check_report(wave, in, lane, HIP_ERROR_ILLEGAL_ADDRESS, "a misaligned atomic operation of %u bytes at 0x%llx", bytes,
+                (unsigned long long)address[lane]);
             return;
         }
         void *memory = resolve(wave, in, lane, address[lane], bytes, LOCAL_ATOMIC);
@@ -109,7 +116,8 @@ static void execute_load_to_lds(Wave *wave, const Instruction *in) {
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
         uint32_t to = wave->scalar[M0] + (uint32_t)in->offset + bytes * (uint32_t)lane;
-        if (!check_global(wave, in, lane, address[lane], bytes, false) || !check_local(wave, in, lane, to, bytes, LOCAL_WRITE, true)) return;
+        if (!check_global(wave, in, lane, address[lane], bytes, false) || !check_local(wave, in, lane, to, bytes, LOCAL_WRITE, true))
+            return;
         memcpy(wave->group->lds + to, (const void *)address[lane], bytes);
     }
 }
@@ -142,12 +150,12 @@ static const Operation rows[] = {
     LOADS(X, global) LOADS(X, flat) LOADS(X, scratch)
 #undef X
 #define X(space, name, bytes, extension) {#space "_store_" #name, ":IiI", execute_store, NULL, NULL, OPERATION_MEMORY, bytes, (extension) | SPACE_##space << 8},
-    STORES(X, global) STORES(X, flat) STORES(X, scratch)
+        STORES(X, global) STORES(X, flat) STORES(X, scratch)
 #undef X
 #define X(space, name, kind, bytes) {#space "_atomic_" #name, ":IIII", execute_atomic, NULL, NULL, OPERATION_MEMORY, (kind) | (bytes) << 8, SPACE_##space << 8},
-    ATOMICS(X, global) ATOMICS(X, flat)
+            ATOMICS(X, global) ATOMICS(X, flat)
 #undef X
-    {"global_load_lds_dword", ":II", execute_load_to_lds, NULL, NULL, OPERATION_MEMORY, 4, 0},
+                {"global_load_lds_dword", ":II", execute_load_to_lds, NULL, NULL, OPERATION_MEMORY, 4, 0},
     {"buffer_wbl2", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_inv", ":", execute_nothing, NULL, NULL, 0, 0, 0},
     {"buffer_wbinvl1", ":", execute_nothing, NULL, NULL, 0, 0, 0},

@@ -10,12 +10,25 @@ typedef enum NodeKind { NODE_COPY, NODE_FILL, NODE_LAUNCH } NodeKind;
 typedef struct Node {
     NodeKind kind;
     union {
-        struct { void *to; const void *from; size_t bytes; } copy;
-        struct { void *memory; uint32_t value; size_t count; unsigned width; } fill;
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            void *memory;
+            uint32_t value;
+            size_t count;
+            unsigned width;
+        } fill;
         Launch launch;
     };
 } Node;
-struct Graph { Node *node; size_t count, capacity; int owners; };
+struct Graph {
+    Node *node;
+    size_t count, capacity;
+    int owners;
+};
 struct Stream { Graph *capture; };
 
 Stream *stream_create(void) { return calloc(1, sizeof(Stream)); }
@@ -52,7 +65,9 @@ static int append(Graph *graph, Node node) {
     return 0;
 }
 
-int graph_record_copy(Stream *stream, void *to, const void *from, size_t bytes) { return append(stream->capture, (Node){NODE_COPY, .copy = {to, from, bytes}}); }
+int graph_record_copy(Stream *stream, void *to, const void *from, size_t bytes) {
+    return append(stream->capture, (Node){NODE_COPY, .copy = {to, from, bytes}});
+}
 int graph_record_fill(Stream *stream, void *memory, uint32_t value, size_t count, unsigned width) {
     return append(stream->capture, (Node){NODE_FILL, .fill = {memory, value, count, width}});
 }
@@ -72,13 +87,13 @@ int graph_run(Graph *graph) {
     for (size_t i = 0; i < graph->count && !error; i++) {
         Node *node = &graph->node[i];
         switch (node->kind) {
-            case NODE_COPY: memmove(node->copy.to, node->copy.from, node->copy.bytes); break;
-            case NODE_FILL: graph_fill(node->fill.memory, node->fill.value, node->fill.count, node->fill.width); break;
-            case NODE_LAUNCH: {
-                Launch launch = node->launch;
-                error = launch_run(&launch);
-                break;
-            }
+        case NODE_COPY: memmove(node->copy.to, node->copy.from, node->copy.bytes); break;
+        case NODE_FILL: graph_fill(node->fill.memory, node->fill.value, node->fill.count, node->fill.width); break;
+        case NODE_LAUNCH: {
+            Launch launch = node->launch;
+            error = launch_run(&launch);
+            break;
+        }
         }
     }
     return error;

@@ -12,10 +12,19 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-struct hipEvent { double seconds; bool recorded; };
+struct hipEvent {
+    double seconds;
+    bool recorded;
+};
 typedef struct hipEvent hipEvent;
-typedef struct Module { Program *program; struct Function *functions; } Module;
-typedef struct Function { struct Function *next; Kernel kernel; } Function;
+typedef struct Module {
+    Program *program;
+    struct Function *functions;
+} Module;
+typedef struct Function {
+    struct Function *next;
+    Kernel kernel;
+} Function;
 
 /* The first failure of a kernel; it stays. hipGetLastError's error is per thread and is cleared by reading. */
 static int sticky_error;
@@ -35,39 +44,52 @@ int hip_fail(int error) {
 /* -- Device -------------------------------------------------------------------------------------------------------- */
 
 enum { VERSION = 60300000, COMPUTE_MINOR = 61, COMPUTE_UNITS = 63 };
-typedef struct Card { const char *target, *name; int minor, compute_units; } Card;
+typedef struct Card {
+    const char *target, *name;
+    int minor, compute_units;
+} Card;
 
 /* The MI300X, or what ROCEMU_GPU names: one half of an MI250X, whose other properties that programs ask for are alike. */
 static const Card *card(void) {
-    static const Card cards[] = {{"gfx942", "AMD Instinct MI300X (emulated)", 4, 304}, {"gfx90a", "AMD Instinct MI250X (emulated)", 0, 110}};
+    static const Card cards[] = {
+        {"gfx942", "AMD Instinct MI300X (emulated)", 4, 304}, {"gfx90a", "AMD Instinct MI250X (emulated)", 0, 110}};
     const char *target = getenv("ROCEMU_GPU");
     return &cards[target && !strcmp(target, cards[1].target)];
 }
 
 /* Numbers of hipDeviceAttribute_t and an MI300X's values; card() has those that differ. */
-static const struct { int attribute, value; } attributes[] = {
-    {0, 1},           /* ECC */
-    {2, 8},           /* asynchronous engines */
-    {3, 1},           /* can map host memory */
-    {5, 2100000},     /* clock, kHz */
-    {6, 0},           /* compute mode */
-    {8, 1},           /* concurrent kernels */
-    {10, 0},          /* cooperative launch */
-    {16, 0},          /* integrated */
-    {17, 0},          /* board of several GPUs */
-    {18, 0},          /* time limit on kernels */
-    {19, 4 << 20},    /* L2, bytes */
-    {23, 9},          /* compute capability, major */
-    {24, 0},          /* managed memory */
-    {26, 1024}, {27, 1024}, {28, 1024},             /* threads of a block in x, y, z */
-    {29, 2147483647}, {30, 65536}, {31, 65536},     /* blocks of a grid */
-    {56, 1024},       /* threads per block */
-    {57, 2048},       /* threads per compute unit */
-    {59, 8192},       /* memory bus, bits */
-    {60, 1300000},    /* memory clock, kHz */
-    {65, 0},          /* pageable memory access */
-    {67, 0}, {68, 0}, {69, 0},                      /* PCI bus, device, domain */
-    {71, 65536}, {72, 131072},                      /* registers per block and per compute unit */
+static const struct {
+    int attribute, value;
+} attributes[] = {
+    {0, 1},        /* ECC */
+    {2, 8},        /* asynchronous engines */
+    {3, 1},        /* can map host memory */
+    {5, 2100000},  /* clock, kHz */
+    {6, 0},        /* compute mode */
+    {8, 1},        /* concurrent kernels */
+    {10, 0},       /* cooperative launch */
+    {16, 0},       /* integrated */
+    {17, 0},       /* board of several GPUs */
+    {18, 0},       /* time limit on kernels */
+    {19, 4 << 20}, /* L2, bytes */
+    {23, 9},       /* compute capability, major */
+    {24, 0},       /* managed memory */
+    {26, 1024},
+    {27, 1024},
+    {28, 1024}, /* threads of a block in x, y, z */
+    {29, 2147483647},
+    {30, 65536},
+    {31, 65536},   /* blocks of a grid */
+    {56, 1024},    /* threads per block */
+    {57, 2048},    /* threads per compute unit */
+    {59, 8192},    /* memory bus, bits */
+    {60, 1300000}, /* memory clock, kHz */
+    {65, 0},       /* pageable memory access */
+    {67, 0},
+    {68, 0},
+    {69, 0}, /* PCI bus, device, domain */
+    {71, 65536},
+    {72, 131072},     /* registers per block and per compute unit */
     {74, LDS_BYTES},  /* shared memory per block */
     {75, LDS_BYTES},  /* by request */
     {76, LDS_BYTES},  /* per compute unit */
@@ -76,8 +98,8 @@ static const struct { int attribute, value; } attributes[] = {
     {87, LANES},      /* wavefront */
     {10000, 100000},  /* timer, kHz */
     {10002, LDS_BYTES},
-    {10011, 0},       /* large BAR */
-    {10012, 1},       /* revision */
+    {10011, 0}, /* large BAR */
+    {10012, 1}, /* revision */
 };
 
 EXPORT int hipInit(unsigned flags) { return finish(flags ? HIP_ERROR_INVALID_VALUE : 0); }
@@ -170,8 +192,8 @@ static int check_range(const void *memory, size_t bytes, bool device) {
     bool near = arena_find(address, &found) && address - found.base < found.bytes;
     if (!near) return device ? HIP_ERROR_INVALID_VALUE : 0;
     if (found.live && bytes <= found.bytes - (address - found.base)) return 0;
-    fprintf(stderr, "rocemu: a copy or fill of %zu bytes at %p does not fit the %s allocation of %llu bytes at 0x%llx\n", bytes, memory, found.live ? "live" : "freed",
-            (unsigned long long)found.bytes, (unsigned long long)found.base);
+    fprintf(stderr, "rocemu: a copy or fill of %zu bytes at %p does not fit the %s allocation of %llu bytes at 0x%llx\n", bytes, memory,
+        found.live ? "live" : "freed", (unsigned long long)found.bytes, (unsigned long long)found.base);
     return HIP_ERROR_INVALID_VALUE;
 }
 
@@ -187,16 +209,25 @@ static int copy(void *to, const void *from, size_t bytes, bool device_to, bool d
 typedef enum CopyKind { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS } CopyKind;
 static int copy_kind(void *to, const void *from, size_t bytes, int kind, Stream *stream) {
     if (kind < HOST_TO_HOST || kind > BY_ADDRESS) return finish(HIP_ERROR_INVALID_VALUE);
-    return copy(to, from, bytes, kind == HOST_TO_DEVICE || kind == DEVICE_TO_DEVICE, kind == DEVICE_TO_HOST || kind == DEVICE_TO_DEVICE, stream);
+    return copy(
+        to, from, bytes, kind == HOST_TO_DEVICE || kind == DEVICE_TO_DEVICE, kind == DEVICE_TO_HOST || kind == DEVICE_TO_DEVICE, stream);
 }
 EXPORT int hipMemcpy(void *to, const void *from, size_t bytes, int kind) { return copy_kind(to, from, bytes, kind, NULL); }
-EXPORT int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, Stream *stream) { return copy_kind(to, from, bytes, kind, stream); }
+EXPORT int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, Stream *stream) {
+    return copy_kind(to, from, bytes, kind, stream);
+}
 EXPORT int hipMemcpyHtoD(void *to, const void *from, size_t bytes) { return copy(to, from, bytes, true, false, NULL); }
 EXPORT int hipMemcpyDtoH(void *to, const void *from, size_t bytes) { return copy(to, from, bytes, false, true, NULL); }
 EXPORT int hipMemcpyDtoD(void *to, const void *from, size_t bytes) { return copy(to, from, bytes, true, true, NULL); }
-EXPORT int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, Stream *stream) { return copy(to, from, bytes, true, false, stream); }
-EXPORT int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, Stream *stream) { return copy(to, from, bytes, false, true, stream); }
-EXPORT int hipMemcpyDtoDAsync(void *to, const void *from, size_t bytes, Stream *stream) { return copy(to, from, bytes, true, true, stream); }
+EXPORT int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, Stream *stream) {
+    return copy(to, from, bytes, true, false, stream);
+}
+EXPORT int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, Stream *stream) {
+    return copy(to, from, bytes, false, true, stream);
+}
+EXPORT int hipMemcpyDtoDAsync(void *to, const void *from, size_t bytes, Stream *stream) {
+    return copy(to, from, bytes, true, true, stream);
+}
 
 static int fill(void *memory, uint32_t value, size_t count, unsigned width, Stream *stream) {
     if (!count) return finish(0);
@@ -209,11 +240,17 @@ static int fill(void *memory, uint32_t value, size_t count, unsigned width, Stre
 EXPORT int hipMemset(void *memory, int value, size_t bytes) { return fill(memory, (uint8_t)value, bytes, 1, NULL); }
 EXPORT int hipMemsetAsync(void *memory, int value, size_t bytes, Stream *stream) { return fill(memory, (uint8_t)value, bytes, 1, stream); }
 EXPORT int hipMemsetD8(void *memory, unsigned char value, size_t count) { return fill(memory, value, count, 1, NULL); }
-EXPORT int hipMemsetD8Async(void *memory, unsigned char value, size_t count, Stream *stream) { return fill(memory, value, count, 1, stream); }
+EXPORT int hipMemsetD8Async(void *memory, unsigned char value, size_t count, Stream *stream) {
+    return fill(memory, value, count, 1, stream);
+}
 EXPORT int hipMemsetD16(void *memory, unsigned short value, size_t count) { return fill(memory, value, count, 2, NULL); }
-EXPORT int hipMemsetD16Async(void *memory, unsigned short value, size_t count, Stream *stream) { return fill(memory, value, count, 2, stream); }
+EXPORT int hipMemsetD16Async(void *memory, unsigned short value, size_t count, Stream *stream) {
+    return fill(memory, value, count, 2, stream);
+}
 EXPORT int hipMemsetD32(void *memory, int value, size_t count) { return fill(memory, (uint32_t)value, count, 4, NULL); }
-EXPORT int hipMemsetD32Async(void *memory, int value, size_t count, Stream *stream) { return fill(memory, (uint32_t)value, count, 4, stream); }
+EXPORT int hipMemsetD32Async(void *memory, int value, size_t count, Stream *stream) {
+    return fill(memory, (uint32_t)value, count, 4, stream);
+}
 
 /* -- Streams and events -------------------------------------------------------------------------------------------- */
 
@@ -272,7 +309,8 @@ EXPORT int hipModuleLoadData(Module **module, const void *image) {
     if (!*module) return finish(HIP_ERROR_OUT_OF_MEMORY);
     (*module)->program = program_load(image, why);
     if ((*module)->program && !strcmp((*module)->program->target, card()->target)) return finish(0);
-    if ((*module)->program) snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", (*module)->program->target, card()->target);
+    if ((*module)->program)
+        snprintf(why, sizeof why, "a code object for another GPU (%s); this one is %s", (*module)->program->target, card()->target);
     program_free((*module)->program);
     fprintf(stderr, "rocemu: %s\n", why);
     free(*module);
@@ -327,7 +365,8 @@ EXPORT int hipFuncSetCacheConfig(const void *function, int configuration) {
 EXPORT int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *function, int threads, size_t dynamic_bytes) {
     if (!blocks || !function || threads <= 0) return finish(HIP_ERROR_INVALID_VALUE);
     const Kernel *kernel = &function->kernel;
-    unsigned registers = (kernel->vector_registers + 7) / 8 * 8, waves = ((unsigned)threads + LANES - 1) / LANES, per_simd = registers ? 512 / registers : 8;
+    unsigned registers = (kernel->vector_registers + 7) / 8 * 8, waves = ((unsigned)threads + LANES - 1) / LANES,
+             per_simd = registers ? 512 / registers : 8;
     if (per_simd > 8) per_simd = 8;
     size_t lds = kernel->group_bytes + dynamic_bytes;
     size_t by_waves = 4 * per_simd / waves, by_lds = lds ? LDS_BYTES / lds : by_waves;
@@ -372,8 +411,8 @@ static int check_shape(const Kernel *kernel, const uint32_t grid[3], const uint3
     return 0;
 }
 
-EXPORT int hipModuleLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                                 Stream *stream, void **parameters, void **extra) {
+EXPORT int hipModuleLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+    unsigned block_z, unsigned shared, Stream *stream, void **parameters, void **extra) {
     if (!function) return finish(HIP_ERROR_INVALID_HANDLE);
     const Kernel *kernel = &function->kernel;
     uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
@@ -397,7 +436,9 @@ EXPORT int hipStreamBeginCapture(Stream *stream, int mode) {
     return finish(graph_begin(stream));
 }
 EXPORT int hipStreamEndCapture(Stream *stream, Graph **graph) { return finish(graph_end(stream, graph)); }
-EXPORT int hipStreamIsCapturing(Stream *stream, int *status) { return status ? (*status = stream_captures(stream), finish(0)) : finish(HIP_ERROR_INVALID_VALUE); }
+EXPORT int hipStreamIsCapturing(Stream *stream, int *status) {
+    return status ? (*status = stream_captures(stream), finish(0)) : finish(HIP_ERROR_INVALID_VALUE);
+}
 /* An executable graph is the graph itself, with another owner. */
 EXPORT int hipGraphInstantiate(Graph **executable, Graph *graph, void **error_node, char *log, size_t log_bytes) {
     (void)error_node, (void)log, (void)log_bytes;

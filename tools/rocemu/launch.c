@@ -19,14 +19,22 @@ static uint64_t hidden_value(const Launch *launch, int kind) {
 
 /* The dispatch packet as HSA defines it (hsa_kernel_dispatch_packet_t). */
 static void write_packet(Launch *launch) {
-    struct { uint16_t header, setup, block[3], reserved; uint32_t grid[3], private_bytes, group_bytes; uint64_t object, kernarg, reserved2, signal; } packet = {
-        .header = 2, .setup = 3, .private_bytes = launch->kernel->private_bytes, .group_bytes = launch->lds_bytes, .kernarg = (uint64_t)launch->kernarg};
+    struct {
+        uint16_t header, setup, block[3], reserved;
+        uint32_t grid[3], private_bytes, group_bytes;
+        uint64_t object, kernarg, reserved2, signal;
+    } packet = {.header = 2,
+        .setup = 3,
+        .private_bytes = launch->kernel->private_bytes,
+        .group_bytes = launch->lds_bytes,
+        .kernarg = (uint64_t)launch->kernarg};
     for (int i = 0; i < 3; i++) packet.block[i] = (uint16_t)launch->block[i], packet.grid[i] = launch->grid[i] * launch->block[i];
     _Static_assert(sizeof packet == sizeof launch->packet, "a dispatch packet has 64 bytes");
     memcpy(launch->packet, &packet, sizeof packet);
 }
 
-void launch_prepare(Launch *launch, const Kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds, uint8_t *kernarg) {
+void launch_prepare(
+    Launch *launch, const Kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds, uint8_t *kernarg) {
     *launch = (Launch){.kernel = kernel, .lds_bytes = kernel->group_bytes + dynamic_lds, .kernarg = kernarg, .check = check_level()};
     memcpy(launch->grid, grid, sizeof launch->grid);
     memcpy(launch->block, block, sizeof launch->block);
@@ -150,12 +158,14 @@ static bool pass_barrier(Workgroup *group) {
         } else if (!waiting) {
             waiting = wave;
         } else if (check && wave->barrier != waiting->barrier) {
-            check_report(wave, wave->barrier, -1, HIP_ERROR_LAUNCH_FAILURE, "a divergent barrier: wavefront %d waits at another one, at 0x%x", waiting->index, waiting->barrier->address);
+            check_report(wave, wave->barrier, -1, HIP_ERROR_LAUNCH_FAILURE,
+                "a divergent barrier: wavefront %d waits at another one, at 0x%x", waiting->index, waiting->barrier->address);
             return false;
         }
     }
     if (waiting && ended && check)
-        check_report(waiting, waiting->barrier, -1, HIP_ERROR_LAUNCH_FAILURE, "a barrier that wavefront %d does not come to: it has ended", ended->index);
+        check_report(waiting, waiting->barrier, -1, HIP_ERROR_LAUNCH_FAILURE, "a barrier that wavefront %d does not come to: it has ended",
+            ended->index);
     return waiting && waiting->state == WAVE_WAITING;
 }
 
@@ -167,10 +177,8 @@ static void run_workgroup(Workgroup *group) {
         for (int i = 0; i < group->waves && !failed(launch); i++) {
             Wave *wave = &group->wave[i];
             if (wave->state == WAVE_WAITING) wave->state = WAVE_RUNNING;
-            if (group->statistics)
-                run_wave_counted(wave);
-            else
-                run_wave(wave);
+            if (group->statistics) run_wave_counted(wave);
+            else run_wave(wave);
         }
         if (failed(launch) || !pass_barrier(group)) break;
         if (launch->check != CHECK_OFF) shadow_barrier(group->shadow, launch->lds_bytes);

@@ -46,7 +46,8 @@ static void write_ledger(void) {
     }
     setvbuf(file, NULL, _IOLBF, BUFSIZ);
     for (const Entry *entry = ledger.first; entry; entry = entry->next)
-        fprintf(file, "%u %s %llu %llu %.6f\n", entry->checksum, entry->name, (unsigned long long)entry->launches, (unsigned long long)entry->instructions, entry->seconds);
+        fprintf(file, "%u %s %llu %llu %.6f\n", entry->checksum, entry->name, (unsigned long long)entry->launches,
+            (unsigned long long)entry->instructions, entry->seconds);
     fclose(file);
 }
 

@@ -7,7 +7,8 @@ static void local_addresses(const Wave *wave, const Operand *address, int32_t of
     for (int lane = 0; lane < LANES; lane++) to[lane] = from[lane] + (uint32_t)offset;
 }
 
-static void local_load(Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
+static void local_load(
+    Wave *wave, const Instruction *in, int to, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
     if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
     for (uint64_t left = exec; left; left &= left - 1) {
         int lane = __builtin_ctzll(left);
@@ -17,7 +18,8 @@ static void local_load(Wave *wave, const Instruction *in, int to, const uint32_t
     mark_loaded(wave, to, bytes, exec);
 }
 
-static void local_store(Wave *wave, const Instruction *in, int from, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
+static void local_store(
+    Wave *wave, const Instruction *in, int from, const uint32_t address[LANES], uint64_t exec, unsigned bytes, Extension extension) {
     if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
     uint64_t defined = ~0ull;
     if (wave->group->launch->check == CHECK_ALL)
@@ -80,7 +82,9 @@ static void execute_atomic(Wave *wave, const Instruction *in) {
     const Operand *operand = &in->operand[returns];
     uint64_t exec = wave_exec(wave);
     uint32_t address[LANES];
-    if (!check_defined(wave, in, operand[0].index, 1, exec, "an LDS address") || !check_defined(wave, in, operand[1].index, operand[1].registers, exec, "an atomic operand")) return;
+    if (!check_defined(wave, in, operand[0].index, 1, exec, "an LDS address") ||
+        !check_defined(wave, in, operand[1].index, operand[1].registers, exec, "an atomic operand"))
+        return;
     local_addresses(wave, &operand[0], in->offset, address);
     if (wave->group->statistics) statistics_local(wave->group->statistics, address, exec, bytes);
     for (uint64_t left = exec; left; left &= left - 1) {
@@ -116,7 +120,8 @@ static void gather(Wave *wave, const Instruction *in, int data, const int source
 static void execute_bpermute(Wave *wave, const Instruction *in) {
     int source[LANES];
     if (!check_defined(wave, in, in->operand[1].index, 1, wave_exec(wave), "a lane number")) return;
-    for (int lane = 0; lane < LANES; lane++) source[lane] = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
+    for (int lane = 0; lane < LANES; lane++)
+        source[lane] = (wave->vector[in->operand[1].index][lane] + (uint32_t)in->offset) >> 2 & (LANES - 1);
     gather(wave, in, in->operand[2].index, source);
 }
 
@@ -139,10 +144,8 @@ static void execute_permute(Wave *wave, const Instruction *in) {
 static void execute_swizzle(Wave *wave, const Instruction *in) {
     int source[LANES], pattern = in->offset;
     for (int lane = 0; lane < LANES; lane++) {
-        if (pattern & 0x8000)
-            source[lane] = (lane & ~3) + (pattern >> (2 * (lane & 3)) & 3);
-        else
-            source[lane] = (lane & 32) + ((((lane & 31) & (pattern & 31)) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31));
+        if (pattern & 0x8000) source[lane] = (lane & ~3) + (pattern >> (2 * (lane & 3)) & 3);
+        else source[lane] = (lane & 32) + ((((lane & 31) & (pattern & 31)) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31));
     }
     gather(wave, in, in->operand[1].index, source);
 }
@@ -159,27 +162,29 @@ static void execute_nothing(Wave *wave, const Instruction *in) { (void)wave, (vo
 
 static const Operation rows[] = {
 #define X(name, bytes, extension) {"ds_read_" #name, "d:i", execute_read, NULL, NULL, OPERATION_MEMORY, bytes, extension},
-    X(u8, 1, EXTEND_ZERO) X(i8, 1, EXTEND_SIGN) X(u16, 2, EXTEND_ZERO) X(i16, 2, EXTEND_SIGN) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO) X(b96, 12, EXTEND_ZERO)
-    X(b128, 16, EXTEND_ZERO) X(u8_d16, 1, EXTEND_LOW_HALF) X(u8_d16_hi, 1, EXTEND_HIGH_HALF) X(i8_d16, 1, EXTEND_LOW_HALF_SIGN) X(i8_d16_hi, 1, EXTEND_HIGH_HALF_SIGN)
-    X(u16_d16, 2, EXTEND_LOW_HALF) X(u16_d16_hi, 2, EXTEND_HIGH_HALF)
+    X(u8, 1, EXTEND_ZERO) X(i8, 1, EXTEND_SIGN) X(u16, 2, EXTEND_ZERO) X(i16, 2, EXTEND_SIGN) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO)
+        X(b96, 12, EXTEND_ZERO) X(b128, 16, EXTEND_ZERO) X(u8_d16, 1, EXTEND_LOW_HALF) X(u8_d16_hi, 1, EXTEND_HIGH_HALF) X(i8_d16, 1,
+            EXTEND_LOW_HALF_SIGN) X(i8_d16_hi, 1, EXTEND_HIGH_HALF_SIGN) X(u16_d16, 2, EXTEND_LOW_HALF) X(u16_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X
 #define X(name, bytes, extension) {"ds_write_" #name, ":ii", execute_write, NULL, NULL, OPERATION_MEMORY, bytes, extension},
-    X(b8, 1, EXTEND_ZERO) X(b16, 2, EXTEND_ZERO) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO) X(b96, 12, EXTEND_ZERO) X(b128, 16, EXTEND_ZERO)
-    X(b8_d16_hi, 1, EXTEND_HIGH_HALF) X(b16_d16_hi, 2, EXTEND_HIGH_HALF)
+            X(b8, 1, EXTEND_ZERO) X(b16, 2, EXTEND_ZERO) X(b32, 4, EXTEND_ZERO) X(b64, 8, EXTEND_ZERO) X(b96, 12, EXTEND_ZERO)
+                X(b128, 16, EXTEND_ZERO) X(b8_d16_hi, 1, EXTEND_HIGH_HALF) X(b16_d16_hi, 2, EXTEND_HIGH_HALF)
 #undef X
 #define X(name, kind, bytes) \
     {"ds_" #name, ":ii", execute_atomic, NULL, NULL, OPERATION_MEMORY, (kind) | (bytes) << 8, 0},
-    ATOMICS(X)
+                    ATOMICS(X)
 #undef X
 /* The returning forms have "rtn" before the type. */
 #define X(operation, type, kind, bytes) {"ds_" #operation "_rtn_" #type, "d:ii", execute_atomic, NULL, NULL, OPERATION_MEMORY, (kind) | (bytes) << 8, 1},
-    X(add, u32, ATOMIC_ADD, 4) X(sub, u32, ATOMIC_SUB, 4) X(rsub, u32, ATOMIC_RSUB, 4) X(inc, u32, ATOMIC_INC, 4) X(dec, u32, ATOMIC_DEC, 4) X(min, i32, ATOMIC_SMIN, 4)
-    X(max, i32, ATOMIC_SMAX, 4) X(min, u32, ATOMIC_UMIN, 4) X(max, u32, ATOMIC_UMAX, 4) X(and, b32, ATOMIC_AND, 4) X(or, b32, ATOMIC_OR, 4) X(xor, b32, ATOMIC_XOR, 4)
-    X(wrxchg, b32, ATOMIC_SWAP, 4) X(cmpst, b32, ATOMIC_CMPSWAP, 4) X(add, f32, ATOMIC_ADD_FLOAT, 4) X(min, f32, ATOMIC_MIN_FLOAT, 4) X(max, f32, ATOMIC_MAX_FLOAT, 4)
-    X(add, u64, ATOMIC_ADD, 8) X(sub, u64, ATOMIC_SUB, 8) X(and, b64, ATOMIC_AND, 8) X(or, b64, ATOMIC_OR, 8) X(xor, b64, ATOMIC_XOR, 8) X(wrxchg, b64, ATOMIC_SWAP, 8)
-    X(cmpst, b64, ATOMIC_CMPSWAP, 8) X(add, f64, ATOMIC_ADD_FLOAT, 8)
+                        X(add, u32, ATOMIC_ADD, 4) X(sub, u32, ATOMIC_SUB, 4) X(rsub, u32, ATOMIC_RSUB, 4) X(inc, u32, ATOMIC_INC, 4) X(
+                            dec, u32, ATOMIC_DEC, 4) X(min, i32, ATOMIC_SMIN, 4) X(max, i32, ATOMIC_SMAX, 4) X(min, u32, ATOMIC_UMIN, 4)
+                            X(max, u32, ATOMIC_UMAX, 4) X(and, b32, ATOMIC_AND, 4) X(or, b32, ATOMIC_OR, 4) X(xor, b32, ATOMIC_XOR, 4) X(
+                                wrxchg, b32, ATOMIC_SWAP, 4) X(cmpst, b32, ATOMIC_CMPSWAP, 4) X(add, f32, ATOMIC_ADD_FLOAT, 4)
+                                X(min, f32, ATOMIC_MIN_FLOAT, 4) X(max, f32, ATOMIC_MAX_FLOAT, 4) X(add, u64, ATOMIC_ADD, 8) X(
+                                    sub, u64, ATOMIC_SUB, 8) X(and, b64, ATOMIC_AND, 8) X(or, b64, ATOMIC_OR, 8) X(xor, b64, ATOMIC_XOR, 8)
+                                    X(wrxchg, b64, ATOMIC_SWAP, 8) X(cmpst, b64, ATOMIC_CMPSWAP, 8) X(add, f64, ATOMIC_ADD_FLOAT, 8)
 #undef X
-    {"ds_cmpst_b32", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 4 << 8, 0},
+                                        {"ds_cmpst_b32", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 4 << 8, 0},
     {"ds_cmpst_b64", ":iii", execute_atomic, NULL, NULL, OPERATION_MEMORY, ATOMIC_CMPSWAP | 8 << 8, 0},
     {"ds_read2_b32", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 4, 4},
     {"ds_read2_b64", "d:i", execute_read2, NULL, NULL, OPERATION_MEMORY, 8, 8},

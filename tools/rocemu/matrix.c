@@ -24,25 +24,27 @@ typedef struct MatrixCall {
 static float fp8_value(uint8_t x, int mantissa_bits, int bias) {
     if (x == 0x80) return NAN;
     int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
-    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits) : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
+    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits)
+                               : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
     return x & 0x80 ? -magnitude : magnitude;
 }
 
 LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lane, int j) {
     switch (type) {
-        case ELEMENT_F32: return bits_float(wave->vector[index + j][lane]);
-        case ELEMENT_XF32: return bits_float(wave->vector[index + j][lane] & 0xffffe000);
-        case ELEMENT_F16: return half_float((uint16_t)(wave->vector[index + j / 2][lane] >> (16 * (j % 2))));
-        case ELEMENT_BF16: return bits_float(wave->vector[index + j / 2][lane] >> (16 * (j % 2)) << 16);
-        case ELEMENT_I8: return (int8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4)));
-        case ELEMENT_FP8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 3, 8);
-        case ELEMENT_BF8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 2, 16);
+    case ELEMENT_F32: return bits_float(wave->vector[index + j][lane]);
+    case ELEMENT_XF32: return bits_float(wave->vector[index + j][lane] & 0xffffe000);
+    case ELEMENT_F16: return half_float((uint16_t)(wave->vector[index + j / 2][lane] >> (16 * (j % 2))));
+    case ELEMENT_BF16: return bits_float(wave->vector[index + j / 2][lane] >> (16 * (j % 2)) << 16);
+    case ELEMENT_I8: return (int8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4)));
+    case ELEMENT_FP8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 3, 8);
+    case ELEMENT_BF8: return fp8_value((uint8_t)(wave->vector[index + j / 4][lane] >> (8 * (j % 4))), 2, 16);
     }
     return 0;
 }
 
 /* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type is a constant in each copy. */
-LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride, int row_stride, int k_stride) {
+LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to,
+    int block_stride, int row_stride, int k_stride) {
     int groups = call->depth / per_lane;
     for (int lane = 0; lane < LANES; lane++) {
         int row = lane % call->size, group = lane / call->size;
@@ -51,22 +53,30 @@ LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, c
     }
 }
 
-static void gather_type(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride, int row_stride, int k_stride) {
+static void gather_type(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to, int block_stride,
+    int row_stride, int k_stride) {
 #define GATHER(known) \
     case known: gather_operand(wave, index, known, call, per_lane, to, block_stride, row_stride, k_stride); break;
-    switch (type) { GATHER(ELEMENT_F32) GATHER(ELEMENT_F16) GATHER(ELEMENT_BF16) GATHER(ELEMENT_I8) GATHER(ELEMENT_FP8) GATHER(ELEMENT_BF8) GATHER(ELEMENT_XF32) }
+    switch (type) {
+        GATHER(ELEMENT_F32)
+        GATHER(ELEMENT_F16) GATHER(ELEMENT_BF16) GATHER(ELEMENT_I8) GATHER(ELEMENT_FP8) GATHER(ELEMENT_BF8) GATHER(ELEMENT_XF32)
+    }
 #undef GATHER
 }
 
 static void gather(const Wave *wave, const Instruction *in, MatrixCall *call) {
     int shape = in->operation->argument, elements = in->operation->argument2, per_lane = elements >> 16;
     call->size = shape & 255, call->depth = shape >> 8 & 255, call->blocks = shape >> 16;
-    gather_type(wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a[0], call->size * MAX_DEPTH, MAX_DEPTH, 1);
-    gather_type(wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), call, per_lane, call->b, call->depth * call->size, 1, call->size);
+    gather_type(
+        wave, in->operand[1].index, (ElementType)(elements & 255), call, per_lane, call->a[0], call->size * MAX_DEPTH, MAX_DEPTH, 1);
+    gather_type(
+        wave, in->operand[2].index, (ElementType)(elements >> 8 & 255), call, per_lane, call->b, call->depth * call->size, 1, call->size);
 }
 
 /* Row and block of what register r holds in the lanes `group` * size ... */
-LANE_INLINE int result_row(int size, int r, int group) { return size == 32 ? 8 * (r % 16 / 4) + 4 * group + r % 4 : size == 16 ? 4 * group + r % 4 : r; }
+LANE_INLINE int result_row(int size, int r, int group) {
+    return size == 32 ? 8 * (r % 16 / 4) + 4 * group + r % 4 : size == 16 ? 4 * group + r % 4 : r;
+}
 LANE_INLINE int result_block(int size, int r, int group) { return size == 32 ? r / 16 : size == 16 ? r / 4 : group; }
 static int result_registers(int size, int blocks) { return size * size * blocks / LANES; }
 
@@ -83,7 +93,8 @@ LANE_INLINE void multiply_floats(MatrixCall *call, int size) {
             for (int k = 0; k < depth; k++)
                 for (int i = 0; i < 4; i++)
 #pragma omp simd
-                    for (int column = 0; column < size; column++) sum[i][column] = fmaf(call->a[row + i][k], b[k * size + column], sum[i][column]);
+                    for (int column = 0; column < size; column++)
+                        sum[i][column] = fmaf(call->a[row + i][k], b[k * size + column], sum[i][column]);
             for (int i = 0; i < 4; i++)
                 for (int column = 0; column < size; column++) call->d[r + i][group * size + column] = float_bits(sum[i][column]);
         }
@@ -124,7 +135,8 @@ static void define_results(Wave *wave, const Instruction *in, const MatrixCall *
         uint64_t defined = c->kind == OPERAND_VECTOR ? wave->defined[c->index + r] : ~0ull;
         for (int lane = 0; lane < LANES && (~row_defined || ~column_defined); lane++) {
             int group = lane / size, base = result_block(size, r, group) * size;
-            if (!(row_defined >> (base + result_row(size, r, group)) & 1) || !(column_defined >> (base + lane % size) & 1)) defined &= ~(1ull << lane);
+            if (!(row_defined >> (base + result_row(size, r, group)) & 1) || !(column_defined >> (base + lane % size) & 1))
+                defined &= ~(1ull << lane);
         }
         wave->defined[d + r] = defined;
     }
@@ -133,16 +145,18 @@ static void define_results(Wave *wave, const Instruction *in, const MatrixCall *
 /* Dense teraoperations per second of an MI300X. */
 static double published_rate(ElementType type) {
     switch (type) {
-        case ELEMENT_F32: return 163.4;
-        case ELEMENT_XF32: return 653.7;
-        case ELEMENT_F16: case ELEMENT_BF16: return 1307.4;
-        default: return 2614.9;
+    case ELEMENT_F32: return 163.4;
+    case ELEMENT_XF32: return 653.7;
+    case ELEMENT_F16:
+    case ELEMENT_BF16: return 1307.4;
+    default: return 2614.9;
     }
 }
 
 static void execute_matrix(Wave *wave, const Instruction *in) {
     if (in->broadcast_size || in->broadcast_block || in->block_pattern) {
-        check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED, "a matrix instruction with broadcast or permuted blocks, which the emulator does not have");
+        check_report(wave, in, -1, HIP_ERROR_NOT_SUPPORTED,
+            "a matrix instruction with broadcast or permuted blocks, which the emulator does not have");
         return;
     }
     MatrixCall call;
@@ -159,10 +173,12 @@ static void execute_matrix(Wave *wave, const Instruction *in) {
     }
     call.d = &wave->vector[to];
     bool integers = (in->operation->argument2 & 255) == ELEMENT_I8;
-    (call.size == 32 ? (integers ? multiply_integers_32 : multiply_floats_32) : call.size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
-                                                                                               : (integers ? multiply_integers_4 : multiply_floats_4))(&call);
+    (call.size == 32      ? (integers ? multiply_integers_32 : multiply_floats_32)
+        : call.size == 16 ? (integers ? multiply_integers_16 : multiply_floats_16)
+                          : (integers ? multiply_integers_4 : multiply_floats_4))(&call);
     if (wave->group->statistics)
-        statistics_matrix(wave->group->statistics, 2ull * (unsigned)(call.size * call.size * call.depth * call.blocks), published_rate((ElementType)(in->operation->argument2 & 255)));
+        statistics_matrix(wave->group->statistics, 2ull * (unsigned)(call.size * call.size * call.depth * call.blocks),
+            published_rate((ElementType)(in->operation->argument2 & 255)));
 }
 
 #define MATRIX(name, m, k, blocks, a, b, per_lane) {name, "d:iif", execute_matrix, NULL, NULL, OPERATION_MATRIX, SHAPE(m, k, blocks), ELEMENTS(a, b, per_lane)},
@@ -175,15 +191,14 @@ static void execute_matrix(Wave *wave, const Instruction *in) {
     MATRIX("v_mfma_f32_4x4x4_16b_" new_type, 4, 4, 16, element, element, 4) MATRIX("v_mfma_f32_4x4x4" old_type, 4, 4, 16, element, element, 4)
 #define BYTE_SHAPES(type, a, b)                                                                                                                               \
     MATRIX("v_mfma_f32_32x32x16_" type, 32, 16, 1, a, b, 8) MATRIX("v_mfma_f32_16x16x32_" type, 16, 32, 1, a, b, 8)
-static const Operation rows[] = {
-    HALF_SHAPES("bf16", "bf16_1k", ELEMENT_BF16) HALF_SHAPES("f16", "f16", ELEMENT_F16)
-    BYTE_SHAPES("fp8_fp8", ELEMENT_FP8, ELEMENT_FP8) BYTE_SHAPES("fp8_bf8", ELEMENT_FP8, ELEMENT_BF8)
-    BYTE_SHAPES("bf8_fp8", ELEMENT_BF8, ELEMENT_FP8) BYTE_SHAPES("bf8_bf8", ELEMENT_BF8, ELEMENT_BF8)
-    MATRIX("v_mfma_i32_32x32x16_i8", 32, 16, 1, ELEMENT_I8, ELEMENT_I8, 8) MATRIX("v_mfma_i32_16x16x32_i8", 16, 32, 1, ELEMENT_I8, ELEMENT_I8, 8)
-    MATRIX("v_mfma_f32_32x32x2_f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_32x32x2f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1)
-    MATRIX("v_mfma_f32_16x16x4_f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1)
-    MATRIX("v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x1_4b_f32", 16, 1, 4, ELEMENT_F32, ELEMENT_F32, 1)
-    MATRIX("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, ELEMENT_F32, ELEMENT_F32, 1)
-    MATRIX("v_mfma_f32_32x32x4_xf32", 32, 4, 1, ELEMENT_XF32, ELEMENT_XF32, 2) MATRIX("v_mfma_f32_16x16x8_xf32", 16, 8, 1, ELEMENT_XF32, ELEMENT_XF32, 2)
-};
+static const Operation rows[] = {HALF_SHAPES("bf16", "bf16_1k", ELEMENT_BF16) HALF_SHAPES("f16", "f16", ELEMENT_F16) BYTE_SHAPES(
+    "fp8_fp8", ELEMENT_FP8, ELEMENT_FP8) BYTE_SHAPES("fp8_bf8", ELEMENT_FP8, ELEMENT_BF8) BYTE_SHAPES("bf8_fp8", ELEMENT_BF8, ELEMENT_FP8)
+        BYTE_SHAPES("bf8_bf8", ELEMENT_BF8, ELEMENT_BF8) MATRIX("v_mfma_i32_32x32x16_i8", 32, 16, 1, ELEMENT_I8, ELEMENT_I8, 8)
+            MATRIX("v_mfma_i32_16x16x32_i8", 16, 32, 1, ELEMENT_I8, ELEMENT_I8, 8) MATRIX("v_mfma_f32_32x32x2_f32", 32, 2, 1, ELEMENT_F32,
+                ELEMENT_F32, 1) MATRIX("v_mfma_f32_32x32x2f32", 32, 2, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4_f32", 16,
+                4, 1, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x4f32", 16, 4, 1, ELEMENT_F32, ELEMENT_F32, 1)
+                MATRIX("v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_16x16x1_4b_f32", 16, 1, 4,
+                    ELEMENT_F32, ELEMENT_F32, 1) MATRIX("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, ELEMENT_F32, ELEMENT_F32, 1)
+                    MATRIX("v_mfma_f32_32x32x4_xf32", 32, 4, 1, ELEMENT_XF32, ELEMENT_XF32, 2)
+                        MATRIX("v_mfma_f32_16x16x8_xf32", 16, 8, 1, ELEMENT_XF32, ELEMENT_XF32, 2)};
 const OperationTable matrix_operations = {rows, sizeof rows / sizeof *rows};

@@ -7,7 +7,14 @@
 #include "lanes.h"
 
 /* How fewer than 4 bytes become a register: whole; sign-extended; or into one half, which keeps the other. Also used for what part of a register is stored. */
-typedef enum Extension { EXTEND_ZERO, EXTEND_SIGN, EXTEND_LOW_HALF, EXTEND_HIGH_HALF, EXTEND_LOW_HALF_SIGN, EXTEND_HIGH_HALF_SIGN } Extension;
+typedef enum Extension {
+    EXTEND_ZERO,
+    EXTEND_SIGN,
+    EXTEND_LOW_HALF,
+    EXTEND_HIGH_HALF,
+    EXTEND_LOW_HALF_SIGN,
+    EXTEND_HIGH_HALF_SIGN
+} Extension;
 
 static inline bool extension_keeps_half(Extension extension) { return extension >= EXTEND_LOW_HALF; }
 
@@ -45,8 +52,25 @@ static inline void mark_loaded(Wave *wave, int to, unsigned bytes, uint64_t exec
 }
 
 typedef enum AtomicKind {
-    ATOMIC_ADD, ATOMIC_SUB, ATOMIC_RSUB, ATOMIC_INC, ATOMIC_DEC, ATOMIC_SMIN, ATOMIC_UMIN, ATOMIC_SMAX, ATOMIC_UMAX, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR, ATOMIC_SWAP, ATOMIC_CMPSWAP,
-    ATOMIC_ADD_FLOAT, ATOMIC_MIN_FLOAT, ATOMIC_MAX_FLOAT, ATOMIC_ADD_HALVES, ATOMIC_ADD_BF16
+    ATOMIC_ADD,
+    ATOMIC_SUB,
+    ATOMIC_RSUB,
+    ATOMIC_INC,
+    ATOMIC_DEC,
+    ATOMIC_SMIN,
+    ATOMIC_UMIN,
+    ATOMIC_SMAX,
+    ATOMIC_UMAX,
+    ATOMIC_AND,
+    ATOMIC_OR,
+    ATOMIC_XOR,
+    ATOMIC_SWAP,
+    ATOMIC_CMPSWAP,
+    ATOMIC_ADD_FLOAT,
+    ATOMIC_MIN_FLOAT,
+    ATOMIC_MAX_FLOAT,
+    ATOMIC_ADD_HALVES,
+    ATOMIC_ADD_BF16
 } AtomicKind;
 
 /* Applies the operation to memory of 4 or 8 bytes as one step and returns what was there. */

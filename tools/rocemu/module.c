@@ -9,11 +9,22 @@
 #include "emulator.h"
 
 /* e_flags of the GPUs that are understood (EF_AMDGPU_MACH). */
-enum { ELF_MACHINE_AMDGPU = 224, MACHINE_MASK = 0xff, MACHINE_GFX90A = 0x3f, MACHINE_GFX942 = 0x4c, NOTE_METADATA = 32, MAX_OBJECT = 1 << 30 };
+enum {
+    ELF_MACHINE_AMDGPU = 224,
+    MACHINE_MASK = 0xff,
+    MACHINE_GFX90A = 0x3f,
+    MACHINE_GFX942 = 0x4c,
+    NOTE_METADATA = 32,
+    MAX_OBJECT = 1 << 30
+};
 
 /* -- MessagePack --------------------------------------------------------------------------------------------------- */
 
-typedef struct Reader { const uint8_t *at, *end; bool failed; int depth; } Reader;
+typedef struct Reader {
+    const uint8_t *at, *end;
+    bool failed;
+    int depth;
+} Reader;
 
 static uint64_t read_big_endian(Reader *reader, int bytes) {
     uint64_t value = 0;
@@ -26,7 +37,11 @@ static uint64_t read_big_endian(Reader *reader, int bytes) {
 }
 
 typedef enum ItemKind { ITEM_NUMBER, ITEM_STRING, ITEM_ARRAY, ITEM_MAP, ITEM_OTHER } ItemKind;
-typedef struct Item { ItemKind kind; uint64_t number; const char *text; } Item; /* number: value, length or count */
+typedef struct Item {
+    ItemKind kind;
+    uint64_t number;
+    const char *text;
+} Item; /* number: value, length or count */
 
 /* The head of the next item; strings are passed whole. */
 static Item read_item(Reader *reader) {
@@ -62,7 +77,9 @@ static void skip_item(Reader *reader) {
     reader->depth--;
 }
 
-static bool text_is(Item item, const char *text) { return item.kind == ITEM_STRING && item.number == strlen(text) && !memcmp(item.text, text, item.number); }
+static bool text_is(Item item, const char *text) {
+    return item.kind == ITEM_STRING && item.number == strlen(text) && !memcmp(item.text, text, item.number);
+}
 
 /* Positions the reader at the value of `key` in the map that starts at it. */
 static bool find_key(Reader *reader, const char *key) {
@@ -86,9 +103,12 @@ static Item text_at(Reader reader, const char *key) {
 
 /* -- Metadata ------------------------------------------------------------------------------------------------------ */
 
-static const struct { const char *name; uint8_t kind; } hidden_names[] = {
-    {"hidden_block_count_x", HIDDEN_BLOCK_COUNT}, {"hidden_block_count_y", HIDDEN_BLOCK_COUNT + 1}, {"hidden_block_count_z", HIDDEN_BLOCK_COUNT + 2},
-    {"hidden_group_size_x", HIDDEN_GROUP_SIZE}, {"hidden_group_size_y", HIDDEN_GROUP_SIZE + 1}, {"hidden_group_size_z", HIDDEN_GROUP_SIZE + 2},
+static const struct {
+    const char *name;
+    uint8_t kind;
+} hidden_names[] = {{"hidden_block_count_x", HIDDEN_BLOCK_COUNT}, {"hidden_block_count_y", HIDDEN_BLOCK_COUNT + 1},
+    {"hidden_block_count_z", HIDDEN_BLOCK_COUNT + 2}, {"hidden_group_size_x", HIDDEN_GROUP_SIZE},
+    {"hidden_group_size_y", HIDDEN_GROUP_SIZE + 1}, {"hidden_group_size_z", HIDDEN_GROUP_SIZE + 2},
     {"hidden_remainder_x", HIDDEN_REMAINDER}, {"hidden_remainder_y", HIDDEN_REMAINDER + 1}, {"hidden_remainder_z", HIDDEN_REMAINDER + 2},
     {"hidden_grid_dims", HIDDEN_GRID_DIMS}, {"hidden_shared_base", HIDDEN_SHARED_BASE}, {"hidden_private_base", HIDDEN_PRIVATE_BASE}};
 
@@ -143,7 +163,9 @@ static bool read_metadata(Kernel *kernel, const uint8_t *note, size_t bytes) {
 /* Size of an ELF file from its own headers, before it is trusted: the end of the section table, which is last in the file. */
 static size_t object_size(const Elf64_Ehdr *header) { return (size_t)header->e_shoff + (size_t)header->e_shentsize * header->e_shnum; }
 
-static bool inside(const Program *program, uint64_t offset, uint64_t bytes) { return offset <= program->object_bytes && bytes <= program->object_bytes - offset; }
+static bool inside(const Program *program, uint64_t offset, uint64_t bytes) {
+    return offset <= program->object_bytes && bytes <= program->object_bytes - offset;
+}
 
 static const Elf64_Shdr *section(const Program *program, unsigned i) {
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)program->object;
@@ -155,7 +177,9 @@ static const Elf64_Sym *find_symbol(const Program *program, const char *name) {
     const Elf64_Shdr *table;
     for (unsigned i = 0; (table = section(program, i)); i++) {
         const Elf64_Shdr *strings = section(program, table->sh_link);
-        if (table->sh_type != SHT_DYNSYM || !strings || !inside(program, table->sh_offset, table->sh_size) || !inside(program, strings->sh_offset, strings->sh_size)) continue;
+        if (table->sh_type != SHT_DYNSYM || !strings || !inside(program, table->sh_offset, table->sh_size) ||
+            !inside(program, strings->sh_offset, strings->sh_size))
+            continue;
         const Elf64_Sym *symbol = (const Elf64_Sym *)(program->object + table->sh_offset);
         for (uint64_t s = 0; s < table->sh_size / sizeof *symbol; s++) {
             uint64_t room = symbol[s].st_name < strings->sh_size ? strings->sh_size - symbol[s].st_name : 0;
@@ -172,7 +196,8 @@ static const uint8_t *find_note(const Program *program, size_t *bytes) {
         if (notes->sh_type != SHT_NOTE || !inside(program, notes->sh_offset, notes->sh_size)) continue;
         for (uint64_t at = 0; at + sizeof(Elf64_Nhdr) <= notes->sh_size;) {
             const Elf64_Nhdr *note = (const Elf64_Nhdr *)(program->object + notes->sh_offset + at);
-            uint64_t name = at + sizeof *note, description = name + ((uint64_t)note->n_namesz + 3) / 4 * 4, next = description + ((uint64_t)note->n_descsz + 3) / 4 * 4;
+            uint64_t name = at + sizeof *note, description = name + ((uint64_t)note->n_namesz + 3) / 4 * 4,
+                     next = description + ((uint64_t)note->n_descsz + 3) / 4 * 4;
             if (description + note->n_descsz > notes->sh_size) break;
             if (note->n_type == NOTE_METADATA) {
                 *bytes = note->n_descsz;
@@ -195,7 +220,8 @@ static bool check_header(Program *program, const Elf64_Ehdr *header, char why[25
         snprintf(why, 256, "a code object for another GPU (machine 0x%x); gfx942 and gfx90a are emulated", machine);
         return false;
     }
-    if (header->e_shentsize != sizeof(Elf64_Shdr) || header->e_phentsize != sizeof(Elf64_Phdr) || header->e_shoff % 8 || header->e_shoff > MAX_OBJECT) {
+    if (header->e_shentsize != sizeof(Elf64_Shdr) || header->e_phentsize != sizeof(Elf64_Phdr) || header->e_shoff % 8 ||
+        header->e_shoff > MAX_OBJECT) {
         snprintf(why, 256, "a damaged code object: its tables are not where they can be");
         return false;
     }
@@ -211,8 +237,8 @@ static bool load_segments(Program *program, char why[256]) {
     const Elf64_Phdr *segment = (const Elf64_Phdr *)(program->object + header->e_phoff);
     for (int i = 0; i < header->e_phnum; i++) {
         if (segment[i].p_type != PT_LOAD) continue;
-        if (!inside(program, segment[i].p_offset, segment[i].p_filesz) || segment[i].p_filesz > segment[i].p_memsz || segment[i].p_memsz > MAX_OBJECT ||
-            segment[i].p_vaddr > MAX_OBJECT) {
+        if (!inside(program, segment[i].p_offset, segment[i].p_filesz) || segment[i].p_filesz > segment[i].p_memsz ||
+            segment[i].p_memsz > MAX_OBJECT || segment[i].p_vaddr > MAX_OBJECT) {
             snprintf(why, 256, "a damaged code object: segment %d does not fit", i);
             return false;
         }
@@ -230,7 +256,8 @@ static bool load_segments(Program *program, char why[256]) {
         return false;
     }
     for (int i = 0; i < header->e_phnum; i++)
-        if (segment[i].p_type == PT_LOAD) memcpy(program->image + segment[i].p_vaddr, program->object + segment[i].p_offset, segment[i].p_filesz);
+        if (segment[i].p_type == PT_LOAD)
+            memcpy(program->image + segment[i].p_vaddr, program->object + segment[i].p_offset, segment[i].p_filesz);
     return true;
 }
 
@@ -268,13 +295,16 @@ void program_free(Program *program) {
 bool program_kernel(Program *program, const char *name, Kernel *kernel, char why[256]) {
     *kernel = (Kernel){.program = program};
     char descriptor_name[KERNEL_NAME + 4];
-    if (snprintf(kernel->name, sizeof kernel->name, "%s", name) >= (int)sizeof kernel->name) return snprintf(why, 256, "a kernel's name is too long"), false;
+    if (snprintf(kernel->name, sizeof kernel->name, "%s", name) >= (int)sizeof kernel->name)
+        return snprintf(why, 256, "a kernel's name is too long"), false;
     snprintf(descriptor_name, sizeof descriptor_name, "%s.kd", name);
     const Elf64_Sym *symbol = find_symbol(program, descriptor_name), *code = find_symbol(program, name);
     size_t note_bytes = 0;
     const uint8_t *note = find_note(program, &note_bytes);
-    if (!symbol || !code || symbol->st_value > program->image_bytes - 64 || program->image_bytes < 64) return snprintf(why, 256, "no kernel %.128s in the code object", name), false;
-    if (!note || !read_metadata(kernel, note, note_bytes)) return snprintf(why, 256, "kernel %.128s has no metadata, or it is damaged", name), false;
+    if (!symbol || !code || symbol->st_value > program->image_bytes - 64 || program->image_bytes < 64)
+        return snprintf(why, 256, "no kernel %.128s in the code object", name), false;
+    if (!note || !read_metadata(kernel, note, note_bytes))
+        return snprintf(why, 256, "kernel %.128s has no metadata, or it is damaged", name), false;
     const uint8_t *descriptor = program->image + symbol->st_value;
     int64_t entry_offset;
     memcpy(&entry_offset, descriptor + 16, sizeof entry_offset);

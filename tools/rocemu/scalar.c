@@ -9,20 +9,20 @@
 
 uint64_t operand_scalar(const Wave *wave, const Operand *operand) {
     switch ((OperandKind)operand->kind) {
-        case OPERAND_SCALAR: return operand->registers == 2 ? wave_pair(wave, operand->index) : wave->scalar[operand->index];
-        case OPERAND_CONSTANT: return operand->value;
-        case OPERAND_SPECIAL: break;
-        default: return 0;
+    case OPERAND_SCALAR: return operand->registers == 2 ? wave_pair(wave, operand->index) : wave->scalar[operand->index];
+    case OPERAND_CONSTANT: return operand->value;
+    case OPERAND_SPECIAL: break;
+    default: return 0;
     }
     uint64_t wide = 0;
     switch ((SpecialOperand)operand->index) {
-        case SPECIAL_SCC: return wave->scc;
-        case SPECIAL_VCCZ: return wave_pair(wave, VCC) == 0;
-        case SPECIAL_EXECZ: return wave_exec(wave) == 0;
-        case SPECIAL_SHARED_BASE: wide = (uint64_t)SHARED_APERTURE << 32; break;
-        case SPECIAL_SHARED_LIMIT: wide = (uint64_t)SHARED_APERTURE << 32 | 0xffffffff; break;
-        case SPECIAL_PRIVATE_BASE: wide = (uint64_t)PRIVATE_APERTURE << 32; break;
-        case SPECIAL_PRIVATE_LIMIT: wide = (uint64_t)PRIVATE_APERTURE << 32 | 0xffffffff; break;
+    case SPECIAL_SCC: return wave->scc;
+    case SPECIAL_VCCZ: return wave_pair(wave, VCC) == 0;
+    case SPECIAL_EXECZ: return wave_exec(wave) == 0;
+    case SPECIAL_SHARED_BASE: wide = (uint64_t)SHARED_APERTURE << 32; break;
+    case SPECIAL_SHARED_LIMIT: wide = (uint64_t)SHARED_APERTURE << 32 | 0xffffffff; break;
+    case SPECIAL_PRIVATE_BASE: wide = (uint64_t)PRIVATE_APERTURE << 32; break;
+    case SPECIAL_PRIVATE_LIMIT: wide = (uint64_t)PRIVATE_APERTURE << 32 | 0xffffffff; break;
     }
     return operand->registers == 2 ? wide : wide >> 32;
 }
@@ -32,10 +32,8 @@ bool operand_scalar_defined(const Wave *wave, const Operand *operand) {
 }
 
 static void write_scalar(Wave *wave, const Operand *to, uint64_t value, bool defined) {
-    if (to->registers == 2)
-        wave_set_pair(wave, to->index, value);
-    else
-        wave->scalar[to->index] = (uint32_t)value;
+    if (to->registers == 2) wave_set_pair(wave, to->index, value);
+    else wave->scalar[to->index] = (uint32_t)value;
     scalar_set_defined(wave, to->index, to->registers, defined);
 }
 
@@ -170,20 +168,31 @@ void scalar_execute(Wave *wave, const Instruction *in) {
 
 /* -- EXEC ---------------------------------------------------------------------------------------------------------- */
 
-typedef enum ExecLogic { EXEC_AND, EXEC_OR, EXEC_XOR, EXEC_ANDN2, EXEC_ORN2, EXEC_NAND, EXEC_NOR, EXEC_XNOR, EXEC_ANDN1, EXEC_ORN1 } ExecLogic;
+typedef enum ExecLogic {
+    EXEC_AND,
+    EXEC_OR,
+    EXEC_XOR,
+    EXEC_ANDN2,
+    EXEC_ORN2,
+    EXEC_NAND,
+    EXEC_NOR,
+    EXEC_XNOR,
+    EXEC_ANDN1,
+    EXEC_ORN1
+} ExecLogic;
 
 static uint64_t exec_logic(ExecLogic logic, uint64_t a, uint64_t exec) {
     switch (logic) {
-        case EXEC_AND: return a & exec;
-        case EXEC_OR: return a | exec;
-        case EXEC_XOR: return a ^ exec;
-        case EXEC_ANDN2: return a & ~exec;
-        case EXEC_ORN2: return a | ~exec;
-        case EXEC_NAND: return ~(a & exec);
-        case EXEC_NOR: return ~(a | exec);
-        case EXEC_XNOR: return ~(a ^ exec);
-        case EXEC_ANDN1: return ~a & exec;
-        case EXEC_ORN1: return ~a | exec;
+    case EXEC_AND: return a & exec;
+    case EXEC_OR: return a | exec;
+    case EXEC_XOR: return a ^ exec;
+    case EXEC_ANDN2: return a & ~exec;
+    case EXEC_ORN2: return a | ~exec;
+    case EXEC_NAND: return ~(a & exec);
+    case EXEC_NOR: return ~(a | exec);
+    case EXEC_XNOR: return ~(a ^ exec);
+    case EXEC_ANDN1: return ~a & exec;
+    case EXEC_ORN1: return ~a | exec;
     }
     return 0;
 }
@@ -203,26 +212,28 @@ typedef enum Condition { ALWAYS, SCC_0, SCC_1, VCC_ZERO, VCC_NOT_ZERO, EXEC_ZERO
 static void execute_branch(Wave *wave, const Instruction *in) {
     bool taken = true;
     switch ((Condition)in->operation->argument) {
-        case ALWAYS: break;
-        case SCC_0: taken = !wave->scc; break;
-        case SCC_1: taken = wave->scc; break;
-        case VCC_ZERO: taken = wave_pair(wave, VCC) == 0; break;
-        case VCC_NOT_ZERO: taken = wave_pair(wave, VCC) != 0; break;
-        case EXEC_ZERO: taken = wave_exec(wave) == 0; break;
-        case EXEC_NOT_ZERO: taken = wave_exec(wave) != 0; break;
+    case ALWAYS: break;
+    case SCC_0: taken = !wave->scc; break;
+    case SCC_1: taken = wave->scc; break;
+    case VCC_ZERO: taken = wave_pair(wave, VCC) == 0; break;
+    case VCC_NOT_ZERO: taken = wave_pair(wave, VCC) != 0; break;
+    case EXEC_ZERO: taken = wave_exec(wave) == 0; break;
+    case EXEC_NOT_ZERO: taken = wave_exec(wave) != 0; break;
     }
     if (taken) wave->pc = (uint32_t)in->target;
 }
 
-static uint64_t next_address(const Wave *wave, const Instruction *in) { return (uint64_t)wave->group->launch->kernel->program->image + in->address + 4ull * in->words; }
+static uint64_t next_address(const Wave *wave, const Instruction *in) {
+    return (uint64_t)wave->group->launch->kernel->program->image + in->address + 4ull * in->words;
+}
 
 static void jump(Wave *wave, const Instruction *in, uint64_t address) {
     Program *program = wave->group->launch->kernel->program;
     uint64_t slot = (address - (uint64_t)program->image - program->text_address) / 4;
     if (slot >= program->text_bytes / 4 || !program->instruction[slot].execute)
-        check_report(wave, in, -1, HIP_ERROR_ILLEGAL_ADDRESS, "a jump to 0x%llx, which is not code of this program", (unsigned long long)address);
-    else
-        wave->pc = (uint32_t)slot;
+        check_report(
+            wave, in, -1, HIP_ERROR_ILLEGAL_ADDRESS, "a jump to 0x%llx, which is not code of this program", (unsigned long long)address);
+    else wave->pc = (uint32_t)slot;
 }
 
 static void execute_getpc(Wave *wave, const Instruction *in) { write_scalar(wave, &in->operand[0], next_address(wave, in), true); }
@@ -247,8 +258,9 @@ static void execute_trap(Wave *wave, const Instruction *in) { check_report(wave,
 static void execute_barrier(Wave *wave, const Instruction *in) {
     uint64_t missing = wave->launch_exec & ~wave_exec(wave);
     if (missing && wave->group->launch->check != CHECK_OFF) {
-        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE, "a divergent barrier: %d of the wavefront's %d lanes are not there", __builtin_popcountll(missing),
-                     __builtin_popcountll(wave->launch_exec));
+        check_report(wave, in, __builtin_ctzll(missing), HIP_ERROR_LAUNCH_FAILURE,
+            "a divergent barrier: %d of the wavefront's %d lanes are not there", __builtin_popcountll(missing),
+            __builtin_popcountll(wave->launch_exec));
         return;
     }
     wave->state = WAVE_WAITING;
@@ -279,43 +291,35 @@ static const Operation rows[] = {
     SCALAR_ARITHMETIC(X)
 #undef X
 #define X(name, format, result, flag) {#name, format, scalar_execute, NULL, core_##name, OPERATION_ACCUMULATES, 0, 0},
-    SCALAR_IN_PLACE(X)
+        SCALAR_IN_PLACE(X)
 #undef X
 #define X(name, format, result) {#name, format, scalar_execute, NULL, core_##name, 0, 0, 0},
-    SCALAR_LOGIC(X) SCALAR_COMPARE(X)
+            SCALAR_LOGIC(X) SCALAR_COMPARE(X)
 #undef X
 #define X(name, n) {#name, "s:ii", scalar_execute, NULL, core_##name, 0, 0, 0},
-    SCALAR_SHIFTED_ADD(X)
+                SCALAR_SHIFTED_ADD(X)
 #undef X
 #define X(name, logic) {"s_" #name "_saveexec_b64", "S:I", execute_saveexec, NULL, NULL, 0, logic, 0},
-    X(and, EXEC_AND) X(or, EXEC_OR) X(xor, EXEC_XOR) X(andn2, EXEC_ANDN2) X(orn2, EXEC_ORN2) X(nand, EXEC_NAND) X(nor, EXEC_NOR) X(xnor, EXEC_XNOR) X(andn1, EXEC_ANDN1)
-    X(orn1, EXEC_ORN1)
+                    X(and, EXEC_AND) X(or, EXEC_OR) X(xor, EXEC_XOR) X(andn2, EXEC_ANDN2) X(orn2, EXEC_ORN2) X(nand, EXEC_NAND)
+                        X(nor, EXEC_NOR) X(xnor, EXEC_XNOR) X(andn1, EXEC_ANDN1) X(orn1, EXEC_ORN1)
 #undef X
-    {"s_andn1_wrexec_b64", "S:I", execute_saveexec, NULL, NULL, 0, EXEC_ANDN1, 1},
+                            {"s_andn1_wrexec_b64", "S:I", execute_saveexec, NULL, NULL, 0, EXEC_ANDN1, 1},
     {"s_andn2_wrexec_b64", "S:I", execute_saveexec, NULL, NULL, 0, EXEC_ANDN2, 1},
-    {"s_branch", ":b", execute_branch, NULL, NULL, 0, ALWAYS, 0},
-    {"s_cbranch_scc0", ":b", execute_branch, NULL, NULL, 0, SCC_0, 0},
-    {"s_cbranch_scc1", ":b", execute_branch, NULL, NULL, 0, SCC_1, 0},
-    {"s_cbranch_vccz", ":b", execute_branch, NULL, NULL, 0, VCC_ZERO, 0},
+    {"s_branch", ":b", execute_branch, NULL, NULL, 0, ALWAYS, 0}, {"s_cbranch_scc0", ":b", execute_branch, NULL, NULL, 0, SCC_0, 0},
+    {"s_cbranch_scc1", ":b", execute_branch, NULL, NULL, 0, SCC_1, 0}, {"s_cbranch_vccz", ":b", execute_branch, NULL, NULL, 0, VCC_ZERO, 0},
     {"s_cbranch_vccnz", ":b", execute_branch, NULL, NULL, 0, VCC_NOT_ZERO, 0},
     {"s_cbranch_execz", ":b", execute_branch, NULL, NULL, 0, EXEC_ZERO, 0},
-    {"s_cbranch_execnz", ":b", execute_branch, NULL, NULL, 0, EXEC_NOT_ZERO, 0},
-    {"s_call_b64", "S:b", execute_call, NULL, NULL, 0, 0, 0},
-    {"s_getpc_b64", "S:", execute_getpc, NULL, NULL, 0, 0, 0},
-    {"s_setpc_b64", ":I", execute_setpc, NULL, NULL, 0, 0, 0},
-    {"s_swappc_b64", "S:I", execute_swappc, NULL, NULL, 0, 0, 0},
-    {"s_endpgm", ":", execute_end, NULL, NULL, 0, 0, 0},
-    {"s_barrier", ":", execute_barrier, NULL, NULL, 0, 0, 0},
-    {"s_trap", ":i", execute_trap, NULL, NULL, 0, 0, 0},
-    {"s_getreg_b32", "s:h", execute_getreg, NULL, NULL, 0, 0, 0},
-    {"s_setreg_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0},
-    {"s_setreg_imm32_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0},
-    {"s_memtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
+    {"s_cbranch_execnz", ":b", execute_branch, NULL, NULL, 0, EXEC_NOT_ZERO, 0}, {"s_call_b64", "S:b", execute_call, NULL, NULL, 0, 0, 0},
+    {"s_getpc_b64", "S:", execute_getpc, NULL, NULL, 0, 0, 0}, {"s_setpc_b64", ":I", execute_setpc, NULL, NULL, 0, 0, 0},
+    {"s_swappc_b64", "S:I", execute_swappc, NULL, NULL, 0, 0, 0}, {"s_endpgm", ":", execute_end, NULL, NULL, 0, 0, 0},
+    {"s_barrier", ":", execute_barrier, NULL, NULL, 0, 0, 0}, {"s_trap", ":i", execute_trap, NULL, NULL, 0, 0, 0},
+    {"s_getreg_b32", "s:h", execute_getreg, NULL, NULL, 0, 0, 0}, {"s_setreg_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0},
+    {"s_setreg_imm32_b32", ":hi", execute_setreg, NULL, NULL, 0, 0, 0}, {"s_memtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
     {"s_memrealtime", "S:", execute_time, NULL, NULL, 0, 0, 0},
 /* What only orders or hints. */
 #define X(name) {#name, ":", execute_nothing, NULL, NULL, 0, 0, 0},
-    X(s_nop) X(s_waitcnt) X(s_sleep) X(s_setprio) X(s_sethalt) X(s_icache_inv) X(s_dcache_inv) X(s_dcache_wb) X(s_inst_prefetch) X(s_wakeup) X(s_ttracedata) X(s_sendmsg)
-    X(s_dcache_inv_vol) X(s_dcache_wb_vol) X(s_code_end) X(s_incperflevel) X(s_decperflevel)
+    X(s_nop) X(s_waitcnt) X(s_sleep) X(s_setprio) X(s_sethalt) X(s_icache_inv) X(s_dcache_inv) X(s_dcache_wb) X(s_inst_prefetch) X(s_wakeup)
+        X(s_ttracedata) X(s_sendmsg) X(s_dcache_inv_vol) X(s_dcache_wb_vol) X(s_code_end) X(s_incperflevel) X(s_decperflevel)
 #undef X
 };
 const OperationTable scalar_operations = {rows, sizeof rows / sizeof *rows};

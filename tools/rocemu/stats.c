@@ -12,7 +12,10 @@ enum { LINE = 128, LDS_BANKS = 32, LDS_CYCLE_BYTES = 128, TOP = 10, MAX_MNEMONIC
 static const double compute_units = 304, clock_rate = 2.1e9, memory_rate = 5.3e12;
 
 typedef enum Class { CLASS_SCALAR, CLASS_VECTOR, CLASS_MATRIX, CLASS_LDS, CLASS_MEMORY, CLASSES } Class;
-typedef struct Mnemonic { const Operation *operation; uint64_t count; } Mnemonic;
+typedef struct Mnemonic {
+    const Operation *operation;
+    uint64_t count;
+} Mnemonic;
 typedef struct Totals {
     struct Totals *next;
     char name[KERNEL_NAME];
@@ -53,7 +56,8 @@ void statistics_destroy(Statistics *statistics) {
 void statistics_add(Statistics *to, const Statistics *from) {
     for (uint64_t i = 0; to->executions && i < from->slots; i++) to->executions[i] += from->executions[i];
 #define SUM(member) to->member += from->member
-    SUM(read_bytes), SUM(written_bytes), SUM(global_accesses), SUM(uncoalesced), SUM(lines), SUM(ideal_lines), SUM(local_bytes), SUM(local_accesses), SUM(local_cycles);
+    SUM(read_bytes), SUM(written_bytes), SUM(global_accesses), SUM(uncoalesced), SUM(lines), SUM(ideal_lines), SUM(local_bytes),
+        SUM(local_accesses), SUM(local_cycles);
     SUM(local_conflicts), SUM(matrix_operations), SUM(matrix_seconds), SUM(waves), SUM(workgroups);
 #undef SUM
 }
@@ -127,25 +131,37 @@ static void print_totals(void) {
         const Statistics *sum = &kernel->sum;
         uint64_t executed = 0;
         for (int i = 0; i < CLASSES; i++) executed += kernel->classes[i];
-        fprintf(stderr, "rocemu: %s: %llu launches, %llu workgroups, %llu wavefronts, %llu instructions in %.3f s of cores, %.1f million/s, code object %u\n",
-                kernel->name, (unsigned long long)kernel->launches, (unsigned long long)sum->workgroups, (unsigned long long)sum->waves, (unsigned long long)executed, kernel->seconds,
-                kernel->seconds > 0 ? 1e-6 * (double)executed / kernel->seconds : 0, kernel->checksum);
-        fprintf(stderr, "    mix: %llu scalar, %llu vector, %llu matrix (%.4g GFLOP), %llu LDS, %llu memory; most:", (unsigned long long)kernel->classes[CLASS_SCALAR],
-                (unsigned long long)kernel->classes[CLASS_VECTOR], (unsigned long long)kernel->classes[CLASS_MATRIX], 1e-9 * (double)sum->matrix_operations,
-                (unsigned long long)kernel->classes[CLASS_LDS], (unsigned long long)kernel->classes[CLASS_MEMORY]);
+        fprintf(stderr,
+            "rocemu: %s: %llu launches, %llu workgroups, %llu wavefronts, %llu instructions in %.3f s of cores, %.1f million/s, code "
+            "object %u\n",
+            kernel->name, (unsigned long long)kernel->launches, (unsigned long long)sum->workgroups, (unsigned long long)sum->waves,
+            (unsigned long long)executed, kernel->seconds, kernel->seconds > 0 ? 1e-6 * (double)executed / kernel->seconds : 0,
+            kernel->checksum);
+        fprintf(stderr, "    mix: %llu scalar, %llu vector, %llu matrix (%.4g GFLOP), %llu LDS, %llu memory; most:",
+            (unsigned long long)kernel->classes[CLASS_SCALAR], (unsigned long long)kernel->classes[CLASS_VECTOR],
+            (unsigned long long)kernel->classes[CLASS_MATRIX], 1e-9 * (double)sum->matrix_operations,
+            (unsigned long long)kernel->classes[CLASS_LDS], (unsigned long long)kernel->classes[CLASS_MEMORY]);
         qsort(kernel->mnemonic, (size_t)kernel->mnemonics, sizeof *kernel->mnemonic, compare_mnemonics);
-        for (int i = 0; i < kernel->mnemonics && i < TOP; i++) fprintf(stderr, " %s %llu", kernel->mnemonic[i].operation->name, (unsigned long long)kernel->mnemonic[i].count);
-        fprintf(stderr, "\n    memory: %llu bytes read, %llu written, %llu of %llu accesses uncoalesced (%llu lines of %d bytes, %llu at best)\n", (unsigned long long)sum->read_bytes,
-                (unsigned long long)sum->written_bytes, (unsigned long long)sum->uncoalesced, (unsigned long long)sum->global_accesses, (unsigned long long)sum->lines, LINE,
-                (unsigned long long)sum->ideal_lines);
-        fprintf(stderr, "    LDS: %llu bytes in %llu accesses, %llu cycles, %llu of them bank conflicts\n", (unsigned long long)sum->local_bytes,
-                (unsigned long long)sum->local_accesses, (unsigned long long)sum->local_cycles, (unsigned long long)sum->local_conflicts);
-        double vector = (double)kernel->classes[CLASS_VECTOR] / (compute_units * clock_rate), memory = (double)(sum->read_bytes + sum->written_bytes) / memory_rate,
+        for (int i = 0; i < kernel->mnemonics && i < TOP; i++)
+            fprintf(stderr, " %s %llu", kernel->mnemonic[i].operation->name, (unsigned long long)kernel->mnemonic[i].count);
+        fprintf(stderr,
+            "\n    memory: %llu bytes read, %llu written, %llu of %llu accesses uncoalesced (%llu lines of %d bytes, %llu at best)\n",
+            (unsigned long long)sum->read_bytes, (unsigned long long)sum->written_bytes, (unsigned long long)sum->uncoalesced,
+            (unsigned long long)sum->global_accesses, (unsigned long long)sum->lines, LINE, (unsigned long long)sum->ideal_lines);
+        fprintf(stderr, "    LDS: %llu bytes in %llu accesses, %llu cycles, %llu of them bank conflicts\n",
+            (unsigned long long)sum->local_bytes, (unsigned long long)sum->local_accesses, (unsigned long long)sum->local_cycles,
+            (unsigned long long)sum->local_conflicts);
+        double vector = (double)kernel->classes[CLASS_VECTOR] / (compute_units * clock_rate),
+               memory = (double)(sum->read_bytes + sum->written_bytes) / memory_rate,
                local = (double)sum->local_cycles / (compute_units * clock_rate);
-        const char *bound = sum->matrix_seconds >= vector && sum->matrix_seconds >= memory && sum->matrix_seconds >= local ? "matrix" : vector >= memory && vector >= local ? "vector" :
-                            memory >= local ? "memory" : "LDS";
-        fprintf(stderr, "    modelled for a full MI300X, not measured: matrix %.3g us, vector %.3g us, memory %.3g us (nothing cached), LDS %.3g us: bound by %s\n",
-                1e6 * sum->matrix_seconds, 1e6 * vector, 1e6 * memory, 1e6 * local, bound);
+        const char *bound = sum->matrix_seconds >= vector && sum->matrix_seconds >= memory && sum->matrix_seconds >= local ? "matrix"
+                            : vector >= memory && vector >= local                                                          ? "vector"
+                            : memory >= local                                                                              ? "memory"
+                                                                                                                           : "LDS";
+        fprintf(stderr,
+            "    modelled for a full MI300X, not measured: matrix %.3g us, vector %.3g us, memory %.3g us (nothing cached), LDS %.3g us: "
+            "bound by %s\n",
+            1e6 * sum->matrix_seconds, 1e6 * vector, 1e6 * memory, 1e6 * local, bound);
     }
 }
 

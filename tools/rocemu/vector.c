@@ -49,20 +49,20 @@ static void fill(uint32_t *to, uint32_t value) { broadcast(&(VectorCall){.d = to
 static int dpp_source(const Instruction *in, int lane) {
     int n = in->dpp_argument, row = lane & ~15, at = lane & 15;
     switch ((DppControl)in->dpp) {
-        case DPP_QUAD_PERM: return (lane & ~3) + (n >> (2 * (lane & 3)) & 3);
-        case DPP_ROW_SHL: return at + n < 16 ? lane + n : -1;
-        case DPP_ROW_SHR: return at >= n ? lane - n : -1;
-        case DPP_ROW_ROR: return row + ((at - n) & 15);
-        case DPP_WAVE_SHL: return lane < LANES - 1 ? lane + 1 : -1;
-        case DPP_WAVE_ROL: return (lane + 1) & (LANES - 1);
-        case DPP_WAVE_SHR: return lane - 1;
-        case DPP_WAVE_ROR: return (lane - 1) & (LANES - 1);
-        case DPP_ROW_MIRROR: return row + 15 - at;
-        case DPP_ROW_HALF_MIRROR: return (lane & ~7) + 7 - (lane & 7);
-        case DPP_ROW_BCAST15: return lane >= 16 ? row - 1 : -1;
-        case DPP_ROW_BCAST31: return lane >= 32 ? 31 : -1;
-        case DPP_ROW_NEWBCAST: return row + n;
-        case DPP_NONE: break;
+    case DPP_QUAD_PERM: return (lane & ~3) + (n >> (2 * (lane & 3)) & 3);
+    case DPP_ROW_SHL: return at + n < 16 ? lane + n : -1;
+    case DPP_ROW_SHR: return at >= n ? lane - n : -1;
+    case DPP_ROW_ROR: return row + ((at - n) & 15);
+    case DPP_WAVE_SHL: return lane < LANES - 1 ? lane + 1 : -1;
+    case DPP_WAVE_ROL: return (lane + 1) & (LANES - 1);
+    case DPP_WAVE_SHR: return lane - 1;
+    case DPP_WAVE_ROR: return (lane - 1) & (LANES - 1);
+    case DPP_ROW_MIRROR: return row + 15 - at;
+    case DPP_ROW_HALF_MIRROR: return (lane & ~7) + 7 - (lane & 7);
+    case DPP_ROW_BCAST15: return lane >= 16 ? row - 1 : -1;
+    case DPP_ROW_BCAST31: return lane >= 32 ? 31 : -1;
+    case DPP_ROW_NEWBCAST: return row + n;
+    case DPP_NONE: break;
     }
     return lane;
 }
@@ -110,7 +110,8 @@ static void pack_halves(const Instruction *in, int i, const uint32_t *from, uint
 
 static void apply_sign(const Operand *operand, const uint32_t *from, uint32_t *to) {
     bool wide = operand->type == TYPE_F64 || operand->type == TYPE_B64;
-    uint32_t sign = operand->type == TYPE_F16 || operand->type == TYPE_B16 ? 0x8000u : 0x80000000u, clear = operand->absolute ? ~sign : ~0u, flip = operand->negate ? sign : 0;
+    uint32_t sign = operand->type == TYPE_F16 || operand->type == TYPE_B16 ? 0x8000u : 0x80000000u, clear = operand->absolute ? ~sign : ~0u,
+             flip = operand->negate ? sign : 0;
     if (wide) memcpy(to, from, LANES * sizeof *to);
     const uint32_t *source = wide ? from + LANES : from;
     uint32_t *target = wide ? to + LANES : to;
@@ -161,22 +162,23 @@ static float modify_float(const Instruction *in, float x) {
 static void modify_result(const Instruction *in, uint32_t *d) {
     if (!in->clamp && !in->output_modifier) return;
     for (int lane = 0; lane < LANES; lane++) switch ((OperandType)in->destination.type) {
-            case TYPE_F32: d[lane] = float_bits(modify_float(in, bits_float(d[lane]))); break;
-            case TYPE_F16: d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))); break;
-            case TYPE_PACKED16:
-                d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))) | (uint32_t)half_bits((_Float16)modify_float(in, half_float(d[lane] >> 16))) << 16;
-                break;
-            case TYPE_PACKED32:
-                d[lane] = float_bits(modify_float(in, bits_float(d[lane])));
-                d[LANES + lane] = float_bits(modify_float(in, bits_float(d[LANES + lane])));
-                break;
-            case TYPE_F64: {
-                static const double scale[4] = {1, 2, 4, 0.5};
-                double x = bits_double(pair_load(d, lane)) * scale[in->output_modifier];
-                pair_store(d, lane, double_bits(in->clamp ? (x > 0 ? (x < 1 ? x : 1) : 0) : x));
-                break;
-            }
-            default: break; /* integer operations with clamp are operations of their own */
+        case TYPE_F32: d[lane] = float_bits(modify_float(in, bits_float(d[lane]))); break;
+        case TYPE_F16: d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))); break;
+        case TYPE_PACKED16:
+            d[lane] = half_bits((_Float16)modify_float(in, half_float((uint16_t)d[lane]))) |
+                      (uint32_t)half_bits((_Float16)modify_float(in, half_float(d[lane] >> 16))) << 16;
+            break;
+        case TYPE_PACKED32:
+            d[lane] = float_bits(modify_float(in, bits_float(d[lane])));
+            d[LANES + lane] = float_bits(modify_float(in, bits_float(d[LANES + lane])));
+            break;
+        case TYPE_F64: {
+            static const double scale[4] = {1, 2, 4, 0.5};
+            double x = bits_double(pair_load(d, lane)) * scale[in->output_modifier];
+            pair_store(d, lane, double_bits(in->clamp ? (x > 0 ? (x < 1 ? x : 1) : 0) : x));
+            break;
+        }
+        default: break; /* integer operations with clamp are operations of their own */
         }
 }
 
@@ -188,10 +190,8 @@ static void place_result(const Instruction *in, const uint32_t *old, uint32_t *d
         uint32_t ones = byte ? 0xff : 0xffff;
         for (int lane = 0; lane < LANES; lane++) {
             uint32_t part = d[lane] & ones, extended = byte ? (uint32_t)(int8_t)part : (uint32_t)(int16_t)part;
-            if (in->destination_preserve)
-                d[lane] = (old[lane] & ~(ones << shift)) | part << shift;
-            else
-                d[lane] = (in->destination_sign ? extended : part) << shift;
+            if (in->destination_preserve) d[lane] = (old[lane] & ~(ones << shift)) | part << shift;
+            else d[lane] = (in->destination_sign ? extended : part) << shift;
         }
     } else if (in->op_sel & 8) {
         for (int lane = 0; lane < LANES; lane++) d[lane] = (old[lane] & 0xffff) | d[lane] << 16;
@@ -305,10 +305,8 @@ void vector_execute(Wave *wave, const Instruction *in) {
     uint64_t exec = wave_exec(wave), active = exec;
     VectorCall call = {.exec = exec};
     uint64_t first = in->sources ? source_defined(wave, &in->source[0]) : ~0ull;
-    if (in->mask_source.kind != OPERAND_NONE)
-        call.mask = operand_scalar(wave, &in->mask_source);
-    else if (in->operation->flags & OPERATION_USES_VCC)
-        call.mask = wave_pair(wave, VCC);
+    if (in->mask_source.kind != OPERAND_NONE) call.mask = operand_scalar(wave, &in->mask_source);
+    else if (in->operation->flags & OPERATION_USES_VCC) call.mask = wave_pair(wave, VCC);
     for (int i = 0; i < in->sources; i++) {
         if (i == 0 && in->dpp) {
             active = dpp_permute(wave, in, temporary[0], &first);

@@ -73,8 +73,8 @@ static const Operation rows[] = {
 #define X(name, type, condition)                                                                        \
     {"v_cmp_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, 0, 0, 0},     \
         {"v_cmpx_" #name "_" #type, FORMAT_##type, vector_execute, core_##name##_##type, NULL, OPERATION_WRITES_EXEC, 0, 0},
-    FLOAT_COMPARISONS(X, f32) FLOAT_COMPARISONS(X, f64) FLOAT_COMPARISONS(X, f16) INTEGER_COMPARISONS(X, i16) INTEGER_COMPARISONS(X, u16) INTEGER_COMPARISONS(X, i32)
-        INTEGER_COMPARISONS(X, u32) INTEGER_COMPARISONS(X, i64) INTEGER_COMPARISONS(X, u64)
+    FLOAT_COMPARISONS(X, f32) FLOAT_COMPARISONS(X, f64) FLOAT_COMPARISONS(X, f16) INTEGER_COMPARISONS(X, i16) INTEGER_COMPARISONS(X, u16)
+        INTEGER_COMPARISONS(X, i32) INTEGER_COMPARISONS(X, u32) INTEGER_COMPARISONS(X, i64) INTEGER_COMPARISONS(X, u64)
 #undef X
             {"v_cmp_class_f32", "m:fi", vector_execute, core_class_f32, NULL, 0, 0, 0},
     {"v_cmp_class_f64", "m:Fi", vector_execute, core_class_f64, NULL, 0, 0, 0},

@@ -19,7 +19,8 @@ static uint32_t half_towards_zero(float x) {
 static float fp8_widen(uint8_t x, int mantissa_bits, int bias) {
     if (x == 0x80) return NAN;
     int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
-    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits) : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
+    float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits)
+                               : ldexpf((float)mantissa, 1 - bias - mantissa_bits);
     return x & 0x80 ? -magnitude : magnitude;
 }
 /* To nearest even; too large values saturate, NaN stays NaN, -0 becomes +0. */
@@ -82,7 +83,8 @@ static void execute_pack_fp8(Wave *wave, const Instruction *in) {
         uint32_t pair = 0;
         for (int i = 0; i < 2; i++) {
             const Operand *operand = &in->source[i];
-            float x = bits_float(operand->kind == OPERAND_VECTOR ? wave->vector[operand->index][lane] : (uint32_t)operand_scalar(wave, operand));
+            float x =
+                bits_float(operand->kind == OPERAND_VECTOR ? wave->vector[operand->index][lane] : (uint32_t)operand_scalar(wave, operand));
             x = operand->absolute ? fabsf(x) : x;
             pair |= (uint32_t)fp8_narrow(operand->negate ? -x : x, mantissa_bits, bias) << (8 * i);
         }
@@ -97,9 +99,9 @@ static const Operation rows[] = {
     CONVERSIONS(X)
 #undef X
 #define X(name, format, A, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0},
-    PAIRS(X)
+        PAIRS(X)
 #undef X
-    {"v_cvt_pk_fp8_f32", "d:ff", execute_pack_fp8, NULL, NULL, 0, 3, 8},
+            {"v_cvt_pk_fp8_f32", "d:ff", execute_pack_fp8, NULL, NULL, 0, 3, 8},
     {"v_cvt_pk_bf8_f32", "d:ff", execute_pack_fp8, NULL, NULL, 0, 2, 16},
 };
 const OperationTable vector_convert_operations = {rows, sizeof rows / sizeof *rows};

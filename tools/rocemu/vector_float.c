@@ -9,8 +9,14 @@ LANE_INLINE float flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x)
 /* 2^x for |x| <= 0.5 by its series; the first term left out is below 2^-45. */
 LANE_INLINE double exp2_fraction(double x) {
     double y = x * 0.69314718055994530942;
-    return 1 + y * (1 + y * (1 / 2. + y * (1 / 6. + y * (1 / 24. + y * (1 / 120. + y * (1 / 720. + y * (1 / 5040. + y * (1 / 40320. + y * (1 / 362880. + y * (1 / 3628800. +
-           y / 39916800.))))))))));
+    return 1 +
+           y * (1 + y * (1 / 2. +
+                            y * (1 / 6. +
+                                    y * (1 / 24. + y * (1 / 120. +
+                                                           y * (1 / 720. + y * (1 / 5040. + y * (1 / 40320. +
+                                                                                                    y * (1 / 362880. +
+                                                                                                            y * (1 / 3628800. +
+                                                                                                                    y / 39916800.))))))))));
 }
 
 LANE_INLINE float exact_exp2(float input) {
@@ -29,7 +35,12 @@ LANE_INLINE float exact_log2(float input) {
     bool upper = m > 1.4142135623730951;
     m = upper ? m * 0.5 : m;
     double whole = (double)(exponent + upper), s = (m - 1) / (m + 1), t = s * s;
-    double series = 1 + t * (1 / 3. + t * (1 / 5. + t * (1 / 7. + t * (1 / 9. + t * (1 / 11. + t * (1 / 13. + t * (1 / 15. + t * (1 / 17. + t * (1 / 19. + t / 21.)))))))));
+    double series =
+        1 +
+        t * (1 / 3. +
+                t * (1 / 5. +
+                        t * (1 / 7. +
+                                t * (1 / 9. + t * (1 / 11. + t * (1 / 13. + t * (1 / 15. + t * (1 / 17. + t * (1 / 19. + t / 21.)))))))));
     float result = (float)(whole + 2.8853900817779268147 * s * series);
     result = x == INFINITY ? x : result;
     result = x == 0 ? -INFINITY : x < 0 ? bits_float(0x7fc00000) : result;
@@ -145,7 +156,8 @@ static void core_v_div_scale_f32(VectorCall *call) {
 static void core_v_div_scale_f64(VectorCall *call) {
     for (int lane = 0; lane < LANES; lane++) {
         double x;
-        bool scaled = div_scale_double(bits_double(pair_load(call->s[0], lane)), bits_double(pair_load(call->s[1], lane)), bits_double(pair_load(call->s[2], lane)), &x);
+        bool scaled = div_scale_double(bits_double(pair_load(call->s[0], lane)), bits_double(pair_load(call->s[1], lane)),
+            bits_double(pair_load(call->s[2], lane)), &x);
         pair_store(call->d, lane, double_bits(x));
         call->result |= (uint64_t)scaled << lane;
     }
@@ -155,13 +167,13 @@ static void core_v_div_fmas_f32(VectorCall *call) {
         float a = bits_float(call->s[0][lane]), b = bits_float(call->s[1][lane]), c = bits_float(call->s[2][lane]);
         if (call->mask >> lane & 1) /* in double, so that a denormal result is rounded once */
             call->d[lane] = float_bits((float)(fma((double)a, (double)b, (double)c) * (float_exponent(c) > 127 ? 0x1p64 : 0x1p-64)));
-        else
-            call->d[lane] = float_bits(fmaf(a, b, c));
+        else call->d[lane] = float_bits(fmaf(a, b, c));
     }
 }
 static void core_v_div_fmas_f64(VectorCall *call) {
     for (int lane = 0; lane < LANES; lane++) {
-        double c = bits_double(pair_load(call->s[2], lane)), x = fma(bits_double(pair_load(call->s[0], lane)), bits_double(pair_load(call->s[1], lane)), c);
+        double c = bits_double(pair_load(call->s[2], lane)),
+               x = fma(bits_double(pair_load(call->s[0], lane)), bits_double(pair_load(call->s[1], lane)), c);
         if (call->mask >> lane & 1) x = double_exponent(c) > 1023 ? x * 0x1p128 : x * 0x1p-128;
         pair_store(call->d, lane, double_bits(x));
     }
@@ -245,27 +257,28 @@ static const Operation rows[] = {
     FLOAT_1(X)
 #undef X
 #define X(name, expression) {#name, "f:ff", vector_execute, core_##name, NULL, OPERATION_FLOAT32, 0, 0},
-    FLOAT_2(X)
+        FLOAT_2(X)
 #undef X
 #define X(name, expression) {#name, "f:fff", vector_execute, core_##name, NULL, OPERATION_FLOAT32, 0, 0},
-    FLOAT_3(X)
+            FLOAT_3(X)
 #undef X
 #define X(name, expression) {#name, "f:ff", vector_execute, core_##name, NULL, OPERATION_FLOAT32 | OPERATION_ACCUMULATES, 0, 0},
-    FLOAT_ACCUMULATE(X)
+                FLOAT_ACCUMULATE(X)
 #undef X
 #define X(name, expression) {#name, "F:F", vector_execute, core_##name, NULL, OPERATION_FLOAT64, 0, 0},
-    DOUBLE_1(X)
+                    DOUBLE_1(X)
 #undef X
 #define X(name, expression) {#name, "F:FF", vector_execute, core_##name, NULL, OPERATION_FLOAT64, 0, 0},
-    DOUBLE_2(X)
+                        DOUBLE_2(X)
 #undef X
 #define X(name, expression) {#name, "F:FFF", vector_execute, core_##name, NULL, OPERATION_FLOAT64, 0, 0},
-    DOUBLE_3(X)
+                            DOUBLE_3(X)
 #undef X
 #define X(name, expression) {#name, "P:PP", vector_execute, core_##name, NULL, OPERATION_FLOAT32, 0, 0},
-    PACKED_2(X)
+                                PACKED_2(X)
 #undef X
-    {"v_fmac_f64", "F:FF", vector_execute, core_v_fmac_f64, NULL, OPERATION_FLOAT64 | OPERATION_ACCUMULATES, 0, 0},
+                                    {"v_fmac_f64", "F:FF", vector_execute, core_v_fmac_f64, NULL, OPERATION_FLOAT64 | OPERATION_ACCUMULATES,
+                                        0, 0},
     {"v_pk_fma_f32", "P:PPP", vector_execute, core_v_pk_fma_f32, NULL, OPERATION_FLOAT32, 0, 0},
     {"v_pk_mov_b32", "P:PP", vector_execute, core_v_pk_mov_b32, NULL, OPERATION_MOVES, 0, 0},
     {"v_ldexp_f32", "f:fi", vector_execute, core_v_ldexp_f32, NULL, OPERATION_FLOAT32, 0, 0},

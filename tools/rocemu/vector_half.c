@@ -3,7 +3,9 @@
 #include "lanes.h"
 
 LANE_INLINE uint16_t narrow(float x) { return half_bits((_Float16)x); }
-LANE_INLINE uint16_t fused(uint16_t a, uint16_t b, uint16_t c) { return half_bits((_Float16)(fma((double)half_float(a), (double)half_float(b), (double)half_float(c)))); }
+LANE_INLINE uint16_t fused(uint16_t a, uint16_t b, uint16_t c) {
+    return half_bits((_Float16)(fma((double)half_float(a), (double)half_float(b), (double)half_float(c))));
+}
 static float ldexp_half(float x, int n) { return (float)ldexp((double)x, n); }
 static float revolutions_sin(float x) { return (float)sin(6.283185307179586 * (double)x); }
 static float revolutions_cos(float x) { return (float)cos(6.283185307179586 * (double)x); }
@@ -46,7 +48,8 @@ PACKED_2(X)
 #undef X
 
 static void core_v_fma_f16(VectorCall *call) {
-    for (int lane = 0; lane < LANES; lane++) call->d[lane] = fused((uint16_t)call->s[0][lane], (uint16_t)call->s[1][lane], (uint16_t)call->s[2][lane]);
+    for (int lane = 0; lane < LANES; lane++)
+        call->d[lane] = fused((uint16_t)call->s[0][lane], (uint16_t)call->s[1][lane], (uint16_t)call->s[2][lane]);
 }
 static void core_v_pk_fma_f16(VectorCall *call) {
     for (int lane = 0; lane < LANES; lane++) {
@@ -55,7 +58,8 @@ static void core_v_pk_fma_f16(VectorCall *call) {
     }
 }
 static void core_v_ldexp_f16(VectorCall *call) {
-    for (int lane = 0; lane < LANES; lane++) call->d[lane] = narrow(ldexp_half(half_float((uint16_t)call->s[0][lane]), (int16_t)call->s[1][lane]));
+    for (int lane = 0; lane < LANES; lane++)
+        call->d[lane] = narrow(ldexp_half(half_float((uint16_t)call->s[0][lane]), (int16_t)call->s[1][lane]));
 }
 /* Two products of halves and an fp32 addend. */
 static void core_v_dot2_f32_f16(VectorCall *call) {
@@ -86,16 +90,14 @@ static void execute_mix(Wave *wave, const Instruction *in) {
         float x = fmaf(mixed_source(wave, in, 0, lane), mixed_source(wave, in, 1, lane), mixed_source(wave, in, 2, lane));
         if (in->clamp) x = x > 0 ? (x < 1 ? x : 1) : 0;
         switch (in->operation->argument) {
-            case 0: d[lane] = float_bits(x); break;
-            case 1: d[lane] = (d[lane] & 0xffff0000) | narrow(x); break;
-            case 2: d[lane] = (d[lane] & 0xffff) | (uint32_t)narrow(x) << 16; break;
+        case 0: d[lane] = float_bits(x); break;
+        case 1: d[lane] = (d[lane] & 0xffff0000) | narrow(x); break;
+        case 2: d[lane] = (d[lane] & 0xffff) | (uint32_t)narrow(x) << 16; break;
         }
     }
     uint64_t *mask = &wave->defined[in->destination.index];
-    if (in->operation->argument == 0)
-        *mask = (*mask & ~exec) | defined;
-    else
-        *mask = (*mask & ~exec) | (defined & (in->operation->argument == 1 ? ~0ull : *mask));
+    if (in->operation->argument == 0) *mask = (*mask & ~exec) | defined;
+    else *mask = (*mask & ~exec) | (defined & (in->operation->argument == 1 ? ~0ull : *mask));
 }
 
 static const Operation rows[] = {
@@ -103,12 +105,12 @@ static const Operation rows[] = {
     HALF_1(X)
 #undef X
 #define X(name, expression) {#name, "h:hh", vector_execute, core_##name, NULL, 0, 0, 0},
-    HALF_2(X)
+        HALF_2(X)
 #undef X
 #define X(name, expression) {#name, "p:pp", vector_execute, core_##name, NULL, 0, 0, 0},
-    PACKED_2(X)
+            PACKED_2(X)
 #undef X
-    {"v_fma_f16", "h:hhh", vector_execute, core_v_fma_f16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
+                {"v_fma_f16", "h:hhh", vector_execute, core_v_fma_f16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_pk_fma_f16", "p:ppp", vector_execute, core_v_pk_fma_f16, NULL, 0, 0, 0},
     {"v_ldexp_f16", "h:hw", vector_execute, core_v_ldexp_f16, NULL, 0, 0, 0},
     {"v_dot2_f32_f16", "f:ppf", vector_execute, core_v_dot2_f32_f16, NULL, OPERATION_FLOAT32, 0, 0},

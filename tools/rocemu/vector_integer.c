@@ -4,7 +4,9 @@
 #define SIGN24(x) ((int32_t)((uint32_t)(x) << 8) >> 8)
 #define LOW24(x) ((x) & 0xffffffu)
 
-LANE_INLINE uint32_t field_unsigned(uint32_t x, uint32_t offset, uint32_t width) { return (x >> (offset & 31)) & ((width & 31) ? (1u << (width & 31)) - 1 : 0); }
+LANE_INLINE uint32_t field_unsigned(uint32_t x, uint32_t offset, uint32_t width) {
+    return (x >> (offset & 31)) & ((width & 31) ? (1u << (width & 31)) - 1 : 0);
+}
 LANE_INLINE uint32_t field_signed(uint32_t x, uint32_t offset, uint32_t width) {
     uint32_t part = field_unsigned(x, offset, width), sign = (width & 31) ? 1u << ((width & 31) - 1) : 0;
     return (part ^ sign) - sign;
@@ -140,7 +142,9 @@ CARRY(X)
     CORE2(name, uint32_t, 32, uint32_t, 32, uint32_t, 32, half_##name((uint16_t)a, (uint16_t)b) | (uint32_t)half_##name(a >> 16, b >> 16) << 16)
 PACKED_UNSIGNED(X)
 #undef X
-LANE_INLINE uint32_t pair_mad(uint32_t a, uint32_t b, uint32_t c) { return (((a >> 16) * (b >> 16) + (c >> 16)) << 16) | ((a * b + c) & 0xffff); }
+LANE_INLINE uint32_t pair_mad(uint32_t a, uint32_t b, uint32_t c) {
+    return (((a >> 16) * (b >> 16) + (c >> 16)) << 16) | ((a * b + c) & 0xffff);
+}
 CORE3(v_pk_mad_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, pair_mad(a, b, c))
 CORE3(v_mad_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, (a * b + c) & 0xffff)
 CORE3(v_mad_u32_u16, uint32_t, 32, uint32_t, 32, uint32_t, 32, uint32_t, 32, (a & 0xffff) * (b & 0xffff) + c)
@@ -189,27 +193,27 @@ static const Operation rows[] = {
     UNSIGNED_1(X)
 #undef X
 #define X(name, expression) {#name, "d:ii", vector_execute, core_##name, NULL, 0, 0, 0},
-    UNSIGNED_2(X)
+        UNSIGNED_2(X)
 #undef X
 #define X(name, expression) {#name, "d:iii", vector_execute, core_##name, NULL, 0, 0, 0},
-    UNSIGNED_3(X)
+            UNSIGNED_3(X)
 #undef X
 #define X(name, expression) {#name " clamp", "d:ii", vector_execute, core_##name##_clamp, NULL, 0, 0, 0},
-    SATURATING(X)
+                SATURATING(X)
 #undef X
 #define X(name, flags, expression) {#name, "D:iI", vector_execute, core_##name, NULL, OPERATION_SHIFTS | (flags), 0, 0},
-    WIDE_SHIFTS(X)
+                    WIDE_SHIFTS(X)
 #undef X
 #define X(name, format, expression) {#name, format, vector_execute, core_##name, NULL, 0, 0, 0},
-    CARRY(X)
+                        CARRY(X)
 #undef X
 #define X(name, expression) {#name, "p:pp", vector_execute, core_##name, NULL, 0, 0, 0},
-    PACKED_UNSIGNED(X)
+                            PACKED_UNSIGNED(X)
 #undef X
 #define X(name, expression) {#name, "w:ww", vector_execute, core_##name, NULL, 0, 0, 0},
-    SHORT_2(X)
+                                SHORT_2(X)
 #undef X
-    {"v_pk_mad_u16", "p:ppp", vector_execute, core_v_pk_mad_u16, NULL, 0, 0, 0},
+                                    {"v_pk_mad_u16", "p:ppp", vector_execute, core_v_pk_mad_u16, NULL, 0, 0, 0},
     {"v_pk_mad_i16", "p:ppp", vector_execute, core_v_pk_mad_u16, NULL, 0, 0, 0},
     {"v_mad_u16", "w:www", vector_execute, core_v_mad_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},
     {"v_mad_i16", "w:www", vector_execute, core_v_mad_u16, NULL, OPERATION_KEEPS_HIGH, 0, 0},

@@ -12,7 +12,9 @@ static void read_lane(Wave *wave, const Instruction *in, int lane) {
 }
 
 static void execute_readfirstlane(Wave *wave, const Instruction *in) { read_lane(wave, in, first_lane(wave_exec(wave))); }
-static void execute_readlane(Wave *wave, const Instruction *in) { read_lane(wave, in, (int)(operand_scalar(wave, &in->operand[2]) & (LANES - 1))); }
+static void execute_readlane(Wave *wave, const Instruction *in) {
+    read_lane(wave, in, (int)(operand_scalar(wave, &in->operand[2]) & (LANES - 1)));
+}
 
 static void execute_writelane(Wave *wave, const Instruction *in) {
     int lane = (int)(operand_scalar(wave, &in->operand[2]) & (LANES - 1)), to = in->operand[0].index;
@@ -29,7 +31,8 @@ static void execute_swap(Wave *wave, const Instruction *in) {
         a[lane] = b[lane];
         b[lane] = x;
     }
-    uint64_t *first = &wave->defined[in->operand[0].index], *second = &wave->defined[in->operand[1].index], difference = (*first ^ *second) & exec;
+    uint64_t *first = &wave->defined[in->operand[0].index], *second = &wave->defined[in->operand[1].index],
+             difference = (*first ^ *second) & exec;
     *first ^= difference;
     *second ^= difference;
 }

@@ -1,0 +1,174 @@
+/* The list of lines, how it is shown, and reading files below a root. Owns the lines' texts. */
+#include "advise/doctor.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+
+static const char *const words[] = {"ok", "warning", "error"};
+
+/* -- Lines --------------------------------------------------------------------------------------------------------- */
+
+/* What other programs and files say goes to a terminal: nothing but printable characters of it does. */
+static void make_printable(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 127) *text = ' ';
+}
+
+void doctor_add(Doctor *doctor, Health health, const char *check, const char *mend, const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    make_printable(text);
+    doctor->lines = memory_resize(doctor->lines, ((size_t)doctor->count + 1) * sizeof *doctor->lines);
+    doctor->lines[doctor->count++] =
+        (DoctorLine){.health = health, .check = check, .text = memory_copy_string(text), .mend = memory_copy_string(mend)};
+}
+
+void doctor_examine(Doctor *doctor, const char *root, const DoctorWish *wish) {
+    *doctor = (Doctor){.root = root};
+    doctor_find_gpus(doctor);
+    doctor_check_system(doctor);
+    doctor_check_memory(doctor);
+    doctor_check_libraries(doctor);
+    doctor_check_gpus(doctor);
+    doctor_check_network(doctor);
+    doctor_check_variables(doctor);
+    if (*wish->folder) doctor_check_disk(doctor, wish->folder);
+    if (!wish->smoke) return;
+    doctor_check_collective(doctor);
+    doctor_check_work(doctor);
+}
+
+void doctor_free(Doctor *doctor) {
+    for (int i = 0; i < doctor->count; i++) {
+        free(doctor->lines[i].text);
+        free(doctor->lines[i].mend);
+    }
+    free(doctor->lines);
+    *doctor = (Doctor){0};
+}
+
+int doctor_worst(const Doctor *doctor, int *warnings, int *errors) {
+    *warnings = *errors = 0;
+    for (int i = 0; i < doctor->count; i++) {
+        *warnings += doctor->lines[i].health == HEALTH_WARNING;
+        *errors += doctor->lines[i].health == HEALTH_ERROR;
+    }
+    return *errors ? HEALTH_ERROR : *warnings ? HEALTH_WARNING : HEALTH_OK;
+}
+
+void doctor_print(const Doctor *doctor, FILE *file) {
+    int warnings, errors;
+    for (int i = 0; i < doctor->count; i++) {
+        const DoctorLine *line = &doctor->lines[i];
+        fprintf(file, "%-8s %-22s %s\n", words[line->health], line->check, line->text);
+        if (*line->mend) fprintf(file, "%-8s %-22s mend: %s\n", "", "", line->mend);
+    }
+    doctor_worst(doctor, &warnings, &errors);
+    fprintf(file, "\n%d error%s, %d warning%s\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
+}
+
+/* Texts of files that are no UTF-8 are shown as "?". */
+static json_t *json_text(const char *text) {
+    json_t *string = json_string(text);
+    return string ? string : json_string("?");
+}
+
+void doctor_print_json(const Doctor *doctor, FILE *file) {
+    int warnings, errors;
+    json_t *lines = json_array();
+    for (int i = 0; i < doctor->count; i++) {
+        const DoctorLine *line = &doctor->lines[i];
+        json_array_append_new(lines, json_pack("{s:s, s:s, s:o, s:o}", "check", line->check, "health", words[line->health], "text",
+                                         json_text(line->text), "mend", json_text(line->mend)));
+    }
+    int worst = doctor_worst(doctor, &warnings, &errors);
+    json_t *all = json_pack("{s:s, s:i, s:i, s:o}", "health", words[worst], "errors", errors, "warnings", warnings, "lines", lines);
+    json_dumpf(all, file, JSON_INDENT(1));
+    putc('\n', file);
+    json_decref(all);
+}
+
+/* -- Files --------------------------------------------------------------------------------------------------------- */
+
+static char *path_below(const Doctor *doctor, const char *format, va_list arguments) {
+    char path[1024];
+    vsnprintf(path, sizeof path, format, arguments);
+    return memory_format("%s%s", doctor->root, path);
+}
+
+char *doctor_path(const Doctor *doctor, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    char *path = path_below(doctor, format, arguments);
+    va_end(arguments);
+    return path;
+}
+
+bool doctor_exists(const Doctor *doctor, const char *path) {
+    char *full = doctor_path(doctor, "%s", path);
+    bool there = access(full, F_OK) == 0;
+    free(full);
+    return there;
+}
+
+static bool read_file(const char *path, char *text, size_t size) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t length = file < 0 ? -1 : read(file, text, size - 1);
+    if (file >= 0) close(file);
+    text[length > 0 ? length : 0] = '\0';
+    while (length > 0 && isspace((unsigned char)text[length - 1])) text[--length] = '\0';
+    return length >= 0;
+}
+
+bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    char *path = path_below(doctor, format, arguments);
+    va_end(arguments);
+    bool done = read_file(path, text, size);
+    free(path);
+    return done;
+}
+
+int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *format, ...) {
+    char text[64], *end;
+    va_list arguments;
+    va_start(arguments, format);
+    char *path = path_below(doctor, format, arguments);
+    va_end(arguments);
+    bool done = read_file(path, text, sizeof text);
+    free(path);
+    errno = 0;
+    int64_t number = strtoll(text, &end, 0);
+    return !done || end == text || errno ? otherwise : number;
+}
+
+static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+int doctor_list(const Doctor *doctor, char names[][DOCTOR_NAME], int most, const char *format, ...) {
+    struct dirent **entries;
+    va_list arguments;
+    va_start(arguments, format);
+    char *path = path_below(doctor, format, arguments);
+    va_end(arguments);
+    int found = scandir(path, &entries, visible, versionsort), count = 0;
+    free(path);
+    for (int i = 0; i < found; i++) {
+        if (count < most && strlen(entries[i]->d_name) < DOCTOR_NAME) strcpy(names[count++], entries[i]->d_name);
+        free(entries[i]);
+    }
+    if (found >= 0) free(entries);
+    return count;
+}

@@ -1,0 +1,146 @@
+/* Checks of AMD's GPUs by what the amdgpu driver shows below /sys: version, permissions, ECC counters, clocks, power, temperature, xGMI. The same
+ * numbers that rocm-smi prints, read without its library. Owns nothing. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "advise/doctor.h"
+
+static void check_driver(Doctor *doctor) {
+    char version[128];
+    if (!doctor_exists(doctor, "/sys/module/amdgpu")) {
+        doctor_add(doctor, HEALTH_ERROR, "gpu.driver", "sudo apt-get install amdgpu-dkms (ROCm's repository) && sudo modprobe amdgpu",
+            "the kernel module amdgpu is not loaded");
+        return;
+    }
+    bool known = doctor_read(doctor, version, sizeof version, "/sys/module/amdgpu/version");
+    doctor_add(doctor, HEALTH_OK, "gpu.driver", "", "amdgpu %s", known ? version : "of the kernel");
+    char *device = doctor_path(doctor, "/dev/kfd");
+    if (access(device, F_OK))
+        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "docker run --device=/dev/kfd --device=/dev/dri --group-add video",
+            "/dev/kfd is missing: compute on AMD's GPUs goes through it");
+    else if (access(device, R_OK | W_OK))
+        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "sudo usermod -aG render,video $USER, then log in again",
+            "this user may not open /dev/kfd");
+    else doctor_add(doctor, HEALTH_OK, "gpu.access", "", "/dev/kfd can be opened");
+    free(device);
+}
+
+/* Without it DMA of every GPU goes through tables of the IOMMU, which costs bandwidth between GPUs and may hang RCCL. */
+static void check_iommu(Doctor *doctor) {
+    char line[4096];
+    if (!doctor_read(doctor, line, sizeof line, "/proc/cmdline")) return;
+    bool well = strstr(line, "iommu=pt") || strstr(line, "iommu=off");
+    doctor_add(doctor, well ? HEALTH_OK : HEALTH_WARNING, "gpu.iommu",
+        well ? "" : "add iommu=pt to GRUB_CMDLINE_LINUX, sudo update-grub, reboot",
+        well ? "the IOMMU lets GPUs through" : "the kernel was started without iommu=pt, which AMD asks for");
+}
+
+/* -- One card ------------------------------------------------------------------------------------------------------ */
+
+/* Files such as ras/umc_err_count: "ue: 0\nce: 12". Both are -1 where there are none. */
+static void count_errors(const Doctor *doctor, const char *card, int64_t *uncorrected, int64_t *corrected) {
+    char names[64][DOCTOR_NAME], text[256];
+    int count = doctor_list(doctor, names, 64, "/sys/bus/pci/devices/%s/ras", card);
+    *uncorrected = *corrected = count ? 0 : -1;
+    for (int i = 0; i < count; i++) {
+        if (!strstr(names[i], "err_count") || !doctor_read(doctor, text, sizeof text, "/sys/bus/pci/devices/%s/ras/%s", card, names[i]))
+            continue;
+        const char *ue = strstr(text, "ue:"), *ce = strstr(text, "ce:");
+        if (ue) *uncorrected += strtoll(ue + 3, NULL, 10);
+        if (ce) *corrected += strtoll(ce + 3, NULL, 10);
+    }
+}
+
+static void check_errors(Doctor *doctor, const char *card) {
+    int64_t uncorrected, corrected;
+    count_errors(doctor, card, &uncorrected, &corrected);
+    if (uncorrected < 0) doctor_add(doctor, HEALTH_OK, "gpu.ecc", "", "%s: ECC counters are not shown", card);
+    else if (uncorrected > 0)
+        doctor_add(doctor, HEALTH_ERROR, "gpu.ecc", "take the node out of service; rocm-smi --showrasinfo all tells which block",
+            "%s: %lld uncorrected and %lld corrected memory errors", card, (long long)uncorrected, (long long)corrected);
+    else
+        doctor_add(doctor, corrected > 1000 ? HEALTH_WARNING : HEALTH_OK, "gpu.ecc",
+            corrected > 1000 ? "watch whether it grows: rocm-smi --showrasinfo all" : "",
+            "%s: no uncorrected, %lld corrected memory errors", card, (long long)corrected);
+}
+
+static void check_clock(Doctor *doctor, const char *card) {
+    char level[64];
+    if (!doctor_read(doctor, level, sizeof level, "/sys/bus/pci/devices/%s/power_dpm_force_performance_level", card)) return;
+    bool slow = strcmp(level, "auto") && strcmp(level, "high") && strcmp(level, "perf_determinism");
+    doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "gpu.clock", slow ? "sudo rocm-smi --setperflevel auto" : "",
+        "%s: performance level %s", card, level);
+}
+
+/* hwmon counts in microwatt and thousandths of a degree. */
+static void check_power(Doctor *doctor, const char *card) {
+    char names[4][DOCTOR_NAME];
+    if (doctor_list(doctor, names, 4, "/sys/bus/pci/devices/%s/hwmon", card) == 0) return;
+    int64_t values[4];
+    static const char *const files[4] = {"power1_cap", "power1_cap_default", "power1_average", "temp2_input"};
+    for (int i = 0; i < 4; i++) values[i] = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/hwmon/%s/%s", card, names[0], files[i]);
+    bool capped = values[0] > 0 && values[1] > 0 && values[0] < values[1], hot = values[3] > 95000;
+    if (values[0] > 0)
+        doctor_add(doctor, capped ? HEALTH_WARNING : HEALTH_OK, "gpu.power", capped ? "sudo rocm-smi --resetpoweroverdrive" : "",
+            "%s: cap %lld W%s%s", card, (long long)(values[0] / 1000000), capped ? ", below the default" : "",
+            values[2] > 0 ? "" : " (use is not shown)");
+    if (values[3] > 0)
+        doctor_add(doctor, hot ? HEALTH_WARNING : HEALTH_OK, "gpu.temperature",
+            hot ? "look at fans and air; a hot card lowers its clock" : "", "%s: %lld C at the junction", card,
+            (long long)(values[3] / 1000));
+}
+
+/* -- Links between GPUs -------------------------------------------------------------------------------------------- */
+
+/* The number behind `key` in a file of properties, -1 when there is none. */
+static int64_t property(const char *text, const char *key) {
+    const char *at = strstr(text, key);
+    return at ? strtoll(at + strlen(key), NULL, 10) : -1;
+}
+
+/* In the kernel's topology a link of type 11 is xGMI. */
+static int count_links(const Doctor *doctor, const char *node) {
+    char links[64][DOCTOR_NAME], text[2048];
+    int count = 0, listed = doctor_list(doctor, links, 64, "/sys/class/kfd/kfd/topology/nodes/%s/io_links", node);
+    for (int i = 0; i < listed; i++)
+        count += doctor_read(doctor, text, sizeof text, "/sys/class/kfd/kfd/topology/nodes/%s/io_links/%s/properties", node, links[i]) &&
+                 property(text, "type ") == 11;
+    return count;
+}
+
+/* Nodes with SIMD units are GPUs. */
+static void check_topology(Doctor *doctor) {
+    enum { NODES = 128 };
+    char nodes[NODES][DOCTOR_NAME], text[2048];
+    int listed = doctor_list(doctor, nodes, NODES, "/sys/class/kfd/kfd/topology/nodes"), gpus = 0, fewest = NODES, most = 0;
+    for (int i = 0; i < listed; i++) {
+        bool gpu = doctor_read(doctor, text, sizeof text, "/sys/class/kfd/kfd/topology/nodes/%s/properties", nodes[i]) &&
+                   property(text, "simd_count ") > 0;
+        if (!gpu) continue;
+        int links = count_links(doctor, nodes[i]);
+        gpus++;
+        fewest = links < fewest ? links : fewest;
+        most = links > most ? links : most;
+    }
+    if (gpus < 2) return;
+    bool whole = fewest >= gpus - 1;
+    doctor_add(doctor, whole ? HEALTH_OK : HEALTH_WARNING, "gpu.xgmi",
+        whole ? "" : "rocm-smi --showtopo tells which; seat the boards again, or reset the node", "%d GPUs with %d to %d xGMI links each%s",
+        gpus, fewest, most, whole ? ": every pair is joined" : ": not every pair is joined, and RCCL goes round over PCI");
+    if (gpus == 8)
+        doctor_add(doctor, HEALTH_OK, "gpu.xgmi", "",
+            "bandwidth of a GPU is shared by its links: collectives of all 8 are quickest, those of fewer want NCCL_MIN_NCHANNELS=112");
+}
+
+void doctor_check_amd(Doctor *doctor) {
+    check_driver(doctor);
+    check_iommu(doctor);
+    for (int i = 0; i < doctor->gpu_count; i++) {
+        if (doctor->gpus[i].vendor != GPU_AMD) continue;
+        check_errors(doctor, doctor->gpus[i].address);
+        check_clock(doctor, doctor->gpus[i].address);
+        check_power(doctor, doctor->gpus[i].address);
+    }
+    check_topology(doctor);
+}

@@ -1,0 +1,112 @@
+/* Collectives over the loopback: two child processes sum over TCP, as two ranks of a run would. Whatever goes wrong in them stays in them. Owns the
+ * children. */
+#include <arpa/inet.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/comm.h"
+#include "advise/doctor.h"
+
+enum { RANKS = 2, COUNT = 4 << 20, ROUNDS = 4, LIMIT = 20 };
+
+typedef struct Outcome {
+    double seconds;
+    char message[256];
+} Outcome; /* of an all-reduce; empty message: all is well */
+
+/* A port that nobody listens on, from the system; 0 when it has none. */
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    bool bound =
+        file >= 0 && bind(file, (struct sockaddr *)&address, length) == 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0;
+    if (file >= 0) close(file);
+    return bound ? ntohs(address.sin_port) : 0;
+}
+
+static bool describe_place(int rank, int port) {
+    const struct {
+        const char *name;
+        int value;
+    } numbers[] = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", RANKS}, {"LOCAL_WORLD_SIZE", RANKS}, {"MASTER_PORT", port}};
+    bool done = setenv("MASTER_ADDR", "127.0.0.1", 1) == 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", numbers[i].value);
+        done = setenv(numbers[i].name, text, 1) == 0 && done;
+    }
+    return done;
+}
+
+/* Ranks bring 1 and 2: afterwards everything is 3, then 6, 12 and so on. */
+static bool sum(Comm *comm, Outcome *outcome, Error *error) {
+    float *values = memory_allocate(COUNT * sizeof *values), expected = 1.5f;
+    for (int64_t i = 0; i < COUNT; i++) values[i] = (float)(comm_rank(comm) + 1);
+    outcome->seconds = INFINITY;
+    for (int round = 0; round < ROUNDS; round++) {
+        double start = log_seconds();
+        comm_wait(comm, comm_all_reduce(comm, "doctor", values, COUNT, COMM_F32, COMM_SUM));
+        if (!comm_ok(comm, error)) return false;
+        outcome->seconds = fmin(outcome->seconds, log_seconds() - start);
+        expected *= RANKS;
+        for (int64_t i = 0; i < COUNT; i++)
+            if (values[i] != expected)
+                return error_set(error, ERROR_NUMERICS, "a sum over %d ranks is %g, not %g", RANKS, (double)values[i], (double)expected);
+    }
+    free(values);
+    return true;
+}
+
+static void run_rank(int rank, int port, int pipe) {
+    Outcome outcome = {0};
+    Error error = {0};
+    alarm(LIMIT);
+    Comm *comm =
+        describe_place(rank, port)
+            ? comm_open(&(CommOptions){.transport = COMM_TCP, .appear = LIMIT / 2, .lost = LIMIT / 2, .timeout = LIMIT / 2}, &error)
+            : NULL;
+    bool good = comm && sum(comm, &outcome, &error);
+    if (!good)
+        snprintf(outcome.message, sizeof outcome.message, "%.250s", *error.message ? error.message : "a rank could not be described");
+    bool told = write(pipe, &outcome, sizeof outcome) == sizeof outcome;
+    if (good) comm_close(comm);
+    _exit(!told);
+}
+
+void doctor_check_collective(Doctor *doctor) {
+    int ends[2], port = free_port(), told = 0;
+    pid_t children[RANKS];
+    Outcome outcome, worst = {0};
+    fflush(NULL);
+    if (!port || pipe(ends)) {
+        doctor_add(doctor, HEALTH_WARNING, "smoke.collective", "bring the loopback up: sudo ip link set lo up",
+            "there is no port on 127.0.0.1 to listen on");
+        return;
+    }
+    for (int rank = 0; rank < RANKS; rank++) {
+        children[rank] = fork();
+        if (children[rank] == 0) run_rank(rank, port, ends[1]);
+    }
+    close(ends[1]);
+    while (read(ends[0], &outcome, sizeof outcome) == sizeof outcome) {
+        told++;
+        if (*outcome.message || outcome.seconds > worst.seconds) worst = outcome;
+    }
+    close(ends[0]);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (children[rank] > 0) waitpid(children[rank], NULL, 0);
+    if (told == RANKS && !*worst.message)
+        doctor_add(doctor, HEALTH_OK, "smoke.collective", "",
+            "all-reduce of 16 MiB over %d processes and the loopback: right sums, %.2f GB/s bus bandwidth", RANKS,
+            COUNT * sizeof(float) / 1e9 / worst.seconds);
+    else
+        doctor_add(doctor, HEALTH_ERROR, "smoke.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
+            *worst.message ? worst.message : "a process ended or took too long");
+}

@@ -1,0 +1,246 @@
+/* Checks of GPUs that are the same for both vendors: what lies on the PCI bus, the driver, the libraries that smelt opens at run time, and what smelt
+ * itself sees.
+ *
+ * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is told and does no harm. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "advise/doctor.h"
+#include "advise/hardware.h"
+
+static const char *const vendor_names[GPU_VENDORS] = {"AMD", "NVIDIA"};
+static const DeviceKind kinds[GPU_VENDORS] = {DEVICE_HIP, DEVICE_CUDA};
+
+/* -- The bus ------------------------------------------------------------------------------------------------------- */
+
+static int vendor_of(int64_t number) { return number == 0x1002 ? GPU_AMD : number == 0x10de ? GPU_NVIDIA : -1; }
+
+/* Display controllers (class 03) and processing accelerators (12), as data centre cards call themselves. */
+void doctor_find_gpus(Doctor *doctor) {
+    enum { DEVICES = 4096 };
+    char (*names)[DOCTOR_NAME] = memory_allocate(sizeof *names * DEVICES);
+    int count = doctor_list(doctor, names, DEVICES, "/sys/bus/pci/devices");
+    for (int i = 0; i < count && doctor->gpu_count < DOCTOR_GPUS; i++) {
+        int vendor = vendor_of(doctor_read_number(doctor, 0, "/sys/bus/pci/devices/%s/vendor", names[i]));
+        int64_t class = doctor_read_number(doctor, 0, "/sys/bus/pci/devices/%s/class", names[i]) >> 16;
+        if (vendor < 0 || (class != 0x03 && class != 0x12)) continue;
+        DoctorGpu *gpu = &doctor->gpus[doctor->gpu_count++];
+        gpu->vendor = (GpuVendor)vendor;
+        strcpy(gpu->address, names[i]);
+        doctor->of_vendor[vendor]++;
+    }
+    free(names);
+}
+
+static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
+    char now[64], most[64];
+    int64_t width = doctor_read_number(doctor, 0, "/sys/bus/pci/devices/%s/current_link_width", gpu->address);
+    int64_t widest = doctor_read_number(doctor, 0, "/sys/bus/pci/devices/%s/max_link_width", gpu->address);
+    bool known = doctor_read(doctor, now, sizeof now, "/sys/bus/pci/devices/%s/current_link_speed", gpu->address);
+    known = doctor_read(doctor, most, sizeof most, "/sys/bus/pci/devices/%s/max_link_speed", gpu->address) && known;
+    if (width > 0 && width < widest)
+        doctor_add(doctor, HEALTH_WARNING, "gpu.pci", "seat the card again, or look at the slot and the BIOS",
+            "%s runs on %lld of %lld PCI lanes", gpu->address, (long long)width, (long long)widest);
+    else if (known)
+        doctor_add(doctor, HEALTH_OK, "gpu.pci", "", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address,
+            (long long)width, now, most);
+}
+
+/* With several NUMA nodes, a card that belongs to none was not described by the firmware: its process may run on the far side. */
+static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
+    int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
+    if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))
+        doctor_add(doctor, HEALTH_WARNING, "gpu.numa",
+            "set NUMA nodes per socket in the BIOS; until then bind processes by hand with numactl",
+            "%s belongs to no NUMA node, though there are several", gpu->address);
+    else doctor_add(doctor, HEALTH_OK, "gpu.numa", "", "%s is at NUMA node %lld", gpu->address, (long long)(node < 0 ? 0 : node));
+}
+
+/* -- Libraries ----------------------------------------------------------------------------------------------------- */
+
+typedef enum LibraryUse { USE_AMD, USE_NVIDIA, USE_ANY } LibraryUse;
+typedef struct Library {
+    LibraryUse use;
+    bool needed;
+    const char *files[4], *purpose, *package;
+} Library;
+
+static const Library libraries[] = {
+    {USE_AMD, true, {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}, "HIP runtime",
+        "sudo apt-get install hip-runtime-amd (ROCm's repository; Debian: libamdhip64-5)"},
+    {USE_AMD, false, {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, "quick products; without it smelt's own",
+        "sudo apt-get install hipblaslt (ROCm's repository)"},
+    {USE_AMD, false, {"librccl.so.1"}, "collectives between GPUs", "sudo apt-get install rccl (ROCm's repository; Debian: librccl1)"},
+    {USE_AMD, false, {"librocm_smi64.so", "librocm_smi64.so.7", "librocm_smi64.so.6"}, "what rocm-smi shows",
+        "sudo apt-get install rocm-smi-lib (Debian: librocm-smi64-1)"},
+    {USE_NVIDIA, true, {"libcuda.so.1", "libcuda.so"}, "CUDA driver",
+        "sudo apt-get install nvidia-driver (Debian non-free), or start the container with --gpus all"},
+    {USE_NVIDIA, false, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, "quick products; without it smelt's own",
+        "sudo apt-get install libcublas-13-0 (NVIDIA's repository)"},
+    {USE_NVIDIA, false, {"libnccl.so.2"}, "collectives between GPUs", "sudo apt-get install libnccl2 (NVIDIA's repository)"},
+    {USE_NVIDIA, false, {"libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"}, "quick start: compiles kernels on all cores",
+        "sudo apt-get install libnvjitlink-13-0 (NVIDIA's repository)"},
+    {USE_NVIDIA, false, {"libnvidia-ml.so.1", "libnvidia-ml.so"}, "what nvidia-smi shows",
+        "sudo apt-get install libnvidia-ml1 (Debian non-free)"},
+    {USE_ANY, false, {"libmpi.so.40"}, "starting by mpirun; without it TCP", "sudo apt-get install libopenmpi3"},
+    {USE_ANY, false, {"libcurl.so.4"}, "checkpoints in S3", "sudo apt-get install libcurl4"},
+};
+
+typedef enum Loading { LOADED, ABSENT, BROKEN, CRASHED } Loading;
+
+/* In a child: loads the file and says how it went on the pipe. */
+static void load_in_child(const char *file, int pipe) {
+    char text[512] = "+";
+    if (!dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
+        const char *why = dlerror();
+        snprintf(text, sizeof text, "-%s", why ? why : "no reason was given");
+    }
+    _exit(write(pipe, text, strlen(text)) < 0);
+}
+
+static Loading try_file(const char *file, char *why, size_t size) {
+    int ends[2], status = 0;
+    why[0] = '\0';
+    fflush(NULL);
+    if (pipe(ends)) return ABSENT;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* one that hangs when it is loaded ends like one that crashes */
+        load_in_child(file, ends[1]);
+    }
+    close(ends[1]);
+    ssize_t length = child > 0 ? read(ends[0], why, size - 1) : 0;
+    close(ends[0]);
+    if (child > 0) waitpid(child, &status, 0);
+    why[length > 0 ? length : 0] = '\0';
+    if (length <= 0) return CRASHED;
+    if (why[0] == '+') return LOADED;
+    memmove(why, why + 1, (size_t)length);
+    return strstr(why, "cannot open shared object file") && !strncmp(why, file, strlen(file)) ? ABSENT : BROKEN;
+}
+
+/* The first file that loads, and what was wrong with a better one that is there; else the worst that was found. */
+typedef struct Trial {
+    Loading loading;
+    const char *file, *broken;
+    char why[512];
+} Trial;
+
+static void try_library(const Library *library, Trial *trial) {
+    *trial = (Trial){.loading = ABSENT, .file = library->files[0]};
+    char why[512];
+    for (int i = 0; library->files[i] && trial->loading != LOADED; i++) {
+        Loading loading = try_file(library->files[i], why, sizeof why);
+        if (loading == ABSENT) continue;
+        trial->loading = loading;
+        trial->file = library->files[i];
+        if (loading == LOADED) continue;
+        trial->broken = library->files[i];
+        snprintf(trial->why, sizeof trial->why, "%s", loading == CRASHED ? "it crashes or hangs" : why);
+    }
+}
+
+static void check_library(Doctor *doctor, const Library *library) {
+    Trial trial;
+    try_library(library, &trial);
+    Health bad = library->needed ? HEALTH_ERROR : HEALTH_WARNING;
+    if (trial.loading == LOADED && library->use != USE_ANY && library->needed) doctor->loadable[library->use] = true;
+    if (trial.broken)
+        doctor_add(doctor, trial.loading == LOADED ? HEALTH_WARNING : bad, "library", library->package,
+            "%s is there and cannot be loaded: %s%s%s", trial.broken, trial.why, trial.loading == LOADED ? "; taken in its place: " : "",
+            trial.loading == LOADED ? trial.file : "");
+    else if (trial.loading == LOADED) doctor_add(doctor, HEALTH_OK, "library", "", "%s: %s", trial.file, library->purpose);
+    else
+        doctor_add(doctor, library->use == USE_ANY ? HEALTH_OK : bad, "library", library->package, "%s was not found (%s)", trial.file,
+            library->purpose);
+}
+
+static void check_library_path(Doctor *doctor) {
+    const char *path = getenv("LD_LIBRARY_PATH");
+    char folder[512];
+    for (int length = 0; path && *path; path += length + (path[length] == ':')) {
+        length = (int)strcspn(path, ":");
+        snprintf(folder, sizeof folder, "%.*s", length, path);
+        if (length == 0) continue;
+        if (access(folder, R_OK | X_OK))
+            doctor_add(doctor, HEALTH_WARNING, "library.path", "correct LD_LIBRARY_PATH, or unset it", "LD_LIBRARY_PATH names %s, which %s",
+                folder, access(folder, F_OK) ? "does not exist" : "this user may not read");
+    }
+}
+
+void doctor_check_libraries(Doctor *doctor) {
+    check_library_path(doctor);
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
+        const Library *library = &libraries[i];
+        if (library->use == USE_ANY || doctor->of_vendor[library->use] > 0) check_library(doctor, library);
+    }
+}
+
+/* -- What smelt sees ----------------------------------------------------------------------------------------------- */
+
+static void describe(Doctor *doctor, const Device *device) {
+    const DeviceInfo *info = device_info(device);
+    Hardware hardware;
+    char memory[32], available[32];
+    int64_t left = device_available(device);
+    log_format_bytes((double)info->memory, memory);
+    log_format_bytes((double)left, available);
+    bool known = hardware_of_device(&hardware, device), taken = left >= 0 && left < info->memory * 9 / 10;
+    doctor_add(doctor, HEALTH_OK, "gpu.device", "", "%s (%s): %d processors, %d lanes, %s%s%s", info->name, info->target, info->processors,
+        info->wave, memory, known ? ", as smelt's table has it: " : ", which smelt's table of hardware does not have",
+        known ? hardware.name : "");
+    doctor_add(doctor, taken ? HEALTH_WARNING : HEALTH_OK, "gpu.memory",
+        taken ? "end the programs that hold it: nvidia-smi or rocm-smi --showpids lists them" : "", "%s of it can be allocated", available);
+}
+
+static void open_vendor(Doctor *doctor, GpuVendor vendor) {
+    Error error = {0};
+    Device *device = device_open(kinds[vendor], 0, &error);
+    if (device) {
+        describe(doctor, device);
+        device_close(device);
+        return;
+    }
+    doctor_add(doctor, HEALTH_ERROR, "gpu.device",
+        vendor == GPU_AMD ? "rocminfo tells more; sudo usermod -aG render,video $USER, then log in again"
+                          : "nvidia-smi tells more; start containers with --gpus all",
+        "smelt cannot use the GPU: %s", error.message);
+}
+
+/* An empty value hides all GPUs, which is seldom meant. */
+static void check_visible(Doctor *doctor) {
+    static const char *const names[] = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"};
+    for (int i = 0; i < 4; i++) {
+        const char *value = getenv(names[i]);
+        if (!value) continue;
+        bool hides = !*value || !strcmp(value, "-1");
+        doctor_add(doctor, hides ? HEALTH_WARNING : HEALTH_OK, "gpu.visible", hides ? "unset it" : "", "%s=%s%s", names[i], value,
+            hides ? " hides all GPUs" : "");
+    }
+}
+
+void doctor_check_gpus(Doctor *doctor) {
+    if (doctor->gpu_count == 0) {
+        doctor_add(doctor, HEALTH_OK, "gpu", "", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
+        check_visible(doctor);
+        return;
+    }
+    for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
+        if (doctor->of_vendor[vendor])
+            doctor_add(doctor, HEALTH_OK, "gpu", "", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);
+    check_visible(doctor);
+    for (int i = 0; i < doctor->gpu_count; i++) {
+        check_link(doctor, &doctor->gpus[i]);
+        check_node(doctor, &doctor->gpus[i]);
+    }
+    if (doctor->of_vendor[GPU_AMD]) doctor_check_amd(doctor);
+    if (doctor->of_vendor[GPU_NVIDIA]) doctor_check_nvidia(doctor);
+    bool here = !*doctor->root; /* libraries ask the real machine */
+    for (int vendor = 0; vendor < GPU_VENDORS && here; vendor++)
+        if (doctor->of_vendor[vendor] && doctor->loadable[vendor]) open_vendor(doctor, (GpuVendor)vendor);
+}

@@ -1,0 +1,167 @@
+/* Checks of network cards, of which one lies near each GPU, and of the variables that steer collectives. Owns nothing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "advise/doctor.h"
+
+enum { CARDS = 64 };
+
+/* -- Cards --------------------------------------------------------------------------------------------------------- */
+
+/* How many folders two devices share on their way from the root of the PCI bus: more is nearer. 0 when one of them is not known. */
+static int shared_folders(const char *a, const char *b) {
+    int shared = 0;
+    if (!a || !b) return 0;
+    for (; *a && *a == *b; a++, b++) shared += *a == '/';
+    return shared;
+}
+
+static char *place_of(const Doctor *doctor, const char *format, const char *name) {
+    char *path = memory_format(format, doctor->root, name), *place = realpath(path, NULL);
+    free(path);
+    return place;
+}
+
+static void check_port(Doctor *doctor, const char *card) {
+    char state[64], rate[64] = "unknown rate", layer[64] = "";
+    if (!doctor_read(doctor, state, sizeof state, "/sys/class/infiniband/%s/ports/1/state", card)) return;
+    doctor_read(doctor, rate, sizeof rate, "/sys/class/infiniband/%s/ports/1/rate", card);
+    doctor_read(doctor, layer, sizeof layer, "/sys/class/infiniband/%s/ports/1/link_layer", card);
+    bool active = strstr(state, "ACTIVE") != NULL;
+    doctor_add(doctor, active ? HEALTH_OK : HEALTH_WARNING, "network.card",
+        active ? "" : "look at cable, switch and subnet manager: ibstat; or leave it out with NCCL_IB_HCA", "%s: %s, %s %s", card, state,
+        rate, layer);
+}
+
+static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) {
+    int users[CARDS] = {0};
+    char *places[CARDS];
+    for (int i = 0; i < count; i++) places[i] = place_of(doctor, "%s/sys/class/infiniband/%s/device", cards[i]);
+    for (int g = 0; g < doctor->gpu_count; g++) {
+        char *gpu = place_of(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
+        int best = 0;
+        for (int i = 1; i < count; i++) { /* of equally near ones, the one with the fewest GPUs */
+            int difference = shared_folders(gpu, places[i]) - shared_folders(gpu, places[best]);
+            if (difference > 0 || (difference == 0 && users[i] < users[best])) best = i;
+        }
+        users[best]++;
+        doctor_add(doctor, HEALTH_OK, "network.affinity", "", "%s is nearest to %s", doctor->gpus[g].address, cards[best]);
+        free(gpu);
+    }
+    for (int i = 0; i < count; i++) free(places[i]);
+    if (doctor->gpu_count > 1 && count < doctor->gpu_count)
+        doctor_add(doctor, HEALTH_WARNING, "network.affinity", "for several nodes use machines with one card for each GPU",
+            "%d network card%s serve%s %d GPUs: collectives between nodes are slower by as much", count, count == 1 ? "" : "s",
+            count == 1 ? "s" : "", doctor->gpu_count);
+}
+
+static void check_ethernet(Doctor *doctor) {
+    char names[CARDS][DOCTOR_NAME], state[32];
+    int count = doctor_list(doctor, names, CARDS, "/sys/class/net"), up = 0;
+    int64_t best = 0;
+    for (int i = 0; i < count; i++) {
+        if (!strcmp(names[i], "lo") || !doctor_read(doctor, state, sizeof state, "/sys/class/net/%s/operstate", names[i]) ||
+            !strcmp(state, "down"))
+            continue;
+        int64_t speed = doctor_read_number(doctor, -1, "/sys/class/net/%s/speed", names[i]);
+        best = speed > best ? speed : best;
+        up++;
+    }
+    if (best > 0)
+        doctor_add(doctor, HEALTH_OK, "network.ethernet", "", "%d interface%s, the quickest of %lld Mb/s", up, up == 1 ? "" : "s",
+            (long long)best);
+    else
+        doctor_add(
+            doctor, HEALTH_OK, "network.ethernet", "", "%d interface%s beside the loopback, of unknown speed", up, up == 1 ? "" : "s");
+}
+
+void doctor_check_network(Doctor *doctor) {
+    char cards[CARDS][DOCTOR_NAME];
+    int count = doctor_list(doctor, cards, CARDS, "/sys/class/infiniband");
+    for (int i = 0; i < count; i++) check_port(doctor, cards[i]);
+    if (count == 0)
+        doctor_add(doctor, HEALTH_OK, "network.card", "", "no RDMA card%s",
+            doctor->gpu_count > 1 ? ": one node trains well, several would talk over TCP" : "");
+    else if (doctor->gpu_count > 0) check_nearest(doctor, cards, count);
+    check_ethernet(doctor);
+}
+
+/* -- Variables ----------------------------------------------------------------------------------------------------- */
+
+/* Whether every name in a list such as "^mlx5_0:1,mlx5_1" begins a name in the folder; "=" asks for a whole one, "^" leaves out. */
+static bool names_exist(const Doctor *doctor, const char *folder, const char *list) {
+    char names[CARDS][DOCTOR_NAME];
+    int count = doctor_list(doctor, names, CARDS, "%s", folder);
+    list += strspn(list, "^=");
+    for (size_t length; *list; list += length + strspn(list + length, ",")) {
+        length = strcspn(list, ",");
+        size_t letters = strcspn(list, ",:");
+        bool found = false;
+        for (int i = 0; i < count; i++) found |= !strncmp(names[i], list, letters);
+        if (!found) return false;
+    }
+    return true;
+}
+
+typedef struct Rule { const char *name, *value, *harm, *mend; } Rule; /* value NULL: any */
+
+static const Rule rules[] = {
+    {"NCCL_DEBUG", "TRACE", "logs every call and slows training down", "export NCCL_DEBUG=WARN"},
+    {"NCCL_IB_DISABLE", "1", "sends everything between nodes over TCP", "unset NCCL_IB_DISABLE"},
+    {"NCCL_P2P_DISABLE", "1", "sends everything between GPUs of a node through host memory", "unset NCCL_P2P_DISABLE"},
+    {"NCCL_SHM_DISABLE", "1", "takes shared memory away from GPUs that cannot reach each other directly", "unset NCCL_SHM_DISABLE"},
+    {"NCCL_ALGO", NULL, "forbids the library its own choice by message size", "unset NCCL_ALGO, unless it was measured"},
+    {"NCCL_PROTO", NULL, "forbids the library its own choice by message size", "unset NCCL_PROTO, unless it was measured"},
+    {"CUDA_LAUNCH_BLOCKING", "1", "waits after every kernel", "unset CUDA_LAUNCH_BLOCKING"},
+    {"HIP_LAUNCH_BLOCKING", "1", "waits after every kernel", "unset HIP_LAUNCH_BLOCKING"},
+    {"AMD_SERIALIZE_KERNEL", NULL, "waits around every kernel", "unset AMD_SERIALIZE_KERNEL"},
+    {"HSA_ENABLE_SDMA", "0", "copies with compute units in place of the copy engines", "unset HSA_ENABLE_SDMA"},
+};
+
+static void check_rules(Doctor *doctor) {
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const char *value = getenv(rules[i].name);
+        if (value && (!rules[i].value || !strcmp(value, rules[i].value)))
+            doctor_add(doctor, HEALTH_WARNING, "variable", rules[i].mend, "%s=%s %s", rules[i].name, value, rules[i].harm);
+    }
+}
+
+static void check_names(Doctor *doctor) {
+    const char *interface = getenv("NCCL_SOCKET_IFNAME"), *card = getenv("NCCL_IB_HCA");
+    if (interface && *interface && !names_exist(doctor, "/sys/class/net", interface))
+        doctor_add(doctor, HEALTH_ERROR, "variable", "list them with: ls /sys/class/net",
+            "NCCL_SOCKET_IFNAME=%s names an interface that is not here", interface);
+    if (card && *card && !names_exist(doctor, "/sys/class/infiniband", card))
+        doctor_add(doctor, HEALTH_ERROR, "variable", "list them with: ls /sys/class/infiniband",
+            "NCCL_IB_HCA=%s names a card that is not here", card);
+}
+
+typedef struct Pair { const char *cuda, *rocm, *purpose; } Pair;
+
+/* Variables and tools that serve the same purpose. RCCL reads NCCL's variables under their own names. */
+static const Pair pairs[] = {
+    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "which GPUs a process sees (ROCR_VISIBLE_DEVICES hides them from all of ROCm)"},
+    {"CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "wait after every kernel, for debugging"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "queues of one GPU"},
+    {"CUDA_CACHE_PATH", "AMD_COMGR_CACHE_DIR", "where compiled kernels are kept"},
+    {"NCCL_DEBUG", "NCCL_DEBUG", "what the library of collectives logs"},
+    {"NCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "interface for starting up, and for TCP"},
+    {"NCCL_IB_HCA", "NCCL_IB_HCA", "RDMA cards between nodes"},
+    {"NCCL_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "address on RoCE: 3 is usual, 1 on Pollara"},
+    {"NCCL_MIN_NCHANNELS", "NCCL_MIN_NCHANNELS", "112 for fewer than 8 MI300X of a node"},
+    {"NCCL_NVLS_ENABLE", "(none)", "sums in the NVLink switch; 0 where a virtual machine lacks it"},
+    {"(none)", "RCCL_MSCCL_ENABLE", "algorithms of messages of some sizes"},
+    {"nvidia-smi", "rocm-smi", "state of GPUs"},
+    {"nsys, ncu", "rocprofv3", "profiles"},
+};
+
+void doctor_check_variables(Doctor *doctor) {
+    check_rules(doctor);
+    check_names(doctor);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const char *cuda = getenv(pairs[i].cuda), *rocm = getenv(pairs[i].rocm), *value = rocm ? rocm : cuda;
+        doctor_add(doctor, HEALTH_OK, "variable.names", "", "%-28s %-20s %s%s%s", pairs[i].cuda, pairs[i].rocm, pairs[i].purpose,
+            value ? "; set to " : "", value ? value : "");
+    }
+}

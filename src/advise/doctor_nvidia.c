@@ -1,0 +1,182 @@
+/* Checks of NVIDIA's GPUs: the driver's files, and through NVML, opened at run time, what nvidia-smi shows. NVML's numbers are those of its header.
+ * Owns nothing. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "advise/doctor.h"
+
+typedef void *NvmlDevice;
+enum { CLOCK_SM = 1, UNCORRECTED = 1, CORRECTED = 0, SINCE_BOOT = 0, AGGREGATE = 1, MOST_LINKS = 18, SENSOR_GPU = 0 };
+enum { SLOWED_BY_POWER_CAP = 0x4, SLOWED_BY_HARDWARE = 0x8, SLOWED_BY_HEAT = 0x20 | 0x40, SLOWED_BY_BRAKE = 0x80 };
+
+#define NVML(CALL)                                                                                                                                   \
+    CALL(initialize, nvmlInit_v2, (void))                                                                                                            \
+    CALL(shutdown, nvmlShutdown, (void))                                                                                                             \
+    CALL(driver, nvmlSystemGetDriverVersion, (char *text, unsigned size))                                                                            \
+    CALL(count, nvmlDeviceGetCount_v2, (unsigned *count))                                                                                            \
+    CALL(handle, nvmlDeviceGetHandleByIndex_v2, (unsigned index, NvmlDevice *device))                                                                \
+    CALL(name, nvmlDeviceGetName, (NvmlDevice device, char *name, unsigned size))                                                                    \
+    CALL(errors, nvmlDeviceGetTotalEccErrors, (NvmlDevice device, int type, int counter, unsigned long long *count))                                 \
+    CALL(ecc_mode, nvmlDeviceGetEccMode, (NvmlDevice device, int *now, int *pending))                                                                \
+    CALL(remapped, nvmlDeviceGetRemappedRows, (NvmlDevice device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed))  \
+    CALL(clock, nvmlDeviceGetClockInfo, (NvmlDevice device, int type, unsigned *mhz))                                                                \
+    CALL(most_clock, nvmlDeviceGetMaxClockInfo, (NvmlDevice device, int type, unsigned *mhz))                                                        \
+    CALL(slowed, nvmlDeviceGetCurrentClocksThrottleReasons, (NvmlDevice device, unsigned long long *reasons))                                        \
+    CALL(cap, nvmlDeviceGetPowerManagementLimit, (NvmlDevice device, unsigned *milliwatt))                                                           \
+    CALL(usual_cap, nvmlDeviceGetPowerManagementDefaultLimit, (NvmlDevice device, unsigned *milliwatt))                                              \
+    CALL(power, nvmlDeviceGetPowerUsage, (NvmlDevice device, unsigned *milliwatt))                                                                   \
+    CALL(temperature, nvmlDeviceGetTemperature, (NvmlDevice device, int sensor, unsigned *degrees))                                                  \
+    CALL(persistence, nvmlDeviceGetPersistenceMode, (NvmlDevice device, int *on))                                                                    \
+    CALL(mig, nvmlDeviceGetMigMode, (NvmlDevice device, unsigned *now, unsigned *pending))                                                           \
+    CALL(link, nvmlDeviceGetNvLinkState, (NvmlDevice device, unsigned link, int *active))
+
+/* A function that an old library lacks is NULL. All return 0 when they did what they were asked. */
+typedef struct Nvml {
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+    NVML(FIELD)
+#undef FIELD
+} Nvml;
+
+#define TELLS(nvml, name, ...) is_answer((nvml)->name ? (nvml)->name(__VA_ARGS__) : -1)
+static bool is_answer(int result) { return result == 0; }
+
+static void *open_nvml(Nvml *nvml) {
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return NULL;
+#define FIND(name, symbol, arguments) *(void **)&nvml->name = dlsym(library, #symbol);
+    NVML(FIND)
+#undef FIND
+    if (TELLS(nvml, initialize) && nvml->count && nvml->handle) return library;
+    dlclose(library);
+    return NULL;
+}
+
+static void check_driver(Doctor *doctor) {
+    char text[512];
+    bool loaded = doctor_read(doctor, text, sizeof text, "/proc/driver/nvidia/version");
+    if (!loaded) {
+        doctor_add(doctor, HEALTH_ERROR, "gpu.driver", "sudo apt-get install nvidia-driver (Debian non-free) && sudo modprobe nvidia",
+            "the kernel module nvidia is not loaded");
+        return;
+    }
+    text[strcspn(text, "\n")] = '\0';
+    doctor_add(doctor, HEALTH_OK, "gpu.driver", "", "%s", text);
+    char *device = doctor_path(doctor, "/dev/nvidiactl");
+    if (access(device, R_OK | W_OK))
+        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
+            access(device, F_OK) ? "is missing" : "may not be opened by this user");
+    else doctor_add(doctor, HEALTH_OK, "gpu.access", "", "/dev/nvidiactl can be opened");
+    free(device);
+}
+
+/* -- One card ------------------------------------------------------------------------------------------------------ */
+
+static void check_errors(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+    int now = 0, later = 0;
+    unsigned long long bad = 0, ever = 0, good = 0;
+    unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
+    if (!TELLS(nvml, ecc_mode, device, &now, &later)) return;
+    if (!now) {
+        doctor_add(doctor, HEALTH_WARNING, "gpu.ecc", "sudo nvidia-smi -e 1, then reboot", "GPU %u: ECC is off", index);
+        return;
+    }
+    if (!TELLS(nvml, errors, device, UNCORRECTED, SINCE_BOOT, &bad)) return;
+    TELLS(nvml, errors, device, UNCORRECTED, AGGREGATE, &ever);
+    TELLS(nvml, errors, device, CORRECTED, SINCE_BOOT, &good);
+    bool remapped = TELLS(nvml, remapped, device, &corrected, &uncorrected, &pending, &failed);
+    Health health = bad || failed ? HEALTH_ERROR : pending || ever ? HEALTH_WARNING : HEALTH_OK;
+    doctor_add(doctor, health, "gpu.ecc",
+        bad || failed ? "take the GPU out of service; nvidia-smi -q -d ECC,ROW_REMAPPER tells more"
+        : pending     ? "sudo nvidia-smi --gpu-reset, once it is idle"
+                      : "",
+        "GPU %u: memory errors since the start: %llu uncorrected (%llu ever), %llu corrected%s%s", index, bad, ever, good,
+        remapped && pending ? "; a row waits to be replaced" : "", remapped && failed ? "; a row could not be replaced" : "");
+}
+
+static void check_clock(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+    unsigned now = 0, most = 0;
+    unsigned long long reasons = 0;
+    if (!TELLS(nvml, clock, device, CLOCK_SM, &now) || !TELLS(nvml, most_clock, device, CLOCK_SM, &most)) return;
+    TELLS(nvml, slowed, device, &reasons);
+    bool hot = reasons & SLOWED_BY_HEAT, brake = reasons & (SLOWED_BY_HARDWARE | SLOWED_BY_BRAKE);
+    doctor_add(doctor, hot || brake ? HEALTH_WARNING : HEALTH_OK, "gpu.clock",
+        hot     ? "look at fans and air"
+        : brake ? "look at the power supply: nvidia-smi -q -d PERFORMANCE"
+                : "",
+        "GPU %u: %u of %u MHz%s%s", index, now, most,
+        hot     ? ", slowed down by heat"
+        : brake ? ", slowed down by the power supply"
+                : "",
+        reasons & SLOWED_BY_POWER_CAP ? " (at the power cap)" : "");
+}
+
+static void check_power(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+    unsigned cap = 0, usual = 0, power = 0, degrees = 0;
+    if (TELLS(nvml, cap, device, &cap) && TELLS(nvml, usual_cap, device, &usual)) {
+        TELLS(nvml, power, device, &power);
+        doctor_add(doctor, cap < usual ? HEALTH_WARNING : HEALTH_OK, "gpu.power", cap < usual ? "sudo nvidia-smi -pl with the default" : "",
+            "GPU %u: %u W, cap %u W of usually %u W", index, power / 1000, cap / 1000, usual / 1000);
+    }
+    if (TELLS(nvml, temperature, device, SENSOR_GPU, &degrees))
+        doctor_add(doctor, degrees > 85 ? HEALTH_WARNING : HEALTH_OK, "gpu.temperature", degrees > 85 ? "look at fans and air" : "",
+            "GPU %u: %u C", index, degrees);
+}
+
+static void check_modes(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
+    int on = 1;
+    unsigned now = 0, later = 0;
+    if (TELLS(nvml, persistence, device, &on) && !on)
+        doctor_add(doctor, HEALTH_WARNING, "gpu.persistence", "sudo nvidia-smi -pm 1",
+            "GPU %u: persistence mode is off, so every start waits for the driver", index);
+    if (TELLS(nvml, mig, device, &now, &later) && now)
+        doctor_add(doctor, HEALTH_WARNING, "gpu.mig", "sudo nvidia-smi -mig 0, if the whole GPU is to be used",
+            "GPU %u: MIG is on, a process sees only a part of it", index);
+}
+
+static int count_links(const Nvml *nvml, NvmlDevice device) {
+    int links = 0;
+    for (unsigned i = 0; i < MOST_LINKS; i++) {
+        int active = 0;
+        links += TELLS(nvml, link, device, i, &active) && active;
+    }
+    return links;
+}
+
+static void check_device(Doctor *doctor, const Nvml *nvml, unsigned index, unsigned count) {
+    NvmlDevice device;
+    char name[96] = "";
+    if (nvml->handle(index, &device)) {
+        doctor_add(doctor, HEALTH_ERROR, "gpu", "nvidia-smi tells more; look for Xid in sudo dmesg", "GPU %u does not answer", index);
+        return;
+    }
+    TELLS(nvml, name, device, name, sizeof name);
+    int links = count_links(nvml, device);
+    bool alone = count > 1 && links == 0;
+    doctor_add(doctor, alone ? HEALTH_WARNING : HEALTH_OK, "gpu.nvlink",
+        alone ? "nvidia-smi nvlink --status; is the fabric manager running? sudo systemctl start nvidia-fabricmanager" : "",
+        "GPU %u, %s: %d NVLink%s active", index, name, links, links == 1 ? "" : "s");
+    check_errors(doctor, nvml, device, index);
+    check_clock(doctor, nvml, device, index);
+    check_power(doctor, nvml, device, index);
+    check_modes(doctor, nvml, device, index);
+}
+
+void doctor_check_nvidia(Doctor *doctor) {
+    Nvml nvml = {0};
+    unsigned count = 0;
+    check_driver(doctor);
+    bool here = !*doctor->root && doctor->loadable[GPU_NVIDIA];
+    void *library = here ? open_nvml(&nvml) : NULL;
+    if (!library) {
+        if (here)
+            doctor_add(doctor, HEALTH_WARNING, "gpu.nvml", "nvidia-smi tells more",
+                "NVML does not answer: clocks, power, ECC and NVLink are unknown");
+        return;
+    }
+    nvml.count(&count);
+    for (unsigned i = 0; i < count; i++) check_device(doctor, &nvml, i, count);
+    if (nvml.shutdown) nvml.shutdown();
+    dlclose(library);
+}

@@ -1,0 +1,224 @@
+/* The node smoke test: does the machine compute right, and does memory move at a speed that one would expect; and the disk under a folder. All of it
+ * under a minute. Owns its buffers for the length of a check. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/bf16.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "advise/doctor.h"
+#include "advise/hardware.h"
+
+/* -- Disk ---------------------------------------------------------------------------------------------------------- */
+
+enum { PIECE = 4 << 20, PIECES = 64 };
+static const double most_seconds = 2;
+
+/* Bytes/s of writing pieces to the disk itself, until all are written or time is up; negative with errno set when it fails. */
+static double write_speed(int file) {
+    char *piece = memory_allocate(PIECE);
+    for (int64_t i = 0; i < PIECE; i += 8) memcpy(piece + i, &(uint64_t){(uint64_t)i * 0x9e3779b97f4a7c15u}, 8);
+    double start = log_seconds(), bytes = 0;
+    bool good = true;
+    for (int i = 0; i < PIECES && good && log_seconds() - start < most_seconds; i++) {
+        good = write(file, piece, PIECE) == PIECE && fdatasync(file) == 0;
+        bytes += PIECE;
+    }
+    free(piece);
+    return good ? bytes / (log_seconds() - start) : -1;
+}
+
+static void check_room(Doctor *doctor, const char *folder) {
+    struct statvfs status;
+    char room[32];
+    if (statvfs(folder, &status)) return;
+    double bytes = (double)status.f_bavail * (double)status.f_frsize;
+    bool little = bytes < 10e9;
+    log_format_bytes(bytes, room);
+    doctor_add(doctor, little ? HEALTH_WARNING : HEALTH_OK, "disk.room", little ? "free space, or give another folder=" : "",
+        "%s are free under %s", room, folder);
+}
+
+void doctor_check_disk(Doctor *doctor, const char *folder) {
+    char *path = memory_format("%s/.smelt-doctor-XXXXXX", folder);
+    int file = mkstemp(path);
+    if (file < 0) {
+        doctor_add(doctor, HEALTH_WARNING, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s",
+            folder, strerror(errno));
+    } else {
+        double speed = write_speed(file);
+        bool slow = speed < 100e6;
+        if (speed < 0)
+            doctor_add(doctor, HEALTH_ERROR, "disk.write", "free space, or look at the disk: dmesg", "writing to %s failed: %s", folder,
+                strerror(errno));
+        else
+            doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "disk.write",
+                slow ? "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here" : "",
+                "%.0f MB/s reach the disk under %s (4 MiB at a time)", speed / 1e6, folder);
+        close(file);
+        unlink(path);
+    }
+    free(path);
+    check_room(doctor, folder);
+}
+
+/* -- A product ----------------------------------------------------------------------------------------------------- */
+
+enum { SIZE = 512, SAMPLES = 4096 };
+
+/* bf16 products are exact in fp32, and sums of 512 of them in fp32 are off by at most 512 half-units of the sum of magnitudes. Where a
+ * CPU rounds operands (gemm.h), by up to a part of their root mean square, 1, and each as good as at random, 512 products are off by 0.8
+ * times its root of 512: 8 leaves room, and is 360 times less than a wrong element is off. */
+static const double sum_error = SIZE * 0x1p-24, random_error = 8 * 22.6;
+
+static void fill(uint16_t *matrix, uint64_t seed) {
+    for (int64_t i = 0; i < SIZE * SIZE; i++) matrix[i] = bf16_narrow((float)rng_normal(seed, RNG_STREAM_BENCH, (uint64_t)i));
+}
+
+/* Elements of C = A B^T that are not finite or too far from a sum in double, among samples spread over all tiles. */
+static int count_wrong(const uint16_t *a, const uint16_t *b, const float *c, double rounding) {
+    int wrong = 0;
+    for (int64_t s = 0; s < SAMPLES; s++) {
+        int64_t at = (int64_t)rng_permute(1, RNG_STREAM_SAMPLE, (uint64_t)s, SIZE * SIZE), row = at / SIZE, column = at % SIZE;
+        double sum = 0, magnitude = 0;
+        for (int64_t k = 0; k < SIZE; k++) {
+            double product = (double)bf16_widen(a[row * SIZE + k]) * bf16_widen(b[column * SIZE + k]);
+            sum += product;
+            magnitude += fabs(product);
+        }
+        wrong += !(fabs(c[at] - sum) <= sum_error * magnitude + random_error * rounding + 1e-6);
+    }
+    return wrong;
+}
+
+typedef struct Buffers { void *a, *b, *c; } Buffers;
+
+static bool allocate(Device *device, Buffers *buffers, int64_t input, int64_t output, Error *error) {
+    *buffers = (Buffers){.a = device_allocate(device, input, error)};
+    buffers->b = buffers->a ? device_allocate(device, input, error) : NULL;
+    buffers->c = buffers->b ? device_allocate(device, output, error) : NULL;
+    return buffers->c != NULL;
+}
+
+static void release(Device *device, Buffers *buffers, int64_t input, int64_t output) {
+    if (buffers->a) device_free(device, buffers->a, input);
+    if (buffers->b) device_free(device, buffers->b, input);
+    if (buffers->c) device_free(device, buffers->c, output);
+}
+
+static void check_product(Doctor *doctor, Device *device, const char *name) {
+    const int64_t input = SIZE * SIZE * sizeof(uint16_t), output = SIZE * SIZE * sizeof(float);
+    uint16_t *a = memory_allocate(input), *b = memory_allocate(input);
+    float *c = memory_allocate(output);
+    Buffers buffers;
+    Error error = {0};
+    fill(a, 1);
+    fill(b, 2);
+    bool done = allocate(device, &buffers, input, output, &error);
+    if (done) {
+        device_upload(device, buffers.a, a, input);
+        device_upload(device, buffers.b, b, input);
+        device_gemm(device, &(Gemm){.m = SIZE,
+                                .n = SIZE,
+                                .k = SIZE,
+                                .a = buffers.a,
+                                .b = buffers.b,
+                                .c = buffers.c,
+                                .lda = SIZE,
+                                .ldb = SIZE,
+                                .ldc = SIZE,
+                                .input = GEMM_BF16,
+                                .output = GEMM_F32,
+                                .transpose_b = true});
+        device_download(device, c, buffers.c, output);
+        done = device_ok(device, &error);
+    }
+    int wrong = done ? count_wrong(a, b, c, device_is_gpu(device) ? 0 : gemm_rounding(GEMM_BF16)) : 0;
+    if (!done) doctor_add(doctor, HEALTH_ERROR, "smoke.product", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+    else if (wrong)
+        doctor_add(doctor, HEALTH_ERROR, "smoke.product", "take it out of service: it computes wrong",
+            "%s: %d of %d checked elements of a product are wrong", name, wrong, SAMPLES);
+    else
+        doctor_add(doctor, HEALTH_OK, "smoke.product", "", "%s: a product of 512 x 512 x 512 agrees with sums in double in %d places", name,
+            SAMPLES);
+    release(device, &buffers, input, output);
+    free(a);
+    free(b);
+    free(c);
+}
+
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+/* Seconds of the quickest of a few, each of which waits for the device. */
+typedef void (*Movement)(Device *device, const Buffers *buffers, void *host, int64_t bytes);
+static double quickest(Device *device, Movement movement, const Buffers *buffers, void *host, int64_t bytes) {
+    double best = INFINITY;
+    for (int i = 0; i < 8; i++) {
+        double start = log_seconds();
+        movement(device, buffers, host, bytes);
+        device_synchronize(device);
+        best = fmin(best, log_seconds() - start);
+    }
+    return best;
+}
+
+static void copy(Device *device, const Buffers *buffers, void *host, int64_t bytes) {
+    (void)host;
+    device_copy(device, buffers->b, buffers->a, bytes);
+}
+static void upload(Device *device, const Buffers *buffers, void *host, int64_t bytes) { device_upload(device, buffers->a, host, bytes); }
+static void download(Device *device, const Buffers *buffers, void *host, int64_t bytes) {
+    device_download(device, host, buffers->a, bytes);
+}
+
+static void check_copies(Doctor *doctor, Device *device, const char *name) {
+    const int64_t bytes = device_is_gpu(device) ? 1 << 30 : 64 << 20, part = bytes / 16;
+    Hardware hardware;
+    Buffers buffers;
+    Error error = {0};
+    char *host = memory_allocate((size_t)part);
+    memset(host, 1, (size_t)part);
+    if (!allocate(device, &buffers, bytes, 1, &error)) {
+        doctor_add(doctor, HEALTH_WARNING, "smoke.copy", "end what else uses its memory", "%s: %s", name, error.message);
+    } else {
+        double rate = 2 * (double)bytes / quickest(device, copy, &buffers, host, bytes),
+               expected = hardware_of_device(&hardware, device) ? hardware.bandwidth : 0;
+        bool slow = expected > 0 && rate < 0.6 * expected;
+        doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "smoke.copy", slow ? "look at who else uses it, at clocks and at ECC" : "",
+            "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
+        if (device_is_gpu(device))
+            doctor_add(doctor, HEALTH_OK, "smoke.host_copy", "", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
+                (double)part / 1e9 / quickest(device, upload, &buffers, host, part),
+                (double)part / 1e9 / quickest(device, download, &buffers, host, part));
+        if (!device_ok(device, &error))
+            doctor_add(doctor, HEALTH_ERROR, "smoke.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+    }
+    release(device, &buffers, bytes, 1);
+    free(host);
+}
+
+static void check_device(Doctor *doctor, Device *device, const char *name) {
+    check_product(doctor, device, name);
+    check_copies(doctor, device, name);
+}
+
+void doctor_check_work(Doctor *doctor) {
+    static const DeviceKind kinds[GPU_VENDORS] = {DEVICE_HIP, DEVICE_CUDA};
+    check_device(doctor, device_cpu(), "CPU");
+    for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
+        for (int index = 0; doctor->loadable[vendor] && index < doctor->of_vendor[vendor]; index++) {
+            Error error = {0};
+            char name[32];
+            Device *device = device_open(kinds[vendor], index, &error);
+            if (!device) break; /* fewer are visible than lie on the bus; that none can be opened was told before */
+            snprintf(name, sizeof name, "GPU %d", index);
+            check_device(doctor, device, name);
+            device_close(device);
+        }
+}

@@ -1,0 +1,96 @@
+/* How a forecast is shown: what it is of, memory, time, and the assumptions that it rests on. */
+#include "advise/forecast.h"
+
+#include "base/log.h"
+
+static const char *const policies[] = {"none", "norm", "attention", "block"};
+
+static void print_memory_row(FILE *file, const char *name, double bytes, double total) {
+    char text[32];
+    if (bytes <= 0) return;
+    log_format_bytes(bytes, text);
+    fprintf(file, "  %-28s %12s %6.1f%%\n", name, text, 100 * bytes / total);
+}
+
+static void print_memory(const Forecast *forecast, const Hardware *hardware, FILE *file) {
+    const ForecastMemory *m = &forecast->memory;
+    char have[32];
+    log_format_bytes(hardware->memory, have);
+    fprintf(file, "memory of a rank\n");
+    print_memory_row(file, "weights", m->weights, m->total);
+    print_memory_row(file, "master weights", m->master, m->total);
+    print_memory_row(file, "gradients", m->gradients, m->total);
+    print_memory_row(file, "optimizer state", m->optimizer, m->total);
+    print_memory_row(file, "activations", m->activations, m->total);
+    print_memory_row(file, "scratch, inputs, evaluation", m->other, m->total);
+    print_memory_row(file, "driver and libraries", m->runtime, m->total);
+    print_memory_row(file, "total", m->total, m->total);
+    fprintf(file, "  %-28s %12s %s\n\n", "the processor has", have, forecast->fits ? "" : "  it does not fit");
+}
+
+static void print_time_row(FILE *file, const char *name, double seconds, double step) {
+    if (seconds > 0) fprintf(file, "  %-28s %9.1f ms %6.1f%%\n", name, 1e3 * seconds, 100 * seconds / step);
+}
+
+static void print_time(const Forecast *forecast, FILE *file) {
+    double count = (double)forecast->microbatches;
+    fprintf(file, "time of a step (%lld microbatch%s)\n", (long long)forecast->microbatches, forecast->microbatches == 1 ? "" : "es");
+    for (int class = 0; class < WORK_CLASSES; class++)
+        print_time_row(file, work_class_name(class), count * forecast->work.seconds[class], forecast->step);
+    print_time_row(file, "optimizer", forecast->optimizer, forecast->step);
+    print_time_row(file, "collectives, not hidden", forecast->exposed, forecast->step);
+    print_time_row(file, "step", forecast->step, forecast->step);
+    if (forecast->communication > 0) fprintf(file, "  (collectives in all %.1f ms)\n", 1e3 * forecast->communication);
+    fprintf(file, "\n");
+}
+
+static void print_rates(const Forecast *forecast, const Cluster *cluster, FILE *file) {
+    const Hardware *hardware = &cluster->hardware;
+    char all[32];
+    log_format_count(forecast->tokens_per_second * (double)cluster->gpus, all);
+    fprintf(file, "tokens/s of a GPU        %.0f\ntokens/s in all          %s\n", forecast->tokens_per_second, all);
+    fprintf(file, "TFLOP/s of a GPU         %.1f", 1e-12 * forecast->flops);
+    if (hardware->peak_bf16 > 0) fprintf(file, ", %.1f%% of peak", 100 * forecast->flops / hardware->peak_bf16);
+    if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best product", 100 * forecast->flops / hardware->best_bf16);
+    fprintf(file, "\n\n");
+}
+
+static void print_assumptions(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
+    const Hardware *hardware = &cluster->hardware;
+    const Rates *rates = &hardware->rates;
+    fprintf(file, "assumptions\n");
+    if (cluster->measured)
+        fprintf(file, "- calibrated by %s: its products by the nearest shape, all else in proportion\n", cluster->measured->source);
+    fprintf(file,
+        "- %s: products %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "
+        "TB/s\n",
+        hardware->measured ? "rates measured with smelt on this processor"
+                           : "rates of the H100 in proportion to the best product and copy of this processor",
+        1e-12 * rates->product, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient, 1e-12 * rates->memory,
+        1e-12 * rates->optimizer);
+    if (hardware->best_bf16 <= 0) fprintf(file, "- no measured product of this processor is known: 0.6 of its peak\n");
+    fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
+    if (forecast->tokens != (double)config->batch.tokens)
+        fprintf(file, "- a step takes %.0f tokens in place of batch.tokens=%lld, the next multiple of what all ranks take at once\n",
+            forecast->tokens, (long long)config->batch.tokens);
+    if (cluster->gpus < 2) return;
+    fprintf(file,
+        "- collectives at %.0f GB/s bus bandwidth in a node (%s) and %.1f GB/s per GPU between nodes, half of them hidden behind "
+        "computing; "
+        "gradients in fp32\n",
+        1e-9 * forecast_node_bandwidth(cluster), hardware->best_link > 0 ? "of a measured all-reduce" : "0.72 of the links' peak",
+        1e-9 * hardware->network);
+}
+
+void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file) {
+    const ForecastLayout *layout = &forecast->layout;
+    int64_t local = cluster->per_node < cluster->gpus ? cluster->per_node : cluster->gpus;
+    fprintf(
+        file, "modelled, not measured: %lld x %s (%lld to a node)\n", (long long)cluster->gpus, cluster->hardware.title, (long long)local);
+    fprintf(file, "layout: dp %lld, zero %d, batch.sequences=%lld, recompute=%s; %.0f tokens per step\n\n", (long long)cluster->gpus,
+        layout->zero, (long long)layout->sequences, policies[layout->recompute], forecast->tokens);
+    print_memory(forecast, &cluster->hardware, file);
+    print_time(forecast, file);
+    print_rates(forecast, cluster, file);
+    print_assumptions(forecast, config, cluster, file);
+}

@@ -1,0 +1,93 @@
+/* Reading what `smelt bench` measured. Everything in the file is checked before use: it may come from anywhere. Owns the rows of a Measured. */
+#include "advise/measured.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+static const double farthest = 2; /* sum of |log2| over the three dimensions at which a shape still tells about another */
+static const double most_size = 1e9, most_rate = 1e6;
+
+static bool get_size(const json_t *row, const char *name, int64_t *value) {
+    const json_t *number = json_object_get(row, name);
+    *value = json_is_number(number) && json_number_value(number) <= most_size ? (int64_t)json_number_value(number) : 0;
+    return *value > 0;
+}
+
+static double get_rate(const json_t *row, const char *name) {
+    double value = json_number_value(json_object_get(row, name));
+    return isfinite(value) && value > 0 && value < most_rate ? value : 0;
+}
+
+static const char *get_text(const json_t *row, const char *name) {
+    const char *text = json_string_value(json_object_get(row, name));
+    return text ? text : "";
+}
+
+/* Of several rows of one shape (programs, layouts) the quickest stays. */
+static void add_product(Measured *measured, MeasuredProduct product) {
+    measured->best = fmax(measured->best, product.tflops * 1e12);
+    for (int i = 0; i < measured->count; i++) {
+        MeasuredProduct *old = &measured->products[i];
+        if (old->m != product.m || old->n != product.n || old->k != product.k) continue;
+        old->tflops = fmax(old->tflops, product.tflops);
+        return;
+    }
+    measured->products = memory_resize(measured->products, ((size_t)measured->count + 1) * sizeof product);
+    measured->products[measured->count++] = product;
+}
+
+static void read_row(Measured *measured, const json_t *row) {
+    MeasuredProduct product = {.tflops = get_rate(row, "tflops")};
+    const char *type = get_text(row, "type");
+    bool sized = get_size(row, "m", &product.m) && get_size(row, "n", &product.n) && get_size(row, "k", &product.k);
+    if (sized && product.tflops > 0 && (!*type || !strcmp(type, "bf16"))) add_product(measured, product);
+    if (!strcmp(get_text(row, "kernel"), "copy") && !strcmp(get_text(row, "level"), "memory"))
+        measured->bandwidth = fmax(measured->bandwidth, 1e9 * get_rate(row, "gbps"));
+}
+
+static const json_t *find_rows(const json_t *root) {
+    if (json_is_array(root)) return root;
+    const json_t *rows = json_object_get(root, "rows");
+    return json_is_array(rows) ? rows : json_object_get(root, "results");
+}
+
+bool measured_read(Measured *measured, const char *path, Error *error) {
+    json_error_t wrong;
+    *measured = (Measured){0};
+    snprintf(measured->source, sizeof measured->source, "%s", path);
+    json_t *root = json_load_file(path, 0, &wrong);
+    if (!root)
+        return error_set(error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, wrong.text, wrong.line);
+    const json_t *rows = find_rows(root);
+    for (size_t i = 0; i < json_array_size(rows); i++) read_row(measured, json_array_get(rows, i));
+    json_decref(root);
+    if (measured->count > 0 || measured->bandwidth > 0) return true;
+    return error_set(error, ERROR_DATA,
+        "bench=%s has no bf16 product (m, n, k, tflops) and no copy in memory (kernel, level, gbps): give the JSON of smelt bench gemm or "
+        "memory",
+        path);
+}
+
+void measured_free(Measured *measured) {
+    free(measured->products);
+    *measured = (Measured){0};
+}
+
+const MeasuredProduct *measured_find(const Measured *measured, int64_t m, int64_t n, int64_t k) {
+    const MeasuredProduct *nearest = NULL;
+    double least = farthest;
+    for (int i = 0; i < measured->count; i++) {
+        const MeasuredProduct *p = &measured->products[i];
+        double distance =
+            fabs(log2((double)m / (double)p->m)) + fabs(log2((double)n / (double)p->n)) + fabs(log2((double)k / (double)p->k));
+        if (distance > least || (nearest && distance == least)) continue;
+        nearest = p;
+        least = distance;
+    }
+    return nearest;
+}

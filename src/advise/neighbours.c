@@ -1,0 +1,125 @@
+/* Better neighbours: every dimension is moved to good values near it, and the width of the MLP or of the experts is then solved for, since the number
+ * of parameters is linear in it. Owns nothing. */
+#include <math.h>
+#include <string.h>
+
+#include "advise/size.h"
+
+static const double tolerance = 0.01; /* of the number of parameters */
+
+static int64_t round_near(double value, int64_t to) {
+    int64_t rounded = (int64_t)llround(value / (double)to) * to;
+    return rounded > to ? rounded : to;
+}
+
+static int count_changes(const ModelConfig *a, const ModelConfig *b) {
+    return (a->layers != b->layers) + (a->width != b->width) +
+           (a->head_dim != b->head_dim || a->heads != b->heads || a->kv_heads != b->kv_heads) + (a->ffn != b->ffn) +
+           (a->vocabulary != b->vocabulary) + (a->experts != b->experts) + (a->router_width != b->router_width);
+}
+
+static bool is_better(const Neighbour *a, const Neighbour *b) {
+    double x = a->estimate.seconds, y = b->estimate.seconds;
+    return fabs(x / y - 1) < 1e-3 ? a->changes < b->changes : x < y;
+}
+
+/* Keeps the best, in order. What is as quick as one that changes no more is not worth telling. */
+static void insert(Neighbour *list, int *count, const Neighbour *item) {
+    for (int i = 0; i < *count; i++)
+        if (fabs(list[i].estimate.seconds / item->estimate.seconds - 1) < 1e-3 && list[i].changes <= item->changes) return;
+    int at = *count;
+    while (at > 0 && is_better(item, &list[at - 1])) at--;
+    if (at == SIZE_NEIGHBOURS) return;
+    if (*count < SIZE_NEIGHBOURS) ++*count;
+    memmove(&list[at + 1], &list[at], (size_t)(*count - 1 - at) * sizeof *list);
+    list[at] = *item;
+}
+
+/* Whether the rest of the configuration allows the model, and no rule finds a fault. */
+static bool is_good(const SizeQuestion *question, ModelConfig *model) {
+    Config config = *question->config;
+    Error ignored = {0};
+    Sizing sizing;
+    config.model = *model;
+    if (!config_check(&config, &ignored)) return false;
+    SizeQuestion other = *question;
+    other.config = &config;
+    size_check(&sizing, &other);
+    return sizing.faults == 0;
+}
+
+typedef struct Search {
+    const SizeQuestion *question;
+    SizeEstimate now;
+    bool faulty; /* the model itself: then slower ones without faults are neighbours too */
+    Neighbour *list;
+    int count;
+    Neighbour simplest; /* with the fewest changes; 0 of them: none yet */
+} Search;
+
+/* Tries widths of the MLP around the one that gives the number of parameters. */
+static void try_widths(Search *search, ModelConfig model) {
+    static const int64_t units[] = {256, 128, 64};
+    const SizeQuestion *question = search->question;
+    model.ffn = 1024;
+    double small = size_estimate(question, &model).parameters;
+    model.ffn = 2048;
+    double slope = (size_estimate(question, &model).parameters - small) / 1024, wanted = 1024 + (search->now.parameters - small) / slope;
+    if (!(wanted >= 64) || wanted > 1 << 24) return;
+    for (int i = 0; i < 3; i++) {
+        Neighbour neighbour = {.model = model};
+        neighbour.model.ffn = round_near(wanted, units[i]);
+        if (fabs((neighbour.model.ffn - wanted) * slope / search->now.parameters) > tolerance) continue;
+        neighbour.estimate = size_estimate(question, &neighbour.model);
+        neighbour.changes = count_changes(&neighbour.model, &question->config->model);
+        bool full = search->count == SIZE_NEIGHBOURS, quick = !full || is_better(&neighbour, &search->list[SIZE_NEIGHBOURS - 1]);
+        bool simple = search->simplest.changes == 0 || neighbour.changes < search->simplest.changes;
+        if (neighbour.changes == 0 || (!search->faulty && neighbour.estimate.seconds >= search->now.seconds) || (!quick && !simple) ||
+            !is_good(question, &neighbour.model))
+            continue;
+        if (simple) search->simplest = neighbour;
+        insert(search->list, &search->count, &neighbour);
+    }
+}
+
+/* Heads of `head_dim` columns with about the same queries, and the same number of them for each key. */
+static void set_heads(ModelConfig *model, const ModelConfig *from, int64_t head_dim, bool whole_width) {
+    int64_t group = from->heads / from->kv_heads, queries = whole_width ? model->width : from->heads * from->head_dim;
+    model->head_dim = head_dim;
+    model->kv_heads = (int64_t)llround((double)queries / (double)(head_dim * group));
+    if (model->kv_heads < 1) model->kv_heads = 1;
+    model->heads = model->kv_heads * group;
+}
+
+int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]) {
+    const ModelConfig *from = &question->config->model;
+    Sizing sizing;
+    size_check(&sizing, question);
+    Search search = {.question = question, .now = size_estimate(question, from), .faulty = sizing.faults > 0, .list = neighbours};
+    const int64_t unit = 128, shards = 64 * question->tensor,
+                  widths[] = {round_near((double)from->width, unit), round_near((double)from->width, 256),
+                      round_near(from->width * 0.94, 256), round_near(from->width * 1.06, 256)};
+    const int64_t heads[] = {from->head_dim, question->hardware.head_dim, 128},
+                  experts[] = {from->experts, round_near((double)from->experts, 8), from->experts / 8 * 8};
+    bool whole_width = from->heads * from->head_dim == from->width;
+    for (int e = 0; e < (from->experts ? 3 : 1); e++)
+        for (int h = 0; h < 3; h++)
+            for (int w = 0; w < 4; w++)
+                for (int64_t layers = from->layers > 2 ? from->layers - 2 : 1; layers <= from->layers + 2; layers++) {
+                    ModelConfig model = *from;
+                    bool again = (e > 0 && experts[e] == experts[e - 1]) || (h > 0 && heads[h] == heads[h - 1]) ||
+                                 (w > 0 && widths[w] == widths[w - 1]);
+                    if (again || (from->experts && experts[e] < from->experts_per_token) || experts[e] > 511) continue;
+                    model.layers = layers;
+                    model.experts = experts[e];
+                    model.width = widths[w];
+                    model.vocabulary = (from->vocabulary + shards - 1) / shards * shards;
+                    model.router_width = round_near((double)from->router_width, 64);
+                    set_heads(&model, from, heads[h], whole_width);
+                    try_widths(&search, model);
+                }
+    bool told = search.simplest.changes == 0;
+    for (int i = 0; i < search.count; i++) told |= neighbours[i].changes <= search.simplest.changes;
+    if (!told) neighbours[search.count == SIZE_NEIGHBOURS ? SIZE_NEIGHBOURS - 1 : search.count++] = search.simplest;
+    return search.count;
+}

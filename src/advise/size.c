@@ -1,0 +1,216 @@
+/* The rules. Each looks at one dimension; its cost is the difference in modelled time to the same model with that dimension mended. Owns nothing. */
+#include "advise/size.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "model/model.h"
+#include "graph/op.h"
+
+enum { ALIGNMENT = 64, CPU_ALIGNMENT = 32, NODE = 8, LARGEST_HEAD = 256 };
+
+/* -- Estimates ----------------------------------------------------------------------------------------------------- */
+
+static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelConfig *model, int64_t layers) {
+    ModelConfig small = *model;
+    small.layers = layers;
+    const Config *config = question->config;
+    Model built = model_build(&small, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+    SizeEstimate estimate = {.parameters = (double)model_parameters(built.graph),
+        .active = (double)model_active_parameters(built.graph, &small),
+        .seconds = work_times(built.graph, &question->hardware, question->measured).total /
+                   ((double)config->batch.sequences * (double)config->data.length)};
+    model_free(&built);
+    return estimate;
+}
+
+static double extend(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
+
+SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model) {
+    if (model->layers <= 3) return estimate_layers(question, model, model->layers);
+    SizeEstimate two = estimate_layers(question, model, 2), three = estimate_layers(question, model, 3);
+    return (SizeEstimate){.seconds = extend(two.seconds, three.seconds, model->layers),
+        .parameters = extend(two.parameters, three.parameters, model->layers),
+        .active = extend(two.active, three.active, model->layers)};
+}
+
+/* Part of the time that `mended` saves for each parameter that a token uses: a larger model may take longer. */
+static double saved_by(const SizeQuestion *question, const ModelConfig *mended) {
+    SizeEstimate now = size_estimate(question, &question->config->model), then = size_estimate(question, mended);
+    return 1 - then.seconds / then.active / (now.seconds / now.active);
+}
+
+/* -- Findings ------------------------------------------------------------------------------------------------------ */
+
+__attribute__((format(printf, 6, 7))) static void add(
+    Sizing *sizing, Verdict verdict, const char *dimension, int64_t value, double cost, const char *format, ...) {
+    if (sizing->count == SIZE_FINDINGS) return;
+    Finding *finding = &sizing->findings[sizing->count++];
+    *finding = (Finding){.verdict = verdict, .dimension = dimension, .value = value, .cost = cost > 0.0005 ? cost : 0};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding->text, sizeof finding->text, format, arguments);
+    va_end(arguments);
+    sizing->faults += verdict == VERDICT_FAULT;
+}
+
+static int64_t alignment(const SizeQuestion *question) { return question->hardware.kind == DEVICE_CPU ? CPU_ALIGNMENT : ALIGNMENT; }
+static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* A dimension of products: rows of 16-byte loads, whole tiles. */
+static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, int64_t value, ModelConfig mended) {
+    int64_t unit = alignment(question), next = round_up(value, unit);
+    if (next == value) {
+        add(sizing, VERDICT_OK, name, value, 0, "a multiple of %lld", (long long)unit);
+        return;
+    }
+    add(sizing, VERDICT_FAULT, name, value, saved_by(question, &mended), "not a multiple of %lld: partial tiles%s; %lld is",
+        (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)next);
+}
+
+static void check_vocabulary(Sizing *sizing, const SizeQuestion *question) {
+    ModelConfig mended = question->config->model;
+    mended.vocabulary = round_up(mended.vocabulary, alignment(question));
+    check_multiple(sizing, question, "model.vocabulary", question->config->model.vocabulary, mended);
+}
+
+/* The same query width in heads of the next good size. */
+static ModelConfig with_head_dim(const ModelConfig *model, int64_t head_dim) {
+    ModelConfig mended = *model;
+    int64_t group = model->heads / model->kv_heads,
+            kv_heads = (int64_t)lround((double)model->kv_heads * model->head_dim / (double)head_dim);
+    mended.head_dim = head_dim;
+    mended.kv_heads = kv_heads > 0 ? kv_heads : 1;
+    mended.heads = mended.kv_heads * group;
+    return mended;
+}
+
+static void check_head(Sizing *sizing, const SizeQuestion *question) {
+    const ModelConfig *model = &question->config->model;
+    const Hardware *hardware = &question->hardware;
+    int64_t width = work_head_width(model->head_dim), unit = alignment(question);
+    if (hardware->kind != DEVICE_CPU && model->head_dim > LARGEST_HEAD) {
+        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
+            LARGEST_HEAD);
+    } else if (model->head_dim % unit) {
+        ModelConfig mended =
+            with_head_dim(model, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit));
+        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &mended),
+            "not a multiple of %lld: attention computes %lld columns for each %lld; heads of %lld suit it", (long long)unit,
+            (long long)width, (long long)model->head_dim, (long long)mended.head_dim);
+    } else if (model->head_dim < hardware->head_dim) {
+        add(sizing, VERDICT_NOTE, "model.head_dim", model->head_dim, 0, "%s prefers heads of at least %d", hardware->title,
+            hardware->head_dim);
+    } else {
+        add(sizing, VERDICT_OK, "model.head_dim", model->head_dim, 0, "a multiple of %lld, tiles of %lld", (long long)unit,
+            (long long)width);
+    }
+}
+
+static void check_widths(Sizing *sizing, const SizeQuestion *question) {
+    const ModelConfig *model = &question->config->model;
+    ModelConfig width = *model, ffn = *model;
+    width.width = round_up(model->width, alignment(question));
+    ffn.ffn = round_up(model->ffn, alignment(question));
+    check_multiple(sizing, question, "model.width", model->width, width);
+    check_multiple(sizing, question, "model.ffn", model->ffn, ffn);
+    if (model->family != FAMILY_ZAYA) return;
+    ModelConfig router = *model;
+    router.router_width = round_up(model->router_width, alignment(question));
+    check_multiple(sizing, question, "model.router_width", model->router_width, router);
+}
+
+static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
+    const ModelConfig *model = &question->config->model;
+    const Hardware *hardware = &question->hardware;
+    int64_t parts = question->tensor;
+    if (parts < 2) return;
+    const struct {
+        const char *name;
+        int64_t value, unit;
+    } rules[] = {{"model.heads", model->heads, 1}, {"model.kv_heads", model->kv_heads, 1}, {"model.ffn", model->ffn, ALIGNMENT},
+        {"model.vocabulary", model->vocabulary, ALIGNMENT}};
+    for (int i = 0; i < 4; i++) {
+        bool good = rules[i].value % (parts * rules[i].unit) == 0, padded = i == 3; /* a vocabulary is padded when it is cut */
+        add(sizing,
+            good     ? VERDICT_OK
+            : padded ? VERDICT_NOTE
+                     : VERDICT_FAULT,
+            rules[i].name, rules[i].value, 0,
+            good ? "divides over tensor=%lld" : "over tensor=%lld GPUs it is not a multiple of %lld on each", (long long)parts,
+            (long long)rules[i].unit);
+    }
+    if (!hardware->switched && parts != hardware->per_node)
+        add(sizing, VERDICT_NOTE, "tensor", parts, 0,
+            "links join GPUs one to one: groups of fewer than all %d of a node have %.0f%% of the bandwidth", hardware->per_node,
+            100.0 * (double)(parts - 1) / (hardware->per_node - 1));
+}
+
+/* -- Experts ------------------------------------------------------------------------------------------------------- */
+
+static void check_expert_count(Sizing *sizing, const SizeQuestion *question) {
+    int64_t experts = question->config->model.experts, shared = round_up(experts, NODE);
+    if (experts % NODE == 0 || NODE % experts == 0)
+        add(sizing, VERDICT_OK, "model.experts", experts, 0, "divide evenly over the %d GPUs of a node", NODE);
+    else
+        add(sizing, VERDICT_FAULT, "model.experts", experts, 1 - (double)experts / (double)shared,
+            "do not divide over the %d GPUs of a node: each has room for %lld, %.1f%% of it empty; %lld or %lld do", NODE,
+            (long long)(shared / NODE), 100 * (1 - (double)experts / (double)shared),
+            (long long)(shared > NODE ? shared - NODE : shared / 2), (long long)shared);
+}
+
+static void check_expert_tokens(Sizing *sizing, const SizeQuestion *question) {
+    const Config *config = question->config;
+    const ModelConfig *model = &config->model;
+    int64_t tokens = config->batch.sequences * config->data.length * model->experts_per_token / model->experts,
+            tile = question->hardware.tile_rows;
+    if (tokens >= tile)
+        add(sizing, VERDICT_OK, "batch.sequences", config->batch.sequences, 0, "%lld tokens for each expert fill tiles of %lld rows",
+            (long long)tokens, (long long)tile);
+    else
+        add(sizing, VERDICT_NOTE, "batch.sequences", config->batch.sequences, 0,
+            "%lld tokens for each expert do not fill a tile of %lld rows; from batch.sequences=%lld they do", (long long)tokens,
+            (long long)tile, (long long)ceil((double)config->batch.sequences * (double)tile / fmax((double)tokens, 1)));
+}
+
+/* -- Products of the whole program --------------------------------------------------------------------------------- */
+
+/* What quantisation and products below the plateau take of a microbatch's time. */
+static void check_products(Sizing *sizing, const SizeQuestion *question) {
+    const Config *config = question->config;
+    Model model =
+        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+    double total = 0, quantised = 0, ramp = 0;
+    for (int i = 0; i < model.graph->node_count; i++) {
+        Work work = work_of_node(model.graph, &model.graph->nodes[i]);
+        double seconds = work_seconds(&work, &question->hardware, question->measured);
+        total += seconds;
+        if (work.class > WORK_EXPERT_WEIGHTS) continue;
+        ProductFit fit = product_fit(&work.product, &question->hardware);
+        quantised += seconds * (1 - fit.tile * fit.wave);
+        ramp += seconds * (1 - fit.ramp);
+    }
+    model_free(&model);
+    const double worth_telling = 0.1;
+    int64_t sequences = config->batch.sequences;
+    add(sizing, quantised / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
+        "tile and wave quantisation of all products: %.1f%% of a microbatch's time", 100 * quantised / total);
+    if (question->hardware.plateau > 0)
+        add(sizing, ramp / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
+            "products under the plateau of %.0f GFLOP: %.1f%% of a microbatch's time", 1e-9 * question->hardware.plateau,
+            100 * ramp / total);
+}
+
+void size_check(Sizing *sizing, const SizeQuestion *question) {
+    *sizing = (Sizing){0};
+    check_vocabulary(sizing, question);
+    check_head(sizing, question);
+    check_widths(sizing, question);
+    check_tensor(sizing, question);
+    if (question->config->model.experts) {
+        check_expert_count(sizing, question);
+        check_expert_tokens(sizing, question);
+    }
+    check_products(sizing, question);
+}

@@ -1,0 +1,149 @@
+/* How a sizing is shown: findings, the products with their tiles, better neighbours, widths of experts. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "model/model.h"
+#include "graph/op.h"
+#include "advise/size.h"
+
+/* -- Findings ------------------------------------------------------------------------------------------------------ */
+
+static void print_findings(const Sizing *sizing, FILE *file) {
+    static const char *const words[] = {"ok", "note", "FAULT"};
+    for (int i = 0; i < sizing->count; i++) {
+        const Finding *finding = &sizing->findings[i];
+        fprintf(file, "%-6s %-18s %8lld  %s", words[finding->verdict], finding->dimension, (long long)finding->value, finding->text);
+        if (finding->cost > 0) fprintf(file, " (mended: %.1f%% less time per active parameter)", 100 * finding->cost);
+        fprintf(file, "\n");
+    }
+}
+
+/* -- Products ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Row {
+    const char *name;
+    Product product;
+    int calls;
+    double seconds, flops, rate;
+} Row;
+
+static bool same_product(const Product *a, const Product *b) {
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->count == b->count;
+}
+
+static int dearest_first(const void *a, const void *b) {
+    const Row *x = a, *y = b;
+    return (x->seconds < y->seconds) - (x->seconds > y->seconds);
+}
+
+static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) {
+    int count = 0;
+    for (int i = 0; i < graph->node_count; i++) {
+        Work work = work_of_node(graph, &graph->nodes[i]);
+        if (work.class > WORK_EXPERT_WEIGHTS) continue;
+        int at = 0;
+        while (
+            at < count && !(same_product(&rows[at].product, &work.product) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name)))
+            at++;
+        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .product = work.product};
+        rows[at].calls++;
+        rows[at].flops += work.flops;
+        rows[at].seconds += work_seconds(&work, &question->hardware, question->measured);
+    }
+    qsort(rows, (size_t)count, sizeof *rows, dearest_first);
+    return count;
+}
+
+static void print_row(const Row *row, const SizeQuestion *question, double total, FILE *file) {
+    const Product *p = &row->product;
+    ProductFit fit = product_fit(p, &question->hardware);
+    const MeasuredProduct *near = question->measured && p->count == 1 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
+    char tile[16];
+    snprintf(tile, sizeof tile, "%dx%d", fit.tile_rows, fit.tile_columns);
+    fprintf(file, "  %-26s %4d %8lld %7lld %7lld %5lld %7.0f %8s %6.1f%% %6.1f%% %6.1f%% %7.2f ms %5.1f%%", row->name, row->calls,
+        (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->count, 1e-9 * row->flops / row->calls, tile, 100 * fit.tile,
+        100 * fit.wave, 100 * fit.ramp, 1e3 * row->seconds, 100 * row->seconds / total);
+    if (near) fprintf(file, "  %.0f TFLOP/s at %lldx%lldx%lld", near->tflops, (long long)near->m, (long long)near->n, (long long)near->k);
+    fprintf(file, "\n");
+}
+
+static void print_products(const SizeQuestion *question, FILE *file) {
+    const Config *config = question->config;
+    Model model =
+        model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
+    Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
+    double total = work_times(model.graph, &question->hardware, question->measured).total;
+    int count = collect(rows, model.graph, question);
+    fprintf(file, "\nproducts of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
+        (long long)config->data.length, question->measured ? ", by the measured rates" : "");
+    fprintf(file, "  %-26s %4s %8s %7s %7s %5s %7s %8s %7s %7s %7s %10s %6s\n", "operation", "n", "m", "n", "k", "each", "GFLOP", "tile",
+        "tiles", "waves", "ramp", "time", "share");
+    for (int i = 0; i < count && i < 16; i++) print_row(&rows[i], question, total, file);
+    free(rows);
+    model_free(&model);
+}
+
+/* -- Neighbours and experts ---------------------------------------------------------------------------------------- */
+
+static void print_change(FILE *file, const char *name, int64_t old, int64_t new) {
+    if (old != new) fprintf(file, " model.%s=%lld", name, (long long)new);
+}
+
+static void print_neighbours(const SizeQuestion *question, FILE *file) {
+    const ModelConfig *from = &question->config->model;
+    Neighbour neighbours[SIZE_NEIGHBOURS];
+    SizeEstimate now = size_estimate(question, from);
+    int count = size_neighbours(question, neighbours);
+    fprintf(file, "\nneighbours of as many parameters (+-1%%) without faults, by modelled tokens/s against this model\n");
+    if (count == 0) fprintf(file, "  none is quicker\n");
+    for (int i = 0; i < count; i++) {
+        const ModelConfig *to = &neighbours[i].model;
+        char parameters[32];
+        log_format_count(neighbours[i].estimate.parameters, parameters);
+        fprintf(file, "  x%.3f %8s ", now.seconds / neighbours[i].estimate.seconds, parameters);
+        print_change(file, "layers", from->layers, to->layers);
+        print_change(file, "width", from->width, to->width);
+        print_change(file, "heads", from->heads, to->heads);
+        print_change(file, "kv_heads", from->kv_heads, to->kv_heads);
+        print_change(file, "head_dim", from->head_dim, to->head_dim);
+        print_change(file, "ffn", from->ffn, to->ffn);
+        print_change(file, "experts", from->experts, to->experts);
+        print_change(file, "router_width", from->router_width, to->router_width);
+        print_change(file, "vocabulary", from->vocabulary, to->vocabulary);
+        fprintf(file, "\n");
+    }
+}
+
+static void print_experts(const SizeQuestion *question, FILE *file) {
+    ExpertChoice choices[SIZE_EXPERT_CHOICES];
+    int count = size_experts(question, choices);
+    if (count == 0) return;
+    fprintf(file,
+        "\nexperts of other widths, as many parameters in all (modelled): training against decoding, whose step reads the weights once\n");
+    fprintf(file, "  %7s %7s %7s %10s %12s %10s %10s %14s %14s\n", "experts", "width", "chosen", "rows each", "first product", "active",
+        "tokens/s", "decode 1 seq", "decode 32 seq");
+    for (int i = 0; i < count; i++) {
+        const ExpertChoice *c = &choices[i];
+        char active[32];
+        log_format_count(c->active, active);
+        fprintf(file, "  %7lld %7lld %7lld %10.0f %12.1f%% %10s %10.0f %11.2f ms %11.2f ms%s\n", (long long)c->experts, (long long)c->width,
+            (long long)c->chosen, c->tokens, 100 * c->efficiency, active, c->training, 1e3 * c->decode[0], 1e3 * c->decode[1],
+            i == 0 ? "  this model" : "");
+    }
+}
+
+void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file) {
+    SizeEstimate estimate = size_estimate(question, &question->config->model);
+    char parameters[32], active[32];
+    log_format_count(estimate.parameters, parameters);
+    log_format_count(estimate.active, active);
+    fprintf(file, "%s parameters, %s active per token, on %s\n\n", parameters, active, question->hardware.title);
+    print_findings(sizing, file);
+    print_products(question, file);
+    print_neighbours(question, file);
+    print_experts(question, file);
+    if (sizing->faults) fprintf(file, "\n%d fault%s\n", sizing->faults, sizing->faults == 1 ? "" : "s");
+    else fprintf(file, "\npasses\n");
+}

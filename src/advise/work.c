@@ -1,0 +1,109 @@
+/* From nodes to time. The shapes are read off the node's tensors, operations and bytes are those of the operation's own cost rule. Owns nothing. */
+#include "advise/work.h"
+
+#include <math.h>
+
+#include "graph/op.h"
+#include "ops/attention/attention.h"
+
+const char *work_class_name(WorkClass class) {
+    static const char *const names[WORK_CLASSES] = {"products", "head", "products of experts", "gradients of experts", "attention, forward",
+        "attention, backward", "memory-bound operations"};
+    return names[class];
+}
+
+/* The weight's gradient sums over tokens, which are no row of anything; in the others k is a row of an operand. */
+static Product of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) { return (Product){tokens, to, from, count, to | from}; }
+static Product of_weights(int64_t out, int64_t in, int64_t tokens, int64_t count) { return (Product){out, in, tokens, count, out | in}; }
+
+/* in[0] is x or d_y; in[1] is the weight [out, in], or x where the weight's gradient is made. */
+static Product linear_product(const Graph *graph, const Node *node) {
+    int64_t tokens = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]);
+    if (node->op == OP_linear) return of_tokens(tokens, graph_rows(graph, node->in[1]), columns, 1);
+    int64_t in = graph_columns(graph, node->in[1]);
+    return node->op == OP_linear_grad_input ? of_tokens(tokens, in, columns, 1) : of_weights(columns, in, tokens, 1);
+}
+
+/* One product per expert, with the rows that it has when all have alike. */
+static Product expert_product(const Graph *graph, const Node *node) {
+    bool weights = node->op == OP_grouped_linear_grad_weight;
+    const int64_t *shape = graph_get(graph, weights ? node->out[0] : node->in[1])->shape; /* [experts, out, in] */
+    int64_t experts = shape[0], tokens = (graph_rows(graph, node->in[0]) + experts - 1) / experts;
+    if (weights) return of_weights(shape[1], shape[2], tokens, experts);
+    return node->op == OP_grouped_linear ? of_tokens(tokens, shape[1], shape[2], experts) : of_tokens(tokens, shape[2], shape[1], experts);
+}
+
+static Product head_product(const Graph *graph, const Node *node) {
+    return of_tokens(graph_rows(graph, node->in[0]), graph_rows(graph, node->in[1]), graph_columns(graph, node->in[0]), 1);
+}
+
+int64_t work_head_width(int64_t head_dim) {
+    int64_t width = 32;
+    while (width < head_dim) width *= 2;
+    return width;
+}
+
+Work work_of_node(const Graph *graph, const Node *node) {
+    const Op *op = op_table[node->op];
+    Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
+    const AttentionSpec *spec = node->attributes;
+    Work work = {.class = WORK_MEMORY, .flops = cost.flops, .bytes = cost.bytes};
+    switch (node->op) {
+    case OP_linear:
+    case OP_linear_grad_input:
+    case OP_linear_grad_weight:
+        work.class = WORK_PRODUCT;
+        work.product = linear_product(graph, node);
+        break;
+    case OP_grouped_linear:
+    case OP_grouped_linear_grad_input:
+    case OP_grouped_linear_grad_weight:
+        work.class = node->op == OP_grouped_linear_grad_weight ? WORK_EXPERT_WEIGHTS : WORK_EXPERTS;
+        work.product = expert_product(graph, node);
+        break;
+    case OP_linear_cross_entropy:
+        work.class = WORK_HEAD;
+        work.product = head_product(graph, node);
+        break;
+    case OP_attention:
+    case OP_attention_grad:
+        work.class = node->op == OP_attention ? WORK_ATTENTION : WORK_ATTENTION_GRADIENT;
+        work.length = spec->length;
+        work.padding = (double)work_head_width(spec->heads.head_dim) / (double)spec->heads.head_dim;
+        break;
+    }
+    return work;
+}
+
+static double computing_seconds(const Work *work, const Hardware *hardware, const Measured *measured) {
+    const Rates *rates = &hardware->rates;
+    double length = (double)work->length;
+    switch (work->class) {
+    case WORK_PRODUCT: return product_seconds(&work->product, hardware, rates->product, measured);
+    case WORK_HEAD: return product_seconds(&work->product, hardware, rates->head, NULL) * (work->flops / product_flops(&work->product));
+    case WORK_EXPERTS: return product_seconds(&work->product, hardware, rates->experts, NULL);
+    case WORK_EXPERT_WEIGHTS: return product_seconds(&work->product, hardware, rates->expert_weights, NULL);
+    case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));
+    case WORK_ATTENTION_GRADIENT:
+        return work->padding * work->flops / (rates->attention_gradient * length / (length + rates->attention_gradient_rows));
+    default: return 0;
+    }
+}
+
+double work_seconds(const Work *work, const Hardware *hardware, const Measured *measured) {
+    return fmax(computing_seconds(work, hardware, measured), work->bytes / hardware->rates.memory) + hardware->rates.launch;
+}
+
+WorkTimes work_times(const Graph *graph, const Hardware *hardware, const Measured *measured) {
+    WorkTimes times = {0};
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        if (op_table[node->op]->once) continue;
+        Work work = work_of_node(graph, node);
+        double seconds = work_seconds(&work, hardware, measured);
+        times.seconds[work.class] += seconds;
+        times.total += seconds;
+        if (node->backward) times.backward += seconds;
+    }
+    return times;
+}

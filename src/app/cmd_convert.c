@@ -1,0 +1,161 @@
+/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face folder in today's layout, or
+ * as a file of llm.c. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "data/data.h"
+#include "model/hf.h"
+#include "model/llmc.h"
+#include "train/adapter.h"
+#include "train/source.h"
+
+typedef enum ConvertType { CONVERT_SAME, CONVERT_BF16, CONVERT_FP32 } ConvertType;
+typedef enum ConvertTokenizer { TOKENIZER_BYTES, TOKENIZER_NONE } ConvertTokenizer;
+typedef struct ConvertOptions {
+    int dtype, tokenizer;
+    int64_t shard_bytes;
+    bool overwrite, adapter;
+} ConvertOptions;
+
+#define FIELD(name) offsetof(ConvertOptions, name)
+static const Option rows[] = {
+    {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "",
+        "type of the tensors; same: those of a folder, bf16 for bf16 runs"},
+    {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "",
+        "of a run without data.tokenizer; none: its token shards are of another"},
+    {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes",
+        "of tensors in one file at most, unless one tensor is larger"},
+    {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
+    {"adapter", OPTION_BOOL, FIELD(adapter), "false", 0, 0, NULL, "",
+        "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"},
+};
+#undef FIELD
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const ArgumentSyntax syntax = {"smelt convert", "IN OUT", 2, &table};
+
+static void print_help(void) {
+    printf("Usage: smelt convert IN OUT [key=value ...]\n\n"
+           "Writes the newest checkpoint of a run, or the model of a Hugging Face folder or of one of llm.c's GPT-2 files, as a Hugging "
+           "Face folder,\n"
+           "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n\n");
+    options_print_help(&table, stdout);
+}
+
+static bool is_file(const char *out) {
+    size_t length = strlen(out);
+    return length > 4 && !strcmp(out + length - 4, ".bin");
+}
+
+static bool write_model(const HfExport *export, const char *out, bool overwrite, Error *error) {
+    if (is_file(out)) return llmc_write(out, export->config, export->precision, export->master, overwrite, error);
+    return hf_write(export, out, overwrite, error);
+}
+
+/* From folder to folder: tensor by tensor, however large the model is. */
+static bool write_from_folder(const char *in, const char *out, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
+    HfExport export = *wanted;
+    HfReader *reader = hf_reader_open(in, export.config, graph, error);
+    export.reader = reader;
+    bool written = reader && hf_write(&export, out, overwrite, error);
+    hf_reader_close(reader);
+    if (written) log_info("the model of %s is in %s", in, out);
+    return written;
+}
+
+static bool write_from_memory(
+    const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
+    HfExport export = *wanted;
+    size_t bytes = graph->parameter_extent * sizeof(float);
+    if (!memory_check((int64_t)bytes, "the model", "use a machine with more memory", error)) return false;
+    float *master = memory_map(bytes, error);
+    if (!master) return false;
+    export.master = master;
+    int64_t step = 0;
+    bool written = source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, overwrite, error);
+    memory_unmap(master, bytes);
+    if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
+    if (written && !step) log_info("the model of %s is in %s", in, out);
+    return written;
+}
+
+static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
+    Model model = model_build(&config->model, wanted->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    bool folder = hf_is_folder(in) && !source_is_run(in) && !is_file(out);
+    bool written = folder ? write_from_folder(in, out, model.graph, wanted, overwrite, error)
+                          : write_from_memory(in, out, config, model.graph, wanted, overwrite, error);
+    model_free(&model);
+    return written;
+}
+
+/* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends its documents, in `*origin`. */
+static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
+    if (!config->data.tokenizer[0]) return true;
+    *folder = memory_format("%s/tokenizer", run);
+    char *file = source_tokenizer(run, config);
+    Tokenizer *tokenizer = tokenizer_open(file ? file : *folder, "", error);
+    bool ends = tokenizer && tokenizer_end_of_text(tokenizer) >= 0;
+    if (ends) *origin = json_pack("{s:i}", "eos_token_id", (int)tokenizer_end_of_text(tokenizer));
+    bool found = tokenizer != NULL;
+    tokenizer_free(tokenizer);
+    free(file);
+    return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");
+}
+
+static bool convert_adapters(const char *in, const char *out, const Config *config, Error *error) {
+    int64_t step;
+    if (!source_is_run(in))
+        return error_set(error, ERROR_USAGE, "%s is not a run: adapter=true writes the adapters that a run has trained", in);
+    bool written = adapter_write(in, config, out, &step, error);
+    if (written) log_info("the adapters of step %" PRId64 " of %s are in %s", step, in, out);
+    return written;
+}
+
+static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
+    Config config;
+    HfModel origin = {0};
+    char *own = NULL;
+    if (!source_read_config(in, &config, strings, error)) return false;
+    if (options->adapter) return convert_adapters(in, out, &config, error);
+    if (!is_file(out) && !hf_check(&config.model, error)) return false;
+    bool run = source_is_run(in), folder = hf_is_folder(in) && !run, wanted = run && options->tokenizer != TOKENIZER_NONE;
+    bool bytes = wanted && !config.data.tokenizer[0];
+    if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
+        return error_set(error, ERROR_USAGE,
+            "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none", config.model.vocabulary,
+            BYTE_VOCABULARY);
+    if (folder && !hf_read(in, &origin, error)) return false;
+    bool found = !wanted || find_tokenizer(in, &config, &own, &origin.content, error);
+    bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
+    HfExport export = {.config = &config.model,
+        .precision = half ? PRECISION_BF16 : PRECISION_FP32,
+        .bytes = bytes,
+        .shard_bytes = options->shard_bytes,
+        .source = folder ? in : own,
+        .origin = origin.content,
+        .keep = folder && options->dtype == CONVERT_SAME};
+    bool done = found && write_folder(in, out, &config, &export, options->overwrite, error);
+    hf_release(&origin);
+    free(own);
+    return done;
+}
+
+int cmd_convert(int argc, char **argv) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    ConvertOptions options;
+    OptionStrings strings = {0};
+    Error error = {0};
+    const char *given[2];
+    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) &&
+                convert(given[0], given[1], &options, &strings, &error);
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

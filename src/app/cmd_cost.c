@@ -1,0 +1,113 @@
+/* `smelt cost [tokens=1T] [key=value ...] NAME key=value ... [NAME key=value ...]` */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "advise/cost.h"
+
+enum { MOST_OFFERS = 16 };
+
+typedef struct CostOptions {
+    double tokens;
+    Offer offer;
+} CostOptions;
+typedef struct NamedOffer {
+    const char *name;
+    CostOptions options;
+} NamedOffer;
+
+#define FIELD(name) offsetof(CostOptions, name)
+static const Option rows[] = {
+    {"tokens", OPTION_REAL, FIELD(tokens), "1T", 1, 1e18, NULL, "tokens", "the budget"},
+    {"price", OPTION_REAL, FIELD(offer.price), "0", 0, 1e6, NULL, "$/h", "of a GPU"},
+    {"rate", OPTION_REAL, FIELD(offer.rate), "0", 0, 1e12, NULL, "tokens/s", "of a GPU, as measured or as smelt forecast models it"},
+    {"gpus", OPTION_INT, FIELD(offer.gpus), "8", 1, 1e7, NULL, "GPUs", "at work together"},
+    {"per_node", OPTION_INT, FIELD(offer.per_node), "8", 1, 1024, NULL, "GPUs", "of a node, which is interrupted as a whole"},
+    {"interruptions", OPTION_REAL, FIELD(offer.interruptions), "0", 0, 1e4, NULL, "1/day",
+        "of a node: reclaimed spot instances and failures"},
+    {"checkpoint", OPTION_REAL, FIELD(offer.checkpoint), "10", 0, 1e6, NULL, "s", "that a checkpoint holds training up"},
+    {"restart", OPTION_REAL, FIELD(offer.restart), "300", 0, 1e6, NULL, "s", "from an interruption to the next step"},
+    {"warning", OPTION_REAL, FIELD(offer.warning), "0", 0, 1e6, NULL, "s",
+        "before an interruption: enough for a checkpoint, and no work is lost"},
+    {"interval", OPTION_REAL, FIELD(offer.interval), "0", 0, 1e9, NULL, "s",
+        "of training between checkpoints; 0: the best, by Daly's formula"},
+};
+#undef FIELD
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+
+static void print_help(FILE *file) {
+    fprintf(file,
+        "Usage: smelt cost [tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]\n\n"
+        "Dollars and days of a token budget on several offers side by side. A word opens an offer, and the settings behind it are the "
+        "offer's; those before the\n"
+        "first are everybody's. Dollars = tokens / (rate * 3600) * price. With interruptions, Daly's model of checkpoints and restarts.\n"
+        "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
+        "  smelt cost tokens=100G gpus=64 rate=2500 on-demand price=2.05 spot price=0.95 interruptions=0.5 warning=30\n\n");
+    options_print_help(&table, file);
+}
+
+static bool read_offers(int argc, char **argv, NamedOffer *offers, int *count, OptionStrings *strings, Error *error) {
+    CostOptions shared;
+    options_defaults(&table, &shared, strings);
+    for (int i = 1; i < argc; i++) {
+        if (strchr(argv[i], '=')) {
+            CostOptions *target = *count ? &offers[*count - 1].options : &shared;
+            if (*count && !strncmp(argv[i], "tokens=", 7))
+                return error_set(error, ERROR_USAGE, "'%s': the budget comes before the first offer", argv[i]);
+            if (!options_set(&table, target, strings, argv[i], error)) return false;
+        } else {
+            if (*count == MOST_OFFERS)
+                return error_set(error, ERROR_USAGE, "'%s': at most %d offers are compared at a time", argv[i], MOST_OFFERS);
+            offers[(*count)++] = (NamedOffer){argv[i], shared};
+        }
+    }
+    if (*count == 0) offers[(*count)++] = (NamedOffer){"offer", shared};
+    for (int i = 0; i < *count; i++)
+        if (!(offers[i].options.offer.price > 0 && offers[i].options.offer.rate > 0))
+            return error_set(error, ERROR_USAGE,
+                "%s has no price or no rate: give price=DOLLARS (of a GPU and hour) and rate=TOKENS_PER_SECOND (of a GPU)", offers[i].name);
+    return true;
+}
+
+static void print_duration(double seconds) {
+    char text[32];
+    log_format_duration(seconds, text);
+    printf(" %12s", seconds < INFINITY ? text : "-");
+}
+
+static void print_offers(const NamedOffer *offers, int count) {
+    char tokens[32];
+    log_format_count(offers[0].options.tokens, tokens);
+    printf("%s tokens\n%-14s %8s %6s %10s %12s %10s %12s %12s %12s %12s %12s %10s\n", tokens, "offer", "$/GPU/h", "GPUs", "tok/s/GPU",
+        "dollars", "days", "$/1G tokens", "interrupted", "checkpoints", "(Young)", "dollars then", "days then");
+    for (int i = 0; i < count; i++) {
+        const Offer *offer = &offers[i].options.offer;
+        CostEstimate cost = cost_of(offer, offers[i].options.tokens);
+        printf("%-14s %8.2f %6lld %10.0f %12.0f %10.1f %12.2f", offers[i].name, offer->price, (long long)offer->gpus, offer->rate,
+            cost.dollars, cost.hours / 24, 1e9 * cost.dollars / offers[i].options.tokens);
+        print_duration(cost.between);
+        print_duration(cost.interval);
+        print_duration(cost.young);
+        if (isfinite(cost.real_dollars)) printf(" %12.0f %10.1f\n", cost.real_dollars, cost.real_hours / 24);
+        else printf(" %12s %10s\n", "never ends", "");
+    }
+}
+
+int cmd_cost(int argc, char **argv) {
+    NamedOffer offers[MOST_OFFERS];
+    int count = 0;
+    OptionStrings strings = {0};
+    Error error = {0};
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help(argc < 2 ? stderr : stdout);
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    bool good = read_offers(argc, argv, offers, &count, &strings, &error);
+    if (good) print_offers(offers, count);
+    options_free_strings(&strings);
+    return good ? 0 : cmd_fail(&error);
+}

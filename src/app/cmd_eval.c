@@ -1,0 +1,337 @@
+/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard, its choices in one of llm.c's evaluation files, or how it
+ * compares with one of llm.c's debug states. Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "device/gemm.h"
+#include "model/llmc.h"
+#include "graph/op.h"
+#include "train/multiple_choice.h"
+#include "train/debug_state.h"
+#include "train/source.h"
+#include "train/train.h"
+#include "backend/backend.h"
+
+typedef struct EvalOptions {
+    int64_t length, sequences, batches, threads;
+    const char *separator, *losses;
+    bool document_mask, json;
+    int precision, device;
+} EvalOptions;
+
+enum { PRECISION_OF_MODEL, DEFAULT_LENGTH = 1024 }; /* the choices after the first are those of Precision */
+
+#define FIELD(name) offsetof(EvalOptions, name)
+static const Option rows[] = {
+    {"length", OPTION_INT, FIELD(length), "0", 0, 1 << 24, NULL, "tokens",
+        "of a sequence; 0: as in training; of folders the model's context, at most 1024"},
+    {"sequences", OPTION_INT, FIELD(sequences), "4", 1, 1 << 20, NULL, "sequences", "at a time"},
+    {"batches", OPTION_INT, FIELD(batches), "0", 0, 1e15, NULL, "batches", "at most, or examples of multiple choice; 0: all of the data"},
+    {"separator", OPTION_STRING, FIELD(separator), "", 0, 0, NULL, "",
+        "a line that separates documents in text; empty: one document per file"},
+    {"document_mask", OPTION_BOOL, FIELD(document_mask), "true", 0, 0, NULL, "",
+        "attention, convolution and positions stop at document starts"},
+    {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},
+    {"json", OPTION_BOOL, FIELD(json), "false", 0, 0, NULL, "",
+        "print JSON lines in place of text, for multiple choice one for each example and the sum"},
+    {"losses", OPTION_STRING, FIELD(losses), "", 0, 0, NULL, "",
+        "ten numbers with commas between them: what the ten steps of a debug state are compared with"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "",
+        "type of matrices and activations; same: as in training"},
+    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "",
+        "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"},
+};
+#undef FIELD
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const ArgumentSyntax syntax = {"smelt eval", "MODEL DATA", 2, &table};
+
+static void print_help(void) {
+    printf("Usage: smelt eval MODEL DATA [key=value ...]\n\n"
+           "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
+           "reads in order, in\n"
+           "sequences of one length. MODEL is a run folder, a Hugging Face folder or a model file of llm.c; DATA is a token shard's "
+           "prefix, a text file or a\n"
+           "folder of text. Two files of llm.c are something else:\n"
+           "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest per "
+           "token (acc_norm)\n"
+           "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of AdamW "
+           "on the batch\n\n");
+    options_print_help(&table, stdout);
+}
+
+/* -- Data ----------------------------------------------------------------------------------------------------------- */
+
+/* The data, and the tokenizer that made its tokens: NULL for the byte tokenizer, or where it is not known. */
+typedef struct Input {
+    Shard shard;
+    Tokenizer *tokenizer;
+} Input;
+
+static bool pack_and_open(Shard *shard, const char *folder, const char *data, const char *tokenizer, const char *separator, Error *error) {
+    char *output = memory_format("%s/text", folder);
+    PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
+    PackResult result;
+    bool opened = pack_text(&options, &result, error) && shard_open(shard, output, error);
+    free(output);
+    return opened;
+}
+
+/* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
+static bool open_text(Shard *shard, const char *data, const char *tokenizer, const char *separator, Error *error) {
+    const char *place = getenv("TMPDIR");
+    if (!place || !*place) place = "/tmp";
+    char *folder = memory_format("%s/smelt-eval-XXXXXX", place);
+    Error ignored = {0};
+    bool made =
+        mkdtemp(folder) || error_set(error, ERROR_DATA, "cannot make a folder for the packed text in %s: %s; set TMPDIR to another one",
+                               place, strerror(errno));
+    bool opened = made && pack_and_open(shard, folder, data, tokenizer, separator, error);
+    if (made) files_remove_tree(folder, &ignored);
+    free(folder);
+    return opened;
+}
+
+/* A shard needs no tokenizer: without one there are only no bits per byte. */
+static bool open_input(Input *input, const char *data, const char *tokenizer, const EvalOptions *options, Error *error) {
+    Error ignored = {0};
+    bool shard = shard_exists(data), other = tokenizer && *tokenizer;
+    if (other) input->tokenizer = tokenizer_open(tokenizer, "", shard ? &ignored : error);
+    if (shard) return shard_open(&input->shard, data, error);
+    if (!tokenizer)
+        return error_set(
+            error, ERROR_USAGE, "the model has no tokenizer: put its tokenizer.json into its folder, or give a token shard's prefix");
+    return (!other || input->tokenizer) && open_text(&input->shard, data, tokenizer, options->separator, error);
+}
+
+static void close_input(Input *input) {
+    shard_close(&input->shard);
+    tokenizer_free(input->tokenizer);
+}
+
+/* -- The program ---------------------------------------------------------------------------------------------------- */
+
+static int64_t choose_length(const char *model, const Config *config, const EvalOptions *options, const Shard *shard) {
+    int64_t length = options->length ? options->length : config->data.length;
+    if (!options->length && !source_is_run(model)) length = config->model.context < DEFAULT_LENGTH ? config->model.context : DEFAULT_LENGTH;
+    return length < shard->token_count - 1 || shard->token_count < 2 ? length : shard->token_count - 1;
+}
+
+/* A MODEL_EVALUATE program with the newest weights in place. */
+typedef struct Program {
+    Model model;
+    Device *device;
+    Executor *executor;
+} Program;
+
+static bool check_memory(const Plan *plan, Device *device, Error *error) {
+    int64_t needed = 0, available = device_available(device);
+    for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
+    if (!device_is_gpu(device)) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
+    if (available < 0 || needed <= available) return true;
+    return error_set(error, ERROR_MEMORY,
+        "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give fewer sequences, a smaller length, or device=cpu",
+        needed >> 20, device_info(device)->name, available >> 20);
+}
+
+static Precision choose_precision(const Config *config, const EvalOptions *options) {
+    return options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
+}
+
+static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences,
+    int64_t length, Error *error) {
+    Precision precision = precision_for_inference(choose_precision(config, options));
+    Backend backend;
+    int64_t step;
+    program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
+    program->device = cmd_open_device(options->device, precision, error);
+    if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
+    Plan plan = graph_plan(program->model.graph, &backend);
+    if (!check_memory(&plan, program->device, error)) return false;
+    program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
+    return program->executor && source_load_program(folder, config, program->executor, &step, error);
+}
+
+static void close_program(Program *program) {
+    executor_free(program->executor);
+    model_free(&program->model);
+    device_close(program->device);
+}
+
+/* -- The loss of tokens --------------------------------------------------------------------------------------------- */
+
+static void print_json(json_t *object) {
+    json_dumpf(object, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(object);
+}
+
+static void print_result(const Evaluation *result, bool json) {
+    bool bits = !isnan(result->bits_per_byte);
+    if (json) {
+        print_json(json_pack("{s:s, s:I, s:f, s:f, s:o}", "kind", "evaluation", "tokens", (json_int_t)result->tokens, "loss", result->loss,
+            "perplexity", exp(result->loss), "bits_per_byte", bits ? json_real(result->bits_per_byte) : json_null()));
+    } else {
+        printf("tokens         %" PRId64 "\nloss           %.6f nats per token\nperplexity     %.4f\n", result->tokens, result->loss,
+            exp(result->loss));
+        if (bits) printf("bits per byte  %.6f\n", result->bits_per_byte);
+    }
+    log_info("%.1f s, %.0f tokens/s", result->seconds, result->tokens / fmax(result->seconds, 1e-9));
+}
+
+static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
+    Program program = {0};
+    bool done =
+        open_program(&program, folder, config, options, options->sequences, choose_length(folder, config, options, &data->shard), error);
+    EvaluationInput input = {.model = &program.model,
+        .executor = program.executor,
+        .comm = comm_alone(),
+        .shard = &data->shard,
+        .vocabulary = config->model.vocabulary,
+        .batches = options->batches,
+        .tokenizer = data->tokenizer,
+        .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY,
+        .document_mask = options->document_mask};
+    Evaluation result;
+    done = done && evaluate_shard(&input, &result, error);
+    if (done) print_result(&result, options->json);
+    close_program(&program);
+    return done;
+}
+
+static bool eval_tokens(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    Input input = {0};
+    char *tokenizer = source_tokenizer(folder, config);
+    bool opened = open_input(&input, data, tokenizer, options, error) || error_context(error, "%s", data);
+    bool done = opened && eval_input(folder, config, &input, options, error);
+    close_input(&input);
+    free(tokenizer);
+    return done;
+}
+
+/* -- Multiple choice ------------------------------------------------------------------------------------------------ */
+
+static void print_example(int64_t index, const ChoiceExample *example, const ChoiceScore *score) {
+    json_t *losses = json_array();
+    for (int i = 0; i < example->endings; i++) json_array_append_new(losses, json_real(score->loss[i]));
+    print_json(json_pack("{s:s, s:I, s:i, s:i, s:i, s:o}", "kind", "example", "index", (json_int_t)index, "label", example->label, "chosen",
+        score->chosen, "chosen_per_token", score->chosen_mean, "losses", losses));
+}
+
+static void print_choices(const Choices *choices, int64_t count, const ChoiceScore *scores, bool json) {
+    int64_t right = 0, right_mean = 0;
+    for (int64_t i = 0; i < count; i++) {
+        right += scores[i].chosen == choices->examples[i].label;
+        right_mean += scores[i].chosen_mean == choices->examples[i].label;
+        if (json) print_example(i, &choices->examples[i], &scores[i]);
+    }
+    double accuracy = (double)right / count, accuracy_mean = (double)right_mean / count;
+    if (json)
+        print_json(json_pack(
+            "{s:s, s:I, s:f, s:f}", "kind", "choices", "examples", (json_int_t)count, "acc", accuracy, "acc_norm", accuracy_mean));
+    else
+        printf("examples       %" PRId64 "\nacc            %.4f by likelihood\nacc_norm       %.4f by likelihood per token\n", count,
+            accuracy, accuracy_mean);
+}
+
+static bool check_choices(const Choices *choices, const ModelConfig *model, Error *error) {
+    if (choices->max_token >= model->vocabulary)
+        return error_set(error, ERROR_DATA, "it has token %d, and the model's vocabulary is %" PRId64 ": it was made for another tokenizer",
+            choices->max_token, model->vocabulary);
+    if (choices->longest - 1 > model->context)
+        return error_set(error, ERROR_DATA, "its longest example needs %" PRId64 " positions, and the model's context is %" PRId64,
+            choices->longest - 1, model->context);
+    return true;
+}
+
+static bool eval_choices(const char *folder, const Choices *choices, const Config *config, const EvalOptions *options, Error *error) {
+    if (!check_choices(choices, &config->model, error)) return false;
+    int64_t count = options->batches && options->batches < choices->count ? options->batches : choices->count;
+    Program program = {0};
+    ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
+    bool done = open_program(&program, folder, config, options, 1, choices->longest - 1, error) &&
+                choices_evaluate(&program.model, program.executor, choices, count, scores, error);
+    if (done) print_choices(choices, count, scores, options->json);
+    free(scores);
+    close_program(&program);
+    return done;
+}
+
+static bool eval_choices_file(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    Choices choices;
+    bool done =
+        choices_open(&choices, data, error) && (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
+    choices_close(&choices);
+    return done;
+}
+
+/* -- Debug states --------------------------------------------------------------------------------------------------- */
+
+static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Error *error) {
+    const char *at = text;
+    for (int i = 0; i < DEBUG_STATE_STEPS; i++) {
+        char *end;
+        losses[i] = strtod(at, &end);
+        if (end == at || *end != (i + 1 < DEBUG_STATE_STEPS ? ',' : '\0'))
+            return error_set(
+                error, ERROR_USAGE, "losses=%s: number %d does not end where it should; give ten with commas between them", text, i + 1);
+        at = end + 1;
+    }
+    return true;
+}
+
+static bool eval_state(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    double losses[DEBUG_STATE_STEPS];
+    bool given = *options->losses;
+    int differences;
+    if (options->json) return error_set(error, ERROR_USAGE, "json=true: a debug state's comparison is text only");
+    if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU)
+        return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");
+    if (given && !read_losses(options->losses, losses, error)) return false;
+    DebugStateCheck check = {
+        .model = folder, .state = data, .config = config, .precision = choose_precision(config, options), .losses = given ? losses : NULL};
+    if (!debug_state_check(&check, stdout, &differences, error)) return false;
+    return differences == 0 || error_set(error, ERROR_INTERNAL, "%d of the numbers above differ from those of %s", differences, data);
+}
+
+/* -- The command ---------------------------------------------------------------------------------------------------- */
+
+static bool eval(const char *folder, const char *data, const EvalOptions *options, OptionStrings *strings, Error *error) {
+    Config config;
+    if (!source_read_config(folder, &config, strings, error)) return false;
+    if (options->length > config.model.context)
+        return error_set(
+            error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
+    if (options->threads) omp_set_num_threads((int)options->threads);
+    gemm_exact(config.exact_products);
+    if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
+    if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
+    if (choices_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
+    return eval_tokens(folder, data, &config, options, error);
+}
+
+int cmd_eval(int argc, char **argv) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    EvalOptions options;
+    OptionStrings strings = {0};
+    Error error = {0};
+    const char *given[2];
+    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) &&
+                eval(given[0], given[1], &options, &strings, &error);
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

@@ -1,0 +1,69 @@
+/* `smelt forecast CONFIG [gpus=N] [gpu=X] [key=value ...]` */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "advise/forecast.h"
+#include "advise/settings.h"
+
+typedef struct ForecastOptions {
+    const char *gpu, *bench;
+    int64_t gpus, per_node;
+    int zero; /* 0: the best; then stage + 1 */
+    bool search;
+} ForecastOptions;
+
+#define FIELD(name) offsetof(ForecastOptions, name)
+static const Option rows[] = {
+    {"gpu", OPTION_STRING, FIELD(gpu), "mi300x", 0, 0, NULL, "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"},
+    {"gpus", OPTION_INT, FIELD(gpus), "8", 1, 1000000, NULL, "GPUs", "in all"},
+    {"per_node", OPTION_INT, FIELD(per_node), "0", 0, 1024, NULL, "GPUs", "of a node; 0: as is usual for this kind"},
+    {"zero", OPTION_CHOICE, FIELD(zero), "best", 0, 0, "best|0|1|2|3", "",
+        "what is sharded: 1 masters and optimizer, 2 also gradients, 3 also weights"},
+    {"search", OPTION_BOOL, FIELD(search), "true", 0, 0, NULL, "",
+        "choose batch.sequences and recompute too; false: all as the configuration says"},
+    {"bench", OPTION_STRING, FIELD(bench), "", 0, 0, NULL, "", "JSON of smelt bench gemm from such a machine, whose rates are then taken"},
+};
+#undef FIELD
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+
+static void print_help(FILE *file) {
+    fprintf(file,
+        "Usage: smelt forecast CONFIG [gpus=N] [gpu=X] [key=value ...]\n\n"
+        "Models memory per rank and time per step of a configuration on GPUs that need not be here. CONFIG is a file, a run folder or a "
+        "model folder;\n"
+        "keys of the configuration may be given too. Nothing is measured: the assumptions are printed last. docs/forecast.md compares it "
+        "with measurements.\n\n");
+    options_print_help(&table, file);
+}
+
+static bool print_forecast(const ForecastOptions *options, const Config *config, Error *error) {
+    Cluster cluster = {.gpus = options->gpus};
+    Measured measured;
+    Forecast forecast;
+    if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
+    cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
+    if (*options->bench) cluster.measured = &measured;
+    int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
+    bool made = forecast_best(&forecast, config, &cluster, zero, options->search, error);
+    if (made) forecast_print(&forecast, config, &cluster, stdout);
+    measured_free(&measured);
+    return made &&
+           (forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give more GPUs or ones with more memory%s",
+                                 options->search ? "" : ", or search=true"));
+}
+
+int cmd_forecast(int argc, char **argv) {
+    ForecastOptions options;
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help(argc < 2 ? stderr : stdout);
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    bool good = settings_read(&table, &options, &config, &strings, argc, argv, &error) && print_forecast(&options, &config, &error);
+    options_free_strings(&strings);
+    return good ? 0 : cmd_fail(&error);
+}

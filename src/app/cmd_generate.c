@@ -1,0 +1,253 @@
+/* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the model's own tokenizer or the byte tokenizer, or numbers of
+ * tokens. Text goes to stdout as it is drawn, the rate to stderr. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "data/data.h"
+#include "device/gemm.h"
+#include "infer/generate.h"
+#include "infer/utf8.h"
+#include "token/tokenizer.h"
+#include "train/source.h"
+
+typedef struct GenerateOptions {
+    int64_t tokens, top_k, seed, context, threads;
+    double temperature, top_p;
+    bool text, cache;
+    int device, precision;
+} GenerateOptions;
+
+enum { PRECISION_OF_MODEL }; /* the choices after it are those of Precision */
+
+#define FIELD(name) offsetof(GenerateOptions, name)
+static const Option rows[] = {
+    {"tokens", OPTION_INT, FIELD(tokens), "200", 0, 1e9, NULL, "tokens",
+        "most tokens to generate; the document's end and the context limit stop it earlier"},
+    {"temperature", OPTION_REAL, FIELD(temperature), "1", 0, 100, NULL, "",
+        "divides the logits: lower is more predictable; 0: always the most likely token"},
+    {"top_k", OPTION_INT, FIELD(top_k), "0", 0, 1e9, NULL, "tokens", "draw among this many of the most likely tokens; 0: all"},
+    {"top_p", OPTION_REAL, FIELD(top_p), "1", 0, 1, NULL, "", "draw among the most likely tokens that have this probability together"},
+    {"seed", OPTION_INT, FIELD(seed), "1", 0, 1e15, NULL, "", "the same seed gives the same text"},
+    {"text", OPTION_BOOL, FIELD(text), "true", 0, 0, NULL, "", "false: prompt and output are numbers of tokens"},
+    {"context", OPTION_INT, FIELD(context), "0", 0, 1 << 24, NULL, "tokens",
+        "most positions, prompt included: its caches take memory; 0: the model's"},
+    {"cache", OPTION_BOOL, FIELD(cache), "true", 0, 0, NULL, "",
+        "false: compute the whole sequence again for each token, to check the cache"},
+    {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},
+    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to generate"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "",
+        "type of matrices and activations; same: as in training"},
+};
+#undef FIELD
+
+static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const ArgumentSyntax syntax = {"smelt generate", "MODEL \"prompt\"", 2, &table};
+
+static void print_help(void) {
+    printf("Usage: smelt generate MODEL \"prompt\" [key=value ...]\n\n"
+           "Continues the prompt with the newest checkpoint of a run folder, or with a Hugging Face folder. Text goes\n"
+           "through the model's tokenizer. A prompt that looks like key=value or opens with -- is given after --.\n\n");
+    options_print_help(&table, stdout);
+}
+
+static bool flush_text(Error *error) {
+    return fflush(stdout) == 0 || error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
+}
+
+/* -- Tokens to text ------------------------------------------------------------------------------------------------- */
+
+/* How tokens are shown, and which of them end a text. */
+typedef struct Text {
+    bool numbers;
+    bool terminal;        /* stdout is one */
+    Tokenizer *tokenizer; /* NULL: the byte tokenizer */
+    TokenizerDecoder decoder;
+    Utf8Stream stream;
+    TokenIds ends;
+} Text;
+
+static bool open_text(Text *text, const char *folder, const Config *config, Error *error) {
+    char *path = source_tokenizer(folder, config);
+    if (!path)
+        return error_set(error, ERROR_USAGE,
+            "%s has no tokenizer: put its tokenizer.json there, or give text=false and numbers of tokens as the prompt", folder);
+    if (*path) text->tokenizer = tokenizer_open(path, "", error);
+    else token_ids_append(&text->ends, BYTE_SEPARATOR);
+    bool opened = !*path || text->tokenizer;
+    free(path);
+    if (!opened) return error_context(error, "the tokenizer (text=false does without)");
+    if (!text->tokenizer) return true;
+    text->decoder = tokenizer_decoder(text->tokenizer, true);
+    source_end_tokens(folder, text->tokenizer, &text->ends);
+    return true;
+}
+
+static void close_text(Text *text) {
+    token_ids_free(&text->ends);
+    tokenizer_free(text->tokenizer);
+}
+
+/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line ends. C1 is C2 80 to C2 9F. */
+static void print_piece(const Text *text, const char *piece, int length) {
+    for (int i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)piece[i], next = i + 1 < length ? (unsigned char)piece[i + 1] : 0;
+        bool c1 = byte == 0xc2 && next < 0xa0, c0 = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+        if (text->terminal && (c0 || c1)) fputs("\xef\xbf\xbd", stdout);
+        else putchar(byte);
+        i += text->terminal && c1;
+    }
+}
+
+static void print_token(Text *text, int32_t token, bool first) {
+    if (text->numbers) {
+        printf(first ? "%" PRId32 : " %" PRId32, token);
+        return;
+    }
+    char byte = (char)token, piece[UTF8_OUTPUT];
+    size_t length = 1;
+    const char *bytes = text->tokenizer ? tokenizer_decode(&text->decoder, token, &length) : &byte;
+    for (size_t i = 0; i < length; i++) print_piece(text, piece, utf8_put(&text->stream, (uint8_t)bytes[i], piece));
+}
+
+static void print_end(Text *text) {
+    char piece[UTF8_OUTPUT];
+    print_piece(text, piece, utf8_finish(&text->stream, piece));
+    putchar('\n');
+}
+
+static bool is_end(const Text *text, int32_t token) {
+    for (size_t i = 0; i < text->ends.count; i++)
+        if (text->ends.items[i] == token) return true;
+    return false;
+}
+
+/* Tokens from this one on mean nothing in a text. */
+static int64_t token_limit(const Text *text) {
+    if (text->numbers) return INT64_MAX;
+    return text->tokenizer ? tokenizer_vocabulary(text->tokenizer) : BYTE_VOCABULARY;
+}
+
+/* -- What a prompt is ----------------------------------------------------------------------------------------------- */
+
+/* With what the tokenizer puts around a text, such as a token for its beginning. */
+static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
+    TokenizerEncoder *encoder = tokenizer_encoder_open(tokenizer);
+    bool encoded = tokenizer_encode(encoder, prompt, strlen(prompt), TOKENIZER_ADD_SPECIAL, tokens, error);
+    tokenizer_encoder_free(encoder);
+    return encoded || error_context(error, "the prompt");
+}
+
+/* "17 4 1203" */
+static bool read_numbers(const char *prompt, TokenIds *tokens, Error *error) {
+    for (const char *at = prompt + strspn(prompt, " \n"); *at; at += strspn(at, " \n")) {
+        char *end;
+        long token = strtol(at, &end, 10);
+        if (end == at || (*end && !strchr(" \n", *end)) || token < 0 || token > INT32_MAX)
+            return error_set(error, ERROR_USAGE,
+                "'%.20s' in the prompt is not the number of a token: with text=false write them with spaces between", at);
+        token_ids_append(tokens, (int32_t)token);
+        at = end;
+    }
+    return true;
+}
+
+static bool read_prompt(const char *prompt, const Text *text, TokenIds *tokens, Error *error) {
+    bool bytes = !text->numbers && !text->tokenizer;
+    for (const char *at = prompt; bytes && *at; at++) token_ids_append(tokens, (uint8_t)*at);
+    if (text->numbers && !read_numbers(prompt, tokens, error)) return false;
+    if (text->tokenizer && !encode(text->tokenizer, prompt, tokens, error)) return false;
+    return tokens->count > 0 ||
+           error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
+}
+
+/* -- Continuing it -------------------------------------------------------------------------------------------------- */
+
+static bool feed_prompt(Generator *generator, const TokenIds *prompt, Text *text, Error *error) {
+    if (!generator_feed(generator, prompt->items, (int64_t)prompt->count, error)) return error_context(error, "the prompt");
+    for (size_t i = 0; i < prompt->count; i++) print_token(text, prompt->items[i], i == 0);
+    return flush_text(error);
+}
+
+/* Returns with *generated set in any case; *full: there was no room for more. */
+static bool continue_text(Generator *generator, const GenerateOptions *options, Text *text, int64_t *generated, bool *full, Error *error) {
+    Sampling sampling = {
+        .temperature = options->temperature, .top_k = options->top_k, .top_p = options->top_p, .seed = (uint64_t)options->seed};
+    for (*generated = 0; *generated < options->tokens && generator_room(generator) > 0; (*generated)++) {
+        int32_t token;
+        if (!generator_next(generator, &sampling, token_limit(text), &token, error)) return false;
+        if (is_end(text, token)) return true;
+        print_token(text, token, false);
+        if (!flush_text(error)) return false;
+    }
+    *full = *generated < options->tokens;
+    return true;
+}
+
+static bool generate(Generator *generator, const TokenIds *prompt, const GenerateOptions *options, Text *text, Error *error) {
+    int64_t generated = 0;
+    bool full = false;
+    double begin = log_seconds();
+    if (!feed_prompt(generator, prompt, text, error) || !generator_logits(generator, error)) return false;
+    double first = log_seconds();
+    bool good = continue_text(generator, options, text, &generated, &full, error);
+    double end = log_seconds();
+    print_end(text);
+    if (!good || !flush_text(error)) return false;
+    if (full) log_info("stopped: the context of the model is full");
+    log_info("prompt: %zu tokens, %.1f tokens/s; generated: %" PRId64 " tokens, %.1f tokens/s", prompt->count,
+        prompt->count / fmax(first - begin, 1e-9), generated, generated / fmax(end - first, 1e-9));
+    return true;
+}
+
+static bool run_model(
+    const char *folder, Config *config, const GenerateOptions *options, const TokenIds *prompt, Text *text, Error *error) {
+    bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
+    if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
+    if (options->threads) omp_set_num_threads((int)options->threads);
+    gemm_exact(config->exact_products);
+    Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
+    Device *device = cmd_open_device(options->device, precision, error);
+    Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
+    bool done = generator && generate(generator, prompt, options, text, error);
+    generator_free(generator);
+    device_close(device);
+    return done;
+}
+
+static bool run(const char *folder, const char *given, const GenerateOptions *options, OptionStrings *strings, Error *error) {
+    Config config;
+    Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
+    TokenIds prompt = {0};
+    if (!source_read_config(folder, &config, strings, error)) return false;
+    bool done = (text.numbers || open_text(&text, folder, &config, error)) && read_prompt(given, &text, &prompt, error) &&
+                run_model(folder, &config, options, &prompt, &text, error);
+    token_ids_free(&prompt);
+    close_text(&text);
+    return done;
+}
+
+int cmd_generate(int argc, char **argv) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    GenerateOptions options;
+    OptionStrings strings = {0};
+    Error error = {0};
+    const char *given[2];
+    bool read = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) ||
+                error_set(&error, error.code, "%s; a prompt that looks like key=value or opens with -- is given after --", error.message);
+    bool done = read && run(given[0], given[1], &options, &strings, &error);
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

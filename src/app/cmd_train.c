@@ -1,0 +1,135 @@
+/* `smelt train CONFIG.yaml [key=value ...]` */
+#include <stdio.h>
+#include <stdio_ext.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "config/config.h"
+#include "train/source.h"
+#include "train/train.h"
+
+static void print_help(void) {
+    printf("Usage: smelt train CONFIG.yaml [key=value ...]\n\n"
+           "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
+           "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n\n");
+    options_print_help(&config_table, stdout);
+}
+
+static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    bool file = false;
+    for (int i = 1; i < argc; i++) {
+        if (strchr(argv[i], '=')) {
+            if (!options_set(&config_table, config, strings, argv[i], error)) return false;
+        } else if (file) {
+            return error_set(
+                error, ERROR_USAGE, "'%s' is not key=value, and a configuration file was given already: see smelt train --help", argv[i]);
+        } else {
+            if (i != 1) return error_set(error, ERROR_USAGE, "'%s': the configuration file comes first, then key=value", argv[i]);
+            if (!options_read_yaml(&config_table, config, strings, argv[i], error)) return false;
+            file = true;
+        }
+    }
+    return true;
+}
+
+/* Text is read with the tokenizer of init=FOLDER when no other is given: its model knows no other tokens. */
+static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *strings, Error *error) {
+    const DataConfig *data = &config->data;
+    bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
+    char *path = text && !data->tokenizer[0] ? source_tokenizer(config->init, origin) : NULL;
+    if (!path || !*path) {
+        free(path);
+        return true;
+    }
+    char *setting = memory_format("data.tokenizer=%s", path);
+    bool set = options_set(&config_table, config, strings, setting, error);
+    if (set) log_info("%s, as of init=%s", setting, config->init);
+    free(setting);
+    free(path);
+    return set;
+}
+
+/* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must agree, but those that may change from
+ * one training to the next. */
+static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    Config origin, wanted;
+    char text[1024];
+    const char *folder = config->init;
+    if (!source_read_config(folder, &origin, strings, error)) return error_context(error, "init=%s", folder);
+    options_defaults(&config_table, config, strings);
+    config->model = origin.model;
+    if (!apply_arguments(argc, argv, config, strings, error)) return false;
+    wanted = *config;
+    wanted.model = origin.model;
+    if (origin.model.family != FAMILY_GPT2) wanted.model.context = config->model.context; /* its positions are weights */
+    wanted.model.init_std = config->model.init_std;
+    wanted.model.auxiliary_loss = config->model.auxiliary_loss;
+    if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return take_tokenizer(&origin, config, strings, error);
+    return error_set(error, ERROR_USAGE, "init=%s is another model (its settings -> given):\n%sleave these settings out", folder, text);
+}
+
+static bool read_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
+    options_defaults(&config_table, config, strings);
+    return apply_arguments(argc, argv, config, strings, error) && (!config->init[0] || take_model(argc, argv, config, strings, error)) &&
+           config_check(config, error);
+}
+
+static bool print_plan(const Config *config, Device *device, Error *error) {
+    Session session;
+    printf("# configuration\n");
+    options_write_yaml(&config_table, config, stdout);
+    printf("\n");
+    if (!session_plan(&session, config, device, error)) return false;
+    session_print_plan(&session, stdout);
+    session_free(&session);
+    return true;
+}
+
+/* Each rank of a machine has a GPU of its own, or sees no other: then its launcher has chosen. */
+static Device *open_device(const Config *config, const Comm *comm, Error *error) {
+    if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
+    Device *device = device_open(config->device, comm_local_rank(comm), error);
+    if (comm_local_rank(comm) == 0 || (device && device_is_gpu(device))) return device;
+    device_close(device);
+    return device_open(config->device, 0, error);
+}
+
+/* With the ranks that the process was started as one of. A training goes on without its terminal, as its results are in the run's folder: what could
+ * not be printed is forgotten. */
+static bool train_together(const Config *config, Error *error) {
+    Comm *comm = comm_open(NULL, error);
+    Device *device = comm ? open_device(config, comm, error) : NULL;
+    bool ready = device && (!device_is_gpu(device) || comm_size(comm) == 1 || comm_use_device(comm, device, error));
+    bool done = ready && train(config, device, comm, error);
+    if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
+    comm_close(comm);
+    device_close(device);
+    if (fflush(stdout) != 0) __fpurge(stdout);
+    clearerr(stdout);
+    return done;
+}
+
+static bool plan_alone(const Config *config, Error *error) {
+    Device *device = cmd_open_device(config->device, config->precision, error);
+    bool done = device && print_plan(config, device, error);
+    device_close(device);
+    return done;
+}
+
+int cmd_train(int argc, char **argv) {
+    if (argc < 2 || arguments_want_help(argc, argv)) {
+        print_help();
+        return argc < 2 ? ERROR_USAGE : 0;
+    }
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    bool done = read_arguments(argc, argv, &config, &strings, &error) &&
+                (config.plan ? plan_alone(&config, &error) : train_together(&config, &error));
+    options_free_strings(&strings);
+    return done ? 0 : cmd_fail(&error);
+}

@@ -1,0 +1,36 @@
+/* See backend.h. */
+#include "backend/backend.h"
+
+#include <string.h>
+
+#include "backend/gpu/kernel_launch.h"
+
+typedef const OpKernel *const KernelTable[];
+extern KernelTable kernel_table_generic_fp64, kernel_table_generic_fp32, kernel_table_generic_bf16;
+#ifdef __x86_64__
+extern KernelTable kernel_table_avx2_fp32, kernel_table_avx2_bf16, kernel_table_avx512_fp32, kernel_table_avx512_bf16;
+#endif
+
+static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) {
+    if (precision == PRECISION_FP64) return kernel_table_generic_fp64;
+    bool bf16 = precision_is_bf16(precision), any = isa == NULL || isa[0] == '\0';
+    (void)any;
+#ifdef __x86_64__
+    if ((any || !strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return bf16 ? kernel_table_avx512_bf16 : kernel_table_avx512_fp32;
+    if ((any || !strcmp(isa, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
+#endif
+    return bf16 ? kernel_table_generic_bf16 : kernel_table_generic_fp32;
+}
+
+bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {
+    *backend = (Backend){.device = device, .kernels = gpu_kernels};
+    if (!device_is_gpu(device)) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa)};
+    else if (!precision_is_bf16(precision))
+        return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16 or pure_bf16, or device=cpu");
+    return true;
+}
+
+Backend op_cpu_backend(Precision precision) { return (Backend){.device = device_cpu(), .kernels = cpu_kernels(precision, "")}; }

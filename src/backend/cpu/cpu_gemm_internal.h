@@ -1,0 +1,78 @@
+/* What gemm.c (cutting, packing buffers, threads) and gemm_kernel.c (instructions) say to each other. Nobody else includes this but the
+ * tests and the bench, which force an instruction set. */
+#pragma once
+
+#include "device/gemm.h"
+
+#include <stddef.h>
+
+/* Where a block of finished sums goes: out = sums (+ addend) (+ bias). Leading dimensions count elements. */
+typedef struct GemmUpdate {
+    const void *addend;
+    int64_t ld_addend; /* sum type, or NULL */
+    bool addend_bf16;  /* it is that instead */
+    const void *bias;  /* sum type, or NULL */
+    void *out;
+    int64_t ld_out;
+    bool out_bf16;
+} GemmUpdate;
+
+/* One operand's block in memory: element (line, p) of `lines` x `depth`, where a line is a row of A or a column of B. */
+typedef struct GemmSource {
+    const void *data;
+    int64_t ld;
+    bool depth_contiguous; /* (line, p) is at line * ld + p, else at p * ld + line */
+    bool bf16;
+} GemmSource;
+
+/* Memory to bring into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows `stride` bytes apart that
+ * are `width` bytes of whole cache lines. */
+typedef struct GemmAhead {
+    const char *at, *row_end;
+    int64_t width, stride, left;
+} GemmAhead;
+
+/* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
+typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
+
+/* A register tile: the sums of `depth` depths of a panel of A, `step` elements apart, and a panel of B go `to` rows `ld` elements apart. */
+typedef struct GemmTile {
+    const void *a, *b;
+    int64_t step, depth;
+    void *to;
+    int64_t ld;
+    GemmStore store;
+    GemmAhead *ahead;
+    int64_t share;
+} GemmTile;
+
+/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
+ * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
+ * a depth is `unit` neighbouring k. Where elements are integers, `scaled` depths of a line (0: none) share a scale: the lines' scales
+ * stand before them, like one more depth. */
+typedef struct GemmKernel {
+    int panel_rows, stride_rows, panel_columns, unit, scaled;
+    size_t element; /* bytes of one packed line and depth, and of one sum */
+    /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
+    void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
+    /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart, against all panels
+     * of B. Meanwhile at most `share` cache lines for every panel of B are asked for, from ahead[0] until nothing is left of it, then from
+     * ahead[1]. */
+    void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
+        GemmAhead ahead[2], int64_t share);
+} GemmKernel;
+
+typedef struct GemmIsa {
+    const char *name;
+    bool (*supported)(void);
+    bool (*preferred)(void);
+    GemmKernel kernels[3]; /* by GemmType */
+} GemmIsa;
+
+/* All instruction sets compiled in, best first; the last runs anywhere. */
+extern const GemmIsa gemm_isas[];
+extern const int gemm_isa_count;
+
+/* For tests and benches: every later product runs on the instruction set of this name; NULL goes back to choosing by CPU.
+ * False, and nothing changed, where this CPU cannot run it or the name is unknown. Not to be called while products run. */
+bool gemm_force(const char *isa);

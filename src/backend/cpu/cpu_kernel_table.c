@@ -1,0 +1,13 @@
+/* The CPU kernels of one variant as an array in the order of OpId. Compiled once per variant, like the kernels. */
+#include "backend/cpu/kernel.h"
+
+#define OP(name) extern const OpKernel KERNEL(name);
+#include "graph/op_list.h"
+#undef OP
+
+extern const OpKernel *const KERNEL(table)[OP_COUNT];
+const OpKernel *const KERNEL(table)[OP_COUNT] = {
+#define OP(name) &KERNEL(name),
+#include "graph/op_list.h"
+#undef OP
+};

@@ -1,0 +1,136 @@
+/* What CPU kernels are written in. An op file is compiled once per variant with KERNEL_VARIANT (the suffix of its symbols) and one of
+ * KERNEL_BF16, KERNEL_FP32, KERNEL_FP64 defined:
+ *     T  storage of COMPUTE tensors: bf16 bits, float or double
+ *     W  WIDE tensors, arithmetic and sums: float (double for fp64, the precision of the gradient checks)
+ * Loops over columns are plain C that the compiler vectorises for the variant's instruction set. The order of every sum depends on shapes alone:
+ * parallel loops run over fixed blocks of KERNEL_BLOCK rows, and partial sums of blocks are added in block order. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/bf16.h"
+#include "base/math.h"
+#include "device/gemm.h"
+#include "graph/op.h"
+
+#define KERNEL_PASTE_(a, b) a##_##b
+#define KERNEL_PASTE(a, b) KERNEL_PASTE_(a, b)
+#define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT)
+
+/* Defines the CPU kernel of an operation, with the function that gives its scratch where it needs some: CPU_OP(norm_grad, workspace) { ... call->in ... } */
+#define CPU_OP(name, ...) \
+    static void run_##name(const OpCall *call); \
+    const OpKernel KERNEL(name) = {run_##name, __VA_ARGS__}; \
+    static void run_##name(const OpCall *call)
+
+enum { KERNEL_BLOCK = 64 };
+
+static inline int64_t kernel_blocks(int64_t rows) { return (rows + KERNEL_BLOCK - 1) / KERNEL_BLOCK; }
+/* Scratch for one WIDE partial sum of `columns` per KERNEL_BLOCK rows. */
+static inline int64_t kernel_partials_bytes(const Graph *graph, int64_t rows, int64_t columns) {
+    return kernel_blocks(rows) * columns * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}
+
+#if defined KERNEL_BF16
+typedef uint16_t T;
+typedef float W;
+#define KERNEL_GEMM_COMPUTE GEMM_BF16
+#define KERNEL_GEMM_WIDE GEMM_F32
+static inline W widen(T x) { return bf16_widen(x); }
+static inline T narrow(W x) { return bf16_narrow(x); }
+#elif defined KERNEL_FP32
+typedef float T;
+typedef float W;
+#define KERNEL_GEMM_COMPUTE GEMM_F32
+#define KERNEL_GEMM_WIDE GEMM_F32
+static inline W widen(T x) { return x; }
+static inline T narrow(W x) { return x; }
+#elif defined KERNEL_FP64
+typedef double T;
+typedef double W;
+#define KERNEL_GEMM_COMPUTE GEMM_F64
+#define KERNEL_GEMM_WIDE GEMM_F64
+static inline W widen(T x) { return x; }
+static inline T narrow(W x) { return x; }
+#endif
+
+#if defined KERNEL_FP64
+static inline W wide_exp(W x) { return exp(x); }
+static inline W wide_erf(W x) { return erf(x); }
+static inline W wide_sqrt(W x) { return sqrt(x); }
+#elif defined KERNEL_VARIANT
+/* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 Taylor-like
+ * polynomial for e^r, and 2^n by its exponent bits, which are those of 0 below -87.7 and of infinity above 88.4. NaN stays NaN. */
+static inline W wide_exp(W x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    float least = x < -88.0f ? -88.0f : x;
+    float clamped = least > 88.7f ? 88.7f : least;
+    union {
+        float value;
+        uint32_t bits;
+    } shifted = {.value = clamped * 1.44269504f + magic};
+    float n = shifted.value - magic;
+    float r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union {
+        uint32_t bits;
+        float value;
+    } power = {.bits = (shifted.bits << 23) + 0x3f800000};
+    return p * power.value;
+}
+/* erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
+static inline W wide_erf(W x) {
+    float a = fabsf(x);
+    float t = 1.0f / (1.0f + 0.3275911f * a);
+    float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    return copysignf(1.0f - p * wide_exp(-a * a), x);
+}
+static inline W wide_sqrt(W x) { return sqrtf(x); }
+#endif
+
+#if defined KERNEL_VARIANT
+/* The type of a COMPUTE parameter's gradient. */
+static inline GemmType kernel_gemm_kept(const OpCall *call) { return call->narrow ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
+
+/* Asks for `count` elements of a row that comes up: where a row takes long to compute, or lies far from the next, the hardware does not look ahead far enough. */
+#define kernel_prefetch(row, count) kernel_prefetch_bytes(row, (count) * (int64_t)sizeof *(row))
+static inline void kernel_prefetch_bytes(const void *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
+}
+
+/* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */
+static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
+    memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
+}
+
+/* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. Without a target (of a frozen parameter) nothing. */
+static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
+    if (!target) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < columns; first += KERNEL_BLOCK) {
+        int64_t end = int_min(columns, first + KERNEL_BLOCK);
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t j = first; j < end; j++) target[j] += partials[block * columns + j];
+    }
+}
+
+/* target[j] += sum[j], for the gradient of a COMPUTE parameter, if it has one, from element `at` on. */
+static inline void kernel_add_kept(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
+    if (!target) return;
+    W *restrict wide = (W *)target + at;
+    T *restrict narrowed = (T *)target + at;
+    if (call->narrow)
+        for (int64_t j = 0; j < count; j++) narrowed[j] = narrow(widen(narrowed[j]) + sum[j]);
+    else
+        for (int64_t j = 0; j < count; j++) wide[j] += sum[j];
+}
+#endif

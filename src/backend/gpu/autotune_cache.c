@@ -1,0 +1,159 @@
+/* See gemm_choices.h. Owns a copy of the lines that concern its device and library. Used by vendor_gemm.c. */
+#include "backend/gpu/autotune_cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+
+typedef struct Choice {
+    char *shape;
+    unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
+} Choice;
+
+struct GemmChoices {
+    char *path, *prefix; /* prefix: DEVICE <tab> LIBRARY <tab> */
+    size_t algorithm_bytes;
+    Choice *items;
+    int count;
+};
+
+char *gemm_choices_default_path(void) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') return memory_format("%s/smelt/gemm-choices", cache);
+    return home && home[0] == '/' ? memory_format("%s/.cache/smelt/gemm-choices", home) : NULL;
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+static int digit_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+static bool read_algorithm(const char *text, size_t bytes, unsigned char *algorithm) {
+    if (strlen(text) != 2 * bytes) return false;
+    for (size_t i = 0; i < bytes; i++) {
+        int high = digit_of(text[2 * i]), low = digit_of(text[2 * i + 1]);
+        if (high < 0 || low < 0) return false;
+        algorithm[i] = (unsigned char)(high << 4 | low);
+    }
+    return true;
+}
+
+static Choice *find(const GemmChoices *choices, const char *shape) {
+    for (int i = 0; i < choices->count; i++)
+        if (!strcmp(choices->items[i].shape, shape)) return &choices->items[i];
+    return NULL;
+}
+
+static void keep(GemmChoices *choices, const char *shape, const unsigned char *algorithm) {
+    Choice *choice = find(choices, shape);
+    if (!choice) {
+        choices->items = memory_resize(choices->items, (choices->count + 1) * sizeof *choices->items);
+        choice = &choices->items[choices->count++];
+        choice->shape = memory_copy_string(shape);
+    }
+    memcpy(choice->algorithm, algorithm, choices->algorithm_bytes);
+}
+
+static void read_line(GemmChoices *choices, char *line) {
+    size_t prefix = strlen(choices->prefix);
+    unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
+    if (strncmp(line, choices->prefix, prefix)) return;
+    char *shape = line + prefix, *tab = strchr(shape, '\t');
+    if (!tab || !read_algorithm(tab + 1, choices->algorithm_bytes, algorithm)) return;
+    *tab = '\0';
+    keep(choices, shape, algorithm);
+}
+
+/* The whole of a regular file of sensible size, with a zero byte after it; NULL otherwise. */
+static char *read_file(const char *path, size_t *bytes) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat status;
+    char *text = NULL;
+    if (file < 0) return NULL;
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= 2 * (off_t)GEMM_CHOICES_MOST_BYTES) {
+        text = memory_allocate((size_t)status.st_size + 1);
+        ssize_t got = read(file, text, (size_t)status.st_size);
+        *bytes = got > 0 ? (size_t)got : 0;
+    }
+    close(file);
+    return text;
+}
+
+GemmChoices *gemm_choices_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
+    GemmChoices *choices = memory_allocate(sizeof *choices);
+    *choices = (GemmChoices){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
+    if (!path) return choices;
+    size_t bytes = 0;
+    char *text = read_file(path, &bytes);
+    choices->path = memory_copy_string(path);
+    for (char *line = text, *end; text && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
+        *end = '\0';
+        read_line(choices, line);
+    }
+    free(text);
+    return choices;
+}
+
+void gemm_choices_close(GemmChoices *choices) {
+    for (int i = 0; i < choices->count; i++) free(choices->items[i].shape);
+    free(choices->items);
+    free(choices->path);
+    free(choices->prefix);
+    free(choices);
+}
+
+bool gemm_choices_find(const GemmChoices *choices, const char *shape, void *algorithm) {
+    const Choice *choice = find(choices, shape);
+    if (choice) memcpy(algorithm, choice->algorithm, choices->algorithm_bytes);
+    return choice != NULL;
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
+
+static void make_folders(const char *path) {
+    char *folder = memory_copy_string(path);
+    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(folder, 0777);
+        *slash = '/';
+    }
+    free(folder);
+}
+
+static int open_to_append(const char *path) {
+    int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, file = open(path, flags, 0666);
+    if (file >= 0 || errno != ENOENT) return file;
+    make_folders(path);
+    return open(path, flags, 0666);
+}
+
+/* In one write, so that lines of several processes do not mix. */
+static void append_line(const char *path, const char *line) {
+    struct stat status;
+    int file = open_to_append(path);
+    if (file < 0) return;
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size < GEMM_CHOICES_MOST_BYTES) {
+        ssize_t written = write(file, line, strlen(line));
+        (void)written; /* what was not remembered is measured again */
+    }
+    close(file);
+}
+
+void gemm_choices_add(GemmChoices *choices, const char *shape, const void *algorithm) {
+    char hexadecimal[2 * GEMM_ALGORITHM_MOST_BYTES + 1] = "";
+    const unsigned char *bytes = algorithm;
+    keep(choices, shape, bytes);
+    if (!choices->path) return;
+    for (size_t i = 0; i < choices->algorithm_bytes; i++) {
+        hexadecimal[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
+        hexadecimal[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
+    }
+    char *line = memory_format("%s%s\t%s\n", choices->prefix, shape, hexadecimal);
+    append_line(choices->path, line);
+    free(line);
+}

@@ -1,0 +1,102 @@
+/* What several operations end with: the second half of every column sum, and zeroes for the slots that no row was dispatched to. Called by the launchers
+ * of other kernel files (kernel/launch.h); owns no memory. */
+#include "backend/gpu/gpu.h"
+
+enum {
+    REDUCE_SUMS = 6, /* most targets of one launch */
+    THREADS = 256,
+    SUM_COLUMNS = 32,                  /* of a block: 128 bytes of each partial sum */
+    SUM_PARTS = THREADS / SUM_COLUMNS, /* threads that share a column */
+    SUM_AHEAD = 8,                     /* loads in flight of a thread */
+};
+
+typedef struct AddPartialsArguments {
+    float GLOBAL *target[REDUCE_SUMS]; /* block_y says which; NULL: nobody asked for it */
+    bf16 GLOBAL *narrow;               /* the only target, instead of these; or NULL */
+    const float GLOBAL *partials;
+    int64_t blocks, columns, stride; /* stride: floats from a block's partial sums to the next block's */
+} AddPartialsArguments;
+typedef struct ZeroUnusedArguments {
+    bf16 GLOBAL *slots;
+    const int32_t GLOBAL *used;
+    int64_t count, columns, stride;
+} ZeroUnusedArguments;
+
+#ifdef GPU_DEVICE
+
+/* Part p of a column adds partials p, p + SUM_PARTS, ...; then the parts are added in order. */
+KERNEL(add_partials, AddPartialsArguments) {
+    static SHARED float sums[SUM_PARTS][SUM_COLUMNS];
+    int part = thread_id() / SUM_COLUMNS, lane = thread_id() % SUM_COLUMNS;
+    int64_t column = (int64_t)block_x() * SUM_COLUMNS + lane, block = part;
+    float GLOBAL *target = a.target[0];
+    UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a.target[i] : target;
+    if (!target && !a.narrow) return;
+    const float GLOBAL *partials = a.partials + block_y() * a.columns + column;
+    float sum = 0;
+    if (column < a.columns) {
+        for (; block + (SUM_AHEAD - 1) * SUM_PARTS < a.blocks; block += SUM_AHEAD * SUM_PARTS) {
+            float values[SUM_AHEAD];
+            UNROLL for (int i = 0; i < SUM_AHEAD; i++) values[i] = partials[(block + i * SUM_PARTS) * a.stride];
+            UNROLL for (int i = 0; i < SUM_AHEAD; i++) sum += values[i];
+        }
+        for (; block < a.blocks; block += SUM_PARTS) sum += partials[block * a.stride];
+    }
+    sums[part][lane] = sum;
+    barrier();
+    if (part > 0 || column >= a.columns) return;
+    for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
+    if (a.narrow) a.narrow[column] = narrow(widen(a.narrow[column]) + sum);
+    else target[column] += sum;
+}
+
+/* `stride` is the threads of the grid. */
+KERNEL(zero_unused, ZeroUnusedArguments) {
+    int64_t first = (int64_t)block_x() * THREADS + thread_id();
+    for (int64_t i = *a.used * a.columns + first; i < a.count * a.columns; i += a.stride) a.slots[i] = 0;
+}
+
+/* The same in units of 8 columns. */
+KERNEL(zero_unused_8, ZeroUnusedArguments) {
+    u32x4 GLOBAL *slots = (u32x4 GLOBAL *)a.slots;
+    int64_t units = a.columns / 8, first = (int64_t)block_x() * THREADS + thread_id();
+    for (int64_t i = *a.used * units + first; i < a.count * units; i += a.stride) slots[i] = (u32x4)0;
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(add_partials, AddPartialsArguments)
+LAUNCHER(zero_unused, ZeroUnusedArguments)
+LAUNCHER(zero_unused_8, ZeroUnusedArguments)
+
+void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns) {
+    AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = count * columns};
+    assert(count <= REDUCE_SUMS);
+    for (int i = 0; i < count; i++) arguments.target[i] = targets[i];
+    launch_add_partials(device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = count, .threads = THREADS}, &arguments);
+}
+
+void gpu_add_partials_kept(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {
+    AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = columns};
+    if (call->narrow) arguments.narrow = target;
+    else arguments.target[0] = target;
+    launch_add_partials(call->device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = 1, .threads = THREADS}, &arguments);
+}
+
+void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns) {
+    gpu_add_partial_sums(device, &target, 1, partials, blocks, columns);
+}
+
+void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
+    int64_t unit = columns % 8 == 0 ? 8 : 1, blocks = divide_up(count * columns, unit * THREADS),
+            most = 4 * device_info(device)->processors;
+    LaunchShape shape = {.x = blocks < most ? blocks : most, .threads = THREADS};
+    ZeroUnusedArguments arguments = {
+        .slots = slots, .used = offset + experts, .count = count, .columns = columns, .stride = shape.x * THREADS};
+    if (unit == 8) launch_zero_unused_8(device, shape, &arguments);
+    else launch_zero_unused(device, shape, &arguments);
+}
+
+#endif

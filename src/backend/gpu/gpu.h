@@ -1,0 +1,143 @@
+/* The language that GPU kernels are written in: C17 for amdgcn and nvptx64 through one set of names. It hides lane width, ids, barriers,
+ * shuffles, shared memory and the conversions of bf16.
+ *
+ * A file src/kernel/NAME.c has two halves, as an op file has. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by
+ * clang into a code object named after the file; in the other half, compiled with the host, are the functions that launch them
+ * (kernel/launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as int32_t or int64_t.
+ *
+ * A kernel takes one struct by value, called `a`:
+ *     KERNEL(norm, NormArguments) { ... a.rows ... }
+ * Rules: 16-byte accesses where rows allow it, sums in fp32 in an order that shapes alone decide, no float atomics, no local arrays with indices
+ * known only at run time, at most 64 KB of shared memory and 256 threads on AMD. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef uint16_t bf16; /* bits */
+
+#ifndef GPU_DEVICE
+#define GLOBAL
+#else
+
+#define GLOBAL __attribute__((address_space(1)))
+/* Static shared memory of a kernel; inside a function: static SHARED float sums[8]; */
+#define SHARED __attribute__((address_space(3), loader_uninitialized))
+/* A pointer to shared memory. */
+#define LOCAL __attribute__((address_space(3)))
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("clang loop unroll(full)")
+
+typedef float f32x2 __attribute__((ext_vector_type(2)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x8 __attribute__((ext_vector_type(8)));
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef uint32_t u32x2 __attribute__((ext_vector_type(2)));
+typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef uint16_t u16x4 __attribute__((ext_vector_type(4)));
+typedef uint16_t u16x8 __attribute__((ext_vector_type(8)));
+
+/* -- Places -------------------------------------------------------------------------------------------------------- */
+
+#if defined __AMDGCN__
+enum { WAVE = 64 };
+#define KERNEL(name, Arguments) __attribute__((amdgpu_kernel, visibility("protected"))) void name(const Arguments a)
+#define BLOCK_BOUNDS(threads, blocks) (void)0 /* for NVIDIA, below */
+INLINE int thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
+INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
+INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
+INLINE int block_z(void) { return __builtin_amdgcn_workgroup_id_z(); }
+INLINE int lane_id(void) { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
+/* All threads of the block; shared and global memory written before is seen after. */
+INLINE void barrier(void) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+/* What lane `from` holds. All lanes of the wave take part. */
+INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bpermute(from * 4, (int)x); }
+#elif defined __NVPTX__
+enum { WAVE = 32 };
+#define KERNEL(name, Arguments) __attribute__((nvptx_kernel)) void name(const Arguments a)
+/* First in a kernel: its blocks have exactly so many threads, and so many of them are to share a processor. Clang knows no such attribute in C:
+ * tools/embed-objects.sh makes directives of it. */
+#define BLOCK_BOUNDS(threads, blocks) __asm__ volatile("// bounds %0 %1" : : "n"(threads), "n"(blocks))
+INLINE int thread_id(void) { return __nvvm_read_ptx_sreg_tid_x(); }
+INLINE int block_x(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
+INLINE int block_y(void) { return __nvvm_read_ptx_sreg_ctaid_y(); }
+INLINE int block_z(void) { return __nvvm_read_ptx_sreg_ctaid_z(); }
+INLINE int lane_id(void) { return thread_id() % WAVE; }
+INLINE void barrier(void) { __syncthreads(); }
+INLINE uint32_t shuffle(uint32_t x, int from) { return __nvvm_shfl_sync_idx_i32(~0u, (int)x, from, WAVE - 1); }
+#endif
+
+/* Blocks are one-dimensional. */
+INLINE int wave_id(void) { return thread_id() / WAVE; }
+INLINE float shuffle_float(float x, int from) { return __builtin_bit_cast(float, shuffle(__builtin_bit_cast(uint32_t, x), from)); }
+INLINE float shuffle_xor(float x, int mask) { return shuffle_float(x, lane_id() ^ mask); }
+
+/* -- Numbers ------------------------------------------------------------------------------------------------------- */
+
+INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
+INLINE float widen_low(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+INLINE float widen_high(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
+
+/* Round to nearest even; NaN stays NaN. */
+#if defined __AMDGCN__
+INLINE bf16 narrow(float x) {
+    uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (bf16)(x != x ? 0x7fc0 : rounded);
+}
+/* `low` in the lower half, which comes first in memory. */
+INLINE uint32_t narrow_pair(float low, float high) { return narrow(low) | (uint32_t)narrow(high) << 16; }
+INLINE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+INLINE float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
+INLINE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+INLINE float fast_rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
+INLINE float fast_sqrt(float x) { return __builtin_amdgcn_sqrtf(x); }
+#elif defined __NVPTX__
+INLINE uint32_t narrow_pair(float low, float high) {
+    uint32_t pair;
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+INLINE bf16 narrow(float x) { return (bf16)narrow_pair(x, 0); }
+INLINE float fast_exp2(float x) { return __nvvm_ex2_approx_f(x); }
+INLINE float fast_log2(float x) { return __nvvm_lg2_approx_f(x); }
+INLINE float fast_reciprocal(float x) {
+    float y;
+    __asm__("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float fast_rsqrt(float x) { return __nvvm_rsqrt_approx_f(x); }
+INLINE float fast_sqrt(float x) { return __nvvm_sqrt_approx_f(x); }
+#endif
+
+#define LOG2_E 1.44269504088896341f
+#define LN_2 0.69314718055994531f
+INLINE float fast_exp(float x) { return fast_exp2(x * LOG2_E); }
+INLINE float fast_log(float x) { return fast_log2(x) * LN_2; }
+
+/* -- Sums over lanes ----------------------------------------------------------------------------------------------- */
+
+/* The sum over the wave, in every lane; a fixed tree, so always the same bits. */
+INLINE float wave_sum(float x) {
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+INLINE float wave_max(float x) {
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
+    return x;
+}
+/* The sum over a block of `threads`, in every thread. `scratch` holds a float per wave and must not be in use by others; all threads call it. */
+INLINE float block_sum(float x, LOCAL float *scratch, int threads) {
+    x = wave_sum(x);
+    barrier();
+    if (lane_id() == 0) scratch[wave_id()] = x;
+    barrier();
+    float sum = 0;
+    for (int i = 0; i < threads / WAVE; i++) sum += scratch[i];
+    return sum;
+}
+
+#endif

@@ -1,0 +1,439 @@
+/* Matrix products: C = alpha A B + beta D + bias, one, a batch of one shape, or one per expert, behind gemm_launch.h. Owns no memory.
+ *
+ * C is cut into tiles; a block makes whole tiles, so every sum runs over the depth in one order. Tiles are numbered product after product; in a product a band of
+ * rows of tiles goes column by column, so that blocks that run together share what they read in the second-level cache. On NVIDIA there are as many blocks as
+ * processors, and each goes from tile to tile, already reading for the next one; on AMD a block makes one tile, and two blocks share a processor. Where the sizes of
+ * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles.
+ *
+ * On Hopper all this is for what its copy engine cannot reach; other products are gemm_hopper.h's. Either makes the same bits for the same arguments, always. */
+#include "backend/gpu/gpu_gemm_tile.h"
+#include "backend/gpu/gpu_gemm_hopper.h"
+
+#ifdef GPU_DEVICE
+
+/* -- Tiles --------------------------------------------------------------------------------------------------------- */
+
+enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in flight */
+
+typedef struct Tile {
+    int32_t product, row, column; /* of C */
+    int32_t rows, depth;          /* of the product */
+    int32_t steps;                /* stages of depth, at least one; 0: there is no such tile */
+    int64_t slot;                 /* first of the product */
+} Tile;
+
+/* A walk along the tiles: the product that was reached and the number of its first tile. */
+typedef struct Walk { int32_t product, first; } Walk;
+
+INLINE int32_t tiles_of(const GemmArguments *g, int32_t product) {
+    if (!g->offset) return g->tiles;
+    int32_t slots = g->offset[product + 1] - g->offset[product];
+    if (g->slots_are_depth) return slots > 0 || !g->d ? g->tiles : 0;
+    return divide_up(slots, TILE_ROWS) * divide_up(g->n, TILE_COLUMNS);
+}
+
+/* Goes on to the product that has tile `index`, which must not be less than before; past the last one when there is none. */
+INLINE void walk_to(const GemmArguments *g, Walk *walk, int32_t index) {
+    if (!g->offset) {
+        walk->product = index / g->tiles;
+        walk->first = walk->product * g->tiles;
+    } else
+        while (walk->product < g->products) {
+            int32_t tiles = tiles_of(g, walk->product);
+            if (index < walk->first + tiles) break;
+            walk->first += tiles;
+            walk->product++;
+        }
+}
+
+INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
+    Tile tile = {.rows = g->m, .depth = g->k};
+    walk_to(g, walk, index);
+    if (walk->product >= g->products) return tile;
+    tile.product = walk->product;
+    if (g->offset) {
+        tile.slot = g->offset[tile.product];
+        int32_t slots = g->offset[tile.product + 1] - (int32_t)tile.slot;
+        if (g->slots_are_depth) tile.depth = slots;
+        else tile.rows = slots;
+    }
+    if (g->symmetric) place_below_diagonal(index - walk->first, &tile.row, &tile.column);
+    else place_in_band(index - walk->first, BAND, divide_up(tile.rows, TILE_ROWS), divide_up(g->n, TILE_COLUMNS), &tile.row, &tile.column);
+    tile.row *= TILE_ROWS;
+    tile.column *= TILE_COLUMNS;
+    tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
+    return tile;
+}
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+INLINE Reader reader_of_a(const GemmArguments *g, const Tile *t, Layout layout) {
+    bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
+    GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->product * g->stride_a);
+    return reader_at(
+        layout, TILE_ROWS, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda, lines ? g->lda : 1, t->rows - t->row, t->depth);
+}
+
+INLINE Reader reader_of_b(const GemmArguments *g, const Tile *t, Layout layout) {
+    bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
+    GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->product * g->stride_b);
+    return reader_at(
+        layout, TILE_COLUMNS, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb, lines ? g->ldb : 1, g->n - t->column, t->depth);
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
+
+INLINE f32x4 read_four(GLOBAL const void *from, int64_t at, bool wide) {
+    if (wide) return *(GLOBAL const f32x4 *)((GLOBAL const float *)from + at);
+    u32x2 pairs = *(GLOBAL const u32x2 *)((GLOBAL const bf16 *)from + at);
+    return (f32x4){widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y)};
+}
+INLINE void write_four(GLOBAL void *to, int64_t at, f32x4 x, bool wide) {
+    if (wide) *(GLOBAL f32x4 *)((GLOBAL float *)to + at) = x;
+    else *(GLOBAL u32x2 *)((GLOBAL bf16 *)to + at) = (u32x2){narrow_pair(x.x, x.y), narrow_pair(x.z, x.w)};
+}
+INLINE void write_one(GLOBAL void *to, int64_t at, float x, bool wide) {
+    if (wide) ((GLOBAL float *)to)[at] = x;
+    else ((GLOBAL bf16 *)to)[at] = narrow(x);
+}
+
+/* The sums of a pass, whose element (0, 0) is C's (row, column), one by one. */
+INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
+    _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_ROWS * PASS_COLUMNS; i += WAVE) {
+        int32_t r = row + i / PASS_COLUMNS, c = column + i % PASS_COLUMNS;
+        if (r >= t->rows || c >= g->n || (g->symmetric && r < c)) continue;
+        int64_t at = place_of(g, t->slot, t->product, r, c);
+        float x = g->alpha * pass[pass_at(i / PASS_COLUMNS, i % PASS_COLUMNS)];
+        if (g->bias) x += g->bias[c];
+        if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : widen(((GLOBAL const bf16 *)g->d)[at]));
+        write_one(g->c, at, x, g->wide);
+        if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->product, c, r), x, g->wide);
+    }
+}
+
+enum {
+    FOURS_ACROSS = PASS_COLUMNS / 4,         /* fours of columns */
+    FOURS_DOWN = PASS_ROWS / 4,              /* fours of rows */
+    FOURS = PASS_ROWS * FOURS_ACROSS / WAVE, /* of a lane, all in the same columns */
+    FOURS_STEP = WAVE / FOURS_ACROSS,        /* rows from one to the next */
+};
+
+/* The same by fours; all of D is asked for before any of it is needed. In a symmetric C what was written also replaces the sums. */
+INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL float *pass, bool wide) {
+    int lane = opaque(lane_id()), down = lane / FOURS_ACROSS, across = lane % FOURS_ACROSS * 4;
+    int32_t rows = column + across < g->n ? t->rows - row - down : 0;
+    int64_t at = place_of(g, t->slot, t->product, row + down, column + across), step = FOURS_STEP * g->ldc;
+    f32x4 d[FOURS], bias = 0;
+    UNROLL for (int i = 0; i < FOURS; i++) {
+        d[i] = 0;
+        if (g->d && i * FOURS_STEP < rows) d[i] = read_four(g->d, at + i * step, wide);
+    }
+    if (g->bias && rows > 0) bias = *(GLOBAL const f32x4 *)(g->bias + column + across);
+    UNROLL for (int i = 0; i < FOURS; i++) {
+        LOCAL f32x4 *sums = (LOCAL f32x4 *)(pass + pass_at(down + i * FOURS_STEP, across));
+        f32x4 x = g->alpha * *sums + g->beta * d[i] + bias;
+        if (i * FOURS_STEP < rows) write_four(g->c, at + i * step, x, wide);
+        if (g->symmetric) *sums = x;
+    }
+}
+
+/* Columns of the pass as rows of C, in bf16. */
+INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
+    _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_COLUMNS * FOURS_DOWN; i += WAVE) {
+        int across = i / FOURS_DOWN, down = i % FOURS_DOWN * 4;
+        f32x4 x;
+        UNROLL for (int e = 0; e < 4; e++) x[e] = pass[pass_at(down + e, across)];
+        if (column + across < g->n && row + down < t->rows)
+            write_four(g->c, place_of(g, t->slot, t->product, column + across, row + down), x, false);
+    }
+}
+
+/* `room`, PASS_ROWS * PASS_COLUMNS floats for each wave, is unused by all. Of a symmetric C, blocks of 64 x 64 that lie above the diagonal come from those below;
+ * those on it are whole as they are. */
+INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, LOCAL float *room) {
+    LOCAL float *pass = room + wave_id() * PASS_ROWS * PASS_COLUMNS;
+    _Pragma("clang loop unroll(disable)") for (int i = 0; i < PASSES; i++) {
+        int32_t row = t->row + pass_row(i), column = t->column + pass_column(i), from_diagonal = row / 64 - column / 64;
+        wave_barrier();
+        UNROLL for (int j = 0; j < PASSES; j++) if (i == j) pass_write(sums, pass, j);
+        wave_barrier();
+        if (!g->fours) {
+            write_elements(g, t, row, column, pass);
+        } else if (g->wide) {
+            write_fours(g, t, row, column, pass, true);
+        } else if (!g->symmetric || from_diagonal >= 0) {
+            write_fours(g, t, row, column, pass, false);
+            wave_barrier();
+            if (g->symmetric && from_diagonal > 0) write_mirrored(g, t, row, column, pass);
+        }
+    }
+}
+
+/* -- Kernels ------------------------------------------------------------------------------------------------------- */
+
+#if defined __AMDGCN__
+
+/* Chiplets take blocks in turn and have a cache each: gives every chiplet tiles that lie together. */
+INLINE int32_t first_tile(const GemmArguments *g) {
+#if defined __gfx942__ || defined __gfx950__
+    enum { CHIPLETS = 8 };
+    int32_t tiles = g->offset ? 0 : g->products * g->tiles;
+    for (int32_t i = 0; g->offset && i < g->products; i++) tiles += tiles_of(g, i);
+    int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
+    return index < share ? block_x() % CHIPLETS * share + index : tiles;
+#else
+    (void)g;
+    return block_x();
+#endif
+}
+
+INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
+    static SHARED bf16 stage[STAGE_ELEMENTS] __attribute__((aligned(16)));
+    Walk walk = {0};
+    Tile tile = tile_find(g, &walk, first_tile(g));
+    if (tile.steps == 0) return;
+    Reader left = reader_of_a(g, &tile, a), right = reader_of_b(g, &tile, b);
+    Fetched next_left, next_right;
+    Sums sums;
+    sums_clear(&sums);
+    reader_fetch(&left, &next_left, a, TILE_ROWS);
+    reader_fetch(&right, &next_right, b, TILE_COLUMNS);
+    for (int32_t step = 0; step < tile.steps; step++) {
+        barrier();
+        reader_put(&left, &next_left, stage, a, TILE_ROWS);
+        reader_put(&right, &next_right, stage + A_ELEMENTS, b, TILE_COLUMNS);
+        barrier();
+        reader_fetch(&left, &next_left, a, TILE_ROWS);
+        reader_fetch(&right, &next_right, b, TILE_COLUMNS);
+        __builtin_amdgcn_sched_barrier(0); /* else the loads sink below the sums, to save registers */
+        sums_add(&sums, stage, a, b);
+    }
+    barrier();
+    tile_write(g, &tile, &sums, (LOCAL float *)stage);
+}
+
+#elif defined __NVPTX__
+
+enum { AHEAD = STAGES - 1 }; /* stages that reading is ahead of the sums */
+
+extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
+
+/* The reading side of a block, ahead of its sums by some stages: stage after stage, tile after tile. */
+typedef struct Ahead {
+    Walk walk;
+    int32_t index, stride, steps; /* the tile and the stages of it that are left */
+    Reader a, b;
+} Ahead;
+
+INLINE void ahead_open(Ahead *ahead, const GemmArguments *g, Layout a, Layout b) {
+    Tile tile = tile_find(g, &ahead->walk, ahead->index);
+    ahead->steps = tile.steps;
+    if (tile.steps == 0) return;
+    ahead->a = reader_of_a(g, &tile, a);
+    ahead->b = reader_of_b(g, &tile, b);
+}
+
+/* After a stage was read. */
+INLINE void ahead_step(Ahead *ahead, const GemmArguments *g, Layout a, Layout b) {
+    if (--ahead->steps > 0) return;
+    ahead->index += ahead->stride;
+    ahead_open(ahead, g, a, b);
+}
+
+INLINE void ahead_read(Ahead *ahead, const GemmArguments *g, int stage, Layout a, Layout b) {
+    if (ahead->steps > 0) {
+        LOCAL bf16 *to = stages + stage % STAGES * STAGE_ELEMENTS;
+        reader_copy(&ahead->a, to, a, TILE_ROWS);
+        reader_copy(&ahead->b, to + A_ELEMENTS, b, TILE_COLUMNS);
+        ahead_step(ahead, g, a, b);
+    }
+    copies_commit();
+}
+
+/* Brings a tile of D near, to be there when the sums are: in weight gradients it is as much memory as all that is read for them. */
+INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
+    int line = g->wide ? 32 : 64, across = TILE_COLUMNS / line; /* elements in 128 bytes */
+    _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : TILE_ROWS * across; i < TILE_ROWS * across; i += GEMM_THREADS) {
+        int32_t row = t->row + i / across, column = t->column + i % across * line;
+        if (row < t->rows && column < g->n)
+            prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->product, row, column) * (128 / line));
+    }
+}
+
+INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
+    Ahead ahead = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
+    Walk walk = {0};
+    int stage = 0;
+    ahead_open(&ahead, g, a, b);
+    _Pragma("clang loop unroll(disable)") for (int i = 0; i < AHEAD; i++) ahead_read(&ahead, g, i, a, b);
+    for (int32_t index = block_x();; index += ahead.stride) {
+        Tile tile = tile_find(g, &walk, index);
+        if (tile.steps == 0) return;
+        Sums sums;
+        tile_prefetch(g, &tile);
+        sums_clear(&sums);
+        for (int32_t step = 0; step < tile.steps; step++) {
+            LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;
+            copies_wait();
+            barrier();
+            ahead_read(&ahead, g, stage + AHEAD, a, b);
+            sums_add(&sums, ready, a, b);
+            stage = (stage + 1) % STAGES;
+        }
+        barrier();
+        tile_write(g, &tile, &sums, (LOCAL float *)(stages + (stage + AHEAD) % STAGES * STAGE_ELEMENTS));
+    }
+}
+
+#endif
+
+KERNEL(gemm_nn, GemmArguments) { multiply(&a, LAYOUT_DEPTH, LAYOUT_LINES); }
+KERNEL(gemm_nt, GemmArguments) { multiply(&a, LAYOUT_DEPTH, LAYOUT_DEPTH); }
+KERNEL(gemm_tn, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_LINES); }
+KERNEL(gemm_tt, GemmArguments) { multiply(&a, LAYOUT_LINES, LAYOUT_DEPTH); }
+KERNEL(gemm_any, GemmArguments) { multiply(&a, LAYOUT_ELEMENTS, LAYOUT_ELEMENTS); }
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER_KERNEL(name, left, right)                                 \
+    KERNEL(name, GemmHopper) {                                           \
+        CLUSTER_BOUNDS(HOPPER_THREADS, 1, HOPPER_CLUSTER);               \
+        multiply_hopper(&a, ARGUMENTS_ADDRESS(name), left, right);       \
+    }
+HOPPER_KERNEL(gemm_hopper_nn, LAYOUT_DEPTH, LAYOUT_LINES)
+HOPPER_KERNEL(gemm_hopper_nt, LAYOUT_DEPTH, LAYOUT_DEPTH)
+HOPPER_KERNEL(gemm_hopper_tn, LAYOUT_LINES, LAYOUT_LINES)
+HOPPER_KERNEL(gemm_hopper_tt, LAYOUT_LINES, LAYOUT_DEPTH)
+#endif
+
+#else
+
+#include <assert.h>
+
+#include "backend/gpu/gpu_gemm.h"
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(gemm_nn, GemmArguments)
+LAUNCHER(gemm_nt, GemmArguments)
+LAUNCHER(gemm_tn, GemmArguments)
+LAUNCHER(gemm_tt, GemmArguments)
+LAUNCHER(gemm_any, GemmArguments)
+LAUNCHER(gemm_hopper_nn, GemmHopper)
+LAUNCHER(gemm_hopper_nt, GemmHopper)
+LAUNCHER(gemm_hopper_tn, GemmHopper)
+LAUNCHER(gemm_hopper_tt, GemmHopper)
+
+static bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
+
+/* Whether eight neighbours in memory can be read at once: all of `side` values side by side. */
+static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride) {
+    return is_aligned(data) && (side | ld | stride) % 8 == 0;
+}
+
+/* -- On Hopper ----------------------------------------------------------------------------------------------------- */
+
+/* An operand [sheets][rows][columns]. */
+static bool map_operand(
+    const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride) {
+    return device_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
+}
+
+/* C and D, which may be fp32: pairs of bf16 then. */
+static bool map_result(const Device *device, TensorMap *map, const GemmArguments *g, const void *data, int64_t sheets) {
+    int64_t width = g->wide ? 2 : 1;
+    return map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
+}
+
+/* False where the copy engine cannot read the operands or write C. Slots of all experts, as rows or depth, are one sheet. */
+static bool launch_hopper(Device *device, const GemmArguments *g) {
+    GemmHopper h = {.product = *g};
+    bool by_rows = g->offset && !g->slots_are_depth;
+    int64_t a_sheets = g->offset ? 1 : g->products, b_sheets = g->slots_are_depth ? 1 : g->products, c_sheets = by_rows ? 1 : g->products;
+    if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
+    if (!map_operand(device, &h.a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
+        !map_operand(device, &h.b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
+        !map_result(device, &h.c, g, g->c, c_sheets) || (g->d && !map_result(device, &h.d, g, g->d, c_sheets)))
+        return false;
+    int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, HOPPER_COLUMNS),
+            clusters = device_info(device)->processors / HOPPER_CLUSTER;
+    int64_t most = (by_rows ? half_rows + g->products : half_rows * g->products) * columns;
+    LaunchShape shape = {
+        .x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
+    if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
+    else (g->transpose_b ? launch_gemm_hopper_nt : launch_gemm_hopper_nn)(device, shape, &h);
+    return true;
+}
+
+/* -- Launches ------------------------------------------------------------------------------------------------------ */
+
+/* `most_tiles`: of all products together. */
+static void launch_product(Device *device, const GemmArguments *g, int64_t most_tiles) {
+    const DeviceInfo *info = device_info(device);
+    LaunchShape shape = {.threads = GEMM_THREADS, .x = divide_up(most_tiles, 8) * 8};
+    bool chunks = in_chunks(g->a, g->transpose_a ? g->m : g->k, g->lda, g->stride_a) &&
+                  in_chunks(g->b, g->transpose_b ? g->k : g->n, g->ldb, g->stride_b);
+    if (chunks && launch_hopper(device, g)) return;
+    if (info->kind == DEVICE_CUDA) {
+        shape.shared = 3 * (TILE_ROWS + TILE_COLUMNS) * TILE_DEPTH * 2;
+        shape.x = most_tiles < info->processors ? most_tiles : info->processors;
+    }
+    if (!chunks) launch_gemm_any(device, shape, g);
+    else if (g->transpose_a) (g->transpose_b ? launch_gemm_tt : launch_gemm_tn)(device, shape, g);
+    else (g->transpose_b ? launch_gemm_nt : launch_gemm_nn)(device, shape, g);
+}
+
+static GemmArguments arguments_of(const Gemm *product) {
+    assert(product->input == GEMM_BF16 && product->output != GEMM_F64 && product->lda < 1 << 23 && product->ldb < 1 << 23);
+    assert(product->m <= INT32_MAX && product->n <= INT32_MAX && product->k <= INT32_MAX);
+    return (GemmArguments){.a = product->a,
+        .b = product->b,
+        .c = product->c,
+        .bias = product->bias,
+        .lda = product->lda,
+        .ldb = product->ldb,
+        .ldc = product->ldc,
+        .m = (int32_t)product->m,
+        .n = (int32_t)product->n,
+        .k = (int32_t)product->k,
+        .products = 1,
+        .alpha = 1,
+        .transpose_a = product->transpose_a,
+        .transpose_b = product->transpose_b,
+        .wide = product->output == GEMM_F32,
+        .d = product->accumulate ? product->c : NULL,
+        .beta = product->accumulate};
+}
+
+static void finish_arguments(GemmArguments *g) {
+    int64_t rows = divide_up(g->m, TILE_ROWS);
+    g->tiles = (int32_t)(g->symmetric ? rows * (rows + 1) / 2 : rows * divide_up(g->n, TILE_COLUMNS));
+    g->fours = (g->n | g->ldc | g->stride_c) % 4 == 0 && is_aligned(g->c) && is_aligned(g->d) && is_aligned(g->bias);
+}
+
+void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
+    assert(!batch->symmetric || (batch->first.m == batch->first.n && batch->first.output == GEMM_BF16 && !batch->first.bias));
+    GemmArguments g = arguments_of(&batch->first);
+    if (g.m == 0 || g.n == 0) return;
+    g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
+    g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
+    g.products = (int32_t)batch->count, g.symmetric = batch->symmetric;
+    finish_arguments(&g);
+    launch_product(device, &g, batch->count * g.tiles);
+}
+
+void gpu_gemm(Device *device, const Gemm *product) {
+    gpu_gemm_batch(device,
+        &(GemmBatch){.first = *product, .count = 1, .alpha = 1, .beta = product->accumulate, .d = product->accumulate ? product->c : NULL});
+}
+
+void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
+    GemmArguments g = arguments_of(&grouped->first);
+    if (g.m == 0 || g.n == 0) return;
+    g.offset = grouped->offset, g.products = (int32_t)grouped->experts, g.slots_are_depth = grouped->slots_are_depth;
+    if (grouped->slots_are_depth) g.stride_c = (int64_t)g.m * g.n;
+    else g.stride_b = (int64_t)g.n * g.k;
+    finish_arguments(&g);
+    int64_t columns = divide_up(g.n, TILE_COLUMNS), rows = divide_up(g.m, TILE_ROWS) + grouped->experts;
+    launch_product(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);
+}
+
+#endif

@@ -1,0 +1,482 @@
+/* Matrix products on NVIDIA's Hopper, of operands that its copy engine can read; gemm.c launches it where the device and the alignment allow.
+ *
+ * A block makes a tile of C of 128 x 256 after the other: two warpgroups own 64 rows each, sums in registers, and one thread of a warp beside them keeps a ring of stages
+ * full, tile after tile, so that loads go on while sums are written. It also finds the tiles and tells the groups of them. D, where there is one, comes through the ring
+ * behind the operands; C leaves through shared memory, from where the copy engine takes it while the next tile's products begin. Two blocks form a cluster whose tiles, a
+ * unit, lie under one another: what both read of B comes once, for both.
+ *
+ * Units go around among the clusters. Of products whose rows are cut by expert, those that fill at most half a unit are half units, and what would be left for a
+ * last round is cut into halves where these fit into one: each keeps a cluster busy for half the time. Who makes a unit changes no bits.
+ *
+ * No group gives registers to another (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one after the other and took 0.8 s for each of these.
+ * The loop of products fits into 168 registers; what follows it would like more, which costs 3% of the experts' products and nothing that shows of the others. */
+#pragma once
+
+#include "backend/gpu/tensor_map.h"
+#include "backend/gpu/gpu_gemm_tile.h"
+
+enum {
+    HOPPER_ROWS = 128,
+    HOPPER_COLUMNS = 256,
+    HOPPER_CLUSTER = 2,
+    UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
+    HOPPER_STAGES = 4,
+    HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
+    HOPPER_TOLD = 8,      /* tiles that loads may be ahead: more than stages */
+    HOPPER_THREADS = 288, /* the last 32 for one that loads */
+    BOX_LINES = 64,
+    BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* of a copy */
+    OUT_BOXES = 2,                         /* of each group, side by side, on their way to C */
+};
+
+/* What a block makes. */
+typedef struct HopperTile {
+    int32_t product, row, column; /* of C */
+    int32_t end;                  /* its rows end here */
+    int32_t depth, steps;         /* stages of depth, at least one; 0: there is no such tile */
+    int32_t slot;                 /* first of the product */
+    int32_t half;                 /* it has 64 rows at most */
+} HopperTile;
+
+/* A block's shared memory. */
+typedef struct HopperShared {
+    bf16 stages[HOPPER_STAGES][HOPPER_STAGE_BYTES / 2];
+    bf16 out[2][OUT_BOXES][BOX_ELEMENTS];
+    HopperTile tiles[HOPPER_TOLD];
+    uint64_t full[HOPPER_STAGES], empty[HOPPER_STAGES];
+} HopperShared;
+
+typedef struct GemmHopper {
+    TensorMap a, b, c, d; /* c and d: as bf16, whatever they are */
+    GemmArguments product;
+} GemmHopper;
+
+#if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
+
+#include "backend/gpu/hopper.h"
+
+extern LOCAL HopperShared hopper_shared[] __attribute__((aligned(1024)));
+
+/* -- Units --------------------------------------------------------------------------------------------------------- */
+
+enum { HOPPER_BAND = 8 }; /* rows of units: about square together with the units in flight */
+
+/* Of a product: rows of whole units, of half ones (at most one), and what each has. */
+typedef struct Units { int32_t rows, half_rows, columns, slots; } Units;
+
+INLINE Units units_of(const GemmArguments *g, int32_t product) {
+    int32_t rows = g->m, slots = 0;
+    if (g->offset) slots = g->offset[product + 1] - g->offset[product];
+    if (slots_are_rows(g)) rows = slots;
+    if (g->slots_are_depth && slots == 0 && g->d) rows = 0;
+    Units u = {.rows = g->symmetric ? divide_up(rows, UNIT_ROWS) : (rows + UNIT_ROWS / 2 - 1) / UNIT_ROWS,
+        .columns = divide_up(g->n, HOPPER_COLUMNS),
+        .slots = slots};
+    u.half_rows = rows > u.rows * UNIT_ROWS;
+    return u;
+}
+INLINE int32_t whole_units(const GemmArguments *g, const Units *u) {
+    return g->symmetric ? u->rows * (u->rows + 1) / 2 : u->rows * u->columns;
+}
+INLINE int32_t half_units(const Units *u) { return u->half_rows * u->columns; }
+
+/* Entries of the list of units: `whole` ones, halves of the next `cut`, then those that are halves by themselves. */
+typedef struct Schedule { int32_t whole, cut, count, clusters; } Schedule;
+
+INLINE Schedule schedule_of(const GemmArguments *g, int32_t clusters) {
+    int32_t whole = 0, half = 0;
+    if (!g->offset) {
+        Units u = units_of(g, 0);
+        whole = g->products * whole_units(g, &u), half = g->products * half_units(&u);
+    } else {
+        for (int32_t i = lane_id(); i < g->products; i += WAVE) {
+            Units u = units_of(g, i);
+            whole += whole_units(g, &u), half += half_units(&u);
+        }
+        UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {
+            whole += (int32_t)shuffle((uint32_t)whole, lane_id() ^ mask);
+            half += (int32_t)shuffle((uint32_t)half, lane_id() ^ mask);
+        }
+    }
+    int32_t last = whole % clusters, cut = 2 * last + half <= clusters ? last : 0;
+    return (Schedule){.whole = whole - cut, .cut = cut, .count = whole + cut + half, .clusters = clusters};
+}
+
+/* Entry number `round` of a cluster. Rounds of halves go backwards, since those at the end have less to do. */
+INLINE int32_t schedule_entry(const Schedule *s, int32_t round, int32_t cluster) {
+    return round * s->clusters + (round > s->whole / s->clusters ? s->clusters - 1 - cluster : cluster);
+}
+
+/* A walk along the list: the product that was reached and the number of its first unit. */
+typedef struct HopperWalk {
+    int32_t product, first;
+    bool halves;
+} HopperWalk;
+
+/* Goes on to the product of entry `index` of the wholes, or of those that are halves; entries must not be less than before. */
+INLINE Units walk_units(const GemmArguments *g, HopperWalk *walk, int32_t index, bool halves) {
+    if (halves != walk->halves) *walk = (HopperWalk){.halves = halves};
+    for (;;) {
+        Units u = units_of(g, walk->product);
+        int32_t count = halves ? half_units(&u) : whole_units(g, &u);
+        if (index < walk->first + count) return u;
+        if (g->offset) walk->product++, walk->first += count;
+        else walk->product = index / count, walk->first = walk->product * count;
+    }
+}
+
+INLINE HopperTile hopper_tile(const GemmArguments *g, const Schedule *s, HopperWalk *walk, int32_t entry, int32_t rank) {
+    HopperTile tile = {.depth = g->k};
+    int32_t index = entry, part = 0, rows = g->m, row, column;
+    if (entry >= s->count) return tile;
+    bool halves = entry >= s->whole + 2 * s->cut;
+    tile.half = entry >= s->whole;
+    if (halves) index -= s->whole + 2 * s->cut;
+    else if (tile.half) part = (entry - s->whole) % 2, index = s->whole + (entry - s->whole) / 2;
+    Units u = walk_units(g, walk, index, halves);
+    tile.product = walk->product;
+    if (g->offset) {
+        tile.slot = g->offset[tile.product];
+        if (g->slots_are_depth) tile.depth = u.slots;
+        else rows = u.slots;
+    }
+    if (halves) row = u.rows, column = index - walk->first;
+    else if (g->symmetric) place_below_diagonal(index - walk->first, &row, &column);
+    else place_in_band(index - walk->first, HOPPER_BAND, u.rows, u.columns, &row, &column);
+    int32_t mine = tile.half ? HOPPER_ROWS / 2 : HOPPER_ROWS;
+    tile.row = row * UNIT_ROWS + part * (UNIT_ROWS / 2) + rank * mine;
+    tile.column = column * HOPPER_COLUMNS;
+    tile.end = least(rows, tile.row + mine);
+    tile.steps = tile.depth > TILE_DEPTH ? divide_up(tile.depth, TILE_DEPTH) : 1;
+    return tile;
+}
+
+/* -- Loads --------------------------------------------------------------------------------------------------------- */
+
+enum {
+    HOPPER_A_ELEMENTS = HOPPER_ROWS * TILE_DEPTH,
+    B_BOXES = HOPPER_COLUMNS / BOX_LINES,
+    D_BOXES = 2, /* side by side in a stage of D, for each group's rows */
+};
+
+/* Stages of D that follow those of the depth; one has 128 columns of bf16 or 64 of fp32. */
+INLINE int32_t d_steps(const GemmArguments *g) { return g->d ? HOPPER_COLUMNS * (g->wide ? 2 : 1) / (D_BOXES * PANEL_COLUMNS) : 0; }
+
+INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->stage]; }
+INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
+INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
+
+/* A box of 64 lines of an operand at one step of the depth; `ranks`: the blocks of the cluster that get it, 0 for this one. */
+INLINE void load_box(
+    LOCAL bf16 *to, uint64_t map, Layout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
+    int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;
+    if (ranks) copy_box_to_cluster(to, map, column, row, sheet, full, ranks);
+    else copy_box(to, map, column, row, sheet, full);
+}
+
+/* Where a tile's rows are in maps of A, C and D, and the sheet of C and D. */
+INLINE int32_t map_row(const GemmArguments *g, const HopperTile *t) { return t->row + (slots_are_rows(g) ? t->slot : 0); }
+INLINE int32_t map_sheet(const GemmArguments *g, const HopperTile *t) { return slots_are_rows(g) ? 0 : t->product; }
+
+/* The operands of a tile. Of the boxes of B each block fetches every second one, for both. */
+INLINE void load_operands(
+    const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, Layout a, Layout b) {
+    const GemmArguments *g = &h->product;
+    uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
+    int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
+    int32_t a_sheet = g->offset ? 0 : t->product, b_sheet = g->slots_are_depth ? 0 : t->product;
+    for (int32_t step = 0; step < t->steps; step++, depth += TILE_DEPTH) {
+        LOCAL bf16 *stage = stage_at(ring);
+        SharedBarrier full = stage_full(ring);
+        shared_barrier_wait(stage_empty(ring), ring->turn + 1);
+        if (step == 0) hopper_shared->tiles[round % HOPPER_TOLD] = *t;
+        shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
+        for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
+        for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
+            load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, t->column + i * BOX_LINES, depth, b_sheet, full,
+                (1 << HOPPER_CLUSTER) - 1);
+        ring_on(ring, HOPPER_STAGES);
+    }
+}
+
+INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring) {
+    const GemmArguments *g = &h->product;
+    int32_t boxes = (t->half ? 1 : 2) * D_BOXES, column = t->column * (g->wide ? 2 : 1), row = map_row(g, t);
+    for (int32_t left = d_steps(g); left > 0; left--, column += D_BOXES * PANEL_COLUMNS) {
+        shared_barrier_wait(stage_empty(ring), ring->turn + 1);
+        shared_barrier_expect(stage_full(ring), boxes * BOX_ELEMENTS * 2);
+        for (int32_t i = 0; i < boxes; i++)
+            copy_box(stage_at(ring) + i * BOX_ELEMENTS, maps + __builtin_offsetof(GemmHopper, d), column + i % D_BOXES * PANEL_COLUMNS,
+                row + i / D_BOXES * BOX_LINES, map_sheet(g, t), stage_full(ring));
+        ring_on(ring, HOPPER_STAGES);
+    }
+}
+
+/* One thread, along all tiles of its block; the groups are told that there are no more. */
+INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, Layout a, Layout b) {
+    HopperWalk walk = {0};
+    Ring ring = {0};
+    int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
+    for (int32_t round = 0;; round++) {
+        HopperTile t = hopper_tile(&h->product, s, &walk, schedule_entry(s, round, cluster), rank);
+        if (t.steps == 0) {
+            shared_barrier_wait(stage_empty(&ring), ring.turn + 1);
+            hopper_shared->tiles[round % HOPPER_TOLD] = t;
+            shared_barrier_arrive(stage_full(&ring));
+            return;
+        }
+        load_operands(h, maps, &t, &ring, rank, round, a, b);
+        load_d(h, maps, &t, &ring);
+    }
+}
+
+/* This warp is done with a stage: both blocks may fill it again. */
+INLINE void stage_release(int stage) {
+    if (lane_id() == 0) UNROLL for (int i = 0; i < HOPPER_CLUSTER; i++) shared_barrier_arrive_at(&hopper_shared->empty[stage], i);
+}
+
+/* All threads of a group. */
+INLINE void group_barrier(int group) { named_barrier_wait(1 + group, WARPGROUP); }
+
+/* -- Sums ---------------------------------------------------------------------------------------------------------- */
+
+enum { SUMS = HOPPER_COLUMNS / 2 };
+
+#define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
+#define NAMED_128                                                                                                                          \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
+    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "   \
+    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "   \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "   \
+    "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+    "%127}"
+
+/* 16 steps of the depth further on, in units of 16 bytes: 32 bytes of each row or 16 rows. */
+INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
+
+#define WGMMA_256                                                                                                                          \
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " NAMED_128 ", a, b, add, 1, 1, %132, %133;\n"                                  \
+    "add.s32 al, al, %130; add.s32 bl, bl, %131; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
+
+/* Starts to add the product of a stage. Until a wait the registers are the hardware's. */
+INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, Layout a, Layout b) {
+    __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n"
+                     "mov.b32 al, %128; mov.b32 bl, %129; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
+                     "setp.eq.s32 add, 0, 0;\n"
+                     "wgmma.fence.sync.aligned;\n" WGMMA_256 WGMMA_256 WGMMA_256 WGMMA_256 "wgmma.commit_group.sync.aligned; }"
+        : TIED_128(x)
+        : "r"(operand_at(left, BOX_ELEMENTS * 2)), "r"(operand_at(right, BOX_ELEMENTS * 2)), "n"(descriptor_step(a)),
+        "n"(descriptor_step(b)), "n"(a == LAYOUT_LINES), "n"(b == LAYOUT_LINES)
+        : "memory");
+}
+/* All products but the last that was started have read their stages. */
+INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
+INLINE void sums_wait(float *x) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(x) : : "memory"); }
+
+/* Clears what a stage holds beyond `depth` steps, which are slots of another expert: the lines of A that this group reads, and all of B, as groups are not together. */
+INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
+    int first = (depth > 0 ? depth : 0) * 128 + thread_id() % WARPGROUP * 16;
+    UNROLL for (int i = 0; i <= B_BOXES; i++) {
+        LOCAL bf16 *box = stage + (i < B_BOXES ? HOPPER_A_ELEMENTS + i * BOX_ELEMENTS : group * BOX_ELEMENTS);
+        _Pragma("clang loop unroll(disable)") for (int at = first; at < BOX_ELEMENTS * 2; at += WARPGROUP * 16) *
+            (LOCAL u32x4 *)(box + at / 2) = (u32x4){0, 0, 0, 0};
+    }
+    shared_to_async();
+    group_barrier(group);
+}
+
+/* x = alpha x, and so on: + bias, + D. */
+INLINE void sums_scale(const GemmArguments *g, float *x) {
+    if (g->alpha != 1) UNROLL for (int i = 0; i < SUMS; i++) x[i] *= g->alpha;
+}
+
+/* Adds stage number s of D to its sums. */
+INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float *x, const int s, const bool wide) {
+    const int blocks = wide ? SUMS / 16 : SUMS / 8; /* of eight columns */
+    int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
+    LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
+    shared_barrier_wait(stage_full(ring), ring->turn);
+    UNROLL for (int i = 0; i < blocks * 2; i++) {
+        LOCAL const bf16 *box = from + i / blocks * BOX_ELEMENTS;
+        float *pair = x + (s * blocks * 2 + i) * 2;
+        int at = row + i % 2 * 8, block = i / 2 % (blocks / 2);
+        if (wide) {
+            f32x2 d = *(LOCAL const f32x2 *)(box + tile_at(PANEL_COLUMNS, at, block * 16 + lane / 2 * 8) + lane % 2 * 4);
+            pair[0] += g->beta * d.x, pair[1] += g->beta * d.y;
+        } else {
+            uint32_t d = *(LOCAL const uint32_t *)(box + tile_at(PANEL_COLUMNS, at, block * 8) + lane * 2);
+            pair[0] += g->beta * widen_low(d), pair[1] += g->beta * widen_high(d);
+        }
+    }
+    warp_barrier();
+    stage_release(ring->stage);
+    ring_on(ring, HOPPER_STAGES);
+}
+
+INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, const bool wide) {
+    UNROLL for (int s = 0; s < (wide ? 4 : 2); s++) sums_add_stage(g, ring, group, x, s, wide);
+}
+
+INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
+    UNROLL for (int j = 0; j < SUMS / 4; j++) {
+        int32_t at = column + j * 8 + lane_id() % 4 * 2;
+        f32x2 bias = 0;
+        if (at < g->n) bias = *(GLOBAL const f32x2 *)(g->bias + at);
+        UNROLL for (int i = 0; i < 4; i++) x[4 * j + i] += bias[i % 2];
+    }
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
+
+/* A group's rows of a tile, in columns before `end`, in passes of OUT_BOXES boxes, which are as wide as stages of D: with `adds` each pass adds its own, while the sums
+ * of those before leave registers free. */
+INLINE void write_boxes(
+    const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, int32_t end, bool adds, float *x, const bool wide) {
+    const int across = wide ? 32 : 64, columns = OUT_BOXES * across; /* of a box, of a pass */
+    int row = wave_id() % 4 * 16, lane = lane_id(), first = map_row(&h->product, t) + group * GROUP_ROWS;
+    bool sends = thread_id() % WARPGROUP == 0;
+    UNROLL for (int pass = 0; pass < HOPPER_COLUMNS / columns; pass++) {
+        if (adds) sums_add_stage(&h->product, ring, group, x, pass, wide);
+        if (sends) copies_read();
+        group_barrier(group);
+        UNROLL for (int j = 0; j < columns / 8; j += 2) {
+            LOCAL bf16 *box = hopper_shared->out[group][j / (across / 8)];
+            const float *sums = x + pass * columns / 2 + j * 4;
+            if (wide) {
+                UNROLL for (int i = 0; i < 4; i++) {
+                    int at = row + lane / 4 + i % 2 * 8, column = (j % 4 + i / 2) * 16 + lane % 4 / 2 * 8;
+                    *(LOCAL f32x2 *)(box + tile_at(PANEL_COLUMNS, at, column) + lane % 2 * 4) = (f32x2){sums[2 * i], sums[2 * i + 1]};
+                }
+            } else {
+                uint32_t w[4];
+                UNROLL for (int i = 0; i < 4; i++) w[i] = narrow_pair(sums[2 * i], sums[2 * i + 1]);
+                store_matrices(box + tile_at(PANEL_COLUMNS, row + lane % 16, (j % 8 + lane / 16) * 8), w);
+            }
+        }
+        shared_to_async();
+        group_barrier(group);
+        for (int i = 0; i < OUT_BOXES && sends; i++) {
+            int32_t column = t->column + pass * columns + i * across;
+            if (column < end)
+                copy_box_out(maps + __builtin_offsetof(GemmHopper, c), column * (wide ? 2 : 1), first, map_sheet(&h->product, t),
+                    hopper_shared->out[group][i]);
+        }
+        if (sends) copy_out_commit();
+    }
+}
+
+/* The same by pairs, where rows of the next expert follow. */
+INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, const float *x) {
+    int32_t column = t->column + lane_id() % 4 * 2;
+    UNROLL for (int r = 0; r < 2; r++) {
+        int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4 + 8 * r, columns = row < t->end ? g->n - column : 0;
+        int64_t at = place_of(g, t->slot, t->product, row, column);
+        UNROLL for (int j = 0; j < SUMS / 4; j++) {
+            const float *pair = x + 4 * j + 2 * r;
+            if (j * 8 >= columns) continue;
+            if (g->wide) *(GLOBAL f32x2 *)((GLOBAL float *)g->c + at + j * 8) = (f32x2){pair[0], pair[1]};
+            else *(GLOBAL uint32_t *)((GLOBAL bf16 *)g->c + at + j * 8) = narrow_pair(pair[0], pair[1]);
+        }
+    }
+}
+
+/* In words of sums in turn of a block's upper and lower eight rows: four lanes have a word each of both, and get four neighbours of the 16, two and two. All of one round go
+ * before the next, so that none waits for another. */
+INLINE void exchange_rows(uint32_t *w, const int count) {
+    UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 2);
+    UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 1);
+}
+
+/* Of a symmetric C the blocks of 64 x 64 above the diagonal, from those below: a warp's 16 rows from `first` on as columns. A lane stores four neighbours. */
+INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t first, const float *x) {
+    int32_t row = first + lane_id() % 4 * 4, column = t->column + lane_id() / 4, columns = row < t->end ? first / 64 * 64 - column : 0;
+    GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->product, column, row);
+    uint32_t w[SUMS / 2];
+    UNROLL for (int i = 0; i < SUMS / 2; i++) w[i] = transpose_matrix(narrow_pair(x[2 * i], x[2 * i + 1]));
+    exchange_rows(w, SUMS / 2);
+    UNROLL for (int j = 0; j < SUMS / 4; j++) store_two_if(to + j * 8 * g->ldc, w[2 * j], w[2 * j + 1], j * 8 < columns);
+}
+
+/* Of a symmetric C only blocks of 64 x 64 on the diagonal and below it are written as they are. */
+INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, float *x) {
+    const GemmArguments *g = &h->product;
+    int32_t first = t->row + group * GROUP_ROWS, end = g->symmetric ? least(first + GROUP_ROWS, g->n) : g->n;
+    bool pairs = slots_are_rows(g) && first + GROUP_ROWS > t->end, adds = g->d && !g->symmetric && !pairs;
+    if (g->d && !adds && g->wide) sums_add_d(g, ring, group, x, true);
+    else if (g->d && !adds) sums_add_d(g, ring, group, x, false);
+    if (g->symmetric) write_mirror(g, t, first + wave_id() % 4 * 16, x);
+    if (pairs) write_pairs(g, t, group, x);
+    else if (g->wide) write_boxes(h, maps, t, ring, group, end, adds, x, true);
+    else write_boxes(h, maps, t, ring, group, end, adds, x, false);
+}
+
+/* -- Tiles --------------------------------------------------------------------------------------------------------- */
+
+/* The sums of a tile, stage after stage. */
+INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, float *x, Layout a, Layout b) {
+    int before = 0;
+    for (int32_t step = 0; step < t->steps; step++) {
+        LOCAL bf16 *stage = stage_at(ring);
+        shared_barrier_wait(stage_full(ring), ring->turn);
+        if (cuts && t->depth - step * TILE_DEPTH < TILE_DEPTH) stage_cut(stage, group, t->depth - step * TILE_DEPTH);
+        warp_barrier();
+        sums_start(x, stage + group * BOX_ELEMENTS, stage + HOPPER_A_ELEMENTS, a, b);
+        sums_wait_for_earlier();
+        if (step > 0) stage_release(before);
+        before = ring->stage;
+        ring_on(ring, HOPPER_STAGES);
+    }
+    sums_wait(x);
+    stage_release(before);
+}
+
+/* For a group without rows. */
+INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
+    for (int32_t step = t->steps + d_steps(g); step > 0; step--) {
+        shared_barrier_wait(stage_full(ring), ring->turn);
+        warp_barrier();
+        stage_release(ring->stage);
+        ring_on(ring, HOPPER_STAGES);
+    }
+}
+
+INLINE void make_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
+    const GemmArguments *g = &h->product;
+    int group = wave_id() / 4;
+    bool cuts = a == LAYOUT_LINES && b == LAYOUT_LINES && g->slots_are_depth;
+    Ring ring = {0};
+    for (int32_t round = 0;; round++) {
+        float x[SUMS];
+        shared_barrier_wait(stage_full(&ring), ring.turn);
+        HopperTile t = hopper_shared->tiles[round % HOPPER_TOLD];
+        if (t.steps == 0) break;
+        if (t.row + group * GROUP_ROWS >= t.end) {
+            tile_pass(g, &t, &ring);
+            continue;
+        }
+        UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0;
+        tile_sums(&t, &ring, group, cuts, x, a, b);
+        sums_scale(g, x);
+        if (g->bias) sums_add_bias(g, x, t.column);
+        hopper_write(h, maps, &t, &ring, group, x);
+    }
+    copies_done();
+}
+
+INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
+    Schedule schedule = schedule_of(&h->product, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
+    if (thread_id() == 0) {
+        for (int i = 0; i < HOPPER_STAGES; i++) {
+            shared_barrier_init(&hopper_shared->full[i], 1);
+            shared_barrier_init(&hopper_shared->empty[i], HOPPER_CLUSTER * 2 * 4);
+        }
+        shared_barriers_to_cluster();
+        shared_to_async();
+    }
+    cluster_barrier();
+    if (wave_id() < 2 * 4) make_tiles(h, maps, a, b);
+    else if (lane_id() == 0) load_tiles(h, maps, &schedule, a, b);
+    cluster_barrier();
+}
+
+#endif

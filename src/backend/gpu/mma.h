@@ -1,0 +1,368 @@
+/* Matrix tiles in registers and in shared memory, for kernels that multiply: attention and products. One set of names over MFMA of AMD (16x16x16) and
+ * mma.sync of NVIDIA (m16n8k16); bf16 operands, fp32 sums.
+ *
+ * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 values along k, as the left or the right factor alike:
+ *     mma(&c, &a, &b):  c[i][j] += sum over k of a[i][k] * b[j][k]
+ * Which lane holds what is the vendor's. Code that touches single elements of an Accumulator asks: a lane has LANE_ROWS rows with LANE_COLUMNS columns
+ * each, element (r, c) is that of row accumulator_row(r), column accumulator_column(c). Lanes that share rows are lanes_max's and lanes_sum's. The layouts
+ * are such that an Accumulator becomes the Operand of the same rows, its columns along k, without leaving the lane.
+ *
+ * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, at multiples of 128 bytes, their rows' 16-byte chunks permuted against bank conflicts:
+ * element (row, column) is at tile_at. Operands are read from blocks at multiples of 32, as they lie or transposed. Tiles are filled from global memory by
+ * stage_begin, which starts the transfer, and stage_end, before which it need not have arrived. All of these functions take constants for `width`,
+ * `rows`, `threads` and for the place of an operand (what changes at run time goes into `tile`, in whole blocks of rows); all lanes of a wave (threads of a block, for staging) take part. */
+#pragma once
+
+#include "backend/gpu/gpu.h"
+
+#ifdef GPU_DEVICE
+
+enum { MMA = 32, LANE_COLUMNS = 8 };
+
+/* x, of which the compiler knows nothing: what is computed from it inside a loop stays there instead of filling registers around the loop. */
+INLINE int opaque(int x) {
+#if defined __AMDGCN__
+    __asm__ volatile("" : "+v"(x));
+#else
+    __asm__ volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+/* -- Tiles in shared memory ---------------------------------------------------------------------------------------- */
+
+/* By what the places of a row's chunks are exchanged. Reads of an Operand touch the same chunk of 8 consecutive rows (NVIDIA), of 8 even or odd rows, or
+ * half of a row and half of the one 8 rows below (AMD); each of these sets falls on all banks once where rows are whole multiples of 128 bytes. */
+INLINE int tile_turn(int width, int row) {
+    if (width % 64) return row >> 1 & 3;
+    return WAVE == 64 ? (row & 7) ^ (row >> 3 & 1) * 5 : row & 7;
+}
+/* Where the chunk of eight from `column` on of a row lies, in elements. */
+INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_turn(width, row)) * 8; }
+/* The same for chunk `lane_chunk` of row `lane_row` of the block at (row, column), multiples of 16, in three parts: the lane's, what its bits are turned over
+ * by, and what is added; the last two are constants. */
+INLINE int tile_lane(int width, int lane_row, int lane_chunk) { return lane_row * width + (lane_chunk ^ tile_turn(width, lane_row)) * 8; }
+INLINE int tile_period(int width) { return width % 64 ? 32 : 64; }
+INLINE int tile_over(int width, int column) { return column % tile_period(width); }
+INLINE int tile_block(int width, int row, int column) { return row * width + column - tile_over(width, column); }
+
+/* -- AMD ----------------------------------------------------------------------------------------------------------- */
+
+#if defined __AMDGCN__
+
+enum { LANE_ROWS = 2 };
+typedef short Bf16x4 __attribute__((ext_vector_type(4)));
+
+/* With lane = 16 q + m: half[s] is row 2 m + s, k = 8 q .. 8 q + 7. */
+typedef struct Operand { u32x4 half[2]; } Operand;
+/* x[s][t][r] is row 2 m + s, column 8 q + 2 r + t. */
+typedef struct Accumulator { f32x4 x[2][2]; } Accumulator;
+
+INLINE int accumulator_row(int r) { return lane_id() % 16 * 2 + r; }
+INLINE int accumulator_step(int c) { return c; }
+INLINE int accumulator_first(void) { return lane_id() / 16 * 8; }
+INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r][c % 2][c / 2]; }
+INLINE void accumulator_set(Accumulator *a, int r, int c, float value) { a->x[r][c % 2][c / 2] = value; }
+INLINE float lanes_sum(float x) {
+    x += shuffle_xor(x, 16);
+    return x + shuffle_xor(x, 32);
+}
+INLINE float lanes_max(float x) {
+    x = __builtin_fmaxf(x, shuffle_xor(x, 16));
+    return __builtin_fmaxf(x, shuffle_xor(x, 32));
+}
+
+INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
+    UNROLL for (int part = 0; part < 2; part++) UNROLL for (int s = 0; s < 2; s++) UNROLL for (int t = 0; t < 2; t++) {
+        Bf16x4 row = __builtin_bit_cast(Bf16x4, part ? a->half[s].hi : a->half[s].lo);
+        Bf16x4 column = __builtin_bit_cast(Bf16x4, part ? b->half[t].hi : b->half[t].lo);
+        c->x[s][t] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(column, row, c->x[s][t], 0, 0, 0);
+    }
+}
+
+/* The upper halves of two words: bf16 cut off. */
+INLINE uint32_t upper_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x07060302); }
+INLINE uint32_t lower_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x05040100); }
+/* Rounds to nearest, ties away from zero: three instructions where ties to even take ten. */
+INLINE uint32_t round_pair(float low, float high) {
+    return upper_halves(__builtin_bit_cast(uint32_t, low) + 0x8000, __builtin_bit_cast(uint32_t, high) + 0x8000);
+}
+
+INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
+    int lane = opaque(lane_id());
+    UNROLL for (int s = 0; s < 2; s++) o->half[s] =
+        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_over(width, column)) +
+                               tile_block(width, row, column));
+}
+
+INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
+    int lane = opaque(lane_id());
+    uint32_t pair[8];
+    UNROLL for (int i = 0; i < 8; i++) {
+        int at = (tile_lane(width, lane / 16 * 8 + i, lane % 16 / 4) ^ tile_over(width, column)) + lane % 4 * 2;
+        pair[i] = *(LOCAL const uint32_t *)(tile + at + tile_block(width, row, column));
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        o->half[0][i] = lower_halves(pair[2 * i], pair[2 * i + 1]);
+        o->half[1][i] = upper_halves(pair[2 * i], pair[2 * i + 1]);
+    }
+}
+
+INLINE void operand_of(Operand *o, const Accumulator *a) {
+    UNROLL for (int s = 0; s < 2; s++) UNROLL for (int r = 0; r < 4; r++) o->half[s][r] = round_pair(a->x[s][0][r], a->x[s][1][r]);
+}
+
+INLINE int accumulator_chunk(void) { return lane_id() / 16 * 8; }
+INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
+    u32x4 packed;
+    UNROLL for (int i = 0; i < 4; i++) packed[i] = narrow_pair(a->x[r][0][i], a->x[r][1][i]);
+    return packed;
+}
+
+/* -- NVIDIA -------------------------------------------------------------------------------------------------------- */
+
+#elif defined __NVPTX__
+
+enum { LANE_ROWS = 4 };
+
+/* x[s][h] is the 16 x 16 block of rows 16 s .., k = 16 h .., as ldmatrix gives it: of its 8 x 8 quarters the upper left, lower left, upper right, lower
+ * right, where with lane = 4 g + t a word is row g, columns 2 t and 2 t + 1. */
+typedef struct Operand { uint32_t x[2][2][4]; } Operand;
+/* x[s][n] is the 16 x 8 block of rows 16 s .., columns 8 n ..: row g, columns 2 t and 2 t + 1, then row g + 8. */
+typedef struct Accumulator { f32x4 x[2][4]; } Accumulator;
+
+INLINE int accumulator_row(int r) { return lane_id() / 4 + r * 8; }
+INLINE int accumulator_step(int c) { return c / 2 * 8 + c % 2; }
+INLINE int accumulator_first(void) { return lane_id() % 4 * 2; }
+INLINE float accumulator_get(const Accumulator *a, int r, int c) { return a->x[r / 2][c / 2][r % 2 * 2 + c % 2]; }
+INLINE void accumulator_set(Accumulator *a, int r, int c, float value) { a->x[r / 2][c / 2][r % 2 * 2 + c % 2] = value; }
+INLINE float lanes_sum(float x) {
+    x += shuffle_xor(x, 1);
+    return x + shuffle_xor(x, 2);
+}
+INLINE float lanes_max(float x) {
+    x = __builtin_fmaxf(x, shuffle_xor(x, 1));
+    return __builtin_fmaxf(x, shuffle_xor(x, 2));
+}
+
+INLINE f32x4 mma_16x8x16(f32x4 c, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    __asm__ volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    return c;
+}
+INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int n = 0; n < 4; n++) UNROLL for (int s = 0; s < 2; s++) c->x[s][n] =
+        mma_16x8x16(c->x[s][n], a->x[s][h], b->x[n / 2][h][n % 2], b->x[n / 2][h][n % 2 + 2]);
+}
+
+INLINE uint32_t shared_address(LOCAL const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
+/* Four 8 x 8 quarters; lanes 8 i .. 8 i + 7 give the addresses of the rows of quarter i, `offset` elements short. */
+INLINE void load_matrices(uint32_t *x, uint32_t address, const int offset) {
+    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+        : "r"(address), "n"(offset * 2));
+}
+INLINE void load_matrices_transposed(uint32_t *x, uint32_t address, const int offset) {
+    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+        : "r"(address), "n"(offset * 2));
+}
+/* Tiles begin at multiples of 128 bytes, so bits of an address can be turned over like those of a place in the tile: a loop keeps one register per tile. */
+INLINE uint32_t lane_address(LOCAL const bf16 *tile, int width, int column, int lane_row, int lane_chunk) {
+    return (uint32_t)opaque((int)shared_address(tile + tile_lane(width, lane_row, lane_chunk))) ^ (uint32_t)tile_over(width, column) * 2;
+}
+
+INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
+    int lane = lane_id();
+    UNROLL for (int h = 0; h < 2; h++) {
+        uint32_t address = lane_address(tile, width, column + h * 16, lane % 16, lane / 16);
+        UNROLL for (int s = 0; s < 2; s++) load_matrices(o->x[s][h], address, tile_block(width, row + s * 16, column + h * 16));
+    }
+}
+INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
+    int lane = lane_id();
+    UNROLL for (int s = 0; s < 2; s++) {
+        uint32_t address = lane_address(tile, width, column + s * 16, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        UNROLL for (int h = 0; h < 2; h++) load_matrices_transposed(o->x[s][h], address, tile_block(width, row + h * 16, column + s * 16));
+    }
+}
+
+INLINE void operand_of(Operand *o, const Accumulator *a) {
+    UNROLL for (int s = 0; s < 2; s++) UNROLL for (int n = 0; n < 4; n++) {
+        o->x[s][n / 2][n % 2 * 2] = narrow_pair(a->x[s][n].x, a->x[s][n].y);
+        o->x[s][n / 2][n % 2 * 2 + 1] = narrow_pair(a->x[s][n].z, a->x[s][n].w);
+    }
+}
+
+INLINE int accumulator_chunk(void) { return lane_id() % 4 * 8; }
+/* Of the words a and b, lanes without bit `step` keep a and get their neighbour's a as b; the others the other way round. */
+INLINE void exchange_words(uint32_t *a, uint32_t *b, int step) {
+    uint32_t first = *a, second = *b;
+    bool upper = lane_id() & step;
+    uint32_t got = shuffle(upper ? first : second, lane_id() ^ step);
+    *a = upper ? got : first;
+    *b = upper ? second : got;
+}
+/* The four lanes of a row transpose their 4 x 4 words in two rounds. */
+INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
+    uint32_t w[4];
+    UNROLL for (int n = 0; n < 4; n++) w[n] = narrow_pair(accumulator_get(a, r, 2 * n), accumulator_get(a, r, 2 * n + 1));
+    UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[2 * i], &w[2 * i + 1], 1);
+    UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[i], &w[i + 2], 2);
+    return (u32x4){w[0], w[1], w[2], w[3]};
+}
+
+#endif
+
+/* What the functions above do, where the vendors share no line:
+ *   operand_load(o, tile, width, row, column):             o[i][k] = tile[row + i][column + k]
+ *   operand_load_transposed(o, tile, width, row, column):  o[i][k] = tile[row + k][column + i]
+ *   operand_of(o, a):                                      o[i][k] = a[i][k], rounded
+ *   accumulator_pack(a, r):  eight neighbours of row accumulator_row(r), from column accumulator_chunk() on, rounded: one 16-byte store */
+
+/* The column of element c: its lane's first, and a constant. */
+INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
+
+/* An operand through shared memory from wave to wave: sizeof(Operand) / 16 rows of a chunk per lane. */
+INLINE void operand_give(LOCAL u32x4 *place, const Operand *o) {
+    typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
+    Chunks chunks = __builtin_bit_cast(Chunks, *o);
+    UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) place[i * WAVE + lane_id()] = chunks.x[i];
+}
+INLINE void operand_take(Operand *o, LOCAL const u32x4 *place) {
+    typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
+    Chunks chunks;
+    UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) chunks.x[i] = place[i * WAVE + lane_id()];
+    *o = __builtin_bit_cast(Operand, chunks);
+}
+
+INLINE void accumulator_clear(Accumulator *a) {
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, 0);
+}
+
+/* Row accumulator_row(r) times `factor`. */
+INLINE void accumulator_scale(Accumulator *a, int r, float factor) {
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, accumulator_get(a, r, c) * factor);
+}
+
+/* -- From global memory -------------------------------------------------------------------------------------------- */
+
+/* A matrix of bf16, `stride` elements (below 2^24) from row to row, of which `rows` and `columns` exist: the rest of a tile is zero. Where stride and
+ * columns are multiples of 8 (`from` must then be 16-byte aligned), chunks of eight travel at once; else it goes by elements, slowly. */
+typedef struct Source {
+    GLOBAL const bf16 *from;
+    int64_t stride;
+    int rows, columns;
+} Source;
+
+INLINE bool source_in_chunks(const Source *source) { return (source->stride | source->columns) % 8 == 0; }
+
+INLINE void stage_elements(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
+    for (int i = opaque(thread_id()); i < rows * width; i += threads) {
+        int row = i / width, column = i % width;
+        bool there = row < source->rows && column < source->columns;
+        tile[tile_at(width, row, column) + column % 8] = there ? source->from[row * source->stride + column] : 0;
+    }
+}
+
+/* Fills a tile at once; it is whole after a barrier. For what is loaded once. */
+INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
+    if (!source_in_chunks(source)) {
+        stage_elements(tile, width, rows, threads, source);
+        return;
+    }
+    for (int i = thread_id(); i < rows * width / 8; i += threads) {
+        int row = i / (width / 8), column = i % (width / 8) * 8;
+        bool there = row < source->rows && column < source->columns;
+        u32x4 chunk = {0, 0, 0, 0};
+        if (there) chunk = *(GLOBAL const u32x4 *)(source->from + row * source->stride + column);
+        *(LOCAL u32x4 *)(tile + tile_at(width, row, column)) = chunk;
+    }
+}
+
+/* Chunks of a thread; where they are fewer than threads, the first ones take them. */
+INLINE int stage_chunks(int width, int rows, int threads) { return (rows * width / 8 + threads - 1) / threads; }
+INLINE bool stage_takes_part(int thread, int width, int rows, int threads) {
+    return rows * width / 8 % threads == 0 || thread < rows * width / 8;
+}
+/* Chunk i of `thread`: its row, column and place. Where a round of all threads fills whole periods of tile_turn, these are the
+ * first chunk's plus constants. */
+typedef struct StagePlace { int row, column, at; } StagePlace;
+INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
+    unsigned per_row = width / 8, step = threads / per_row;
+    if (threads % per_row == 0 && step % (WAVE / 4) == 0) {
+        int row = thread / per_row, column = thread % per_row * 8;
+        return (StagePlace){row + i * step, column, tile_at(width, row, column) + i * step * width};
+    }
+    int row = (thread + i * threads) / per_row, column = (thread + i * threads) % per_row * 8;
+    return (StagePlace){row, column, tile_at(width, row, column)};
+}
+
+#if defined __AMDGCN__
+
+enum { STAGE_CHUNKS = 16 }; /* most that a thread carries */
+/* What is under way, in registers. */
+typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
+
+INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
+    (void)tile;
+    if (!source_in_chunks(source)) return;
+    int thread = opaque(thread_id());
+    if (!stage_takes_part(thread, width, rows, threads)) return;
+    UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
+        StagePlace place = stage_place(thread, width, threads, i);
+        stage->chunk[i] = (u32x4){0, 0, 0, 0};
+        if (place.row < source->rows && place.column < source->columns)
+            stage->chunk[i] = *(GLOBAL const u32x4 *)(source->from + (place.row * (int)source->stride + place.column));
+    }
+}
+
+/* `later`: how many stage_begins since this one's, which may still be under way. */
+INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source, const int later) {
+    (void)later;
+    if (!source_in_chunks(source)) {
+        stage_elements(tile, width, rows, threads, source);
+        return;
+    }
+    int thread = opaque(thread_id());
+    if (!stage_takes_part(thread, width, rows, threads)) return;
+    UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) *
+        (LOCAL u32x4 *)(tile + stage_place(thread, width, threads, i).at) = stage->chunk[i];
+}
+
+#elif defined __NVPTX__
+
+typedef struct Stage {
+} Stage; /* the hardware copies straight into the tile */
+
+/* 16 bytes, zeros unless `there`. */
+INLINE void copy_chunk(LOCAL bf16 *to, GLOBAL const bf16 *from, bool there) {
+    __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :
+        : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+        : "memory");
+}
+
+INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
+    (void)stage;
+    int thread = opaque(thread_id());
+    if (!source_in_chunks(source)) stage_elements(tile, width, rows, threads, source);
+    else if (stage_takes_part(thread, width, rows, threads)) UNROLL for (int i = 0; i < stage_chunks(width, rows, threads); i++) {
+            StagePlace place = stage_place(thread, width, threads, i);
+            bool there = place.row < source->rows && place.column < source->columns;
+            copy_chunk(tile + place.at, source->from + (there ? place.row * (int)source->stride + place.column : 0), there);
+        }
+    __asm__ volatile("cp.async.commit_group;" : : : "memory");
+}
+
+INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source, const int later) {
+    (void)stage, (void)tile, (void)width, (void)rows, (void)threads, (void)source;
+    __asm__ volatile("cp.async.wait_group %0;" : : "n"(later) : "memory");
+}
+
+#endif
+
+/* stage_begin must find the tile unused by all threads; the tile is whole after stage_end and a barrier. Between them `stage` is the caller's to keep. */
+
+#endif

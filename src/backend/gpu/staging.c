@@ -1,0 +1,119 @@
+/* Large copies between ordinary host memory and a GPU. A driver moves such memory through a small buffer of its own with one core; memory that it has pinned
+ * moves at full speed, but pinning as much as a checkpoint takes seconds, in which the driver keeps every other call waiting. So a few slots are pinned once, and
+ * while the GPU is at some of them, all cores are at another. Owns them; called by device.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "backend/gpu/driver_internal.h"
+
+enum { SLOTS = 4 };
+static const int64_t SLOT_BYTES = 8 << 20, LEAST_BYTES = 1 << 20; /* of a copy that is worth it */
+
+typedef struct Pinned {
+    const char *memory;
+    int64_t bytes;
+} Pinned;
+
+struct Staging {
+    char *slots[SLOTS];
+    void *events[SLOTS]; /* the GPU is done with the slot */
+};
+
+void *staging_pin(Gpu *gpu, int64_t bytes) {
+    void *memory = NULL;
+    if (gpu->call.allocate_host(&memory, bytes ? (size_t)bytes : 1, 0) != 0) return NULL;
+    gpu->pinned = memory_resize(gpu->pinned, (size_t)(gpu->pinned_count + 1) * sizeof *gpu->pinned);
+    gpu->pinned[gpu->pinned_count++] = (Pinned){memory, bytes};
+    return memory;
+}
+
+void staging_unpin(Gpu *gpu, void *memory) {
+    for (int i = 0; i < gpu->pinned_count; i++)
+        if (gpu->pinned[i].memory == memory) gpu->pinned[i--] = gpu->pinned[--gpu->pinned_count];
+    gpu_check(gpu, gpu->call.release_host(memory), "release_host");
+}
+
+static bool is_pinned(const Gpu *gpu, const char *memory) {
+    for (int i = 0; i < gpu->pinned_count; i++)
+        if (memory >= gpu->pinned[i].memory && memory < gpu->pinned[i].memory + gpu->pinned[i].bytes) return true;
+    return false;
+}
+
+static void release_slots(Gpu *gpu) {
+    Staging *staging = gpu->staging;
+    for (int i = 0; i < SLOTS && staging; i++) {
+        if (staging->events[i]) gpu->call.event_destroy(staging->events[i]);
+        if (staging->slots[i]) gpu->call.release_host(staging->slots[i]);
+    }
+    free(staging);
+    gpu->staging = NULL;
+}
+
+void staging_close(Gpu *gpu) {
+    release_slots(gpu);
+    free(gpu->pinned);
+    gpu->pinned = NULL;
+}
+
+static bool staging_open(Gpu *gpu) {
+    Staging *staging = gpu->staging = memory_allocate(sizeof *staging);
+    for (int i = 0; i < SLOTS; i++)
+        if (gpu->call.allocate_host((void **)&staging->slots[i], (size_t)SLOT_BYTES, 0) != 0 ||
+            gpu->call.event_create(&staging->events[i], 0) != 0) {
+            release_slots(gpu);
+            return false;
+        }
+    return true;
+}
+
+/* A recording must not refer to slots. */
+static bool worth_staging(Gpu *gpu, const char *host, int64_t bytes) {
+    return bytes >= LEAST_BYTES && !gpu->recording && !is_pinned(gpu, host) && (gpu->staging || staging_open(gpu));
+}
+
+static void copy_by_all(char *to, const char *from, int64_t bytes) {
+    const int64_t piece = 256 << 10;
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < bytes; at += piece) memcpy(to + at, from + at, (size_t)(bytes - at < piece ? bytes - at : piece));
+}
+
+static int64_t piece_bytes(int64_t bytes, int64_t piece) {
+    int64_t left = bytes - piece * SLOT_BYTES;
+    return left < SLOT_BYTES ? left : SLOT_BYTES;
+}
+
+bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes) {
+    if (!worth_staging(gpu, from, bytes)) return false;
+    bool done = true;
+    for (int64_t i = 0; i * SLOT_BYTES < bytes && done; i++) {
+        char *slot = gpu->staging->slots[i % SLOTS];
+        void *event = gpu->staging->events[i % SLOTS];
+        done = gpu_check(gpu, gpu->call.event_synchronize(event), "event_synchronize");
+        copy_by_all(slot, from + i * SLOT_BYTES, piece_bytes(bytes, i));
+        done = done && gpu_check(gpu, gpu->call.upload(to + i * SLOT_BYTES, slot, (size_t)piece_bytes(bytes, i), gpu->stream), "upload") &&
+               gpu_check(gpu, gpu->call.event_record(event, gpu->stream), "event_record");
+    }
+    return true;
+}
+
+bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes) {
+    if (!worth_staging(gpu, to, bytes)) return false;
+    const Staging *staging = gpu->staging;
+    int64_t pieces = (bytes + SLOT_BYTES - 1) / SLOT_BYTES, ahead = pieces < SLOTS ? pieces : SLOTS;
+    bool done = true;
+    for (int64_t i = 0; i < pieces + ahead && done; i++) {
+        int64_t full = i - ahead; /* the piece in the slot that is filled next */
+        if (full >= 0) {
+            done = gpu_check(gpu, gpu->call.event_synchronize(staging->events[full % SLOTS]), "event_synchronize");
+            copy_by_all(to + full * SLOT_BYTES, staging->slots[full % SLOTS], piece_bytes(bytes, full));
+        }
+        if (i < pieces && done)
+            done = gpu_check(gpu,
+                       gpu->call.download(
+                           staging->slots[i % SLOTS], (char *)from + i * SLOT_BYTES, (size_t)piece_bytes(bytes, i), gpu->stream),
+                       "download") &&
+                   gpu_check(gpu, gpu->call.event_record(staging->events[i % SLOTS], gpu->stream), "event_record");
+    }
+    return true;
+}

@@ -1,0 +1,105 @@
+/* Several columns of a row as one vector of floats in registers: loads and stores of bf16 and fp32 memory. `unit` is how many columns are meant: all that the
+ * vector holds, moved by 16-byte accesses where the vector is that long, or 1, in its first element, where widths or places forbid more. It is a
+ * constant at every call, so one body of code serves both. Device code of the dense kernels; owns no memory. */
+#pragma once
+
+#include "backend/gpu/gpu.h"
+
+enum { TILE_THREADS = 256 };
+
+/* A matrix cut into tiles, one unit to each thread of a block: 2^shift threads along a row, the others over rows. `tiles` cover a row. */
+typedef struct Tiling {
+    int64_t rows;
+    int32_t columns, shift, tiles;
+} Tiling;
+
+#ifdef GPU_DEVICE
+
+typedef struct Place {
+    int64_t row;
+    int column;
+    bool inside;
+} Place;
+
+/* Of this thread's unit. */
+INLINE Place place_in(Tiling tiling, int unit) {
+    int line = block_x() / tiling.tiles, tile = block_x() - line * tiling.tiles, lane = thread_id() & ((1 << tiling.shift) - 1);
+    Place place = {.row = (int64_t)line * (TILE_THREADS >> tiling.shift) + (thread_id() >> tiling.shift),
+        .column = ((tile << tiling.shift) + lane) * unit};
+    place.inside = place.row < tiling.rows && place.column < tiling.columns;
+    return place;
+}
+
+INLINE f32x4 load4_wide(const float GLOBAL *from, int unit) { return unit == 1 ? (f32x4){*from} : *(const f32x4 GLOBAL *)from; }
+
+INLINE f32x4 widen4(u32x2 bits) { return (f32x4){widen_low(bits.x), widen_high(bits.x), widen_low(bits.y), widen_high(bits.y)}; }
+
+INLINE f32x4 load4_narrow(const bf16 GLOBAL *from, int unit) {
+    return unit == 1 ? (f32x4){widen(*from)} : widen4(*(const u32x2 GLOBAL *)from);
+}
+
+INLINE void store4_wide(float GLOBAL *to, f32x4 x, int unit) {
+    if (unit == 1) *to = x.x;
+    else *(f32x4 GLOBAL *)to = x;
+}
+
+INLINE void store4_narrow(bf16 GLOBAL *to, f32x4 x, int unit) {
+    if (unit == 1) *to = narrow(x.x);
+    else *(u32x2 GLOBAL *)to = (u32x2){narrow_pair(x.x, x.y), narrow_pair(x.z, x.w)};
+}
+
+INLINE float sum4(f32x4 x) { return (x.x + x.y) + (x.z + x.w); }
+
+INLINE f32x8 join(f32x4 low, f32x4 high) { return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7); }
+
+INLINE f32x8 load8_wide(const float GLOBAL *from, int unit) {
+    return unit == 1 ? (f32x8){*from} : join(load4_wide(from, 4), load4_wide(from + 4, 4));
+}
+
+INLINE f32x8 load8_narrow(const bf16 GLOBAL *from, int unit) {
+    if (unit == 1) return (f32x8){widen(*from)};
+    u32x4 bits = *(const u32x4 GLOBAL *)from;
+    return join(widen4(bits.lo), widen4(bits.hi));
+}
+
+INLINE void store8_wide(float GLOBAL *to, f32x8 x, int unit) {
+    if (unit == 1) *to = x[0];
+    else {
+        store4_wide(to, x.lo, 4);
+        store4_wide(to + 4, x.hi, 4);
+    }
+}
+
+INLINE void store8_narrow(bf16 GLOBAL *to, f32x8 x, int unit) {
+    if (unit == 1) *to = narrow(x[0]);
+    else *(u32x4 GLOBAL *)to = (u32x4){narrow_pair(x[0], x[1]), narrow_pair(x[2], x[3]), narrow_pair(x[4], x[5]), narrow_pair(x[6], x[7])};
+}
+
+/* Kernel NAME over flat tensors of a.count elements: body(&a, at, unit) for every 8, and one by one at the end. */
+#define FLAT_KERNEL(name, Arguments, body)                                                                                                 \
+    KERNEL(name, Arguments) {                                                                                                              \
+        int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8;                                                                \
+        if (at + 8 <= a.count) body(&a, at, 8);                                                                                            \
+        else                                                                                                                               \
+            for (; at < a.count; at++) body(&a, at, 1);                                                                                    \
+    }
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+static inline LaunchShape flat_shape(int64_t count) {
+    return (LaunchShape){.x = divide_up(count, 8 * TILE_THREADS), .threads = TILE_THREADS};
+}
+
+static inline Tiling tile_matrix(int64_t rows, int64_t columns, int unit) {
+    int shift = 0;
+    while (1 << shift < TILE_THREADS && (int64_t)unit << shift < columns) shift++;
+    return (Tiling){.rows = rows, .columns = columns, .shift = shift, .tiles = divide_up(columns, (int64_t)unit << shift)};
+}
+
+static inline LaunchShape tiling_shape(Tiling tiling) {
+    return (LaunchShape){.x = divide_up(tiling.rows, TILE_THREADS >> tiling.shift) * tiling.tiles, .threads = TILE_THREADS};
+}
+
+#endif

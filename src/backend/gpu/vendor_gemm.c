@@ -1,0 +1,588 @@
+/* See vendor_gemm.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of ROCm 6.2, and later), whose functions have
+ * the same names and arguments but for the prefix. Owns the library's handle, its workspace, descriptors of every product seen and, while a product is tried
+ * for the first time, memory for a second C. */
+#include "backend/gpu/vendor_gemm.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "backend/gpu/autotune_cache.h"
+
+enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
+static const uint64_t WORKSPACE_BYTES = 64 << 20;
+static const int64_t SCRATCH_BYTES = 256 << 20; /* of a trial, at most: more would show in the memory that a run takes */
+
+/* -- The two libraries --------------------------------------------------------------------------------------------- */
+
+enum {
+    TYPE_F32 = 0,
+    TYPE_BF16 = 14,
+    TYPE_E4M3 = 28,
+    TYPE_E4M3_FNUZ = 1000,
+    EPILOGUE_BIAS = 4,
+    PREFERENCE_WORKSPACE = 1
+}; /* the same in both */
+
+#define LT_API(CALL)                                                                                                                           \
+    CALL(create, "Create", (void **handle))                                                                                                    \
+    CALL(destroy, "Destroy", (void *handle))                                                                                                   \
+    CALL(layout_create, "MatrixLayoutCreate", (void **layout, int type, uint64_t rows, uint64_t columns, int64_t leading))                     \
+    CALL(layout_destroy, "MatrixLayoutDestroy", (void *layout))                                                                                \
+    CALL(operation_create, "MatmulDescCreate", (void **operation, int compute_type, int scale_type))                                           \
+    CALL(operation_destroy, "MatmulDescDestroy", (void *operation))                                                                            \
+    CALL(operation_set, "MatmulDescSetAttribute", (void *operation, int attribute, const void *value, size_t bytes))                           \
+    CALL(preference_create, "MatmulPreferenceCreate", (void **preference))                                                                     \
+    CALL(preference_destroy, "MatmulPreferenceDestroy", (void *preference))                                                                    \
+    CALL(preference_set, "MatmulPreferenceSetAttribute", (void *preference, int attribute, const void *value, size_t bytes))                   \
+    CALL(propose, "MatmulAlgoGetHeuristic",                                                                                                    \
+         (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int most, void *results, int *count))           \
+    CALL(multiply, "Matmul",                                                                                                                   \
+         (void *handle, void *operation, const void *alpha, const void *a, void *layout_a, const void *b, void *layout_b, const void *beta,    \
+          const void *c, void *layout_c, void *d, void *layout_d, const void *algorithm, void *workspace, size_t workspace_bytes, void *stream))
+
+typedef struct LtApi {
+#define FIELD(name, symbol, arguments) int(*name) arguments;
+    LT_API(FIELD)
+#undef FIELD
+} LtApi;
+
+typedef struct Library {
+    const char *name, *prefix, *files[4];
+    int compute_f32, straight, transposed;                                       /* values of enumerations */
+    int set_transpose_a, set_transpose_b, set_epilogue, set_bias, set_bias_type; /* attributes of an operation */
+    size_t algorithm_bytes;
+    bool nvidia;
+} Library;
+
+static const Library libraries[] = {
+    [DEVICE_HIP] = {.name = "hipBLASLt",
+        .prefix = "hipblasLt",
+        .files = {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"},
+        .compute_f32 = 2,
+        .straight = 111,
+        .transposed = 112,
+        .set_transpose_a = 0,
+        .set_transpose_b = 1,
+        .set_epilogue = 2,
+        .set_bias = 3,
+        .set_bias_type = 4,
+        .algorithm_bytes = 24},
+    [DEVICE_CUDA] = {.name = "cuBLASLt",
+        .prefix = "cublasLt",
+        .files = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+        .compute_f32 = 68,
+        .straight = 0,
+        .transposed = 1,
+        .set_transpose_a = 3,
+        .set_transpose_b = 4,
+        .set_epilogue = 7,
+        .set_bias = 8,
+        .set_bias_type = 26,
+        .algorithm_bytes = 64,
+        .nvidia = true},
+};
+enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
+
+/* cuBLASLt's preferences. Sums in pieces of K may meet in fp32 in the workspace, not in C itself. */
+enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDIA_PREFERENCE_ALIGNMENT = 5 /* of A; B, C, D follow */ };
+
+/* -- What is remembered -------------------------------------------------------------------------------------------- */
+
+/* All that an algorithm depends on. Compared as bytes. */
+typedef struct Shape {
+    int64_t m, n, k, lda, ldb, ldc;
+    int16_t align_a, align_b, align_c; /* bytes, at most 256 */
+    uint8_t transpose_a, transpose_b, accumulate, wide, bias, fp8, zero[4];
+} Shape;
+static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
+
+/* A product in the library's terms, which are column-major: its D is our C transposed, so its A is our B and its B our A. */
+typedef struct Problem { void *operation, *a, *b, *d; } Problem;
+
+typedef struct Solution {
+    Shape shape;
+    Problem problem;
+    bool trusted;
+    uint64_t algorithm[ALGORITHM_WORDS];
+    uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias as it is */
+} Solution;
+
+/* An algorithm of the library, or smelt's own kernel, which is remembered by bits that are none of the library's. */
+typedef struct Proposal {
+    uint64_t algorithm[ALGORITHM_WORDS];
+    bool own;
+    int rank; /* in the library's own order; smelt's comes last */
+    double seconds;
+} Proposal;
+
+struct VendorGemm {
+    const Library *library;
+    VendorGemmHost host;
+    LtApi call;
+    void *file, *handle, *workspace;
+    char name[48];
+    GemmChoices *choices;
+    Solution *solutions;
+    int solution_count;
+};
+
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
+
+static bool load_library(VendorGemm *v, Error *error) {
+    static const struct {
+        const char *name;
+        size_t offset;
+    } symbols[] = {
+#define SYMBOL(name, symbol, arguments) {symbol, offsetof(LtApi, name)},
+        LT_API(SYMBOL)
+#undef SYMBOL
+    };
+    const Library *library = v->library;
+    /* it stays loaded when closed: its kernels live as long as the GPU's context does */
+    for (int i = 0; library->files[i] && !v->file; i++) v->file = dlopen(library->files[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", library->files[0]);
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", library->prefix, symbols[i].name);
+        void *symbol = dlsym(v->file, name);
+        if (!symbol) return error_set(error, ERROR_USAGE, "%s has no %s", library->files[0], name);
+        memcpy((char *)&v->call + symbols[i].offset, &symbol, sizeof symbol);
+    }
+    return true;
+}
+
+static bool read_version(VendorGemm *v, Error *error) {
+    int version = 0;
+    void *symbol = dlsym(v->file, v->library->nvidia ? "cublasLtGetVersion" : "hipblasLtGetVersion");
+    if (symbol && v->library->nvidia) version = (int)((size_t (*)(void))symbol)();
+    else if (symbol && ((int (*)(void *, int *))symbol)(v->handle, &version) != 0) version = 0;
+    snprintf(v->name, sizeof v->name, "%s %d", v->library->name, version);
+    return v->library->nvidia || version >= HIP_OLDEST_VERSION ||
+           error_set(error, ERROR_USAGE, "%s is older than 0.8.0, of ROCm 6.2", v->name);
+}
+
+VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
+    const DeviceInfo *info = device_info(host->device);
+    VendorGemm *v = memory_allocate(sizeof *v);
+    assert(device_is_gpu(host->device));
+    v->library = &libraries[info->kind];
+    v->host = *host;
+    bool opened = load_library(v, error);
+    int result = opened ? v->call.create(&v->handle) : 0;
+    if (result) opened = error_set(error, ERROR_DEVICE, "%s cannot start: error %d", v->library->name, result);
+    opened = opened && read_version(v, error);
+    if (opened) v->workspace = device_allocate(host->device, (int64_t)WORKSPACE_BYTES, error);
+    if (!v->workspace) {
+        vendor_gemm_close(v);
+        return NULL;
+    }
+    v->choices = gemm_choices_open(host->choices, info->name, v->name, v->library->algorithm_bytes);
+    return v;
+}
+
+static void problem_close(VendorGemm *v, Problem *problem) {
+    if (problem->a) v->call.layout_destroy(problem->a);
+    if (problem->b) v->call.layout_destroy(problem->b);
+    if (problem->d) v->call.layout_destroy(problem->d);
+    if (problem->operation) v->call.operation_destroy(problem->operation);
+    *problem = (Problem){0};
+}
+
+void vendor_gemm_close(VendorGemm *v) {
+    if (!v) return;
+    for (int i = 0; i < v->solution_count; i++) {
+        Solution *solution = &v->solutions[i];
+        problem_close(v, &solution->problem);
+        device_free(v->host.device, solution->bias, solution->shape.n * (int64_t)sizeof *solution->bias);
+    }
+    if (v->workspace) device_free(v->host.device, v->workspace, (int64_t)WORKSPACE_BYTES);
+    if (v->choices) gemm_choices_close(v->choices);
+    if (v->handle) v->call.destroy(v->handle);
+    if (v->file) dlclose(v->file);
+    free(v->solutions);
+    free(v);
+}
+
+const char *vendor_gemm_name(const VendorGemm *v) { return v->name; }
+
+/* -- Shapes and problems ------------------------------------------------------------------------------------------- */
+
+static int64_t output_bytes(const Gemm *g) { return g->output == GEMM_BF16 ? 2 : 4; }
+
+static int16_t alignment_of(const void *memory) {
+    uintptr_t bits = (uintptr_t)memory | 256;
+    return (int16_t)(bits & -bits);
+}
+
+static Shape shape_of(const Gemm *g) {
+    return (Shape){.m = g->m,
+        .n = g->n,
+        .k = g->k,
+        .lda = g->lda,
+        .ldb = g->ldb,
+        .ldc = g->ldc,
+        .align_a = alignment_of(g->a),
+        .align_b = alignment_of(g->b),
+        .align_c = alignment_of(g->c),
+        .transpose_a = g->transpose_a,
+        .transpose_b = g->transpose_b,
+        .accumulate = g->accumulate,
+        .wide = g->output == GEMM_F32,
+        .bias = g->bias != NULL,
+        .fp8 = g->input == GEMM_FP8};
+}
+
+static void describe(const Shape *s, char text[256]) {
+    snprintf(text, 256, "%c%c m=%lld n=%lld k=%lld ld=%lld,%lld,%lld aligned=%d,%d,%d %s%s%s%s", s->transpose_a ? 't' : 'n',
+        s->transpose_b ? 't' : 'n', (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb,
+        (long long)s->ldc, s->align_a, s->align_b, s->align_c, s->fp8 ? "fp8>" : "", s->wide ? "fp32" : "bf16", s->accumulate ? "+=" : "",
+        s->bias ? " bias" : "");
+}
+
+static bool is_offered(const Gemm *g) {
+    bool inputs = g->input == GEMM_BF16 || (g->input == GEMM_FP8 && !g->accumulate && !g->bias);
+    bool types = inputs && (g->output == GEMM_F32 || g->output == GEMM_BF16);
+    return types && g->m > 0 && g->n > 0 && g->k > 0 && g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX;
+}
+
+/* Whether the bias enters as a bf16 copy. */
+static bool narrows_bias(const VendorGemm *v, const Gemm *g) { return g->bias && v->library->nvidia && g->output == GEMM_BF16; }
+
+static bool problem_set(VendorGemm *v, Problem *problem, int attribute, int32_t value) {
+    return v->call.operation_set(problem->operation, attribute, &value, sizeof value) == 0;
+}
+
+/* Of a matrix that is stored row by row as rows x columns. */
+static bool layout_open(VendorGemm *v, void **layout, int type, int64_t rows, int64_t columns, int64_t leading) {
+    return v->call.layout_create(layout, type, (uint64_t)columns, (uint64_t)rows, leading) == 0;
+}
+
+/* fp8 without pointers to scales has scales of one. */
+static int input_type(const VendorGemm *v, const Gemm *g) {
+    return g->input == GEMM_BF16 ? TYPE_BF16 : device_fp8_is_fnuz(v->host.device) ? TYPE_E4M3_FNUZ : TYPE_E4M3;
+}
+
+static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
+    const Library *library = v->library;
+    int input = input_type(v, g), output = g->output == GEMM_BF16 ? TYPE_BF16 : TYPE_F32;
+    bool done = v->call.operation_create(&problem->operation, library->compute_f32, TYPE_F32) == 0 &&
+                problem_set(v, problem, library->set_transpose_a, g->transpose_b ? library->transposed : library->straight) &&
+                problem_set(v, problem, library->set_transpose_b, g->transpose_a ? library->transposed : library->straight) &&
+                layout_open(v, &problem->a, input, g->transpose_b ? g->n : g->k, g->transpose_b ? g->k : g->n, g->ldb) &&
+                layout_open(v, &problem->b, input, g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k, g->lda) &&
+                layout_open(v, &problem->d, output, g->m, g->n, g->ldc);
+    if (done && g->bias)
+        done = problem_set(v, problem, library->set_epilogue, EPILOGUE_BIAS) &&
+               problem_set(v, problem, library->set_bias_type, narrows_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
+               v->call.operation_set(problem->operation, library->set_bias, &g->bias, sizeof g->bias) == 0;
+    if (!done) problem_close(v, problem);
+    return done;
+}
+
+/* `bias` is a bf16 copy to use instead of the product's, or NULL. Returns the library's status, 0 when all is well. */
+static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorithm, const Gemm *g, uint16_t *bias) {
+    static const float zero = 0, one = 1;
+    if (g->bias) {
+        const void *pointer = g->bias;
+        if (bias) {
+            v->host.narrow(v->host.device, bias, g->bias, g->n);
+            pointer = bias;
+        }
+        int result = v->call.operation_set(problem->operation, v->library->set_bias, &pointer, sizeof pointer);
+        if (result) return result;
+    }
+    return v->call.multiply(v->handle, problem->operation, &one, g->b, problem->a, g->a, problem->b, g->accumulate ? &one : &zero, g->c,
+        problem->d, g->c, problem->d, algorithm, v->workspace, WORKSPACE_BYTES, v->host.stream);
+}
+
+/* -- Choosing ------------------------------------------------------------------------------------------------------ */
+
+/* A product as it is tried out: itself where running it twice does no harm; where it adds to C, one that adds to other memory, with fewer rows where there is
+ * no such room for all of them. */
+typedef struct Trial {
+    Gemm product;
+    Problem problem;
+    uint16_t *bias;
+    void *scratch;
+    int64_t scratch_bytes;
+} Trial;
+
+/* Rows first[0 .. bands) and the next rows[..] - 1 after each are looked at: the first, some in the middle, the last. */
+typedef struct Sample {
+    int bands;
+    int64_t first[BANDS], rows;
+} Sample;
+
+static bool set_preferences(VendorGemm *v, void *preference, const Shape *shape) {
+    bool done = v->call.preference_set(preference, PREFERENCE_WORKSPACE, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES) == 0;
+    if (!v->library->nvidia) return done;
+    uint32_t reduction = NVIDIA_REDUCTION_COMPUTE_TYPE;
+    const int16_t alignments[] = {shape->align_b, shape->align_a, shape->align_c, shape->align_c};
+    done = done && v->call.preference_set(preference, NVIDIA_PREFERENCE_REDUCTION, &reduction, sizeof reduction) == 0;
+    for (int i = 0; i < 4 && done; i++) {
+        uint32_t alignment = (uint32_t)alignments[i];
+        done = v->call.preference_set(preference, NVIDIA_PREFERENCE_ALIGNMENT + i, &alignment, sizeof alignment) == 0;
+    }
+    return done;
+}
+
+/* The library's results are its algorithm, then size_t workspace, int status, float waves, int reserved[4]. */
+static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[MOST_PROPOSALS + 1]) {
+    size_t algorithm_bytes = v->library->algorithm_bytes, stride = algorithm_bytes + 32;
+    uint64_t results[MOST_PROPOSALS * (GEMM_ALGORITHM_MOST_BYTES + 32) / 8] = {0};
+    const Problem *p = &solution->problem;
+    void *preference = NULL;
+    int found = 0, count = 0;
+    if (v->call.preference_create(&preference) == 0 && set_preferences(v, preference, &solution->shape) &&
+        v->call.propose(v->handle, p->operation, p->a, p->b, p->d, p->d, preference, MOST_PROPOSALS, results, &found) != 0)
+        found = 0;
+    if (preference) v->call.preference_destroy(preference);
+    for (int i = 0; i < found && i < MOST_PROPOSALS; i++) {
+        const char *result = (const char *)results + i * stride;
+        size_t workspace;
+        int status;
+        memcpy(&workspace, result + algorithm_bytes, sizeof workspace);
+        memcpy(&status, result + algorithm_bytes + sizeof workspace, sizeof status);
+        if (status != 0 || workspace > WORKSPACE_BYTES) continue;
+        proposals[count] = (Proposal){.rank = i};
+        memcpy(proposals[count++].algorithm, result, algorithm_bytes);
+    }
+    if (!v->host.own_races || solution->shape.fp8) return count;
+    proposals[count] = (Proposal){.own = true, .rank = MOST_PROPOSALS};
+    memset(proposals[count++].algorithm, 0xff, algorithm_bytes);
+    return count;
+}
+
+static void trial_close(VendorGemm *v, Trial *trial) {
+    if (trial->product.accumulate) problem_close(v, &trial->problem);
+    if (trial->scratch) device_free(v->host.device, trial->scratch, trial->scratch_bytes);
+}
+
+static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *product, Trial *trial) {
+    Error error;
+    *trial = (Trial){.product = *product, .problem = solution->problem, .bias = solution->bias};
+    if (!product->accumulate) return true;
+    trial->problem = (Problem){0};
+    int64_t row = product->ldc * output_bytes(product), room = device_available(v->host.device) / 2;
+    if (room > SCRATCH_BYTES) room = SCRATCH_BYTES;
+    if (trial->product.m > room / row) trial->product.m = room / row;
+    if (trial->product.m <= 0) return false;
+    trial->scratch_bytes = trial->product.m * row;
+    trial->scratch = trial->product.c = device_allocate(v->host.device, trial->scratch_bytes, &error);
+    return trial->scratch && problem_open(v, &trial->product, &trial->problem);
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
+    if (!proposal->own) return launch(v, &trial->problem, proposal->algorithm, &trial->product, trial->bias);
+    v->host.own(v->host.device, &trial->product);
+    return 0;
+}
+
+/* Seconds of one run, the median of three; infinite where it fails. Runs that are over in no time are repeated. One that starts out much slower than `best`,
+ * and not for the cost of launching it, is not measured again. */
+static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposal, double best) {
+    enum { RUNS = 3, MOST_REPEATS = 20 };
+    const double enough = 100e-6;
+    double times[RUNS];
+    int repeats = 1;
+    if (run_once(v, trial, proposal) != 0) return INFINITY;
+    for (int run = 0; run < RUNS; run++) {
+        device_timer_start(v->host.device);
+        for (int i = 0; i < repeats; i++) run_once(v, trial, proposal);
+        times[run] = device_timer_stop(v->host.device) / repeats;
+        if (run == 0 && times[0] > 1.1 * best + enough) return times[0];
+        if (run == 0) repeats = times[0] * MOST_REPEATS < enough ? MOST_REPEATS : times[0] < enough ? (int)(enough / times[0]) + 1 : 1;
+    }
+    qsort(times, RUNS, sizeof *times, compare_doubles);
+    return times[RUNS / 2];
+}
+
+static int compare_proposals(const void *a, const void *b) {
+    const Proposal *x = a, *y = b;
+    return x->seconds != y->seconds ? compare_doubles(&x->seconds, &y->seconds) : x->rank - y->rank;
+}
+
+/* Sorts them by their time. Those within 3% of the best count as equal and stay in the library's order, so that noise seldom decides. */
+static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, int count) {
+    double best = INFINITY;
+    for (int i = 0; i < count; i++) {
+        proposals[i].seconds = measure(v, trial, &proposals[i], best);
+        if (proposals[i].seconds < best) best = proposals[i].seconds;
+    }
+    for (int i = 0; i < count; i++)
+        if (proposals[i].seconds < 1.03 * best) proposals[i].seconds = best;
+    qsort(proposals, (size_t)count, sizeof *proposals, compare_proposals);
+}
+
+/* -- Judging ------------------------------------------------------------------------------------------------------- */
+
+static Sample sample_of(const Gemm *g) {
+    if (g->m <= BANDS * BAND_ROWS) return (Sample){.bands = 1, .rows = g->m};
+    return (Sample){.bands = BANDS, .rows = BAND_ROWS, .first = {0, g->m / 2 / BAND_ROWS * BAND_ROWS, g->m - BAND_ROWS}};
+}
+
+static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
+
+/* C's rows of the sample, band after band, as the algorithm makes them. NULL when it fails. The caller frees. */
+static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const uint64_t *algorithm) {
+    const Gemm *g = &trial->product;
+    if (g->accumulate) device_fill(v->host.device, trial->scratch, 0, trial->scratch_bytes);
+    if (launch(v, &trial->problem, algorithm, g, trial->bias) != 0) return NULL;
+    int64_t bytes = band_bytes(g, sample);
+    char *rows = memory_allocate((size_t)(sample->bands * bytes));
+    for (int i = 0; i < sample->bands; i++)
+        device_download(v->host.device, rows + i * bytes, (const char *)g->c + sample->first[i] * g->ldc * output_bytes(g), bytes);
+    return rows;
+}
+
+/* The same rows from smelt's own kernel. NULL without memory. */
+static char *own_rows(VendorGemm *v, const Gemm *g, const Sample *sample) {
+    Error error;
+    int64_t bytes = band_bytes(g, sample);
+    void *c = device_allocate(v->host.device, bytes, &error);
+    char *rows = c ? memory_allocate((size_t)(sample->bands * bytes)) : NULL;
+    for (int i = 0; i < sample->bands && rows; i++) {
+        Gemm band = *g;
+        band.m = sample->rows;
+        band.a = (const char *)g->a + sample->first[i] * (g->transpose_a ? 1 : g->lda) * 2;
+        band.c = c;
+        band.accumulate = false;
+        v->host.own(v->host.device, &band);
+        device_download(v->host.device, rows + i * bytes, c, bytes);
+    }
+    if (c) device_free(v->host.device, c, bytes);
+    return rows;
+}
+
+static double element(const Gemm *g, const char *rows, int64_t index) {
+    union {
+        uint32_t bits;
+        float value;
+    } bf16 = {.bits = g->output == GEMM_BF16 ? (uint32_t)((const uint16_t *)rows)[index] << 16 : 0};
+    return g->output == GEMM_BF16 ? bf16.value : ((const float *)rows)[index];
+}
+
+/* Two fp32 sums of the same products in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element; where terms cancel by a small part of
+ * the matrix's size. Twice that is allowed; a wrong element is off by the matrix's size. Elements that are not finite in ours say nothing. */
+static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *own, char why[128]) {
+    const double tolerance = 1.0 / 64;
+    for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), own += band_bytes(g, sample)) {
+        double squares = 0;
+        for (int64_t i = 0; i < sample->rows * g->n; i++) {
+            double x = element(g, own, i / g->n * g->ldc + i % g->n);
+            if (isfinite(x)) squares += x * x;
+        }
+        double size = sqrt(squares / (double)(sample->rows * g->n));
+        for (int64_t i = 0; i < sample->rows * g->n; i++) {
+            int64_t at = i / g->n * g->ldc + i % g->n;
+            double x = element(g, rows, at), expected = element(g, own, at);
+            if (!isfinite(expected) || fabs(x - expected) <= tolerance * (fabs(expected) + size)) continue;
+            snprintf(why, 128, "row %lld column %lld is %g instead of %g", (long long)(sample->first[band] + i / g->n),
+                (long long)(i % g->n), x, expected);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool judge(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
+    Sample sample = sample_of(&trial->product);
+    char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
+    bool judged = v->host.own && trial->product.input == GEMM_BF16;
+    char *own = judged ? own_rows(v, &trial->product, &sample) : NULL;
+    bool good = rows && again;
+    snprintf(why, 128, "it does not run");
+    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->product, &sample)))) {
+        snprintf(why, 128, "it gives other bits from run to run");
+        good = false;
+    }
+    if (good && judged) {
+        snprintf(why, 128, "there is no memory to check it");
+        good = own && rows_agree(&trial->product, &sample, rows, own, why);
+    }
+    free(rows);
+    free(again);
+    free(own);
+    return good;
+}
+
+/* Whether the algorithm may serve; warns when not. After a failure of the device nothing is known. */
+static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
+    char why[128];
+    Error error;
+    bool good = proposal->own || judge(v, trial, proposal->algorithm, why);
+    if (!device_ok(v->host.device, &error)) return false;
+    if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
+    return good;
+}
+
+/* The remembered algorithm, where the library still proposes it. */
+static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals, int count, const char *shape) {
+    uint64_t algorithm[ALGORITHM_WORDS] = {0};
+    if (!gemm_choices_find(v->choices, shape, algorithm)) return NULL;
+    for (int i = 0; i < count; i++)
+        if (!memcmp(proposals[i].algorithm, algorithm, sizeof algorithm)) return &proposals[i];
+    return NULL;
+}
+
+static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *proposals, int count, const char *shape) {
+    const Proposal *remembered = find_remembered(v, proposals, count, shape);
+    if (remembered && is_trusted(v, trial, remembered, shape)) return remembered;
+    measure_all(v, trial, proposals, count);
+    for (int i = 0; i < count && proposals[i].seconds < INFINITY; i++)
+        if (is_trusted(v, trial, &proposals[i], shape)) {
+            gemm_choices_add(v->choices, shape, proposals[i].algorithm);
+            return &proposals[i];
+        }
+    return NULL;
+}
+
+/* -- Running ------------------------------------------------------------------------------------------------------- */
+
+static Solution *find_solution(VendorGemm *v, const Shape *shape) {
+    for (int i = 0; i < v->solution_count; i++)
+        if (!memcmp(&v->solutions[i].shape, shape, sizeof *shape)) return &v->solutions[i];
+    return NULL;
+}
+
+/* A shape's first run. C is as before, or the product. */
+static Solution *solve(VendorGemm *v, const Gemm *product, const Shape *shape) {
+    Proposal proposals[MOST_PROPOSALS + 1];
+    Trial trial = {0};
+    Error error;
+    char text[256];
+    v->solutions = memory_resize(v->solutions, (v->solution_count + 1) * sizeof *v->solutions);
+    Solution *solution = &v->solutions[v->solution_count++];
+    *solution = (Solution){.shape = *shape};
+    describe(shape, text);
+    if (narrows_bias(v, product)) solution->bias = device_allocate(v->host.device, product->n * (int64_t)sizeof *solution->bias, &error);
+    if ((narrows_bias(v, product) && !solution->bias) || !problem_open(v, product, &solution->problem)) return solution;
+    int count = propose(v, solution, proposals);
+    if (trial_open(v, solution, product, &trial)) {
+        const Proposal *choice = choose(v, &trial, proposals, count, text);
+        solution->trusted = choice && !choice->own;
+        if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
+    }
+    trial_close(v, &trial);
+    return solution;
+}
+
+bool vendor_gemm_run(VendorGemm *v, const Gemm *product, bool recording) {
+    if (!is_offered(product)) return false;
+    Shape shape = shape_of(product);
+    Solution *solution = find_solution(v, &shape);
+    if (!solution && !recording) solution = solve(v, product, &shape);
+    return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, product, solution->bias) == 0;
+}

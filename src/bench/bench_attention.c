@@ -1,0 +1,230 @@
+/* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a program of one node and its gradient. Only the
+ * nodes are timed. Operations are counted as the operation's own cost rule says: the half of the products that causality (and a window) leaves. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+#include "graph/op.h"
+#include "backend/backend.h"
+#include "ops/attention/attention.h"
+#include "ops/heads.h"
+
+typedef struct AttentionOptions {
+    BenchOptions common;
+    const char *lengths, *head_dims;
+    int64_t heads, kv_heads, tokens, window;
+    int precision;
+} AttentionOptions;
+
+#define FIELD(name) offsetof(AttentionOptions, name)
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens",
+        "of a sequence: numbers or ranges; empty: 256..2048, on a GPU 1024..16384"},
+    {"head_dims", OPTION_STRING, FIELD(head_dims), "", 0, 0, NULL, "",
+        "channels of a head, likewise; empty: those of the configuration, else 64,128"},
+    {"heads", OPTION_INT, FIELD(heads), "0", 0, 4096, NULL, "", "query heads; 0: those of the configuration, else 8, on a GPU 32"},
+    {"kv_heads", OPTION_INT, FIELD(kv_heads), "0", 0, 4096, NULL, "",
+        "key and value heads; 0: those of the configuration, else a quarter of the query heads"},
+    {"tokens", OPTION_INT, FIELD(tokens), "0", 0, 1 << 24, NULL, "tokens",
+        "of all sequences together, at least one sequence; 0: 4096, on a GPU 32768"},
+    {"window", OPTION_INT, FIELD(window), "0", 0, 1 << 24, NULL, "tokens",
+        "that a token sees at most; 0: that of the configuration, else all"},
+    {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32", "", "of queries, keys and values"},
+};
+#undef FIELD
+
+static const BenchColumn columns[] = {
+    {"pass", BENCH_TEXT, 8},
+    {"type", BENCH_TEXT, 5},
+    {"length", 0, 8},
+    {"sequences", 0, 9},
+    {"heads", 0, 6},
+    {"kv_heads", 0, 8},
+    {"head_dim", 0, 8},
+    {"window", 0, 7},
+    {"us", 1, 12},
+    {"tflops", 3, 9},
+    {"best_tflops", 3, 11},
+    {"gbps", 1, 8},
+};
+
+/* -- One shape ----------------------------------------------------------------------------------------------------- */
+
+/* Seconds of a run by pass, and what the cost rule says of it. */
+typedef struct Passes { double seconds[2], flops[2], bytes[2]; } Passes;
+
+static bool add_seconds(void *context, const Graph *graph, int node, double seconds) {
+    Passes *passes = context;
+    const Node *n = &graph->nodes[node];
+    const Op *op = op_table[n->op];
+    Cost cost = op->cost ? op->cost(graph, n) : (Cost){.bytes = op_tensor_bytes(graph, n)};
+    passes->seconds[n->backward] += seconds;
+    passes->flops[n->backward] += cost.flops;
+    passes->bytes[n->backward] += cost.bytes;
+    return true;
+}
+
+typedef struct Program {
+    Graph *graph;
+    Executor *executor;
+    TensorId inputs[2], positions; /* qkv and the gradient of the result */
+} Program;
+
+static void fill(const Program *program, TensorId tensor, uint64_t seed) {
+    int64_t count = graph_elements(program->graph, tensor);
+    void *data = executor_tensor(program->executor, tensor);
+    float *values = program->graph->precision == PRECISION_FP32 ? data : memory_allocate((size_t)count * sizeof *values);
+    rng_normals(seed, RNG_STREAM_BENCH, 0, count, values);
+    if (values == data) return;
+    for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = bf16_narrow(values[i]);
+    free(values);
+}
+
+static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
+    const Heads *h = &spec->heads;
+    int64_t tokens = sequences * spec->length, attended = h->heads * h->head_dim, packed = attended + 2 * h->kv_heads * h->head_dim;
+    Graph *graph = program->graph = graph_create(precision, true);
+    program->inputs[0] = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, packed}, "qkv");
+    program->inputs[1] = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){tokens, attended}, "d_attended");
+    program->positions = graph_tensor(graph, ARENA_INPUT, TYPE_INT32, 1, &tokens, "positions");
+    TensorId result = op_attention(graph, program->inputs[0], program->positions, spec);
+    Seed seed = {result, program->inputs[1]};
+    graph_differentiate(graph, RECOMPUTE_NONE, &seed, 1);
+    Backend backend;
+    if (!op_backend(&backend, bench->device, precision, "", error)) return false;
+    Plan plan = graph_plan(graph, &backend);
+    int64_t needed = plan.bytes[ARENA_INPUT] + plan.bytes[ARENA_ACTIVATION], available = device_available(bench->device);
+    if (available >= 0 && needed > available)
+        return error_set(error, ERROR_MEMORY, "attention over %lld tokens needs %lld bytes and %lld are free: give fewer tokens",
+            (long long)tokens, (long long)needed, (long long)available);
+    program->executor = executor_create(graph, &plan, &backend, NULL, error);
+    if (!program->executor) return false;
+    for (int i = 0; i < 2; i++) fill(program, program->inputs[i], (uint64_t)i + 1);
+    int32_t *positions = executor_tensor(program->executor, program->positions);
+    for (int64_t i = 0; i < tokens; i++) positions[i] = (int32_t)(i % spec->length);
+    return true;
+}
+
+static void close_program(Program *program) {
+    executor_free(program->executor);
+    graph_free(program->graph);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Runs until both the repeats and the seconds are reached; medians by pass. */
+static bool time_passes(Bench *bench, const Program *program, double *median, double *best, Passes *cost, Error *error) {
+    enum { MOST = 1000 };
+    double samples[2][MOST], spent = 0;
+    int count = 0;
+    for (int i = -1; i < MOST && (count < bench->options->repeats || spent < bench->options->seconds); i++) {
+        *cost = (Passes){0};
+        executor_run_hooked(program->executor, add_seconds, cost);
+        if (i < 0) continue; /* warms up */
+        for (int pass = 0; pass < 2; pass++) spent += samples[pass][count] = cost->seconds[pass];
+        count++;
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        qsort(samples[pass], (size_t)count, sizeof samples[pass][0], ascending);
+        median[pass] = samples[pass][count / 2];
+        best[pass] = samples[pass][0];
+    }
+    return device_ok(bench->device, error);
+}
+
+static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
+    static const char *const names[] = {"forward", "backward"};
+    Program program = {0};
+    Passes cost;
+    double median[2], best[2];
+    bool good =
+        open_program(&program, bench, spec, sequences, precision, error) && time_passes(bench, &program, median, best, &cost, error);
+    for (int pass = 0; good && pass < 2; pass++)
+        bench_row(bench, (BenchCell[]){{.text = names[pass]}, {.text = precision_name(precision)}, {.number = (double)spec->length},
+                             {.number = (double)sequences}, {.number = (double)spec->heads.heads}, {.number = (double)spec->heads.kv_heads},
+                             {.number = (double)spec->heads.head_dim}, {.number = (double)spec->window}, {.number = 1e6 * median[pass]},
+                             {.number = cost.flops[pass] / median[pass] / 1e12}, {.number = cost.flops[pass] / best[pass] / 1e12},
+                             {.number = cost.bytes[pass] / median[pass] / 1e9}});
+    close_program(&program);
+    return good;
+}
+
+/* -- The benchmark ------------------------------------------------------------------------------------------------- */
+
+static int64_t first_of(int64_t given, bool configured, int64_t of_config, int64_t otherwise) {
+    return given ? given : configured ? of_config : otherwise;
+}
+
+static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
+    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+    const ModelConfig *model = &bench->config.model;
+    bool configured = bench->configured, mpt = configured && model->family == FAMILY_MPT;
+    spec->heads.heads = first_of(options->heads, configured, model->heads, device_is_gpu(bench->device) ? 32 : 8);
+    int64_t quarter = spec->heads.heads % 4 ? 1 : spec->heads.heads / 4;
+    spec->heads.kv_heads = first_of(options->kv_heads, configured, model->kv_heads, quarter);
+    spec->window = first_of(options->window, configured, model->window, 0);
+    spec->alibi = mpt ? model->alibi_max : 0;
+    spec->scale = mpt ? model->softmax_scale : 0;
+    return spec->heads.heads % spec->heads.kv_heads == 0 || error_set(error, ERROR_USAGE, "heads=%lld is not a multiple of kv_heads=%lld",
+                                                                (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
+}
+
+static bool sweep(Bench *bench, AttentionSpec spec, const int64_t *lengths, int length_count, const int64_t *head_dims, int head_dim_count,
+    Error *error) {
+    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+    int64_t tokens = options->tokens ? options->tokens : device_is_gpu(bench->device) ? 32768 : 4096;
+    for (int d = 0; d < head_dim_count; d++)
+        for (int l = 0; l < length_count; l++) {
+            spec.length = lengths[l];
+            spec.heads.head_dim = head_dims[d];
+            if (!measure(bench, &spec, tokens > spec.length ? tokens / spec.length : 1, (Precision)options->precision, error)) return false;
+        }
+    return true;
+}
+
+static bool run(Bench *bench, Error *error) {
+    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+    const int64_t most_length = 1 << 24, most_head_dim = 1024;
+    AttentionSpec spec = {0};
+    if (!bench_open_device(bench, (Precision)options->precision, error) || !make_spec(bench, &spec, error)) return false;
+    char of_config[32];
+    snprintf(of_config, sizeof of_config, "%lld", (long long)bench->config.model.head_dim);
+    const char *length_text = *options->lengths ? options->lengths : device_is_gpu(bench->device) ? "1024..16384" : "256..2048";
+    const char *head_dim_text = *options->head_dims ? options->head_dims : bench->configured ? of_config : "64,128";
+    int length_count = 0, head_dim_count = 0;
+    int64_t *lengths = bench_list("lengths", length_text, most_length, &length_count, error);
+    int64_t *head_dims = lengths ? bench_list("head_dims", head_dim_text, most_head_dim, &head_dim_count, error) : NULL;
+    bool good = head_dims && sweep(bench, spec, lengths, length_count, head_dims, head_dim_count, error);
+    free(lengths);
+    free(head_dims);
+    return good;
+}
+
+const Benchmark bench_attention = {
+    .name = "attention",
+    .summary = "causal attention, forward and backward, over lengths and head sizes",
+    .explanation = "The operation of training on random normal queries, keys and values. TFLOP/s count the products that causality leaves: "
+                   "2 forward, 5 backward.\n"
+                   "With CONFIG.yaml its heads, window and bias.\n",
+    .config = BENCH_CONFIG_OPTIONAL,
+    .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Causal attention",
+        .x = "length",
+        .y = "tflops",
+        .series = {"pass", "head_dim"},
+        .x_label = "tokens of a sequence",
+        .y_label = "TFLOP/s",
+        .x_logarithmic = true},
+    .options_size = sizeof(AttentionOptions),
+    .run = run,
+};

@@ -1,0 +1,300 @@
+/* Collectives over message sizes and numbers of ranks, in the columns and by the conventions of nccl-tests: the size of a message is that of the whole buffer; algorithm
+ * bandwidth is size over time; bus bandwidth scales it so that it can be compared with what a link carries, whatever the number of ranks. Every rank runs this
+ * program (mpirun, srun, smelt launch); the first prints. Times are means over the ranks, and the median over repeats. Each operation is run once on small whole
+ * numbers before it is timed and compared with what comes out of them exactly. */
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bf16.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bench/bench.h"
+#include "comm/comm.h"
+
+typedef struct CollectiveOptions {
+    BenchOptions common;
+    const char *bytes, *ranks;
+    int operation, type;
+} CollectiveOptions;
+
+typedef enum Operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS } Operation;
+static const char *const names[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"};
+
+#define FIELD(name) offsetof(CollectiveOptions, name)
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"operation", OPTION_CHOICE, FIELD(operation), "all", 0, 0, "all|all_reduce|reduce_scatter|all_gather|broadcast|all_to_all|send_recv",
+        "", "which to measure"},
+    {"bytes", OPTION_STRING, FIELD(bytes), "", 0, 0, NULL, "bytes", "of a message: numbers or ranges; empty: 1Ki..64Mi, on GPUs 1Ki..1Gi"},
+    {"ranks", OPTION_STRING, FIELD(ranks), "", 0, 0, NULL, "ranks",
+        "that take part: numbers or ranges, the first so many of the run; empty: all"},
+    {"type", OPTION_CHOICE, FIELD(type), "float", 0, 0, "float|bf16", "", "of the elements"},
+};
+#undef FIELD
+
+static const BenchColumn columns[] = {
+    {"operation", BENCH_TEXT, 14},
+    {"ranks", 0, 5},
+    {"size", 0, 12},
+    {"count", 0, 12},
+    {"type", BENCH_TEXT, 5},
+    {"redop", BENCH_TEXT, 5},
+    {"root", 0, 4},
+    {"time", 2, 11},
+    {"algbw", 3, 9},
+    {"busbw", 3, 9},
+    {"wrong", 0, 6},
+};
+
+/* One operation on one size among one group. */
+typedef struct Job {
+    Comm *comm;
+    Device *device;
+    Operation operation;
+    CommType type;
+    int64_t count;           /* elements of the whole message */
+    int64_t *pieces;         /* that each rank has of it */
+    char *buffer, *received; /* device memory; the second where an operation is not in place */
+} Job;
+
+/* -- Operations ---------------------------------------------------------------------------------------------------- */
+
+static int64_t unit_of(CommType type) { return type == COMM_BF16 ? 2 : 4; }
+static bool is_in_place(Operation operation) { return operation != ALL_TO_ALL && operation != SEND_RECV; }
+/* Equal ones: the message is as long as the next multiple of the ranks below what was asked for. */
+static bool has_pieces(Operation operation) { return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL; }
+static bool is_sum(Operation operation) { return operation == ALL_REDUCE || operation == REDUCE_SCATTER; }
+
+static CommTicket issue(const Job *job) {
+    int rank = comm_rank(job->comm), size = comm_size(job->comm);
+    switch (job->operation) {
+    case ALL_REDUCE: return comm_all_reduce(job->comm, "bench", job->buffer, job->count, job->type, COMM_SUM);
+    case REDUCE_SCATTER: return comm_reduce_scatter(job->comm, "bench", job->buffer, job->pieces, job->type, COMM_SUM);
+    case ALL_GATHER: return comm_all_gather(job->comm, "bench", job->buffer, job->pieces, job->type);
+    case BROADCAST: return comm_broadcast(job->comm, "bench", job->buffer, job->count, job->type, 0);
+    case ALL_TO_ALL: return comm_all_to_all(job->comm, "bench", job->buffer, job->pieces, job->received, job->pieces, job->type);
+    case SEND_RECV:
+        return comm_exchange(
+            job->comm, "bench", job->buffer, job->count, (rank + 1) % size, job->received, job->count, (rank + size - 1) % size, job->type);
+    case OPERATIONS: break;
+    }
+    return 0;
+}
+
+/* What bus bandwidth is of algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md). */
+static double bus_factor(Operation operation, int ranks) {
+    double others = (double)(ranks - 1) / (double)ranks;
+    return operation == ALL_REDUCE ? 2 * others : operation == BROADCAST || operation == SEND_RECV ? 1 : others;
+}
+
+/* -- Checking ------------------------------------------------------------------------------------------------------ */
+
+/* What rank `rank` brings at an element: 0 to 7, so that sums are exact. */
+static int brought(int rank, int64_t index) { return (int)((index * 3 + rank * 5) % 8); }
+
+static double element(const Job *job, const void *data, int64_t index) {
+    return job->type == COMM_BF16 ? bf16_widen(((const uint16_t *)data)[index]) : ((const float *)data)[index];
+}
+
+static void fill(const Job *job, void *data) {
+    int rank = comm_rank(job->comm);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < job->count; i++) {
+        if (job->type == COMM_BF16) ((uint16_t *)data)[i] = bf16_narrow((float)brought(rank, i));
+        else ((float *)data)[i] = (float)brought(rank, i);
+    }
+}
+
+/* Whose piece element `index` lies in. */
+static int owner_of(const Job *job, int64_t index) { return (int)(index / job->pieces[1]); }
+
+/* What this rank must hold at an element afterwards. */
+static double expected(const Job *job, int64_t index) {
+    int rank = comm_rank(job->comm), size = comm_size(job->comm), from;
+    double sum = 0;
+    switch (job->operation) {
+    case ALL_GATHER: return brought(owner_of(job, index), index);
+    case BROADCAST: return brought(0, index);
+    case ALL_TO_ALL: /* the piece of this rank in what the owner of the place brought */
+        from = owner_of(job, index);
+        return brought(from, job->pieces[rank] + index - job->pieces[from]);
+    case SEND_RECV: return brought((rank + size - 1) % size, index);
+    default:
+        for (int r = 0; r < size; r++) sum += brought(r, index);
+        return job->type == COMM_BF16 ? bf16_widen(bf16_narrow((float)sum)) : sum;
+    }
+}
+
+/* Elements in which `data` is not as expected, of all ranks together. */
+static int64_t count_wrong(const Job *job, const void *data) {
+    int rank = comm_rank(job->comm);
+    int64_t first = job->operation == REDUCE_SCATTER ? job->pieces[rank] : 0,
+            last = job->operation == REDUCE_SCATTER ? job->pieces[rank + 1] : job->count, wrong = 0;
+#pragma omp parallel for schedule(static) reduction(+ : wrong)
+    for (int64_t i = first; i < last; i++) wrong += element(job, data, i) != expected(job, i);
+    return wrong;
+}
+
+static bool check(const Job *job, int64_t *wrong, Error *error) {
+    int64_t bytes = job->count * unit_of(job->type);
+    void *host = memory_map((size_t)bytes, error);
+    if (!host) return false;
+    fill(job, host);
+    device_upload(job->device, job->buffer, host, bytes);
+    if (job->received) device_fill(job->device, job->received, 0xff, bytes);
+    comm_wait(job->comm, issue(job));
+    device_download(job->device, host, is_in_place(job->operation) ? job->buffer : job->received, bytes);
+    *wrong = count_wrong(job, host);
+    memory_unmap(host, (size_t)bytes);
+    return device_ok(job->device, error) && comm_host_all_reduce(job->comm, "bench.wrong", wrong, 1, COMM_I64, COMM_SUM, error);
+}
+
+/* -- Timing -------------------------------------------------------------------------------------------------------- */
+
+/* Seconds of one of `calls` calls on this rank. All ranks begin together. */
+static bool time_calls(const Job *job, int64_t calls, double *seconds, Error *error) {
+    if (!comm_barrier(job->comm, "bench.start", error)) return false;
+    double start = log_seconds();
+    for (int64_t i = 0; i < calls; i++) comm_wait(job->comm, issue(job));
+    device_synchronize(job->device);
+    *seconds = (log_seconds() - start) / (double)calls;
+    return comm_ok(job->comm, error) && device_ok(job->device, error);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The slowest rank of a first measurement decides for all how often calls are repeated. */
+static bool time_job(const Job *job, const BenchOptions *options, double *median, Error *error) {
+    const int64_t warm = 5, most = 10000;
+    double one;
+    if (!time_calls(job, warm, &one, error) || !time_calls(job, warm, &one, error)) return false;
+    if (!comm_host_all_reduce(job->comm, "bench.one", &one, 1, COMM_F64, COMM_MAX, error)) return false;
+    double wanted = options->seconds / (double)options->repeats / fmax(one, 1e-9);
+    int64_t calls = wanted > (double)most ? most : wanted > 1 ? (int64_t)wanted : 1;
+    double *samples = memory_allocate((size_t)options->repeats * sizeof *samples);
+    bool good = true;
+    for (int64_t i = 0; good && i < options->repeats; i++) good = time_calls(job, calls, &samples[i], error);
+    good = good && comm_host_all_reduce(job->comm, "bench.times", samples, options->repeats, COMM_F64, COMM_SUM, error);
+    qsort(samples, (size_t)options->repeats, sizeof *samples, ascending);
+    *median = samples[options->repeats / 2] / comm_size(job->comm);
+    free(samples);
+    return good;
+}
+
+/* -- Sweep --------------------------------------------------------------------------------------------------------- */
+
+static bool measure(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, Error *error) {
+    int size = comm_size(job->comm);
+    double seconds;
+    int64_t wrong;
+    job->count = bytes / unit_of(job->type);
+    if (has_pieces(job->operation)) job->count -= job->count % size;
+    for (int r = 0; r <= size; r++) job->pieces[r] = job->count / size * r;
+    if (!check(job, &wrong, error) || !time_job(job, bench->options, &seconds, error))
+        return error_context(error, "%s of %lld bytes", names[job->operation], (long long)bytes);
+    double rate = (double)(job->count * unit_of(job->type)) / seconds / 1e9;
+    bench_row(bench,
+        (BenchCell[]){{.text = names[job->operation]}, {.number = size}, {.number = (double)(job->count * unit_of(job->type))},
+            {.number = (double)job->count}, {.text = job->type == COMM_BF16 ? "bf16" : "float"},
+            {.text = is_sum(job->operation) ? "sum" : "none"}, {.number = job->operation == BROADCAST ? 0 : -1}, {.number = 1e6 * seconds},
+            {.number = rate}, {.number = rate * bus_factor(job->operation, size)}, {.number = (double)wrong}});
+    *wrong_sum += wrong;
+    return true;
+}
+
+static bool measure_group(Bench *bench, Comm *comm, const int64_t *sizes, int count, int64_t *wrong_sum, Error *error) {
+    const CollectiveOptions *options = (const CollectiveOptions *)bench->options;
+    int64_t most = 0;
+    for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+    Job job = {.comm = comm, .device = bench->device, .type = options->type ? COMM_BF16 : COMM_F32};
+    char *buffer = device_allocate(bench->device, most, error), *received = buffer ? device_allocate(bench->device, most, error) : NULL;
+    job.buffer = buffer;
+    job.pieces = memory_allocate((size_t)(comm_size(comm) + 1) * sizeof *job.pieces);
+    bool good = received != NULL;
+    for (job.operation = 0; good && job.operation < OPERATIONS; job.operation++) {
+        job.received = is_in_place(job.operation) ? NULL : received;
+        bool wanted = options->operation == 0 || options->operation == (int)job.operation + 1;
+        for (int i = 0; good && wanted && i < count; i++) good = measure(bench, &job, sizes[i], wrong_sum, error);
+    }
+    free(job.pieces);
+    if (received) device_free(bench->device, received, most);
+    if (buffer) device_free(bench->device, buffer, most);
+    return good;
+}
+
+/* The first ranks[i] ranks measure, the others wait. */
+static bool measure_groups(
+    Bench *bench, Comm *all, const int64_t *ranks, int rank_count, const int64_t *sizes, int size_count, int64_t *wrong_sum, Error *error) {
+    bool good = true;
+    for (int i = 0; good && i < rank_count; i++) {
+        if (ranks[i] < 2 || ranks[i] > comm_size(all))
+            return error_set(error, ERROR_USAGE, "ranks=%lld: give 2 to %d, as many as were started", (long long)ranks[i], comm_size(all));
+        bool member = comm_rank(all) < ranks[i], whole = ranks[i] == comm_size(all);
+        Comm *group = whole ? all : comm_split(all, member ? 0 : -1, "bench", error);
+        good = group && (!member || measure_group(bench, group, sizes, size_count, wrong_sum, error)) &&
+               comm_barrier(all, "bench.group", error);
+        if (!whole) comm_close(group);
+    }
+    return good;
+}
+
+static bool run_on(Bench *bench, Comm *comm, Error *error) {
+    const CollectiveOptions *options = (const CollectiveOptions *)bench->options;
+    if (comm_size(comm) < 2)
+        return error_set(error, ERROR_USAGE,
+            "collectives need at least two ranks: start it as mpirun -n 2 smelt bench collective ..., or with smelt launch -n 2");
+    bench->silent = comm_rank(comm) > 0;
+    if (options->common.threads) omp_set_num_threads((int)options->common.threads);
+    bench->device = device_open((DeviceKind)options->common.device, comm_local_rank(comm), error);
+    if (!bench->device || (device_is_gpu(bench->device) && !comm_use_device(comm, bench->device, error))) return false;
+    const int64_t most_bytes = (int64_t)1 << 36;
+    int64_t all[] = {comm_size(comm)};
+    int size_count = 0, rank_count = 1;
+    const char *size_text = *options->bytes ? options->bytes : device_is_gpu(bench->device) ? "1Ki..1Gi" : "1Ki..64Mi";
+    int64_t *sizes = bench_list("bytes", size_text, most_bytes, &size_count, error), *ranks = all;
+    if (sizes && *options->ranks) ranks = bench_list("ranks", options->ranks, 1 << 20, &rank_count, error);
+    int64_t wrong = 0;
+    bool good = sizes && ranks && measure_groups(bench, comm, ranks, rank_count, sizes, size_count, &wrong, error);
+    if (ranks != all) free(ranks);
+    free(sizes);
+    if (!good || !wrong) return good;
+    return error_set(
+        error, ERROR_COMMUNICATION, "%lld elements came out wrong (column wrong above): do not train over this network", (long long)wrong);
+}
+
+static bool run(Bench *bench, Error *error) {
+    Comm *comm = comm_open(NULL, error);
+    if (!comm) return false;
+    char text[256];
+    comm_describe(comm, text, sizeof text);
+    bool good = run_on(bench, comm, error);
+    if (good && !bench->silent) log_info("%s", text);
+    comm_close(comm);
+    return good;
+}
+
+const Benchmark bench_collective = {
+    .name = "collective",
+    .summary = "all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send-receive",
+    .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number "
+                   "of ranks and size, in nccl-tests' columns\n"
+                   "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
+    .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Collectives",
+        .x = "size",
+        .y = "busbw",
+        .series = {"operation", "ranks"},
+        .x_label = "bytes of a message",
+        .y_label = "bus bandwidth, GB/s",
+        .x_logarithmic = true,
+        .y_logarithmic = true},
+    .options_size = sizeof(CollectiveOptions),
+    .run = run,
+};

@@ -1,0 +1,511 @@
+/* Matrix products: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so that each product finds its
+ * operands out of the caches, as in training. On a GPU smelt's own kernels and what training chooses (the vendor's library where it is there) side by side, and the
+ * vendor's products of fp8; on a CPU smelt's own beside oneDNN's in fp32, where that library is there.
+ * Three rows of every result are compared with dot products in double. */
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bf16.h"
+#include "base/fp8.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "bench/bench.h"
+#include "backend/gpu/gpu_gemm.h"
+#include "model/model.h"
+#include "ops/linear/linear.h"
+#include "graph/op.h"
+
+typedef struct GemmOptions {
+    BenchOptions common;
+    const char *m, *n, *k;
+    int type, layout, cache, provider;
+} GemmOptions;
+
+enum { TYPE_ALL, TYPE_BF16, TYPE_FP8, TYPE_FP32 };    /* type= */
+enum { CACHE_COLD, CACHE_HOT };                       /* cache= */
+enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL }; /* layout= */
+static const int64_t MOST = 1 << 22;                  /* of a dimension: leading dimensions of GPU kernels are below 2^23 */
+
+#define FIELD(name) offsetof(GemmOptions, name)
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"m", OPTION_STRING, FIELD(m), "", 0, 0, NULL, "",
+        "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"},
+    {"n", OPTION_STRING, FIELD(n), "", 0, 0, NULL, "", "columns of C, likewise; empty: n = m"},
+    {"k", OPTION_STRING, FIELD(k), "", 0, 0, NULL, "", "depth, likewise; empty: k = m"},
+    {"type", OPTION_CHOICE, FIELD(type), "all", 0, 0, "all|bf16|fp8|fp32", "",
+        "of A and B; fp32 on CPUs, fp8 (e4m3, layout nt) on GPUs whose library has it"},
+    {"layout", OPTION_CHOICE, FIELD(layout), "nt", 0, 0, "nt|nn|tn|all", "",
+        "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"},
+    {"cache", OPTION_CHOICE, FIELD(cache), "cold", 0, 0, "cold|hot", "",
+        "cold: operands rotate through twice the last cache; hot: the same ones again"},
+    {"provider", OPTION_CHOICE, FIELD(provider), "all", 0, 0, "all|own|chosen|vendor|onednn", "",
+        "whose products: smelt's own, what training runs, the vendor's in fp8, oneDNN's"},
+};
+#undef FIELD
+
+/* -- Shapes -------------------------------------------------------------------------------------------------------- */
+
+/* A product without its memory, and how often a microbatch has it. */
+typedef struct Shape {
+    char name[48];
+    int layout;
+    bool wide;
+    int64_t m, n, k, calls;
+} Shape;
+typedef struct Shapes {
+    Shape *items;
+    int count;
+} Shapes;
+
+static void add_shape(Shapes *shapes, const Shape *shape) {
+    for (int i = 0; i < shapes->count; i++) {
+        Shape *s = &shapes->items[i];
+        if (s->layout != shape->layout || s->wide != shape->wide || s->m != shape->m || s->n != shape->n || s->k != shape->k) continue;
+        s->calls += shape->calls;
+        return;
+    }
+    shapes->items = memory_resize(shapes->items, (size_t)(shapes->count + 1) * sizeof *shapes->items);
+    shapes->items[shapes->count++] = *shape;
+}
+
+/* "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
+static void short_name(const char *name, char text[48]) {
+    const char *layers = strstr(name, "layers.");
+    if (layers) name = layers + strlen("layers.") + strspn(layers + strlen("layers."), "0123456789.");
+    snprintf(text, 48, "%s", name);
+    char *weight = strstr(text, ".weight");
+    if (weight) *weight = '\0';
+}
+
+/* Forward, gradient of the input, gradient of the weight [out, in], for `tokens` rows, `calls` times. */
+static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, int64_t tokens, int64_t out, int64_t in, int64_t calls) {
+    Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .calls = calls};
+    short_name(name, shape.name);
+    shape.m = layout == LAYOUT_TN ? out : tokens;
+    shape.n = layout == LAYOUT_NT ? out : in;
+    shape.k = layout == LAYOUT_NT ? in : layout == LAYOUT_NN ? out : tokens;
+    if (shape.m && shape.n && shape.k) add_shape(shapes, &shape);
+}
+
+/* The products of a node. Experts are taken to get equal shares of the tokens; the head is cut into chunks of at most 4,096 rows, as on GPUs. */
+static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
+    const int64_t head_rows = 4096;
+    const Tensor *in = graph->tensors, *w;
+    int64_t tokens = node->in[0] ? graph_rows(graph, node->in[0]) : 0, chunk;
+    switch (node->op) {
+    case OP_linear:
+    case OP_linear_grad_input:
+        w = &in[node->in[1]];
+        add_layer(shapes, node->op == OP_linear ? LAYOUT_NT : LAYOUT_NN, w->name, ((const LinearAttributes *)node->attributes)->wide,
+            tokens, w->shape[0], graph_columns(graph, node->in[1]), 1);
+        break;
+    case OP_linear_grad_weight:
+        w = &in[node->out[0]];
+        add_layer(shapes, LAYOUT_TN, w->name, true, tokens, w->shape[0], graph_columns(graph, node->out[0]), 1);
+        break;
+    case OP_grouped_linear:
+    case OP_grouped_linear_grad_input:
+        w = &in[node->in[1]];
+        add_layer(shapes, node->op == OP_grouped_linear ? LAYOUT_NT : LAYOUT_NN, w->name, false, tokens / w->shape[0], w->shape[1],
+            w->shape[2], w->shape[0]);
+        break;
+    case OP_grouped_linear_grad_weight:
+        w = &in[node->out[0]];
+        add_layer(shapes, LAYOUT_TN, w->name, true, tokens / w->shape[0], w->shape[1], w->shape[2], w->shape[0]);
+        break;
+    case OP_linear_cross_entropy:
+        w = &in[node->in[1]];
+        chunk = tokens < head_rows ? tokens : head_rows;
+        for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++)
+            add_layer(shapes, layout, "head", false, chunk, w->shape[0], graph_columns(graph, node->in[1]), (tokens + chunk - 1) / chunk);
+        break;
+    default: break;
+    }
+}
+
+static void shapes_of_model(Shapes *shapes, const Config *config) {
+    Model model = model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    for (int i = 0; i < model.graph->node_count; i++) add_node(shapes, model.graph, &model.graph->nodes[i]);
+    model_free(&model);
+}
+
+/* Every m with every n and k, or with itself where these are not given, in every layout. */
+static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, bool gpu, Error *error) {
+    int m_count = 0, n_count = 1, k_count = 1;
+    const char *m_text = *options->m ? options->m : gpu ? "1024..8192" : "256..2048";
+    int64_t *m = bench_list("m", m_text, MOST, &m_count, error), *n = NULL, *k = NULL;
+    bool good = m && (!*options->n || (n = bench_list("n", options->n, MOST, &n_count, error))) &&
+                (!*options->k || (k = bench_list("k", options->k, MOST, &k_count, error)));
+    for (int i = 0; good && i < m_count * n_count * k_count; i++)
+        for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++) {
+            if (options->layout != LAYOUT_ALL && options->layout != layout) continue;
+            int64_t rows_of_c = m[i / (n_count * k_count)];
+            Shape shape = {.name = "sweep",
+                .layout = layout,
+                .wide = layout == LAYOUT_TN,
+                .m = rows_of_c,
+                .n = n ? n[i / k_count % n_count] : rows_of_c,
+                .k = k ? k[i % k_count] : rows_of_c,
+                .calls = 1};
+            add_shape(shapes, &shape);
+        }
+    free(m);
+    free(n);
+    free(k);
+    return good;
+}
+
+/* -- A product in memory ------------------------------------------------------------------------------------------- */
+
+/* Bytes of the operands; A and B lie together. */
+typedef struct Sizes { int64_t a, inputs, output; } Sizes;
+
+static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_FP8 ? GEMM_BF16 : type; }
+
+static Sizes sizes_of(const Shape *shape, GemmType type) {
+    int64_t unit = bench_type_bytes(type), a = bench_round(shape->m * shape->k * unit), b = bench_round(shape->k * shape->n * unit);
+    return (Sizes){.a = a, .inputs = a + b, .output = bench_round(shape->m * shape->n * bench_type_bytes(output_of(shape, type)))};
+}
+
+/* As training calls it: weights' gradients are added to. */
+static Gemm product_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
+    Gemm g = {.transpose_a = shape->layout == LAYOUT_TN,
+        .transpose_b = shape->layout == LAYOUT_NT,
+        .accumulate = shape->layout == LAYOUT_TN,
+        .input = type,
+        .output = output_of(shape, type),
+        .m = shape->m,
+        .n = shape->n,
+        .k = shape->k,
+        .a = inputs,
+        .b = inputs + sizes_of(shape, type).a,
+        .c = output};
+    g.lda = g.transpose_a ? g.m : g.k;
+    g.ldb = g.transpose_b ? g.k : g.n;
+    g.ldc = g.n;
+    return g;
+}
+
+typedef enum Provider {
+    PROVIDER_OWN,
+    PROVIDER_CHOSEN,
+    PROVIDER_VENDOR,
+    PROVIDER_ONEDNN,
+    PROVIDER_COUNT
+} Provider; /* provider= without all */
+static const char *const provider_names[] = {"own", "chosen", "vendor", "onednn"};
+
+/* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; 0 when it is done. */
+typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+    const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+
+static Sgemm find_sgemm(void **library) {
+    static const char *const libraries[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
+    *library = NULL;
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries && !*library; i++) *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+    return *library ? (Sgemm)dlsym(*library, "dnnl_sgemm") : NULL;
+}
+
+/* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random numbers for the next. */
+typedef struct Work {
+    const Shape *shape;
+    GemmType type;
+    Provider provider;
+    Sgemm sgemm;
+    BenchArena inputs, outputs;
+} Work;
+
+/* False where nobody computes it, which only products of fp8 meet. */
+static bool run_product(const Work *work, const Gemm *product) {
+    Device *device = work->inputs.device;
+    const Gemm *g = product;
+    if (work->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, product);
+    if (work->provider == PROVIDER_ONEDNN)
+        work->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
+            g->accumulate ? 1 : 0, g->c, g->ldc);
+    else if (device_is_gpu(device) && work->provider == PROVIDER_OWN) gpu_gemm(device, product);
+    else device_gemm(device, product);
+    return true;
+}
+
+static void run_work(void *context, int64_t call) {
+    const Work *work = context;
+    Sizes sizes = sizes_of(work->shape, work->type);
+    Gemm product = product_of(
+        work->shape, work->type, bench_arena_set(&work->inputs, sizes.inputs, call), bench_arena_set(&work->outputs, sizes.output, call));
+    run_product(work, &product);
+}
+
+/* -- Checking ------------------------------------------------------------------------------------------------------ */
+
+static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
+    if (type == GEMM_FP8) return fp8_widen(((const uint8_t *)data)[index], fnuz);
+    if (type == GEMM_BF16) return bf16_widen(((const uint16_t *)data)[index]);
+    return ((const float *)data)[index];
+}
+
+/* An element in double precision: its sum, the largest one on the way there, and the mean square of its products. */
+typedef struct Exact { double sum, peak, squares; } Exact;
+
+static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
+    Exact e = {0};
+    for (int64_t p = 0; p < g->k; p++) {
+        double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
+        double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        e.sum += a * b;
+        e.squares += a * b * a * b / (double)g->k;
+        if (fabs(e.sum) > e.peak) e.peak = fabs(e.sum);
+    }
+    return e;
+}
+
+/* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times k 2^-24 rms leaves room and is far from one
+ * product that is missing. GPUs truncate, each 16 or 8 products, whose errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most.
+ * Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which is off
+ * by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms, each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room.
+ * C in bf16 is half a unit in its last place off besides. */
+static double bound_of(const Gemm *g, const Exact *e, double rounding) {
+    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
+}
+
+/* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
+static bool row_is_right(const Gemm *g, bool fnuz, double rounding, int64_t row, const char *c) {
+    const int64_t most_columns = 512;
+    int64_t step = (g->n + most_columns - 1) / most_columns;
+    int wrong = 0;
+#pragma omp parallel for schedule(static) reduction(+ : wrong)
+    for (int64_t column = 0; column < g->n; column += step) {
+        Exact exact = exact_element(g, fnuz, row, column);
+        wrong += !(fabs(element(c, g->output, fnuz, column) - exact.sum) <= bound_of(g, &exact, rounding));
+    }
+    return wrong == 0;
+}
+
+static bool rows_are_right(const Work *work, const Gemm *product, const char *inputs, bool *right, Error *error) {
+    Device *device = work->inputs.device;
+    Gemm on_host = product_of(work->shape, work->type, inputs, NULL);
+    const int64_t rows[] = {0, product->m / 2, product->m - 1}, bytes = product->n * bench_type_bytes(product->output);
+    double rounding = device_is_gpu(device) ? 0 : gemm_rounding(product->input);
+    *right = true;
+    for (int i = 0; i < 3; i++) {
+        char *on_device = (char *)product->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
+        if (!c) return false;
+        *right = row_is_right(&on_host, device_fp8_is_fnuz(device), rounding, rows[i], c) && *right;
+        device_view_close(device, c, on_device, bytes, VIEW_READ);
+    }
+    return true;
+}
+
+/* Makes the product once, with C zero before, and checks its first, middle and last row. `made` is false where nobody computes it. */
+static bool check_product(const Work *work, bool *made, bool *right, Error *error) {
+    Device *device = work->inputs.device;
+    Sizes sizes = sizes_of(work->shape, work->type);
+    Gemm product = product_of(work->shape, work->type, work->inputs.memory, work->outputs.memory);
+    device_fill(device, product.c, 0, sizes.output);
+    *made = run_product(work, &product);
+    if (!*made) return device_ok(device, error);
+    char *inputs = device_view(device, work->inputs.memory, sizes.inputs, VIEW_READ, error);
+    bool read = inputs && rows_are_right(work, &product, inputs, right, error);
+    if (inputs) device_view_close(device, inputs, work->inputs.memory, sizes.inputs, VIEW_READ);
+    return read && device_ok(device, error);
+}
+
+/* -- The benchmark ------------------------------------------------------------------------------------------------- */
+
+static const BenchColumn columns[] = {
+    {"product", BENCH_TEXT, 30},
+    {"layout", BENCH_TEXT, 6},
+    {"type", BENCH_TEXT, 5},
+    {"output", BENCH_TEXT, 6},
+    {"provider", BENCH_TEXT, 8},
+    {"m", 0, 8},
+    {"n", 0, 8},
+    {"k", 0, 8},
+    {"calls", 0, 6},
+    {"us", 1, 11},
+    {"tflops", 3, 9},
+    {"best_tflops", 3, 11},
+    {"gbps", 1, 8},
+    {"check", BENCH_TEXT, 5},
+};
+
+static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_FP8] = "fp8"};
+
+/* `unmade`: products that nobody computes. */
+typedef struct Tally {
+    int wrong, unmade;
+    double best;
+    char best_shape[96];
+} Tally;
+
+static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) {
+    static const char *const layouts[] = {"nt", "nn", "tn"};
+    const Shape *s = work->shape;
+    bool made, right;
+    BenchTime time;
+    if (!check_product(work, &made, &right, error)) return false;
+    tally->unmade += !made;
+    if (!made) return true;
+    if (!bench_time(bench, run_work, (void *)work, &time, error)) return false;
+    Sizes sizes = sizes_of(s, work->type);
+    double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k, bytes = (double)(sizes.inputs + sizes.output);
+    bench_row(bench, (BenchCell[]){{.text = s->name}, {.text = layouts[s->layout]}, {.text = type_names[work->type]},
+                         {.text = type_names[output_of(s, work->type)]}, {.text = provider_names[work->provider]}, {.number = (double)s->m},
+                         {.number = (double)s->n}, {.number = (double)s->k}, {.number = (double)s->calls}, {.number = 1e6 * time.seconds},
+                         {.number = flops / time.seconds / 1e12}, {.number = flops / time.best / 1e12},
+                         {.number = bytes / time.seconds / 1e9}, {.text = right ? "ok" : "WRONG"}});
+    tally->wrong += !right;
+    if (flops / time.seconds <= tally->best) return true;
+    tally->best = flops / time.seconds;
+    snprintf(
+        tally->best_shape, sizeof tally->best_shape, "%s %" PRId64 " x %" PRId64 " x %" PRId64, type_names[work->type], s->m, s->n, s->k);
+    return true;
+}
+
+static bool is_wanted(const Work *work, int provider_option) {
+    bool gpu = device_is_gpu(work->inputs.device), fp8 = work->type == GEMM_FP8;
+    if (provider_option && provider_option != (int)work->provider + 1) return false;
+    if (work->provider == PROVIDER_ONEDNN) return !gpu && work->sgemm && work->type == GEMM_F32;
+    if (work->provider == PROVIDER_VENDOR) return fp8;
+    return !fp8 && (work->provider == PROVIDER_OWN || gpu);
+}
+
+static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
+    const GemmOptions *options = (const GemmOptions *)bench->options;
+    Sizes most = {0};
+    for (int i = 0; i < shapes->count; i++) {
+        Sizes sizes = sizes_of(&shapes->items[i], type);
+        most.inputs = sizes.inputs > most.inputs ? sizes.inputs : most.inputs;
+        most.output = sizes.output > most.output ? sizes.output : most.output;
+    }
+    void *library;
+    Work work = {.type = type, .sgemm = find_sgemm(&library)};
+    bool cold = options->cache == CACHE_COLD, good = bench_arena_open(&work.inputs, bench->device, most.inputs, cold, type, error) &&
+                                                     bench_arena_open(&work.outputs, bench->device, most.output, cold, type, error);
+    for (int i = 0; good && i < shapes->count; i++)
+        for (work.provider = PROVIDER_OWN; good && work.provider < PROVIDER_COUNT; work.provider++) {
+            Work one = work;
+            if (!is_wanted(&work, options->provider)) continue;
+            one.shape = &shapes->items[i];
+            if (!cold) {
+                one.inputs.bytes = sizes_of(one.shape, type).inputs;
+                one.outputs.bytes = sizes_of(one.shape, type).output;
+            }
+            good = measure(bench, &one, tally, error);
+        }
+    bench_arena_close(&work.inputs);
+    bench_arena_close(&work.outputs);
+    if (library) dlclose(library);
+    return good;
+}
+
+/* fp8 has the forward layout alone, and the vendors' libraries alone. A line says what is missing. */
+static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
+    const char *library = device_gemm_library(bench->device);
+    Shapes straight = {0};
+    for (int i = 0; library && i < shapes->count; i++)
+        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&straight, &shapes->items[i]);
+    tally->unmade = shapes->count - straight.count;
+    bool good = !straight.count || measure_type(bench, &straight, GEMM_FP8, tally, error);
+    if (!library) log_info("fp8: only the vendors' libraries have such products, and there is none here");
+    else if (good && tally->unmade)
+        log_info(
+            "fp8: %s on %s has no product for %d of %d shapes", library, device_info(bench->device)->name, tally->unmade, shapes->count);
+    free(straight.items);
+    return good;
+}
+
+static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
+    static const struct {
+        GemmType type;
+        int option;
+        bool cpu, gpu;
+    } types[] = {{GEMM_BF16, TYPE_BF16, true, true}, {GEMM_FP8, TYPE_FP8, false, true}, {GEMM_F32, TYPE_FP32, true, false}};
+    int wanted = ((const GemmOptions *)bench->options)->type;
+    bool good = true;
+    for (int i = 0; good && i < 3; i++) {
+        if ((wanted != TYPE_ALL && wanted != types[i].option) || !(device_is_gpu(bench->device) ? types[i].gpu : types[i].cpu)) continue;
+        good =
+            types[i].type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, types[i].type, tally, error);
+    }
+    return good;
+}
+
+static bool run(Bench *bench, Error *error) {
+    const GemmOptions *options = (const GemmOptions *)bench->options;
+    Shapes shapes = {0};
+    Tally tally = {0};
+    if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
+    bool gpu = device_is_gpu(bench->device);
+    if (gpu && options->type == TYPE_FP32)
+        return error_set(error, ERROR_USAGE, "type=fp32: GPUs have products of bf16 and fp8 only; give device=cpu");
+    if (!gpu && options->type == TYPE_FP8)
+        return error_set(error, ERROR_USAGE, "type=fp8: CPUs have products of bf16 and fp32 only; some GPUs have fp8");
+    if (bench->configured) {
+        shapes_of_model(&shapes, &bench->config);
+        bench->results.plot.x = "us";
+        bench->results.plot.x_label = "microseconds";
+    } else if (!shapes_of_sweep(&shapes, options, gpu, error)) {
+        return false;
+    }
+    bool good = measure_types(bench, &shapes, &tally, error);
+    free(shapes.items);
+    if (good && tally.best > 0) log_info("best: %.3f TFLOP/s, %s", tally.best / 1e12, tally.best_shape);
+    if (!good || !tally.wrong) return good;
+    return error_set(error, ERROR_NUMERICS, "%d products gave wrong results (WRONG above): do not train with them", tally.wrong);
+}
+
+const Benchmark bench_gemm = {
+    .name = "gemm",
+    .summary = "matrix products: of a model's step, or a sweep of m, n, k",
+    .explanation =
+        "With CONFIG.yaml: every product of one microbatch of its training step, and how often it occurs. Without: a sweep over m, n and "
+        "k.\n"
+        "Operands are random normal numbers that rotate through twice the last cache. A sample of every result is checked in double "
+        "precision.\n"
+        "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), and fp8 of "
+        "the vendor's\n"
+        "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's product in fp32 (onednn), where libdnnl is installed.\n",
+    .config = BENCH_CONFIG_OPTIONAL,
+    .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Matrix products",
+        .x = "m",
+        .y = "tflops",
+        .series = {"type", "provider", "layout"},
+        .x_label = "rows of C",
+        .y_label = "TFLOP/s",
+        .x_logarithmic = true},
+    .options_size = sizeof(GemmOptions),
+    .run = run,
+};
+
+/* -- The yardstick ------------------------------------------------------------------------------------------------- */
+
+double bench_best_product(Bench *bench, Precision precision) {
+    bool gpu = device_is_gpu(bench->device);
+    GemmType type = precision == PRECISION_BF16 ? GEMM_BF16 : GEMM_F32;
+    double best = 0;
+    if (precision == PRECISION_FP64) return 0;
+    for (int64_t size = gpu ? 4096 : 512; size <= (gpu ? 8192 : 1024); size *= 2) {
+        Shape shape = {.layout = LAYOUT_NT, .m = size, .n = size, .k = size};
+        Work work = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
+        Sizes sizes = sizes_of(&shape, type);
+        BenchTime time;
+        Error ignored = {0};
+        bool timed = bench_arena_open(&work.inputs, bench->device, sizes.inputs, false, type, &ignored) &&
+                     bench_arena_open(&work.outputs, bench->device, sizes.output, false, type, &ignored) &&
+                     bench_time(bench, run_work, &work, &time, &ignored);
+        if (timed) best = fmax(best, 2.0 * (double)size * (double)size * (double)size / time.seconds);
+        bench_arena_close(&work.inputs);
+        bench_arena_close(&work.outputs);
+    }
+    return best;
+}

@@ -1,0 +1,357 @@
+/* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working sets from the first cache to most of memory; on a GPU also
+ * copies to and from the host's memory, pageable and pinned. Bytes are counted as STREAM counts them: what a kernel reads and writes, without the lines that a cache fetches before they are
+ * overwritten. On the CPU each thread works on a part of its own, over and over, so that small sets are not measured by how fast threads meet. */
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "bench/bench.h"
+#include "bench/stream.h"
+
+typedef struct MemoryOptions {
+    BenchOptions common;
+    const char *bytes;
+    int kernel, pages;
+} MemoryOptions;
+
+enum { PAGES_PLAIN, PAGES_HUGE }; /* pages= */
+
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"bytes", OPTION_STRING, offsetof(MemoryOptions, bytes), "", 0, 0, NULL, "bytes",
+        "of all arrays of a kernel together: numbers or ranges such as 16Ki..1Gi; empty: from 16Ki to four times the last cache, and half "
+        "of what is free"},
+    {"pages", OPTION_CHOICE, offsetof(MemoryOptions, pages), "plain", 0, 0, "plain|huge", "",
+        "of the CPU's memory: as programs have it, or as smelt asks for it"},
+    {"kernel", OPTION_CHOICE, offsetof(MemoryOptions, kernel), "all", 0, 0,
+        "all|copy|scale|add|triad|read|write|driver_copy|upload|download|upload_pinned|download_pinned", "",
+        "which to measure; those after write are a GPU's"},
+};
+
+/* In the order of kernel=. Those from DRIVER_COPY on are copies that a GPU's driver makes. */
+typedef enum Kernel {
+    KERNEL_COPY,
+    KERNEL_SCALE,
+    KERNEL_ADD,
+    KERNEL_TRIAD,
+    KERNEL_READ,
+    KERNEL_WRITE,
+    KERNELS,
+    DRIVER_COPY = KERNELS,
+    UPLOAD,
+    DOWNLOAD,
+    UPLOAD_PINNED,
+    DOWNLOAD_PINNED,
+    KERNEL_COUNT
+} Kernel;
+/* Arrays of device memory that it touches. */
+static const struct {
+    const char *name;
+    int arrays;
+} kernels[KERNEL_COUNT] = {
+    [KERNEL_COPY] = {"copy", 2},
+    [KERNEL_SCALE] = {"scale", 2},
+    [KERNEL_ADD] = {"add", 3},
+    [KERNEL_TRIAD] = {"triad", 3},
+    [KERNEL_READ] = {"read", 1},
+    [KERNEL_WRITE] = {"write", 1},
+    [DRIVER_COPY] = {"driver_copy", 2},
+    [UPLOAD] = {"upload", 1},
+    [DOWNLOAD] = {"download", 1},
+    [UPLOAD_PINNED] = {"upload_pinned", 1},
+    [DOWNLOAD_PINNED] = {"download_pinned", 1},
+};
+/* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set of a cache: SKEW keeps them apart. */
+enum { MOST_ARRAYS = 3, ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
+static const double FACTOR = 3;
+
+/* -- On the CPU ---------------------------------------------------------------------------------------------------- */
+
+/* A cache line of doubles: the compiler makes the widest instructions of each target of it. */
+typedef double Line __attribute__((vector_size(64)));
+
+typedef struct Part {
+    Line *a, *b, *c;
+    int64_t lines;
+} Part;
+
+#if defined __x86_64__
+#define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+FOR_EACH_CPU static void scale_part(const Part *part) {
+    for (int64_t i = 0; i < part->lines; i++) part->b[i] = FACTOR * part->c[i];
+}
+
+FOR_EACH_CPU static void add_part(const Part *part) {
+    for (int64_t i = 0; i < part->lines; i++) part->c[i] = part->a[i] + part->b[i];
+}
+
+FOR_EACH_CPU static void triad_part(const Part *part) {
+    for (int64_t i = 0; i < part->lines; i++) part->a[i] = part->b[i] + FACTOR * part->c[i];
+}
+
+FOR_EACH_CPU static void write_part(const Part *part) {
+    const Line line = {FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR};
+    for (int64_t i = 0; i < part->lines; i++) part->a[i] = line;
+}
+
+/* Several sums, so that none waits for the one before it; parts have a multiple of 8 lines. */
+FOR_EACH_CPU static void read_part(const Part *part) {
+    Line s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, s6 = {0}, s7 = {0};
+    const Line *from = part->a;
+    for (int64_t i = 0; i < part->lines; i += 8) {
+        s0 += from[i], s1 += from[i + 1], s2 += from[i + 2], s3 += from[i + 3];
+        s4 += from[i + 4], s5 += from[i + 5], s6 += from[i + 6], s7 += from[i + 7];
+    }
+    Line sum = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
+    __asm__ volatile("" : : "m"(sum));
+}
+
+static void run_part(Kernel kernel, const Part *part) {
+    switch (kernel) {
+    case KERNEL_COPY: memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); break;
+    case KERNEL_SCALE: scale_part(part); break;
+    case KERNEL_ADD: add_part(part); break;
+    case KERNEL_TRIAD: triad_part(part); break;
+    case KERNEL_READ: read_part(part); break;
+    case KERNEL_WRITE: write_part(part); break;
+    default: break;
+    }
+    __asm__ volatile("" : : : "memory"); /* the next pass is not the same for the compiler */
+}
+
+/* -- A measurement ------------------------------------------------------------------------------------------------- */
+
+typedef struct Work {
+    Device *device;
+    Kernel kernel;
+    char *arrays[MOST_ARRAYS];
+    int64_t bytes;  /* of one array */
+    int64_t passes; /* over the arrays in one call */
+    void *host;     /* of copies between host and device */
+} Work;
+
+static void run_cpu(void *context, int64_t call) {
+    const Work *work = context;
+    (void)call;
+#pragma omp parallel
+    {
+        const int64_t unit = 8 * sizeof(Line);
+        int64_t units = work->bytes / unit, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        int64_t first = units * thread / threads, last = units * (thread + 1) / threads;
+        Part part = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
+            (Line *)(work->arrays[2] + first * unit), 8 * (last - first)};
+        for (int64_t pass = 0; pass < work->passes; pass++) run_part(work->kernel, &part);
+    }
+}
+
+static void run_gpu(void *context, int64_t call) {
+    static const GpuKernel launched[KERNELS] = {[KERNEL_COPY] = {"stream", "stream_copy"},
+        [KERNEL_SCALE] = {"stream", "stream_scale"},
+        [KERNEL_ADD] = {"stream", "stream_add"},
+        [KERNEL_TRIAD] = {"stream", "stream_triad"},
+        [KERNEL_READ] = {"stream", "stream_read"},
+        [KERNEL_WRITE] = {"stream", "stream_write"}};
+    enum { READERS_A_PROCESSOR = 8, MOST_BLOCKS = 1 << 22, BLOCK_BYTES = 16 * STREAM_THREADS };
+    const Work *work = context;
+    (void)call;
+    StreamArguments arguments = {.a = (float *)work->arrays[0],
+        .b = (float *)work->arrays[1],
+        .c = (float *)work->arrays[2],
+        .factor = (float)FACTOR,
+        .count = work->bytes / (int64_t)sizeof(float)};
+    int64_t blocks = (work->bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    arguments.blocks = blocks < MOST_BLOCKS ? (int32_t)blocks : MOST_BLOCKS;
+    if (work->kernel == KERNEL_READ) { /* sums into the first array, reads of the second */
+        arguments.a = (float *)work->arrays[MOST_ARRAYS - 1];
+        arguments.b = (float *)work->arrays[0];
+        arguments.blocks = device_info(work->device)->processors * READERS_A_PROCESSOR;
+    }
+    device_launch(work->device, &launched[work->kernel], (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
+}
+
+static void run_copy(void *context, int64_t call) {
+    const Work *work = context;
+    bool up = work->kernel == UPLOAD || work->kernel == UPLOAD_PINNED;
+    (void)call;
+    if (work->kernel == DRIVER_COPY) device_copy(work->device, work->arrays[1], work->arrays[0], work->bytes);
+    else if (up) device_upload(work->device, work->arrays[0], work->host, work->bytes);
+    else device_download(work->device, work->host, work->arrays[0], work->bytes);
+}
+
+/* -- Rows ---------------------------------------------------------------------------------------------------------- */
+
+static const BenchColumn columns[] = {
+    {"kernel", BENCH_TEXT, 15},
+    {"bytes", 0, 13},
+    {"level", BENCH_TEXT, 6},
+    {"us", 2, 13},
+    {"gbps", 2, 9},
+    {"best_gbps", 2, 9},
+};
+
+/* The smallest cache that holds what each thread, or all together in the last cache, works on. */
+static const char *level_of(const Device *device, int64_t bytes) {
+    if (device_is_gpu(device)) return bytes <= bench_cache_bytes(device) ? "cache" : "memory";
+    int64_t each = bytes / omp_get_max_threads();
+    if (each <= sysconf(_SC_LEVEL1_DCACHE_SIZE)) return "L1";
+    if (each <= sysconf(_SC_LEVEL2_CACHE_SIZE)) return "L2";
+    return bytes <= sysconf(_SC_LEVEL3_CACHE_SIZE) ? "L3" : "memory";
+}
+
+static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error) {
+    BenchTime time;
+    if (!bench_time(bench, run, (void *)work, &time, error)) return false;
+    int64_t set = kernels[work->kernel].arrays * work->bytes;
+    double seconds = time.seconds / (double)work->passes, best = time.best / (double)work->passes;
+    bench_row(bench, (BenchCell[]){{.text = kernels[work->kernel].name}, {.number = (double)set},
+                         {.text = work->host ? "host" : level_of(work->device, set)}, {.number = 1e6 * seconds},
+                         {.number = (double)set / seconds / 1e9}, {.number = (double)set / best / 1e9}});
+    return true;
+}
+
+static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kernel, Error *error) {
+    const int64_t worth =
+        256 << 20; /* bytes that a call moves at least, about a millisecond in the first cache: threads meet once for them */
+    int arrays = kernels[kernel].arrays;
+    int64_t each = set / arrays / ALIGNMENT * ALIGNMENT;
+    if (each == 0) return true;
+    bool gpu = device_is_gpu(bench->device);
+    Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : (worth + set - 1) / set};
+    /* Each kernel's arrays are the first ones, in the order in which its operands lie. */
+    static const int order[KERNELS][MOST_ARRAYS] = {
+        [KERNEL_COPY] = {0, 0, 1}, [KERNEL_SCALE] = {0, 0, 1}, [KERNEL_ADD] = {0, 1, 2}, [KERNEL_TRIAD] = {0, 1, 2}};
+    for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = memory + order[kernel][i] * (each + SKEW);
+    if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = memory + bench_round(each);
+    return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
+}
+
+/* Ordinary (pageable) memory of the host, and pinned memory, which a GPU reaches by itself. None where nothing is copied to and fro. */
+typedef struct Host {
+    char *pageable, *pinned;
+    int64_t bytes;
+} Host;
+
+/* The driver's copies, of half the set as STREAM's copy has; with the host for as much as there is memory. */
+static bool measure_copy(Bench *bench, char *memory, const Host *host, int64_t set, Kernel kernel, Error *error) {
+    int64_t each = set / 2 / ALIGNMENT * ALIGNMENT;
+    if (each == 0 || (kernel != DRIVER_COPY && each > host->bytes)) return true;
+    Work work = {.device = bench->device, .kernel = kernel, .arrays = {memory, memory + each}, .bytes = each, .passes = 1};
+    if (kernel != DRIVER_COPY) work.host = kernel == UPLOAD || kernel == DOWNLOAD ? host->pageable : host->pinned;
+    return add_row(bench, &work, run_copy, error);
+}
+
+/* -- The benchmark ------------------------------------------------------------------------------------------------- */
+
+static int64_t *default_sizes(const Device *device, int *count) {
+    enum { MOST_SIZES = 64, LEAST = 16 << 10 };
+    int64_t *sizes = memory_allocate(MOST_SIZES * sizeof *sizes), free_bytes = device_available(device),
+            most = 4 * bench_cache_bytes(device);
+    int64_t least = device_is_gpu(device) ? 1 << 20 : LEAST;
+    *count = 0;
+    for (int64_t size = least; size <= most && *count < MOST_SIZES - 1 && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
+        sizes[(*count)++] = size;
+    if (free_bytes / 2 > sizes[*count - 1]) sizes[(*count)++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
+    return sizes;
+}
+
+static bool is_wanted(const Bench *bench, Kernel kernel) {
+    int option = ((const MemoryOptions *)bench->options)->kernel;
+    return (option == 0 || option == (int)kernel + 1) && (kernel < KERNELS || device_is_gpu(bench->device));
+}
+
+static bool measure_size(Bench *bench, char *memory, const Host *host, int64_t size, Error *error) {
+    bool good = true;
+    for (Kernel kernel = 0; good && kernel < KERNEL_COUNT; kernel++) {
+        if (!is_wanted(bench, kernel)) continue;
+        good =
+            kernel < KERNELS ? measure_kernel(bench, memory, size, kernel, error) : measure_copy(bench, memory, host, size, kernel, error);
+    }
+    return good;
+}
+
+static bool open_host(Host *host, const Bench *bench, int64_t bytes, Error *error) {
+    bool wanted = false;
+    for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) wanted = wanted || is_wanted(bench, kernel);
+    *host = (Host){.bytes = wanted ? bytes : 0};
+    if (!wanted) return true;
+    host->pageable = memory_map((size_t)bytes, error);
+    host->pinned = host->pageable ? device_allocate_host(bench->device, bytes, error) : NULL;
+    if (!host->pinned) return false;
+    memset(host->pageable, 1, (size_t)bytes);
+    memset(host->pinned, 1, (size_t)bytes);
+    return true;
+}
+
+static void close_host(Host *host, Device *device) {
+    if (host->pageable) memory_unmap(host->pageable, (size_t)host->bytes);
+    if (host->pinned) device_free_host(device, host->pinned, host->bytes);
+}
+
+/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny ones may be slow to add. */
+static void touch(char *memory, int64_t bytes) {
+    double *values = (double *)memory;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < bytes / (int64_t)sizeof *values; i++) values[i] = 1;
+}
+
+static bool measure_sizes(Bench *bench, const int64_t *sizes, int count, Error *error) {
+    const int64_t host_most = 1 << 30;
+    int64_t most = 0, available = device_available(bench->device);
+    for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+    if (available >= 0 && most > available)
+        return error_set(error, ERROR_MEMORY, "bytes=%lld are more than the %lld that are free", (long long)most, (long long)available);
+    int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
+    Host host = {0};
+    char *memory = device_allocate(bench->device, room, error);
+    bool good = memory && open_host(&host, bench, most / 2 < host_most ? most / 2 : host_most, error), cpu = !device_is_gpu(bench->device);
+    if (good && cpu && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
+        madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* a wish, like its opposite */
+    if (good && cpu) touch(memory, room);
+    for (int i = 0; good && i < count; i++) good = measure_size(bench, memory, &host, sizes[i], error);
+    close_host(&host, bench->device);
+    if (memory) device_free(bench->device, memory, room);
+    return good;
+}
+
+static bool run(Bench *bench, Error *error) {
+    const MemoryOptions *options = (const MemoryOptions *)bench->options;
+    const int64_t most = (int64_t)1 << 46;
+    if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
+    if (options->kernel > KERNELS && !device_is_gpu(bench->device))
+        return error_set(error, ERROR_USAGE, "kernel=%s: only a GPU has such copies", kernels[options->kernel - 1].name);
+    int count = 0;
+    int64_t *sizes = *options->bytes ? bench_list("bytes", options->bytes, most, &count, error) : default_sizes(bench->device, &count);
+    if (!sizes) return false;
+    bool good = measure_sizes(bench, sizes, count, error);
+    free(sizes);
+    return good;
+}
+
+const Benchmark bench_memory = {
+    .name = "memory",
+    .summary = "bandwidth: copy, scale, add, triad, read, write; host and GPU",
+    .explanation = "STREAM's kernels, and reading and writing alone, over working sets from the first cache to most of memory. Bytes are "
+                   "counted as STREAM counts them.\n"
+                   "On a GPU also the driver's own copy, and copies from ordinary host memory (upload), to it (download), and the same "
+                   "with pinned memory.\n",
+    .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Memory bandwidth",
+        .x = "bytes",
+        .y = "gbps",
+        .series = {"kernel"},
+        .x_label = "bytes of all arrays",
+        .y_label = "GB/s",
+        .x_logarithmic = true},
+    .options_size = sizeof(MemoryOptions),
+    .run = run,
+};

@@ -1,0 +1,149 @@
+/* Optimizers: one update of all parameters of a model, or of square matrices, by AdamW and by Muon. Bytes are what an update has to move once: it reads master
+ * weights, gradients and state, and writes master weights, state and the weights in the compute type. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "bench/bench.h"
+#include "model/model.h"
+#include "graph/op.h"
+#include "optim/optim.h"
+
+typedef struct OptimizerOptions {
+    BenchOptions common;
+    int optimizer;
+    int64_t width, parameters;
+} OptimizerOptions;
+
+enum { CHOICE_ALL, CHOICE_ADAMW, CHOICE_MUON };
+
+#define FIELD(name) offsetof(OptimizerOptions, name)
+static const Option rows[] = {
+    BENCH_ROWS,
+    {"optimizer", OPTION_CHOICE, FIELD(optimizer), "all", 0, 0, "all|adamw|muon", "", "which to measure"},
+    {"width", OPTION_INT, FIELD(width), "1024", 1, 65536, NULL, "", "of square matrices, without a configuration"},
+    {"parameters", OPTION_INT, FIELD(parameters), "0", 0, 1e12, NULL, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"},
+};
+#undef FIELD
+
+static const BenchColumn columns[] = {
+    {"optimizer", BENCH_TEXT, 9},
+    {"type", BENCH_TEXT, 5},
+    {"parameters", 0, 13},
+    {"bytes", 0, 15},
+    {"ms", 3, 11},
+    {"gbps", 2, 9},
+    {"best_gbps", 2, 9},
+    {"gparams_s", 3, 9},
+    {"state_bytes", 0, 15},
+};
+
+static Graph *matrices(Precision precision, int64_t width, int64_t count) {
+    Graph *graph = graph_create(precision, true);
+    for (int64_t i = 0; i < count; i++) {
+        char *name = memory_format("matrix%lld", (long long)i);
+        graph_parameter(graph, name, PARAMETER_MATRIX, 2, (int64_t[]){width, width}, 0, 1, false);
+        free(name);
+    }
+    return graph;
+}
+
+typedef struct Update {
+    Optimizer *optimizer;
+    BenchArena master, gradients,
+        weights; /* one set each: an update goes over far more than any cache, or is as small as it is in training */
+} Update;
+
+static void step(void *context, int64_t call) {
+    const Update *update = context;
+    const double lr = 1e-5;
+    void *weights = update->weights.memory ? update->weights.memory : update->master.memory;
+    optimizer_step(update->optimizer, update->master.memory, weights, update->gradients.memory, call + 1, lr, 1);
+}
+
+static bool open_update(Update *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
+    Device *device = bench->device;
+    int64_t kept = bench_round(graph->parameter_extent * precision_unit(graph->precision));
+    GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
+    bool copies = graph->precision == PRECISION_BF16;
+    int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
+                     optimizer_workspace_bytes(graph, config, NULL, device_is_gpu(device)),
+            available = device_available(device);
+    if (available >= 0 && needed > available)
+        return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters",
+            (long long)model_parameters(graph), (long long)needed, (long long)available);
+    return bench_arena_open(&update->master, device, kept, false, type, error) &&
+           bench_arena_open(&update->gradients, device, kept, false, type, error) &&
+           (!copies || bench_arena_open(&update->weights, device, bench_round(kept / 2), false, GEMM_BF16, error)) &&
+           (update->optimizer = optimizer_create(graph, config, NULL, device, error));
+}
+
+static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
+    OptimizerConfig config = bench->config.optimizer;
+    config.name = name;
+    Update update = {0};
+    BenchTime time;
+    double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
+    double kept = (double)precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)),
+           copy = graph->precision == PRECISION_BF16 ? 2 : 0;
+    double bytes = parameters * (3 * kept + copy) + 2 * state;
+    bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);
+    if (good)
+        bench_row(
+            bench, (BenchCell[]){{.text = name == OPTIMIZER_MUON ? "muon" : "adamw"}, {.text = precision_name(graph->precision)},
+                       {.number = parameters}, {.number = bytes}, {.number = 1e3 * time.seconds}, {.number = bytes / time.seconds / 1e9},
+                       {.number = bytes / time.best / 1e9}, {.number = parameters / time.seconds / 1e9}, {.number = state}});
+    optimizer_free(update.optimizer);
+    bench_arena_close(&update.weights);
+    bench_arena_close(&update.gradients);
+    bench_arena_close(&update.master);
+    return good;
+}
+
+static bool measure_all(Bench *bench, const Graph *graph, Error *error) {
+    const OptimizerOptions *options = (const OptimizerOptions *)bench->options;
+    return (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
+           (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
+}
+
+static bool run(Bench *bench, Error *error) {
+    const OptimizerOptions *options = (const OptimizerOptions *)bench->options;
+    Precision precision = bench->configured ? bench->config.precision : PRECISION_BF16;
+    if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 is for checks, not for speed: give bf16 or fp32");
+    if (!bench_open_device(bench, precision, error)) return false;
+    if (bench->configured) {
+        Model model = model_build(&bench->config.model, precision, MODEL_TRAIN, 1, bench->config.data.length, RECOMPUTE_NONE);
+        bool good = measure_all(bench, model.graph, error);
+        model_free(&model);
+        return good;
+    }
+    int64_t wanted = options->parameters            ? options->parameters
+                     : device_is_gpu(bench->device) ? 1000000000
+                                                    : 32000000,
+            count = wanted / options->width / options->width;
+    Graph *graph = matrices(precision, options->width, count > 0 ? count : 1);
+    bool good = measure_all(bench, graph, error);
+    graph_free(graph);
+    return good;
+}
+
+const Benchmark bench_optimizer = {
+    .name = "optimizer",
+    .summary = "an update of all parameters by AdamW and Muon",
+    .explanation = "With CONFIG.yaml: its parameters and optimizer settings. Without: square matrices. GB/s count what an update has to "
+                   "read and write once: master weights,\n"
+                   "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
+    .config = BENCH_CONFIG_OPTIONAL,
+    .table = {rows, sizeof rows / sizeof *rows},
+    .columns = columns,
+    .column_count = sizeof columns / sizeof *columns,
+    .plot = {.title = "Optimizers",
+        .x = "parameters",
+        .y = "gbps",
+        .series = {"optimizer"},
+        .x_label = "parameters",
+        .y_label = "GB/s",
+        .x_logarithmic = true},
+    .options_size = sizeof(OptimizerOptions),
+    .run = run,
+};

@@ -1,0 +1,108 @@
+/* What the files of this module share and nobody else needs: checked input and output on files, the byte layout of
+ * safetensors files, the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after
+ * reading, and to the caller when it is written. */
+#pragma once
+
+#include "ckpt/ckpt.h"
+#include "ckpt/store.h"
+
+enum {
+    BLOCK_BYTES = 1 << 20,            /* data moves and is hashed in blocks that stay in a core's cache between the two */
+    PARALLEL_BYTES = 4 * BLOCK_BYTES, /* below this, waking the other cores costs more than they help */
+    PIECE_BYTES = 16 * BLOCK_BYTES,   /* of an interval: what is hashed, shared and requested as one */
+};
+
+/* -- files.c ------------------------------------------------------------------------------------------------------- */
+
+/* "cannot ACTION PATH: reason of the errno `code`; what to do", as ERROR_CHECKPOINT. */
+bool files_fail(Error *error, const char *action, const char *path, int code);
+/* Opens a regular file and tells its size in bytes; -1 on failure. */
+int files_open_read(const char *path, int64_t *size, Error *error);
+/* Creates or empties a file; -1 on failure. */
+int files_open_write(const char *path, Error *error);
+/* All `bytes` at `offset` or failure: EINTR and short transfers are continued, and end of file is an error. */
+bool files_write_at(int file, const char *path, const void *data, int64_t bytes, int64_t offset, Error *error);
+bool files_read_at(int file, const char *path, void *data, int64_t bytes, int64_t offset, Error *error);
+/* Syncs when `good` and closes in any case. */
+bool files_sync_close(int file, const char *path, bool good, Error *error);
+bool files_sync_parent(const char *path, Error *error); /* the folder that holds `path` */
+
+/* -- store_files.c ------------------------------------------------------------------------------------------------- */
+
+/* Creates or replaces a file from its pieces: temporary name beside it, sync, rename, sync of the folder. */
+bool files_put(const char *path, const StoreSpan *spans, size_t count, Error *error);
+
+/* -- safetensors.c ------------------------------------------------------------------------------------------------- */
+
+typedef struct StoredRange {
+    int64_t begin, end; /* bytes of the file */
+    uint64_t hash;      /* XXH3_64bits of them */
+} StoredRange;
+
+/* The layout of a safetensors file: returns its beginning (length, JSON and padding, `header->end` bytes, which the
+ * caller frees) and tells where each tensor goes; these ranges tile the rest of the file. Only the header's hash is
+ * filled in. `path` is for messages. NULL on failure. */
+char *safetensors_layout(
+    const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *header, StoredRange *ranges, Error *error);
+bool stored_type_parse(const char *name, StoredType *type);
+json_t *stored_shape_to_json(const int64_t *shape, int rank);
+/* False unless `json` is an array of at most STORED_MAX_RANK integers, none negative. */
+bool stored_shape_parse(const json_t *json, int64_t shape[STORED_MAX_RANK], int *rank);
+/* Bytes of a whole tensor; false when that overflows int64_t. */
+bool stored_bytes(StoredType type, const int64_t *shape, int rank, int64_t *bytes);
+
+/* -- manifest.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct ManifestFile {
+    const char *name; /* inside the checkpoint's folder */
+    int64_t bytes;
+    StoredRange header;
+} ManifestFile;
+
+typedef struct ManifestInterval {
+    Interval interval; /* `data` is unused */
+    size_t file;       /* index into `files` */
+    StoredRange range;
+} ManifestInterval;
+
+typedef struct Manifest {
+    int64_t step;
+    json_t *metadata; /* borrowed; NULL when none was given */
+    ManifestFile *files;
+    size_t file_count;
+    ManifestInterval *intervals;
+    size_t interval_count;
+    json_t *json;
+} Manifest;
+
+/* Writes the object `name`. `bytes` receives its size. */
+bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error);
+/* Reads and checks it: its own checksum, every field, every byte range against the size of its file as listed. */
+bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error);
+void manifest_free(Manifest *manifest); /* after manifest_read */
+
+/* -- folder.c ------------------------------------------------------------------------------------------------------ */
+
+char *folder_step(int64_t step);                    /* "checkpoints/step-00000040"; the caller frees */
+char *folder_draft(int64_t step, uint64_t attempt); /* the same with a temporary name, of a store that renames folders */
+char *folder_aside(int64_t step);                   /* the name of what is being replaced */
+char *folder_manifest(const char *folder);          /* FOLDER/manifest.json */
+
+typedef struct FolderListing {
+    int64_t *steps; /* complete, newest first */
+    size_t count;
+    char **leftovers; /* folders of what was half-written */
+    size_t leftover_count;
+    int64_t *replaced; /* steps that were being replaced */
+    size_t replaced_count;
+} FolderListing;
+
+/* Sorts what lies in the folder of checkpoints; gives an interrupted replacement its name back. */
+bool folder_list(Store *store, FolderListing *listing, Error *error);
+void folder_listing_free(FolderListing *listing);
+
+/* -- load.c -------------------------------------------------------------------------------------------------------- */
+
+/* Reads the manifest of a step and checks the step and the sizes of all files: cheap, and sees everything but flipped
+ * data. */
+bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error);

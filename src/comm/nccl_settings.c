@@ -1,0 +1,65 @@
+/* What AMD recommends to RCCL and to its runtime in their environment, for MI300X nodes and for Pollara network cards (sources: AMD's Primus launcher
+ * and ROCm's guides, as of ROCm 6.4 to 7.2). Applied only where the hardware is there; what the user has set stays. Owns nothing. Called by
+ * comm_open, before any thread and any library starts. */
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/comm_internal.h"
+
+typedef struct Setting { const char *hardware, *name, *value; } Setting; /* hardware: a pattern of files */
+
+#define AMD_GPU "/dev/kfd"
+#define POLLARA "/sys/class/infiniband/ionic*"
+static const Setting settings[] = {
+    {AMD_GPU, "HSA_NO_SCRATCH_RECLAIM", "1"},
+    {AMD_GPU, "NCCL_CHECKS_DISABLE", "1"},
+    {AMD_GPU, "NCCL_P2P_NET_CHUNKSIZE", "524288"},
+    {AMD_GPU, "RCCL_MSCCL_ENABLE", "0"},
+    {POLLARA, "NCCL_IB_GID_INDEX", "1"},
+    {POLLARA, "NCCL_IB_TC", "104"},
+    {POLLARA, "NCCL_IB_FIFO_TC", "192"},
+    {POLLARA, "NCCL_IB_ROCE_VERSION_NUM", "2"},
+    {POLLARA, "NCCL_IB_QPS_PER_CONNECTION", "1"},
+    {POLLARA, "NCCL_MAX_P2P_CHANNELS", "56"},
+    {POLLARA, "NCCL_IB_USE_INLINE", "1"},
+    {POLLARA, "NCCL_GDR_FLUSH_DISABLE", "1"},
+    {POLLARA, "NCCL_DMABUF_ENABLE", "0"},
+    {POLLARA, "NCCL_IGNORE_CPU_AFFINITY", "1"},
+    {POLLARA, "NCCL_PXN_DISABLE", "0"},
+    {POLLARA, "NET_OPTIONAL_RECV_COMPLETION", "1"},
+    {POLLARA, "RCCL_GDR_FLUSH_GPU_MEM_NO_RELAXED_ORDERING", "0"},
+    {POLLARA, "RCCL_AINIC_ROCE", "1"},
+    {POLLARA, "IONIC_LOCKFREE", "all"},
+};
+enum { SETTINGS = sizeof settings / sizeof *settings, GPUS_OF_A_NODE = 8 };
+
+static bool exists(const char *root, const char *pattern) {
+    glob_t found = {0};
+    char *path = memory_format("%s%s", root, pattern);
+    bool there = glob(path, 0, NULL, &found) == 0;
+    globfree(&found);
+    free(path);
+    return there;
+}
+
+void settings_apply(const char *root) {
+    for (int i = 0; i < SETTINGS; i++)
+        if (exists(root, AMD_GPU) && exists(root, settings[i].hardware)) setenv(settings[i].name, settings[i].value, 0);
+}
+
+/* Each pair of MI300X has one link, of which few GPUs use few: more channels fill them. */
+void settings_apply_ranks(const Device *device, int local_size) {
+    if (!strcmp(device_info(device)->target, "gfx942") && local_size < GPUS_OF_A_NODE) setenv("NCCL_MIN_NCHANNELS", "112", 0);
+}
+
+void settings_describe(char *text, size_t size) {
+    size_t length = 0;
+    text[0] = 0;
+    for (int i = 0; i <= SETTINGS && length < size; i++) {
+        const char *name = i < SETTINGS ? settings[i].name : "NCCL_MIN_NCHANNELS", *value = getenv(name);
+        if (value) length += (size_t)snprintf(text + length, size - length, "%s%s=%s", length ? " " : "", name, value);
+    }
+}

@@ -1,0 +1,93 @@
+/* The configuration of a run: one struct, one table (config.c). The YAML file, `key=value`, --help, the printed configuration and
+ * the manual (`smelt train --help`) all come from the table. */
+#pragma once
+
+#include "base/options.h"
+#include "device/device.h"
+
+typedef enum Family { FAMILY_ZAYA, FAMILY_LLAMA, FAMILY_MPT, FAMILY_GPT2 } Family;
+
+typedef struct ModelConfig {
+    int family;                                       /* Family */
+    int64_t layers, width, heads, kv_heads, head_dim; /* head_dim 0: width / heads */
+    int64_t ffn;                                      /* hidden width of an MLP or of one expert */
+    int64_t vocabulary;
+    int64_t context; /* most positions that the model is built for */
+    int64_t window;  /* sliding attention window, 0: none */
+    int64_t experts, experts_per_token, router_width;
+    bool renormalise; /* gates of the chosen experts sum to 1 */
+    double auxiliary_loss;
+    double rope_theta, rope_fraction, rope_factor, rope_low_frequency, rope_high_frequency;
+    int64_t rope_original_context;
+    bool qkv_bias;        /* llama: as Qwen2 */
+    bool qk_norm;         /* llama: RMSNorm of each query and key head, as Qwen3; mpt: LayerNorm over all of them, qk_ln */
+    double clip_qkv;      /* mpt: bound of queries, keys and values, 0: none */
+    double alibi_max;     /* mpt: the largest exponent of ALiBi slopes */
+    double softmax_scale; /* mpt: of scores, 0: 1 / sqrt(head_dim) */
+    double norm_epsilon, init_std;
+    bool tied;
+} ModelConfig;
+
+/* Adapters in place of full training (model/lora.c). */
+typedef enum LoraTargets { LORA_ATTENTION, LORA_MLP, LORA_ALL } LoraTargets;
+typedef struct LoraConfig {
+    int64_t rank; /* 0: none */
+    double alpha;
+    int targets; /* LoraTargets */
+} LoraConfig;
+
+typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
+typedef struct OptimizerConfig {
+    int name;
+    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, controller_lr;
+    int64_t newton_schulz_steps;
+    bool decay_vectors;
+} OptimizerConfig;
+
+typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
+typedef struct ScheduleConfig {
+    int kind;
+    int64_t warmup, decay;
+    double minimum;
+} ScheduleConfig;
+
+typedef struct DataConfig {
+    const char *train, *valid, *separator, *tokenizer;
+    double valid_fraction;
+    int64_t length;
+    bool document_mask;
+} DataConfig;
+typedef struct BatchConfig { int64_t tokens, sequences, ramp_tokens, ramp_steps; } BatchConfig;
+
+typedef enum ReduceType { REDUCE_FP32, REDUCE_BF16 } ReduceType;
+typedef struct LayoutConfig {
+    int64_t dp, zero, shard;
+    double bucket_mb;
+    int reduce;
+} LayoutConfig;
+
+typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
+
+typedef struct Config {
+    const char *run, *init, *dump;
+    int64_t seed, steps, stop_at, threads;
+    int device; /* DeviceKind */
+    int precision, recompute, on_nan;
+    bool exact_products, plan, tensorboard;
+    ModelConfig model;
+    LoraConfig lora;
+    DataConfig data;
+    BatchConfig batch;
+    OptimizerConfig optimizer;
+    ScheduleConfig schedule;
+    LayoutConfig layout;
+    int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, checkpoint_whole_every, profile;
+    const char *checkpoint_store;
+    bool checkpoint_async;
+    double checkpoint_patience, hang;
+} Config;
+
+extern const OptionTable config_table;
+
+/* Checks what spans several settings (divisibility, ranges that depend on each other) and fills derived defaults. ERROR_USAGE. */
+bool config_check(Config *config, Error *error);

@@ -1,0 +1,43 @@
+/* What the files of the data module share among themselves: mapped files, and the constants of the shard format that
+ * its reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <sys/stat.h>
+
+#include "base/error.h"
+#include "data/data.h"
+
+/* A regular file mapped for reading. An empty file has size 0 and bytes NULL. */
+typedef struct FileMap {
+    const unsigned char *bytes;
+    size_t size;
+    struct stat status;
+} FileMap;
+
+/* Anything but a readable regular file is ERROR_DATA; never blocks on a pipe or device. */
+bool file_map_open(FileMap *map, const char *path, Error *error);
+void file_map_close(FileMap *map);
+
+/* Text documents to shards through a tokenizer (encode.c). Opening fails without a token that ends documents. */
+typedef struct DocumentEncoder DocumentEncoder;
+DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Error *error);
+void document_encoder_free(DocumentEncoder *encoder);             /* NULL is fine */
+int document_encoder_token_bytes(const DocumentEncoder *encoder); /* 2 or 4, by the vocabulary */
+/* Copies the text. It reaches `writer`, and the count *tokens, at the latest when the encoder is flushed. */
+bool document_encoder_add(DocumentEncoder *encoder, ShardWriter *writer, int64_t *tokens, const char *text, size_t size, Error *error);
+bool document_encoder_flush(DocumentEncoder *encoder, Error *error);
+
+#define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
+#define SHARD_CHECKSUM_MAGIC "SMELTSUM"
+enum { SHARD_VERSION = 1, SHARD_HEADER_BYTES = 34, SHARD_CHECKSUM_BYTES = 24, SHARD_TYPE_COUNT = 9 };
+
+typedef struct ShardType {
+    const char *name;
+    int token_bytes; /* 0: smelt does not read this type */
+} ShardType;
+
+extern const ShardType shard_types[SHARD_TYPE_COUNT]; /* by the index's type code; 0 is no type */
+int shard_type_code(int token_bytes);                 /* token_bytes is 1, 2 or 4 */

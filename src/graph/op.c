@@ -1,0 +1,36 @@
+/* The table of operations, and what their rules share. */
+#include "graph/op.h"
+
+#define OP(name) extern const Op op_rule_##name;
+#include "graph/op_list.h"
+#undef OP
+
+const Op *const op_table[OP_COUNT] = {
+#define OP(name) &op_rule_##name,
+#include "graph/op_list.h"
+#undef OP
+};
+
+int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node) {
+    const OpKernel *kernel = backend->kernels[node->op];
+    return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
+}
+
+bool op_in_place(const Graph *graph, const Node *node) {
+    int index = op_table[node->op]->in_place - 1;
+    if (index < 0 || !node->in[index] || !node->out[0]) return false;
+    const Tensor *from = graph_get(graph, node->in[index]), *to = graph_get(graph, node->out[0]);
+    return from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 && from->offset == to->offset;
+}
+
+static double tensor_bytes(const Graph *graph, TensorId tensor) {
+    if (tensor == TENSOR_NONE) return 0;
+    return (double)graph_elements(graph, tensor) * precision_bytes(graph->precision, graph_get(graph, tensor)->type);
+}
+
+double op_tensor_bytes(const Graph *graph, const Node *node) {
+    double bytes = 0;
+    for (int i = 0; i < node->inputs; i++) bytes += tensor_bytes(graph, node->in[i]);
+    for (int i = 0; i < node->outputs; i++) bytes += tensor_bytes(graph, node->out[i]) * (op_table[node->op]->adds_to >> i & 1 ? 2 : 1);
+    return bytes;
+}

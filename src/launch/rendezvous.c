@@ -1,0 +1,356 @@
+/* The roll of nodes over short TCP connections: a node connects, reports, and keeps the connection until it has its answer. Owns node 0's listening
+ * socket and the seats of all nodes. Called by the supervisor. The network is trusted: checks keep mistakes out, not attackers. */
+#include "launch/rendezvous.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/socket.h"
+
+enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, FAREWELL_SECONDS = 30, MOST_RANKS = 1024 };
+static const double slice = 0.1; /* seconds between two looks at *stop */
+
+typedef struct Hello {
+    uint32_t magic;
+    int32_t node, nodes, unused;
+    uint64_t job;
+    NodeReport report;
+} Hello;
+
+typedef struct Reply {
+    uint32_t magic;
+    int32_t verdict;
+    RollAnswer answer;
+} Reply;
+
+/* A node's place at node 0. */
+typedef struct Seat {
+    int socket; /* -1: none, or node 0's own */
+    bool here;
+    bool member; /* took part in the last attempt; before the first all are awaited like members */
+    NodeReport report;
+    char address[NI_MAXHOST];
+} Seat;
+
+struct Roll {
+    RollPlace place;
+    uint64_t job;
+    struct sockaddr_storage first; /* node 0's address */
+    int listener;                  /* on node 0, else -1 */
+    Seat *seats;                   /* on node 0 */
+    double began;                  /* when the first member came; 0: none has yet */
+};
+
+/* Nodes of another run have another command or another job. */
+static uint64_t job_of(char *const *command) {
+    const char *job = getenv("SLURM_JOB_ID");
+    char *text = memory_copy_string(job ? job : "");
+    for (; *command; command++) {
+        char *longer = memory_format("%s\n%s", text, *command);
+        free(text);
+        text = longer;
+    }
+    uint64_t hash = hash_bytes(text, strlen(text));
+    free(text);
+    return hash;
+}
+
+Roll *roll_open(const RollPlace *place, Error *error) {
+    Roll *roll = memory_allocate(sizeof *roll);
+    *roll = (Roll){.place = *place, .job = job_of(place->command), .listener = -1};
+    bool opened = socket_resolve(place->address, place->port, &roll->first, error);
+    if (opened && place->node == 0) {
+        double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
+        while ((roll->listener = socket_listen(roll->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
+               errno == EADDRINUSE && log_seconds() < until && !*place->stop)
+            usleep((useconds_t)(slice * 1e6));
+        opened = roll->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
+                                            "node 0 cannot listen at port %d: %s; give another MASTER_PORT", place->port, strerror(errno));
+        roll->seats = memory_allocate((size_t)place->nodes * sizeof *roll->seats);
+        for (int node = 0; node < place->nodes; node++) roll->seats[node] = (Seat){.socket = -1, .member = true};
+    }
+    if (opened) return roll;
+    roll_close(roll);
+    return NULL;
+}
+
+void roll_close(Roll *roll) {
+    if (!roll) return;
+    for (int node = 0; roll->seats && node < roll->place.nodes; node++)
+        if (roll->seats[node].socket >= 0) close(roll->seats[node].socket);
+    if (roll->listener >= 0) close(roll->listener);
+    free(roll->seats);
+    free(roll);
+}
+
+/* -- Node 0: who is here -------------------------------------------------------------------------------------------- */
+
+static void leave_seat(Seat *seat) {
+    if (seat->socket >= 0) close(seat->socket);
+    seat->socket = -1;
+    seat->here = false;
+}
+
+static void take_seat(Seat *seat, int socket, const NodeReport *report) {
+    leave_seat(seat); /* of a supervisor that died, or that reports anew */
+    seat->socket = socket;
+    seat->here = true;
+    seat->report = *report;
+    seat->report.name[sizeof report->name - 1] = seat->report.reason[sizeof report->reason - 1] = 0;
+}
+
+static bool is_sound(const Roll *roll, const Hello *hello) {
+    const NodeReport *report = &hello->report;
+    return hello->node > 0 && hello->node < roll->place.nodes && report->state >= NODE_READY && report->state <= NODE_ENDS &&
+           report->ranks > 0 && report->ranks <= MOST_RANKS && report->port > 0 && report->port < 65536 && report->code >= 0 &&
+           report->code < 128;
+}
+
+static void refuse(int socket) {
+    Reply reply = {.magic = MAGIC, .verdict = ROLL_OVER, .answer = {.code = ERROR_USAGE}};
+    snprintf(reply.answer.reason, sizeof reply.answer.reason, "node 0 runs another command, or with another number of nodes");
+    socket_send(socket, &reply, sizeof reply, log_seconds() + HELLO_SECONDS);
+    close(socket);
+}
+
+/* Where the others reach a node: as node 0 sees it, or, when it is on node 0's host, at node 0's own address. */
+static void note_address(const Roll *roll, Seat *seat) {
+    struct sockaddr_storage from = {0};
+    socklen_t size = sizeof from;
+    seat->address[0] = 0;
+    if (getpeername(seat->socket, (struct sockaddr *)&from, &size) == 0)
+        getnameinfo((struct sockaddr *)&from, size, seat->address, sizeof seat->address, NULL, 0, NI_NUMERICHOST);
+    if (!seat->address[0] || socket_is_loopback(seat->address)) snprintf(seat->address, sizeof seat->address, "%s", roll->place.address);
+}
+
+/* Takes in all who wait at the door, for a moment. */
+static void open_door(Roll *roll) {
+    for (double until = log_seconds() + slice; socket_await(roll->listener, POLLIN, until);) {
+        Hello hello = {0};
+        int taken = accept4(roll->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (taken < 0) continue;
+        socket_prepare(taken, LOST_SECONDS);
+        if (!socket_receive(taken, &hello, sizeof hello, log_seconds() + HELLO_SECONDS) || hello.magic != MAGIC) close(taken);
+        else if (hello.job != roll->job || hello.nodes != roll->place.nodes || !is_sound(roll, &hello)) refuse(taken);
+        else {
+            take_seat(&roll->seats[hello.node], taken, &hello.report);
+            note_address(roll, &roll->seats[hello.node]);
+        }
+    }
+}
+
+/* Nodes say nothing after their report: what can be read is the connection's end. Only a farewell stays after that. */
+static void notice_leavers(Roll *roll) {
+    for (int node = 1; node < roll->place.nodes; node++) {
+        Seat *seat = &roll->seats[node];
+        if (seat->here && seat->report.state != NODE_ENDS && socket_await(seat->socket, POLLIN, log_seconds() + 1e-3)) leave_seat(seat);
+    }
+}
+
+/* -- Node 0: what becomes of the run -------------------------------------------------------------------------------- */
+
+/* Of a node that took part and said that the run is over. */
+static const NodeReport *find_end(const Roll *roll) {
+    for (int node = 0; node < roll->place.nodes; node++) {
+        const Seat *seat = &roll->seats[node];
+        if (seat->here && seat->member && seat->report.state == NODE_ENDS) return &seat->report;
+    }
+    return NULL;
+}
+
+static bool takes_part(const Seat *seat) { return seat->here && seat->report.state == NODE_READY; }
+
+/* Who is missing and why, for people. */
+static void describe_absent(const Roll *roll, char *text, size_t size) {
+    size_t length = 0;
+    text[0] = 0;
+    for (int node = 0; node < roll->place.nodes && length < size; node++) {
+        const Seat *seat = &roll->seats[node];
+        const char *comma = length ? "; " : "";
+        if (!seat->here && seat->member)
+            length += (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, roll->place.away);
+        else if (!seat->here) length += (size_t)snprintf(text + length, size - length, "%snode %d is still away", comma, node);
+        else if (!takes_part(seat))
+            length +=
+                (size_t)snprintf(text + length, size - length, "%snode %d (%s): %s", comma, node, seat->report.name, seat->report.reason);
+    }
+}
+
+/* What all who take part have in common; their number is answer.members. */
+static RollAnswer muster(const Roll *roll) {
+    RollAnswer answer = {0};
+    for (int node = 0; node < roll->place.nodes; node++) {
+        const Seat *seat = &roll->seats[node];
+        if (!takes_part(seat)) continue;
+        if (!answer.members) {
+            answer.port = seat->report.port;
+            snprintf(answer.address, sizeof answer.address, "%.255s", node ? seat->address : roll->place.address);
+        }
+        answer.members++;
+        answer.ranks += seat->report.ranks;
+    }
+    describe_absent(roll, answer.reason, sizeof answer.reason);
+    return answer;
+}
+
+static void reply(Seat *seat, RollVerdict verdict, const RollAnswer *answer) {
+    Reply message = {.magic = MAGIC, .verdict = (int32_t)verdict, .answer = *answer};
+    if (seat->socket >= 0) socket_send(seat->socket, &message, sizeof message, log_seconds() + HELLO_SECONDS);
+    leave_seat(seat);
+}
+
+/* Everyone who is here gets an answer; returns node 0's own. */
+static RollVerdict dismiss(Roll *roll, RollVerdict all, const RollAnswer *common, RollAnswer *own) {
+    RollAnswer answer = *common;
+    RollVerdict own_verdict = all;
+    answer.member = answer.first = 0;
+    for (int node = 0; node < roll->place.nodes; node++) {
+        Seat *seat = &roll->seats[node];
+        int ranks = seat->report.ranks;
+        bool starts = all == ROLL_START && takes_part(seat);
+        RollVerdict verdict = all == ROLL_START && !starts ? ROLL_LEFT_OUT : all;
+        if (node == 0) *own = answer, own_verdict = verdict;
+        if (seat->here) reply(seat, verdict, &answer);
+        if (all == ROLL_START) seat->member = starts;
+        if (starts) answer.member++, answer.first += ranks;
+    }
+    roll->began = 0;
+    return own_verdict;
+}
+
+static RollVerdict decide(Roll *roll, RollAnswer *own) {
+    const NodeReport *end = find_end(roll);
+    RollAnswer answer = muster(roll);
+    if (end) {
+        answer.code = end->code;
+        snprintf(answer.reason, sizeof answer.reason, "%s", end->reason);
+    } else if (answer.members < roll->place.least) {
+        char absent[sizeof answer.reason];
+        memcpy(absent, answer.reason, sizeof absent);
+        answer.code = ERROR_COMMUNICATION;
+        snprintf(answer.reason, sizeof answer.reason, "%d of %d nodes can go on, and %d are needed (least=): %.400s", answer.members,
+            roll->place.nodes, roll->place.least, absent);
+    }
+    return dismiss(roll, end || answer.members < roll->place.least ? ROLL_OVER : ROLL_START, &answer, own);
+}
+
+static RollVerdict call_as_first(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
+    double start = log_seconds();
+    take_seat(&roll->seats[0], -1, own);
+    while (!*roll->place.stop) {
+        bool any = false, all = true;
+        open_door(roll);
+        notice_leavers(roll);
+        for (int node = 0; node < roll->place.nodes; node++) {
+            const Seat *seat = &roll->seats[node];
+            any = any || (seat->here && seat->member);
+            all = all && (seat->here || !seat->member);
+        }
+        double now = log_seconds();
+        if (any && !roll->began) roll->began = now;
+        if (all || find_end(roll) || (roll->began && now - roll->began > roll->place.away)) return decide(roll, answer);
+        if (patience > 0 && now - start > patience) return ROLL_AGAIN;
+    }
+    return ROLL_STOPPED;
+}
+
+/* -- The others ----------------------------------------------------------------------------------------------------- */
+
+/* -1 when node 0 does not answer now. */
+static int report_to_first(const Roll *roll, const NodeReport *own) {
+    Hello hello = {.magic = MAGIC, .node = roll->place.node, .nodes = roll->place.nodes, .job = roll->job, .report = *own};
+    double until = log_seconds() + HELLO_SECONDS;
+    int made = socket_connect(&roll->first, LOST_SECONDS, until);
+    if (made < 0 || socket_send(made, &hello, sizeof hello, until)) return made;
+    close(made);
+    return -1;
+}
+
+static bool hear(int socket, RollVerdict *verdict, RollAnswer *answer) {
+    Reply message;
+    if (!socket_receive(socket, &message, sizeof message, log_seconds() + HELLO_SECONDS) || message.magic != MAGIC ||
+        message.verdict < ROLL_START || message.verdict > ROLL_OVER)
+        return false;
+    *verdict = (RollVerdict)message.verdict;
+    *answer = message.answer;
+    answer->address[sizeof answer->address - 1] = answer->reason[sizeof answer->reason - 1] = 0;
+    return answer->member >= 0 && answer->first >= 0 && answer->ranks >= 0 && answer->code >= 0 && answer->code < 128;
+}
+
+static RollVerdict first_is_lost(const Roll *roll, RollAnswer *answer) {
+    *answer = (RollAnswer){.code = ERROR_COMMUNICATION};
+    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", roll->place.address, roll->place.port,
+        roll->place.away);
+    return ROLL_OVER;
+}
+
+static RollVerdict call_as_other(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
+    double start = log_seconds(), heard = start;
+    int connection = -1;
+    RollVerdict verdict = ROLL_STOPPED;
+    while (!*roll->place.stop) {
+        double now = log_seconds();
+        if (connection < 0) connection = report_to_first(roll, own);
+        if (connection < 0 && now - heard > roll->place.away) return first_is_lost(roll, answer);
+        if (connection < 0) {
+            usleep((useconds_t)(slice * 1e6));
+            continue;
+        }
+        heard = now;
+        if (socket_await(connection, POLLIN, now + slice)) {
+            if (hear(connection, &verdict, answer)) break;
+            close(connection);
+            connection = -1;
+        } else if (patience > 0 && now - start > patience) {
+            verdict = ROLL_AGAIN;
+            break;
+        }
+    }
+    if (connection >= 0) close(connection);
+    return verdict;
+}
+
+RollVerdict roll_call(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
+    return roll->seats ? call_as_first(roll, own, patience, answer) : call_as_other(roll, own, patience, answer);
+}
+
+/* -- The end -------------------------------------------------------------------------------------------------------- */
+
+static void tell_all(Roll *roll, const RollAnswer *end) {
+    double until = log_seconds() + (end->code == ERROR_NONE ? 0 : FAREWELL_SECONDS);
+    for (bool untold = true; untold;) {
+        RollAnswer own;
+        open_door(roll);
+        untold = false;
+        for (int node = 1; node < roll->place.nodes; node++) {
+            roll->seats[node].member = roll->seats[node].member && !roll->seats[node].here;
+            untold = untold || roll->seats[node].member;
+        }
+        dismiss(roll, ROLL_OVER, end, &own);
+        untold = untold && log_seconds() < until && !*roll->place.stop;
+    }
+}
+
+void roll_end(Roll *roll, int code, const char *reason) {
+    NodeReport report = {.state = NODE_ENDS, .ranks = 1, .port = 1, .code = code};
+    RollAnswer end = {.code = code};
+    snprintf(report.reason, sizeof report.reason, "%s", reason);
+    snprintf(end.reason, sizeof end.reason, "%s", reason);
+    if (roll->seats) {
+        tell_all(roll, &end);
+        return;
+    }
+    int connection = report_to_first(roll, &report);
+    if (connection >= 0) close(connection);
+}

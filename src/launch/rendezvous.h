@@ -1,0 +1,55 @@
+/* The roll of a run's nodes. Before every attempt each node's supervisor tells node 0's how its node is. Node 0's calls the roll: when all that it waits
+ * for have come, or the time is over, it tells everyone who takes part, under which numbers, or that the run is over. Nobody is connected in between:
+ * who comes while ranks run waits in the queue of node 0's socket for the next roll. Because one place decides, two halves of a broken network never
+ * train at once; the price is that the run ends with node 0's supervisor. Node 0 itself may be left out like any other. */
+#pragma once
+
+#include <signal.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct Roll Roll;
+
+typedef struct RollPlace {
+    int node, nodes, least; /* least: nodes that the run needs to go on */
+    const char *address;    /* of node 0 */
+    int port;
+    double away;                       /* seconds for which the others wait for a node, and a node for node 0 */
+    char *const *command;              /* the same on all nodes */
+    const volatile sig_atomic_t *stop; /* not 0: no more waiting */
+} RollPlace;
+
+typedef enum NodeState {
+    NODE_READY, /* can run its ranks */
+    NODE_SICK,  /* must not: `reason` says why */
+    NODE_ENDS,  /* of one that took part: the run is over, with `code` and `reason` */
+} NodeState;
+
+/* How a node is. `port` is free there, for the case that the run's rank 0 is among its ranks. */
+typedef struct NodeReport {
+    int32_t state, ranks, port, code;
+    char name[64], reason[192];
+} NodeReport;
+
+typedef enum RollVerdict {
+    ROLL_START,    /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which its first is `first` */
+    ROLL_LEFT_OUT, /* the others go on without this node: it may come again */
+    ROLL_OVER,     /* the run ended with `code` and `reason` */
+    ROLL_AGAIN,    /* nothing yet after `patience` seconds */
+    ROLL_STOPPED,  /* by *place.stop */
+} RollVerdict;
+
+typedef struct RollAnswer {
+    int32_t members, member, ranks, first, port, code;
+    char address[256], reason[512]; /* address and port: where rank 0 shall listen; reason of ROLL_START: who is missing, or "" */
+} RollAnswer;
+
+/* What `place` points to outlives the roll. On node 0 it listens from now on. ERROR_COMMUNICATION. */
+Roll *roll_open(const RollPlace *place, Error *error);
+/* Waits for the next roll's verdict; `patience` 0: for ever. On other nodes than 0, ROLL_OVER with ERROR_COMMUNICATION when node 0 was not there for
+ * `away` seconds. */
+RollVerdict roll_call(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer);
+/* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run at the next roll. */
+void roll_end(Roll *roll, int code, const char *reason);
+void roll_close(Roll *roll); /* NULL is fine */

@@ -1,0 +1,89 @@
+/* Runs the doctor as a child and reads its lines. Owns the child and the pipe for the length of the test. */
+#include "launch/self_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+
+enum { LIMIT_SECONDS = 120, POLL_MILLISECONDS = 100, LEAVE_SECONDS = 5, OUTPUT_BYTES = 1 << 16 };
+
+static void become_doctor(const char *devices, int pipe, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    setpgid(0, 0);
+    if (devices) {
+        setenv("HIP_VISIBLE_DEVICES", devices, 1);
+        setenv("CUDA_VISIBLE_DEVICES", devices, 1);
+    }
+    dup2(pipe, STDOUT_FILENO);
+    dup2(pipe, STDERR_FILENO);
+    execv("/proc/self/exe", (char *[]){"smelt", "doctor", "smoke=true", "folder=", NULL});
+    _exit(127);
+}
+
+/* What the child printed until it closed its output; false when the time was over or the supervisor was told to stop. */
+static bool read_output(int pipe, const volatile sig_atomic_t *stop, char output[OUTPUT_BYTES]) {
+    size_t length = 0;
+    double until = log_seconds() + LIMIT_SECONDS;
+    while (!*stop && log_seconds() < until) {
+        char rest[4096]; /* beyond what is kept */
+        bool room = length < OUTPUT_BYTES - 1;
+        struct pollfd ready = {pipe, POLLIN, 0};
+        if (poll(&ready, 1, POLL_MILLISECONDS) <= 0) continue;
+        ssize_t bytes = read(pipe, room ? output + length : rest, room ? OUTPUT_BYTES - 1 - length : sizeof rest);
+        if (bytes > 0 && room) length += (size_t)bytes;
+        output[length] = 0;
+        if (bytes == 0) return true;
+    }
+    return false;
+}
+
+/* The first line that begins with "error", without the table's spaces. */
+static void find_error(const char *output, char *reason, size_t size) {
+    const char *line = output;
+    size_t length = 0;
+    while (line && strncmp(line, "error ", 6)) line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL;
+    for (; line && *line && *line != '\n' && length < size - 1; line++)
+        if (*line != ' ' || line[1] != ' ') reason[length++] = *line;
+    reason[length] = 0;
+}
+
+/* A process that a broken driver holds cannot be killed: it is left behind. */
+static void reap(pid_t child, bool killed, int *status) {
+    setpgid(child, child); /* if it has not come to do so itself */
+    if (killed) kill(-child, SIGKILL);
+    for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
+}
+
+bool smoke_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size) {
+    int ends[2], status = 0;
+    reason[0] = 0;
+    if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
+    char *output = memory_allocate(OUTPUT_BYTES);
+    pid_t parent = getpid();
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) become_doctor(devices, ends[1], parent);
+    close(ends[1]);
+    bool ended = child > 0 && read_output(ends[0], stop, output);
+    if (child > 0) reap(child, !ended, &status);
+    close(ends[0]);
+    bool passed = *stop || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (child < 0) snprintf(reason, size, "the system refused a process: %s", strerror(errno));
+    else if (!ended) snprintf(reason, size, "its smoke test did not end in %d s", LIMIT_SECONDS);
+    else if (!passed && WIFSIGNALED(status))
+        snprintf(reason, size, "its smoke test was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (!passed) find_error(output, reason, size);
+    if (!passed && !*reason) snprintf(reason, size, "its smoke test ended with exit code %d", WEXITSTATUS(status));
+    free(output);
+    return passed;
+}

@@ -1,0 +1,167 @@
+/* GELU, SwiGLU, the clamp and the scale, with their gradients; formulas as in op/activation.c. One unit of 8 columns to a thread. */
+#include "backend/gpu/vector.h"
+
+typedef struct FlatArguments {
+    const bf16 GLOBAL *d_y, *x;
+    bf16 GLOBAL *y;
+    int64_t count;
+    float limit, factor;
+} FlatArguments;
+typedef struct SwigluArguments {
+    const bf16 GLOBAL *d_y, *x;
+    bf16 GLOBAL *y;
+    Tiling tiling;
+} SwigluArguments;
+
+#ifdef GPU_DEVICE
+
+#define FOR_UNIT(i, unit) UNROLL for (int i = 0; i < (unit); i++)
+
+INLINE float sigmoid(float x) { return fast_reciprocal(1 + fast_exp(-x)); }
+
+/* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no digits where x is negative. `gauss` is
+ * e^(-x^2 / 2). */
+INLINE float normal_cumulative(float x, float gauss) {
+    float t = fast_reciprocal(1 + 0.3275911f * 0.70710678118654752f * __builtin_fabsf(x));
+    float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    float tail = 0.5f * p * gauss;
+    return x < 0 ? tail : 1 - tail;
+}
+
+INLINE float gelu_exact(float x) { return x * normal_cumulative(x, fast_exp(-0.5f * x * x)); }
+INLINE float gelu_exact_slope(float x) {
+    float gauss = fast_exp(-0.5f * x * x);
+    return normal_cumulative(x, gauss) + x * 0.39894228040143267794f * gauss;
+}
+
+/* 0.5 (1 + tanh(u)) = sigmoid(2u). */
+#define TANH_A 1.59576912160573071176f
+#define TANH_B (1.59576912160573071176f * 0.044715f)
+INLINE float gelu_tanh(float x) { return x * sigmoid(x * (TANH_A + TANH_B * x * x)); }
+INLINE float gelu_tanh_slope(float x) {
+    float s = sigmoid(x * (TANH_A + TANH_B * x * x));
+    return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
+}
+
+#define FORWARD(name, formula)                                                                                                             \
+    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
+        f32x8 x = load8_narrow(a->x + at, unit), y = 0;                                                                                    \
+        FOR_UNIT(i, unit) y[i] = formula;                                                                                                  \
+        store8_narrow(a->y + at, y, unit);                                                                                                 \
+    }                                                                                                                                      \
+    FLAT_KERNEL(name, FlatArguments, name##_at)
+#define BACKWARD(name, formula)                                                                                                            \
+    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
+        f32x8 x = load8_narrow(a->x + at, unit), d_y = load8_narrow(a->d_y + at, unit), d_x = 0;                                           \
+        FOR_UNIT(i, unit) d_x[i] = formula;                                                                                                \
+        store8_narrow(a->y + at, d_x, unit);                                                                                               \
+    }                                                                                                                                      \
+    FLAT_KERNEL(name, FlatArguments, name##_at)
+
+FORWARD(exact, gelu_exact(x[i]))
+FORWARD(tanh, gelu_tanh(x[i]))
+FORWARD(clamp, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
+FORWARD(scale, a->factor *x[i])
+BACKWARD(exact_grad, d_y[i] * gelu_exact_slope(x[i]))
+BACKWARD(tanh_grad, d_y[i] * gelu_tanh_slope(x[i]))
+BACKWARD(clamp_grad, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
+
+INLINE void swiglu_unit(const SwigluArguments *a, int unit) {
+    Place place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
+    f32x8 gate = load8_narrow(a->x + at, unit), up = load8_narrow(a->x + at + width, unit), y = 0;
+    FOR_UNIT(i, unit) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    store8_narrow(a->y + place.row * width + place.column, y, unit);
+}
+
+INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
+    Place place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
+    f32x8 gate = load8_narrow(a->x + at, unit), up = load8_narrow(a->x + at + width, unit), d_gate = 0, d_up = 0;
+    f32x8 d_y = load8_narrow(a->d_y + place.row * width + place.column, unit);
+    FOR_UNIT(i, unit) {
+        float s = sigmoid(gate[i]);
+        d_gate[i] = d_y[i] * up[i] * s * (1 + gate[i] * (1 - s));
+        d_up[i] = d_y[i] * gate[i] * s;
+    }
+    store8_narrow(a->y + at, d_gate, unit);
+    store8_narrow(a->y + at + width, d_up, unit);
+}
+
+KERNEL(swiglu_8, SwigluArguments) { swiglu_unit(&a, 8); }
+KERNEL(swiglu_1, SwigluArguments) { swiglu_unit(&a, 1); }
+KERNEL(swiglu_grad_8, SwigluArguments) { swiglu_grad_unit(&a, 8); }
+KERNEL(swiglu_grad_1, SwigluArguments) { swiglu_grad_unit(&a, 1); }
+
+#else
+
+#include "ops/activation/activation.h"
+
+LAUNCHER(exact, FlatArguments)
+LAUNCHER(tanh, FlatArguments)
+LAUNCHER(clamp, FlatArguments)
+LAUNCHER(scale, FlatArguments)
+LAUNCHER(exact_grad, FlatArguments)
+LAUNCHER(tanh_grad, FlatArguments)
+LAUNCHER(clamp_grad, FlatArguments)
+LAUNCHER(swiglu_8, SwigluArguments)
+LAUNCHER(swiglu_1, SwigluArguments)
+LAUNCHER(swiglu_grad_8, SwigluArguments)
+LAUNCHER(swiglu_grad_1, SwigluArguments)
+
+static FlatArguments forward(const OpCall *call) {
+    return (FlatArguments){.x = call->in[0], .y = call->out[0], .count = call->in_shape[0][0] * call->in_shape[0][1]};
+}
+
+static FlatArguments backward(const OpCall *call) {
+    return (FlatArguments){.d_y = call->in[0], .x = call->in[1], .y = call->out[0], .count = call->in_shape[0][0] * call->in_shape[0][1]};
+}
+
+GPU_OP(gelu) {
+    const GeluAttributes *attributes = call->attributes;
+    FlatArguments arguments = forward(call);
+    (attributes->kind == GELU_TANH ? launch_tanh : launch_exact)(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(gelu_grad) {
+    const GeluAttributes *attributes = call->attributes;
+    FlatArguments arguments = backward(call);
+    (attributes->kind == GELU_TANH ? launch_tanh_grad : launch_exact_grad)(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(clamp) {
+    const ClampAttributes *attributes = call->attributes;
+    FlatArguments arguments = forward(call);
+    arguments.limit = attributes->limit;
+    launch_clamp(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(clamp_grad) {
+    const ClampAttributes *attributes = call->attributes;
+    FlatArguments arguments = backward(call);
+    arguments.limit = attributes->limit;
+    launch_clamp_grad(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(scale) {
+    const ScaleAttributes *attributes = call->attributes;
+    FlatArguments arguments = forward(call);
+    arguments.factor = (float)attributes->factor;
+    launch_scale(call->device, flat_shape(arguments.count), &arguments);
+}
+
+GPU_OP(swiglu) {
+    int64_t rows = call->out_shape[0][0], width = call->out_shape[0][1], unit = width % 8 == 0 ? 8 : 1;
+    SwigluArguments arguments = {.x = call->in[0], .y = call->out[0], .tiling = tile_matrix(rows, width, unit)};
+    (unit == 8 ? launch_swiglu_8 : launch_swiglu_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+}
+
+GPU_OP(swiglu_grad) {
+    int64_t rows = call->in_shape[0][0], width = call->in_shape[0][1], unit = width % 8 == 0 ? 8 : 1;
+    SwigluArguments arguments = {.d_y = call->in[0], .x = call->in[1], .y = call->out[0], .tiling = tile_matrix(rows, width, unit)};
+    (unit == 8 ? launch_swiglu_grad_8 : launch_swiglu_grad_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+}
+
+#endif

@@ -1,0 +1,121 @@
+/* a + b over flat tensors, and x + previous * scale with its gradient, whose column sums every block makes of REDUCE_ROWS rows. */
+#include "backend/gpu/vector.h"
+
+typedef struct AddArguments {
+    const void GLOBAL *x, *y;
+    void GLOBAL *sum;
+    int64_t count;
+} AddArguments;
+typedef struct ScaleAddArguments {
+    const float GLOBAL *x, *previous, *scale;
+    float GLOBAL *sum;
+    Tiling tiling;
+} ScaleAddArguments;
+/* A block takes a tile of block_rows rows; the sums of its rows go to partials [blocks, columns]. */
+typedef struct ScaleAddGradArguments {
+    const float GLOBAL *d_sum, *previous, *scale;
+    float GLOBAL *d_previous, *partials;
+    int64_t block_rows;
+    Tiling tiling;
+} ScaleAddGradArguments;
+
+#ifdef GPU_DEVICE
+
+INLINE void add_narrow(const AddArguments *a, int64_t at, int unit) {
+    const bf16 GLOBAL *x = a->x, *y = a->y;
+    store8_narrow((bf16 GLOBAL *)a->sum + at, load8_narrow(x + at, unit) + load8_narrow(y + at, unit), unit);
+}
+
+INLINE void add_wide(const AddArguments *a, int64_t at, int unit) {
+    const float GLOBAL *x = a->x, *y = a->y;
+    store8_wide((float GLOBAL *)a->sum + at, load8_wide(x + at, unit) + load8_wide(y + at, unit), unit);
+}
+
+FLAT_KERNEL(add_bf16, AddArguments, add_narrow)
+FLAT_KERNEL(add_fp32, AddArguments, add_wide)
+
+INLINE void scale_add_unit(const ScaleAddArguments *a, int unit) {
+    Place place = place_in(a->tiling, unit);
+    if (!place.inside) return;
+    int64_t at = place.row * a->tiling.columns + place.column;
+    f32x4 scaled = load4_wide(a->previous + at, unit) * load4_wide(a->scale + place.column, unit);
+    store4_wide(a->sum + at, load4_wide(a->x + at, unit) + scaled, unit);
+}
+
+KERNEL(scale_add_4, ScaleAddArguments) { scale_add_unit(&a, 4); }
+KERNEL(scale_add_1, ScaleAddArguments) { scale_add_unit(&a, 1); }
+
+/* Threads of a block that share columns take every `height`-th row. */
+INLINE void scale_add_grad_unit(const ScaleAddGradArguments *a, int unit) {
+    static SHARED f32x4 sums[TILE_THREADS];
+    int width = 1 << a->tiling.shift, height = TILE_THREADS >> a->tiling.shift, block = block_x() / a->tiling.tiles;
+    int line = thread_id() >> a->tiling.shift, lane = thread_id() & (width - 1);
+    int64_t columns = a->tiling.columns, column = (int64_t)((block_x() - block * a->tiling.tiles) * width + lane) * unit;
+    int64_t end = (block + 1) * a->block_rows < a->tiling.rows ? (block + 1) * a->block_rows : a->tiling.rows;
+    f32x4 sum = 0;
+    if (column < columns) {
+        f32x4 scale = load4_wide(a->scale + column, unit);
+        for (int64_t row = block * a->block_rows + line; row < end; row += height) {
+            f32x4 d = load4_wide(a->d_sum + row * columns + column, unit);
+            sum += d * load4_wide(a->previous + row * columns + column, unit);
+            store4_wide(a->d_previous + row * columns + column, d * scale, unit);
+        }
+    }
+    sums[thread_id()] = sum;
+    barrier();
+    if (line > 0 || column >= columns) return;
+    for (int i = 1; i < height; i++) sum += sums[i * width + lane];
+    store4_wide(a->partials + block * columns + column, sum, unit);
+}
+
+KERNEL(scale_add_grad_4, ScaleAddGradArguments) { scale_add_grad_unit(&a, 4); }
+KERNEL(scale_add_grad_1, ScaleAddGradArguments) { scale_add_grad_unit(&a, 1); }
+
+#else
+
+#include "ops/add/add.h"
+
+LAUNCHER(add_bf16, AddArguments)
+LAUNCHER(add_fp32, AddArguments)
+LAUNCHER(scale_add_4, ScaleAddArguments)
+LAUNCHER(scale_add_1, ScaleAddArguments)
+LAUNCHER(scale_add_grad_4, ScaleAddGradArguments)
+LAUNCHER(scale_add_grad_1, ScaleAddGradArguments)
+
+GPU_OP(add) {
+    const AddAttributes *attributes = call->attributes;
+    const int64_t *shape = call->in_shape[0];
+    AddArguments arguments = {.x = call->in[0], .y = call->in[1], .sum = call->out[0], .count = shape[0] * shape[1] * shape[2] * shape[3]};
+    (attributes->wide ? launch_add_fp32 : launch_add_bf16)(call->device, flat_shape(arguments.count), &arguments);
+}
+
+static int unit_of(int64_t columns) { return columns % 4 == 0 ? 4 : 1; }
+
+GPU_OP(scale_add) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    int unit = unit_of(columns);
+    ScaleAddArguments arguments = {
+        .x = call->in[0], .previous = call->in[1], .scale = call->in[2], .sum = call->out[0], .tiling = tile_matrix(rows, columns, unit)};
+    (unit == 4 ? launch_scale_add_4 : launch_scale_add_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+}
+
+static int64_t gpu_scratch_scale_add_grad(const Graph *graph, const Node *node) {
+    return divide_up(graph_rows(graph, node->in[0]), REDUCE_ROWS) * graph_columns(graph, node->in[0]) * (int64_t)sizeof(float);
+}
+
+GPU_OP(scale_add_grad, gpu_scratch_scale_add_grad) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], blocks = divide_up(rows, REDUCE_ROWS);
+    int unit = unit_of(columns);
+    ScaleAddGradArguments arguments = {.d_sum = call->in[0],
+        .previous = call->in[1],
+        .scale = call->in[2],
+        .d_previous = call->out[0],
+        .partials = call->workspace,
+        .block_rows = REDUCE_ROWS,
+        .tiling = tile_matrix(rows, columns, unit)};
+    LaunchShape shape = {.x = blocks * arguments.tiling.tiles, .threads = TILE_THREADS};
+    (unit == 4 ? launch_scale_add_grad_4 : launch_scale_add_grad_1)(call->device, shape, &arguments);
+    gpu_add_partials(call->device, call->out[1], call->workspace, blocks, columns);
+}
+
+#endif

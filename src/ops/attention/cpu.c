@@ -1,0 +1,401 @@
+/* The CPU kernels of attention. */
+#include <omp.h>
+
+#include "backend/cpu/kernel.h"
+#include "ops/attention/cpu_tile.h"
+#include "ops/attention/attention.h"
+#include "ops/heads.h"
+
+enum { ATTENTION_ITEMS = 64 };
+
+/* How a call is cut, from its shapes. Sizes of scratch are in elements of W and multiples of 64 of them. */
+typedef struct AttentionPlan {
+    const AttentionSpec *spec;
+    int64_t heads, kv_heads, group, head_dim, width, window;
+    int64_t columns, length, blocks, padded; /* columns of qkv; rows of a sequence, its blocks, its rows in scratch */
+    int64_t sequences, pairs, parts;
+    int64_t begin[ATTENTION_ITEMS + 1];   /* first query block of each part */
+    int64_t pair_elements;                /* widened keys and values of a pair; of the backward pass also dK and dV of a part */
+    int64_t tile_elements, part_elements; /* scratch of a tile, and all of a part */
+} AttentionPlan;
+
+/* Key blocks that query block `block` reaches, itself included, by causality and window. */
+static int64_t reach(const AttentionPlan *plan, int64_t block) {
+    int64_t blocks = plan->window > 0 ? (plan->window + ATTENTION_TILE - 2) / ATTENTION_TILE + 1 : block + 1;
+    return int_min(blocks, block + 1);
+}
+
+/* Cuts the query blocks so that parts reach about equally many key blocks in all. */
+static void cut_parts(AttentionPlan *plan) {
+    int64_t total = 0, sum = 0, block = 0;
+    for (int64_t b = 0; b < plan->blocks; b++) total += reach(plan, b);
+    for (int64_t part = 0; part <= plan->parts; part++) {
+        while (sum * plan->parts < part * total) sum += reach(plan, block++);
+        plan->begin[part] = block;
+    }
+}
+
+static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, bool backward) {
+    const Heads *h = &spec->heads;
+    AttentionPlan plan = {.spec = spec,
+        .heads = h->heads,
+        .kv_heads = h->kv_heads,
+        .group = h->heads / h->kv_heads,
+        .head_dim = h->head_dim,
+        .width = attention_width(h->head_dim),
+        .window = spec->window,
+        .length = spec->length};
+    plan.columns = (plan.heads + 2 * plan.kv_heads) * plan.head_dim;
+    plan.padded = attention_round(plan.length);
+    plan.blocks = plan.padded / ATTENTION_TILE;
+    plan.sequences = rows / plan.length;
+    plan.pairs = plan.sequences * plan.kv_heads;
+    plan.parts = int_max(1, int_min(plan.blocks, (ATTENTION_ITEMS + plan.pairs - 1) / int_max(plan.pairs, 1)));
+    cut_parts(&plan);
+    plan.pair_elements = 2 * plan.padded * plan.width;
+    int64_t rows_of_tile = ATTENTION_TILE * plan.width;
+    plan.tile_elements =
+        backward ? 5 * rows_of_tile + (ATTENTION_GROUP + ATTENTION_TILE) * ATTENTION_TILE : attention_tile_elements(plan.head_dim);
+    plan.part_elements = plan.tile_elements + (backward ? plan.pair_elements : 0);
+    return plan;
+}
+
+static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
+    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, node->in[0]), backward);
+    int64_t elements = plan.pairs * (plan.pair_elements + plan.parts * plan.part_elements);
+    return elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+}
+
+static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
+
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
+
+/* What both passes know of a call. */
+typedef struct Attention {
+    AttentionPlan plan;
+    const T *qkv;
+    const int32_t *positions;
+    W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
+} Attention;
+
+static Attention attention_of_call(const OpCall *call, const T *qkv, int64_t rows, const int32_t *positions, bool backward) {
+    Attention a = {.plan = attention_plan(call->attributes, rows, backward), .qkv = qkv, .positions = positions, .pairs = call->workspace};
+    a.tiles = a.pairs + a.plan.pairs * a.plan.pair_elements;
+    a.gradients = a.tiles + a.plan.pairs * a.plan.parts * a.plan.tile_elements;
+    return a;
+}
+
+/* Threads of a call: each has the scratch of one part. */
+static int team(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
+
+/* One part of one pair. */
+typedef struct Part {
+    const Attention *attention;
+    int64_t pair, index;
+    int64_t row, kv_head; /* first row of the sequence */
+    int64_t begin, end;   /* query blocks */
+    W *keys, *values;     /* [padded][width] */
+    W *d_keys, *d_values; /* likewise, of the backward pass */
+    W *scratch;
+} Part;
+
+/* Later parts first: where parts cannot be equal they are the longer ones. */
+static Part part_of_item(const Attention *a, int64_t item) {
+    const AttentionPlan *plan = &a->plan;
+    int64_t pair = item % plan->pairs, index = plan->parts - 1 - item / plan->pairs, thread = omp_get_thread_num();
+    Part part = {.attention = a,
+        .pair = pair,
+        .index = index,
+        .row = pair % plan->sequences * plan->length,
+        .kv_head = pair / plan->sequences,
+        .begin = plan->begin[index],
+        .end = plan->begin[index + 1]};
+    part.keys = a->pairs + (plan->parts == 1 ? thread : pair) * plan->pair_elements;
+    part.d_keys = a->gradients + (plan->parts == 1 ? thread : pair * plan->parts + index) * plan->pair_elements;
+    part.values = part.keys + plan->padded * plan->width;
+    part.d_values = part.d_keys + plan->padded * plan->width;
+    part.scratch = a->tiles + thread * plan->tile_elements;
+    return part;
+}
+
+/* Keys and values of a block of a pair, to where the pair's begin. */
+static void widen_block(const Attention *a, int64_t pair, int64_t block, W *to) {
+    const AttentionPlan *plan = &a->plan;
+    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
+    const T *from =
+        a->qkv + (pair % plan->sequences * plan->length + first) * plan->columns + (plan->heads + pair / plan->sequences) * plan->head_dim;
+    to += first * plan->width;
+    attention_load(to, from, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+    attention_load(
+        to + plan->padded * plan->width, from + plan->kv_heads * plan->head_dim, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
+}
+
+static void widen_keys_and_values(const Attention *a) {
+    const AttentionPlan *plan = &a->plan;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
+        widen_block(a, i / plan->blocks, i % plan->blocks, a->pairs + i / plan->blocks * plan->pair_elements);
+}
+
+/* The keys that each row of a query block sees, numbered within the sequence; the number of rows. */
+static int64_t view_of_block(const Part *part, int64_t block, AttentionView *view) {
+    const AttentionPlan *plan = &part->attention->plan;
+    int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at = first + i, back = int_max(part->attention->positions[part->row + at], 0);
+        if (plan->window > 0) back = int_min(back, plan->window - 1);
+        view->low[i] = (W)int_max(at - back, 0);
+        view->high[i] = (W)at;
+    }
+    view->sloped = false; /* until a head is chosen */
+    attention_view_close(view, rows);
+    return rows;
+}
+
+static void slope_view(AttentionView *view, const AttentionSpec *spec, int64_t head) {
+    view->sloped = spec->alibi > 0;
+    W slope = view->sloped ? attention_slope(spec, head) : 0;
+    for (int i = 0; i < ATTENTION_TILE; i++) view->slope[i] = slope;
+}
+
+/* First key that any query of the view sees, rounded down to a block. */
+static int64_t first_key(const AttentionView *view) { return view->least / ATTENTION_TILE * ATTENTION_TILE; }
+
+/* What follows a tile of a part: the block's next head, or the next block's first. The number of its rows, 0 after the last. */
+static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t *next_row, int64_t *next_head) {
+    const AttentionPlan *plan = &part->attention->plan;
+    bool last = (head + 1) % plan->group == 0;
+    int64_t next = last ? block + 1 : block;
+    *next_head = last ? head + 1 - plan->group : head + 1;
+    *next_row = part->row + next * ATTENTION_TILE;
+    return next < part->end ? int_min(ATTENTION_TILE, plan->length - next * ATTENTION_TILE) : 0;
+}
+
+/* -- Forward ------------------------------------------------------------------------------------------------------- */
+
+static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
+    const AttentionPlan *plan = &part->attention->plan;
+    int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
+    attention_load_turned(tile->queries, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows,
+        tile->view.queries, plan->head_dim, attention_scale(plan->spec), tile->out);
+    slope_view(&tile->view, plan->spec, head);
+    attention_tile_begin(tile);
+    int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
+    tile->ahead = (AttentionAhead){{
+        {out + (row * plan->heads + head) * plan->head_dim, plan->heads * plan->head_dim, rows, true},
+        {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
+    }};
+    for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
+        attention_tile_absorb(
+            tile, part->keys + key * plan->width, part->values + key * plan->width, key, int_min(ATTENTION_TILE, end - key));
+    for (int64_t i = 0; i < rows; i++) attention_tile_store(tile, i, out + ((row + i) * plan->heads + head) * plan->head_dim);
+    if (!sums) return;
+    W log_sum[ATTENTION_TILE];
+    for (int i = 0; i < ATTENTION_TILE; i++) log_sum[i] = (tile->maximum[i] + attention_log2(tile->sum[i])) * (W)M_LN2;
+    for (int64_t i = 0; i < rows; i++) sums[(row + i) * plan->heads + head] = log_sum[i];
+}
+
+static void forward_part(const Part *part, T *out, W *sums) {
+    const AttentionPlan *plan = &part->attention->plan;
+    AttentionTile tile;
+    attention_tile_place(&tile, part->scratch, plan->head_dim);
+    for (int64_t block = part->begin; block < part->end; block++) {
+        if (plan->parts == 1) widen_block(part->attention, part->pair, block, part->keys);
+        int64_t rows = view_of_block(part, block, &tile.view);
+        for (int64_t h = 0; h < plan->group; h++) forward_tile(part, &tile, block, part->kv_head * plan->group + h, rows, out, sums);
+    }
+}
+
+CPU_OP(attention, workspace) {
+    Attention a = attention_of_call(call, call->in[0], call->in_shape[0][0], call->in[1], false);
+    if (a.plan.parts > 1) widen_keys_and_values(&a);
+#pragma omp parallel for schedule(dynamic) num_threads(team(&a.plan))
+    for (int64_t item = 0; item < a.plan.pairs * a.plan.parts; item++) {
+        Part part = part_of_item(&a, item);
+        forward_part(&part, call->out[0], call->out[1]);
+    }
+}
+
+/* -- Backward ------------------------------------------------------------------------------------------------------ */
+
+/* A tile of queries, as rows and transposed, and what it gathers. */
+typedef struct GradTile {
+    AttentionView view;
+    AttentionAhead ahead;
+    W *rows, *queries;     /* [64][width] and [width][64], times attention_scale */
+    W *d_rows, *d_outs;    /* gradient of the output likewise */
+    W *d_queries;          /* [64][width] */
+    W *weights, *d_scores; /* [16 keys][64] and [64 keys][64] */
+    _Alignas(64) W log_sum[ATTENTION_TILE] /* to base 2 */,
+        delta[ATTENTION_TILE]; /* less than zero by as much: where sums of products begin */
+} GradTile;
+
+static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *plan) {
+    int64_t size = ATTENTION_TILE * plan->width;
+    tile->rows = scratch;
+    tile->queries = tile->rows + size;
+    tile->d_rows = tile->queries + size;
+    tile->d_outs = tile->d_rows + size;
+    tile->d_queries = tile->d_outs + size;
+    tile->weights = tile->d_queries + size;
+    tile->d_scores = tile->weights + ATTENTION_GROUP * ATTENTION_TILE;
+}
+
+/* delta = -(d_rows . out), row by row: the parts of a sum that lanes hold are added across a transposed square. */
+static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t head_dim) {
+    int64_t width = attention_width(head_dim);
+    W *block = tile->d_scores, *turned = tile->weights;
+    for (int64_t i = 0; i < tile->view.queries; i += ATTENTION_LANES) {
+        AttentionVector parts[ATTENTION_LANES];
+        attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, ATTENTION_LANES), 0), ATTENTION_LANES, head_dim, 1);
+        for (int lane = 0; lane < ATTENTION_LANES; lane++) {
+            const AttentionVector *a = (const AttentionVector *)(tile->d_rows + (i + lane) * width);
+            const AttentionVector *b = (const AttentionVector *)(block + lane * width);
+            parts[lane] = *a * *b;
+            for (int64_t j = 1; j < width / ATTENTION_LANES; j++) parts[lane] += a[j] * b[j];
+        }
+        attention_turn_square(turned, parts);
+        AttentionVector delta = -*(const AttentionVector *)turned;
+        for (int lane = 1; lane < ATTENTION_LANES; lane++) delta -= *(const AttentionVector *)(turned + lane * ATTENTION_TILE);
+        *(AttentionVector *)(tile->delta + i) = delta;
+    }
+}
+
+static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
+    const AttentionPlan *plan = &part->attention->plan;
+    int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->view.queries;
+    const T *d_out = (const T *)call->in[0] + at, *out = (const T *)call->in[3] + at;
+    const W *sums = (const W *)call->in[4] + row * plan->heads + head;
+    attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
+        plan->head_dim, attention_scale(plan->spec));
+    attention_load(tile->d_rows, d_out, stride, rows, queries, plan->head_dim, 1);
+    attention_turn(tile->queries, tile->rows, queries, plan->width);
+    attention_turn(tile->d_outs, tile->d_rows, queries, plan->width);
+    grad_tile_delta(tile, out, stride, rows, plan->head_dim);
+    memset(tile->d_queries, 0, queries * plan->width * sizeof(W));
+    for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * plan->heads] * (W)M_LOG2E : 0;
+}
+
+/* Scores become weights; gradients of weights become gradients of scores. Far keys have tiny weights under ALiBi, whose products with small
+ * gradients would be subnormal numbers, on which processors are many times slower. */
+static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_scores) {
+    const int least = tile->view.sloped ? -64 : ATTENTION_LEAST;
+    const AttentionVector shift = attention_magic - (AttentionVector){0};
+    for (int k = 0; k < ATTENTION_GROUP; k++)
+        for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i += ATTENTION_LANES) {
+            AttentionVector *weight = (AttentionVector *)(weights + k * ATTENTION_TILE + i);
+            AttentionVector *d_score = (AttentionVector *)(d_scores + k * ATTENTION_TILE + i);
+            *weight = attention_power(*weight, shift, least);
+            *d_score *= *weight;
+        }
+}
+
+/* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of keys. */
+static void scatter(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
+    attention_multiply(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
+}
+
+static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64_t keys) {
+    const AttentionPlan *plan = &part->attention->plan;
+    const W *block_keys = part->keys + key * plan->width, *block_values = part->values + key * plan->width;
+    AttentionView *view = &tile->view;
+    int64_t width = plan->width;
+    attention_view_block(view, key, keys);
+    for (int64_t panel = 0; panel < view->panels; panel++) {
+        int first = view->first[panel], end = view->end[panel], at = (int)panel * ATTENTION_GROUP;
+        if (first >= end) continue;
+        W *weights = tile->weights, *d_scores = tile->d_scores + at * ATTENTION_TILE;
+        attention_panel_scores(view, panel, weights, tile->log_sum, block_keys + at * width, tile->queries, plan->head_dim);
+        attention_scores(
+            d_scores + first, tile->delta + first, block_values + at * width, tile->d_outs + first, plan->head_dim, end - first);
+        attention_ahead_fetch(&tile->ahead, plan->head_dim);
+        grad_panel(tile, panel, weights, d_scores);
+        AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* query i is token high[0] + i */
+        for (int q = 0; q < ATTENTION_GROUP_QUADS; q++)
+            ranges[q] = (AttentionRange){(int)int_max(first, key + at + q * ATTENTION_QUAD - (int64_t)view->high[0]), end};
+        scatter(part->d_values + (key + at) * width, weights, tile->d_rows, ranges, width);
+        scatter(part->d_keys + (key + at) * width, d_scores, tile->rows, ranges, width);
+    }
+    for (int64_t query = 0; query < view->queries; query += ATTENTION_GROUP)
+        attention_gather(
+            tile->d_queries + query * width, NULL, tile->d_scores + query, block_keys, view->keys + query / ATTENTION_QUAD, width);
+}
+
+static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
+    const AttentionPlan *plan = &part->attention->plan;
+    int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
+    slope_view(&tile->view, plan->spec, head);
+    grad_tile_load(tile, part, call, row, head, rows);
+    int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
+    int64_t at = (next_row * plan->heads + next_head) * plan->head_dim, stride = plan->heads * plan->head_dim;
+    tile->ahead = (AttentionAhead){{
+        {(T *)call->out[0] + row * plan->columns + head * plan->head_dim, plan->columns, rows, true},
+        {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
+        {(const T *)call->in[0] + at, stride, next_rows, false},
+        {(const T *)call->in[3] + at, stride, next_rows, false},
+    }};
+    for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
+        grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
+    W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
+    T *to = (T *)call->out[0] + row * plan->columns + head * plan->head_dim;
+    for (int64_t i = 0; i < rows; i++)
+        attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
+}
+
+/* First key block that a part of query blocks from `begin` on may add to. */
+static int64_t first_block(const AttentionPlan *plan, int64_t begin) { return begin + 1 - reach(plan, begin); }
+
+/* Sums over parts, in order, of `d_rows` of one block: the dK or dV of the first part of a pair. Rounds them to `to`, times `scale`. */
+static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
+    int64_t rows = int_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE);
+    W *sum = NULL;
+    for (int64_t part = 0; part < plan->parts; part++) {
+        int64_t begin = plan->begin[part], end = plan->begin[part + 1];
+        if (begin == end || block >= end || block < first_block(plan, begin)) continue;
+        W *more = d_rows + part * plan->pair_elements + block * ATTENTION_TILE * plan->width;
+        for (int64_t i = 0; sum && i < rows * plan->width; i++) sum[i] += more[i];
+        if (!sum) sum = more;
+    }
+    for (int64_t i = 0; i < rows; i++) attention_store_row(to + i * plan->columns, sum + i * plan->width, plan->head_dim, scale);
+}
+
+/* dK and dV of a block of a pair, from those of its first part. */
+static void store_block(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, T *d_qkv) {
+    int64_t row = pair % plan->sequences * plan->length + block * ATTENTION_TILE, kv_head = pair / plan->sequences;
+    T *to = d_qkv + row * plan->columns + (plan->heads + kv_head) * plan->head_dim;
+    store_sum(plan, d_keys, block, (W)M_LN2, to); /* queries hold log2(e) */
+    store_sum(plan, d_keys + plan->padded * plan->width, block, 1, to + plan->kv_heads * plan->head_dim);
+}
+
+static void grad_part(const Part *part, const OpCall *call) {
+    const AttentionPlan *plan = &part->attention->plan;
+    if (part->begin == part->end) return;
+    GradTile tile;
+    grad_tile_place(&tile, part->scratch, plan);
+    int64_t first = first_block(plan, part->begin) * ATTENTION_TILE, rows = part->end * ATTENTION_TILE - first;
+    memset(part->d_keys + first * plan->width, 0, rows * plan->width * sizeof(W));
+    memset(part->d_values + first * plan->width, 0, rows * plan->width * sizeof(W));
+    for (int64_t block = part->begin; block < part->end; block++) {
+        if (plan->parts == 1) widen_block(part->attention, part->pair, block, part->keys);
+        int64_t rows_of_block = view_of_block(part, block, &tile.view);
+        for (int64_t h = 0; h < plan->group; h++) grad_tile(&tile, part, call, block, part->kv_head * plan->group + h, rows_of_block);
+    }
+    for (int64_t block = 0; plan->parts == 1 && block < plan->blocks; block++)
+        store_block(plan, part->pair, block, part->d_keys, call->out[0]);
+}
+
+CPU_OP(attention_grad, grad_workspace) {
+    Attention a = attention_of_call(call, call->in[1], call->in_shape[0][0], call->in[2], true);
+    const AttentionPlan *plan = &a.plan;
+    if (plan->parts > 1) widen_keys_and_values(&a);
+#pragma omp parallel for schedule(dynamic) num_threads(team(plan))
+    for (int64_t item = 0; item < plan->pairs * plan->parts; item++) {
+        Part part = part_of_item(&a, item);
+        grad_part(&part, call);
+    }
+    if (plan->parts == 1) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
+        store_block(
+            plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements, call->out[0]);
+}

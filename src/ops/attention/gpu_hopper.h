@@ -1,0 +1,280 @@
+/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns (FlashAttention-3, arXiv 2407.08608); attention.c launches it where the
+ * device, the shapes and the alignment allow. Warpgroups own 64 queries each; scores and output are sums in registers, rounded scores the left
+ * operand of the product with values. In each round a group starts the scores of a tile of keys together with the values' product of the tile before, and does
+ * the softmax of these scores meanwhile; groups take turns to start, so that one's softmax runs beside the other's products.
+ *
+ * Queries, keys and values come in boxes by the copy engine; the stage of a round holds the tile of keys that it needs and the tile of values before that. One
+ * thread of the last group, which is behind the others, fills stages again. */
+#pragma once
+
+#include "backend/gpu/tensor_map.h"
+#include "ops/attention/gpu_tile.h"
+
+enum {
+    HOPPER_GROUPS = 2, /* warpgroups of a block */
+    HOPPER_ROWS = HOPPER_GROUPS * 64,
+    HOPPER_STAGES = 3,
+    HOPPER_BOX = 64, /* rows of a copy, and its columns */
+};
+
+typedef struct AttentionHopper {
+    TensorMap qkv; /* [sequences][length][columns] in boxes of 64 x 64 */
+    Attention attention;
+    GLOBAL bf16 *out;
+    GLOBAL float *log_sum;
+} AttentionHopper;
+
+/* Keys of a tile, blocks that share a processor, and bytes of a block's shared memory. */
+static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
+static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
+static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
+
+#ifndef GPU_DEVICE
+
+/* A map of packed rows [sequences][length][columns]; false where there is none. */
+bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences);
+
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
+
+#include "backend/gpu/hopper.h"
+
+extern LOCAL bf16 hopper_tiles[] __attribute__((aligned(1024)));
+
+/* Extremes over any number of rows, `rows` constant. */
+INLINE Extremes hopper_extremes(const Attention *a, int64_t base, int first, const int rows) {
+    Extremes e = attention_extremes(a, base, first, WAVE, a->length);
+    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = extremes_join(e, attention_extremes(a, base, first + i, WAVE, a->length));
+    return e;
+}
+
+/* Row `r` (0 or 1) of a lane in its group's 64. */
+INLINE int group_row(int r) { return opaque(wave_id()) % 4 * 16 + opaque(lane_id()) / 4 + r * 8; }
+
+/* -- Softmax ------------------------------------------------------------------------------------------------------- */
+
+typedef struct HopperSoftmax { float maximum[2], sum[2], shrink[2]; } HopperSoftmax;
+
+/* Raw scores become weights; `shrink` is what older sums are to be multiplied by. */
+INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float scale) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        float maximum = s->maximum[r], sum = 0;
+        UNROLL for (int i = 2 * r; i < keys / 2; i += 4) maximum = __builtin_fmaxf(maximum, __builtin_fmaxf(x[i], x[i + 1]));
+        maximum = lanes_max(maximum);
+        float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
+        s->shrink[r] = exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
+        UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) {
+            x[i + e] = exp2_or_zero(__builtin_fmaf(x[i + e], scale, -base));
+            sum += x[i + e];
+        }
+        s->maximum[r] = maximum;
+        s->sum[r] = s->sum[r] * s->shrink[r] + sum;
+    }
+}
+
+/* Of 64 rows from `first` on and keys from `key` on: adds the bias of distance and hides what rows do not see. */
+INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t base, int head, int first, int key) {
+    float slope = attention_slope(a, head);
+    UNROLL for (int r = 0; r < 2; r++) {
+        Interval seen = attention_interval(a, base, least(first + group_row(r), a->length - 1));
+        int from = key + opaque(lane_id()) % 4 * 2, low = seen.low - from;
+        unsigned back = seen.high - seen.low;
+        if (a->alibi > 0)
+            UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) x[i + e] +=
+                slope * (float)(i / 4 * 8 + e + from - seen.high);
+        UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) x[i + e] =
+            (unsigned)(i / 4 * 8 + e - low) <= back ? x[i + e] : -__builtin_inff();
+    }
+}
+
+INLINE void hopper_mask_where_needed(
+    float *x, const int keys, const AttentionHopper *h, const Extremes *seen, int64_t base, int head, int first, int key) {
+    if (h->attention.alibi > 0 || !extremes_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, &h->attention, base, head, first, key);
+}
+
+/* -- Copies -------------------------------------------------------------------------------------------------------- */
+
+typedef struct HopperPlace { int sequence, head, kv_head, first; } HopperPlace;
+
+INLINE HopperPlace hopper_place(const Attention *a, const int rows) {
+    int x = opaque(block_x()), head = x % a->heads;
+    return (HopperPlace){.sequence = x / a->heads,
+        .head = head,
+        .kv_head = head / (a->heads / a->kv_heads),
+        .first = ((a->length + rows - 1) / rows - 1 - opaque(block_y())) * rows};
+}
+
+/* `rows` rows of a head whose columns begin at `column`, in panels of all rows. */
+INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int sheet, SharedBarrier b) {
+    UNROLL for (int panel = 0; panel < width / PANEL_COLUMNS; panel++) UNROLL for (int i = 0; i < rows; i += HOPPER_BOX)
+        copy_box(to + (panel * rows + i) * PANEL_COLUMNS, map, column + panel * PANEL_COLUMNS, row + i, sheet, b);
+}
+
+/* Rounds 0 .. tiles; round i has keys of tile i, if there is one, and values of tile i - 1. The first tile begins at `key`. */
+typedef struct Rounds {
+    uint64_t map;
+    LOCAL bf16 *queries, *stages;
+    SharedBarrier full, empty, queries_full;
+    int key_column, value_column, sequence, key, tiles;
+} Rounds;
+
+INLINE void round_fill(const Rounds *r, const int width, const int keys, int round, int stage) {
+    const int elements = keys * width;
+    LOCAL bf16 *to = r->stages + stage * 2 * elements;
+    int key = r->key + round * keys, parts = (round < r->tiles) + (round > 0);
+    shared_barrier_expect(r->full + stage, parts * elements * 2);
+    if (round < r->tiles) copy_rows(to, r->map, width, keys, r->key_column, key, r->sequence, r->full + stage);
+    if (round > 0) copy_rows(to + elements, r->map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
+}
+
+/* By the thread that fills stages: barriers, and the first copies. */
+INLINE void rounds_open(const Rounds *r, const HopperPlace *p, const int width, const int keys) {
+    for (int i = 0; i < HOPPER_STAGES; i++) shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, HOPPER_GROUPS * 4);
+    shared_barrier_init(r->queries_full, 1);
+    shared_to_async();
+    shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
+    UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
+        copy_rows(r->queries + i * width, r->map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
+    for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, keys, i, i);
+}
+
+/* This warp is done with a round's stage; when all are, the thread that fills stages fills it again. */
+INLINE void round_done(const Rounds *r, Ring *ring, const int width, const int keys, int round, bool fills) {
+    warp_barrier();
+    if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
+    if (fills && round + HOPPER_STAGES <= r->tiles) {
+        shared_barrier_wait(r->empty + ring->stage, ring->turn);
+        round_fill(r, width, keys, round + HOPPER_STAGES, ring->stage);
+    }
+    ring_on(ring, HOPPER_STAGES);
+}
+
+/* -- The pass ------------------------------------------------------------------------------------------------------ */
+
+INLINE void scores_start(float *scores, const int width, const int keys, LOCAL const bf16 *queries, LOCAL const bf16 *tile) {
+    Descriptor a = operand_at(queries, 0), b = operand_at(tile, 0);
+    UNROLL for (int k = 0; k < width / 16; k++)
+        wgmma_shared(scores, keys, operand_further(a, depth_bytes(GROUP_ROWS, k)), operand_further(b, depth_bytes(keys, k)), k > 0, 0);
+    wgmma_commit();
+}
+
+INLINE void values_start(float *out, const int width, const int keys, const uint32_t *weights, LOCAL const bf16 *values) {
+    Descriptor b = operand_at(values, keys * 128);
+    UNROLL for (int k = 0; k < keys / 16; k++)
+        wgmma_registers(out, width, weights + 4 * k, operand_further(b, depth_bytes_transposed(k)), true, 1);
+    wgmma_commit();
+}
+
+/* Four words of a row in four lanes, of columns 8 j + 2 t: transposed, so that each lane has the eight columns from 8 t on. */
+INLINE u32x4 row_chunk(const float *x, int r, float factor) {
+    uint32_t w[4];
+    UNROLL for (int j = 0; j < 4; j++) w[j] = narrow_pair(x[4 * j + 2 * r] * factor, x[4 * j + 2 * r + 1] * factor);
+    UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[2 * i], &w[2 * i + 1], 1);
+    UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[i], &w[i + 2], 2);
+    return (u32x4){w[0], w[1], w[2], w[3]};
+}
+
+/* A group's 64 rows of `width` sums, times factor[r], to rows `first` on of a matrix of `total`. */
+INLINE void store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const int width, int first, int total, const float *factor) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        int row = first + group_row(r);
+        UNROLL for (int i = 0; i < width; i += 32) {
+            u32x4 chunk = row_chunk(x + i / 2, r, factor[r]);
+            if (row < total) *(GLOBAL u32x4 *)(to + row * stride + i + lane_id() % 4 * 8) = chunk;
+        }
+    }
+}
+
+INLINE void hopper_finish(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
+    const Attention *a = &h->attention;
+    int first = place->first + wave_id() / 4 * GROUP_ROWS;
+    int64_t base = (int64_t)place->sequence * a->length;
+    float inverse[2];
+    UNROLL for (int r = 0; r < 2; r++) {
+        float sum = lanes_sum(s->sum[r]);
+        int row = first + group_row(r);
+        inverse[r] = fast_reciprocal(sum);
+        if (lane_id() % 4 == 0 && row < a->length && h->log_sum)
+            h->log_sum[(base + row) * a->heads + place->head] = (s->maximum[r] * a->scale + fast_log2(sum)) * LN_2;
+    }
+    store_sums(h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->length, inverse);
+}
+
+/* Groups take turns to start their products: the first one waits for the last one's round before. */
+INLINE void turn_wait(int group, int round) {
+    if (group > 0 || round > 0) named_barrier_wait(1 + group, 2 * WARPGROUP);
+}
+INLINE void turn_pass(int group, int round, int rounds) {
+    if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
+}
+
+INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int width, const int keys) {
+    const Attention *a = &h->attention;
+    const int stage_elements = 2 * keys * width;
+    HopperPlace place = hopper_place(a, HOPPER_ROWS);
+    int64_t base = (int64_t)place.sequence * a->length;
+    int group = wave_id() / 4, first = place.first + group * GROUP_ROWS;
+    Extremes block = hopper_extremes(a, base, place.first, HOPPER_ROWS), own = hopper_extremes(a, base, first, GROUP_ROWS);
+    int key = block.low_least / keys * keys, tiles = (block.high_most - key) / keys + 1;
+    LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
+    SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
+    Rounds rounds = {.map = map,
+        .queries = hopper_tiles,
+        .stages = stages,
+        .full = full,
+        .empty = full + HOPPER_STAGES,
+        .queries_full = full + 2 * HOPPER_STAGES,
+        .sequence = place.sequence,
+        .key = key,
+        .tiles = tiles,
+        .key_column = (a->heads + place.kv_head) * width,
+        .value_column = (a->heads + a->kv_heads + place.kv_head) * width};
+    bool fills = thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP;
+    if (fills) rounds_open(&rounds, &place, width, keys);
+    barrier();
+
+    HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
+    float scores[64], out[64];
+    uint32_t weights[32];
+    LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * width;
+    Ring ring = {0};
+    shared_barrier_wait(rounds.queries_full, 0);
+    shared_barrier_wait(full, 0);
+    warp_barrier();
+    turn_wait(group, 0);
+    wgmma_begin(scores, keys);
+    scores_start(scores, width, keys, queries, stages);
+    turn_pass(group, 0, tiles);
+    wgmma_wait(scores, keys, 0);
+    hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key);
+    hopper_softmax(&softmax, scores, keys, a->scale);
+    sums_to_operand(weights, scores, keys);
+    round_done(&rounds, &ring, width, keys, 0, fills);
+    UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
+    for (int round = 1; round < tiles; round++) {
+        LOCAL const bf16 *stage = stages + ring.stage * stage_elements;
+        shared_barrier_wait(full + ring.stage, ring.turn);
+        warp_barrier();
+        turn_wait(group, round);
+        wgmma_begin(scores, keys), wgmma_begin(out, width);
+        scores_start(scores, width, keys, queries, stage);
+        values_start(out, width, keys, weights, stage + keys * width);
+        turn_pass(group, round, tiles);
+        wgmma_wait(scores, keys, 1);
+        hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key + round * keys);
+        hopper_softmax(&softmax, scores, keys, a->scale);
+        sums_here(scores, keys);
+        hold_until(softmax.sum[0] + softmax.sum[1], full);
+        wgmma_wait(out, width, 0);
+        UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.shrink[i / 2 % 2];
+        sums_to_operand(weights, scores, keys);
+        round_done(&rounds, &ring, width, keys, round, fills);
+    }
+    shared_barrier_wait(full + ring.stage, ring.turn);
+    warp_barrier();
+    wgmma_begin(out, width);
+    values_start(out, width, keys, weights, stages + ring.stage * stage_elements + keys * width);
+    wgmma_wait(out, width, 0);
+    hopper_finish(h, &place, &softmax, out, width);
+}
+
+#endif

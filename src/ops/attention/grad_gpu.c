@@ -1,0 +1,569 @@
+/* The gradient of attention on a GPU (FlashAttention-2, arXiv 2307.08691), in two passes that each make the weights again from what the forward pass
+ * kept, so that every output has one owner, sums have one order, and nothing is added across blocks:
+ *     P = exp(S - log_sum),  dP = dO V^T,  dS = P * (dP - delta),  delta = rowsum(dO * O)
+ *     keys:    dV = P^T dO, dK = dS^T Q     a block owns keys of one key-value head and goes over the queries of all heads of the group
+ *     queries: dQ = dS K                    a block owns queries of one head and goes over keys
+ * A first kernel makes delta and, for each tile of queries, the extremes of what they see, by which the keys' pass skips tiles.
+ *
+ * The keys' pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers. Where sums of all columns of dK and dV
+ * do not fit in registers, `split` waves share 32 keys: each makes the scores of its own 32 queries of a tile and sums its own part of the columns, and
+ * they exchange P^T and dS^T through shared memory as they lie in registers. Heads of 256 are cut into two blocks of 128 output columns in both passes.
+ * Heads of 64 and 128 have a pass of their own on NVIDIA's Hopper (attention_grad_hopper.h). Scratch: delta, and two numbers per tile; on Hopper, above all
+ * dQ in fp32. */
+#include "ops/attention/gpu_tile.h"
+#include "ops/attention/gpu_grad_hopper.h"
+
+/* Queries of a tile in the keys' pass. */
+#define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
+
+typedef struct AttentionGrad {
+    Attention attention;
+    GLOBAL const bf16 *d_out, *out;
+    GLOBAL const float *log_sum;
+    GLOBAL float *delta;                        /* [rows][heads] */
+    GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and most of the first keys that a tile's queries see */
+    GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
+    int32_t tiles;                              /* of a sequence */
+} AttentionGrad;
+
+#ifdef GPU_DEVICE
+
+enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
+
+/* On AMD a wave keeps the operands of its own rows in registers; NVIDIA has too few and reads them from shared memory each time. */
+#define HOLDS (WAVE == 64)
+
+/* -- Before both passes -------------------------------------------------------------------------------------------- */
+
+/* A block for each tile of queries and head. */
+KERNEL(attention_delta, AttentionGrad) {
+    int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.length, first = tile * TILE;
+    int64_t base = (int64_t)sequence * length;
+    Extremes seen = attention_extremes(&a.attention, base, first, TILE, length);
+    if (block_y() == 0 && thread_id() == 0) a.reach[2 * block_x()] = seen.low_least, a.reach[2 * block_x() + 1] = seen.low_most;
+    for (int row = first + wave_id(); row < least(first + TILE, length); row += DELTA_WAVES) {
+        int64_t at = (base + row) * a.attention.heads + block_y();
+        GLOBAL const bf16 *d_out = a.d_out + at * a.attention.head_dim, *out = a.out + at * a.attention.head_dim;
+        float sum = 0;
+        if (a.attention.head_dim % 2 == 0) {
+            for (int i = lane_id(); i < a.attention.head_dim / 2; i += WAVE) {
+                uint32_t x = ((GLOBAL const uint32_t *)d_out)[i], y = ((GLOBAL const uint32_t *)out)[i];
+                sum += widen_low(x) * widen_low(y) + widen_high(x) * widen_high(y);
+            }
+        } else {
+            for (int i = lane_id(); i < a.attention.head_dim; i += WAVE) sum += widen(d_out[i]) * widen(out[i]);
+        }
+        sum = wave_sum(sum);
+        if (lane_id() == 0) a.delta[at] = sum;
+    }
+}
+
+/* Scores and gradients of weights of 32 own rows with 32 others: both sums over `width`. Own operands are held or read from own tiles. */
+INLINE void two_products(Accumulator *scores, Accumulator *d_weights, const int width, const Operand *held_x, const Operand *held_y,
+    LOCAL const bf16 *own_x, LOCAL const bf16 *own_y, LOCAL const bf16 *x, LOCAL const bf16 *y) {
+    accumulator_clear(scores);
+    accumulator_clear(d_weights);
+    UNROLL for (int k = 0; k < width / MMA; k++) {
+        Operand own, other;
+        if (HOLDS) own = held_x[k];
+        else operand_load(&own, own_x, width, 0, k * MMA);
+        operand_load(&other, x, width, 0, k * MMA);
+        mma(scores, &own, &other);
+    }
+    UNROLL for (int k = 0; k < width / MMA; k++) {
+        Operand own, other;
+        if (HOLDS) own = held_y[k];
+        else operand_load(&own, own_y, width, 0, k * MMA);
+        operand_load(&other, y, width, 0, k * MMA);
+        mma(d_weights, &own, &other);
+    }
+}
+
+/* Own rows of two matrices to registers, through shared memory at `tile`. */
+INLINE void hold_rows(Operand *held, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
+    tile_load(tile, width, rows, threads, source);
+    barrier();
+    UNROLL for (int k = 0; k < width / MMA; k++) operand_load(&held[k], tile + wave_id() * MMA * width, width, 0, k * MMA);
+    barrier();
+}
+
+/* -- Gradients of queries ------------------------------------------------------------------------------------------ */
+
+typedef struct QueryPlace {
+    int64_t base;
+    int head, kv_head, first, part;
+} QueryPlace;
+
+INLINE QueryPlace query_place(const Attention *a, const int rows) {
+    int x = opaque(block_x()), head = x % a->heads;
+    return (QueryPlace){.base = (int64_t)(x / a->heads) * a->length,
+        .head = head,
+        .kv_head = head / (a->heads / a->kv_heads),
+        .first = ((a->length + rows - 1) / rows - 1 - opaque(block_y())) * rows,
+        .part = opaque(block_z())};
+}
+
+INLINE Source rows_of(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, int64_t column, int rows, int columns) {
+    return (Source){matrix + row * stride + column, stride, rows, columns};
+}
+
+/* scores -> dS, of rows with these sums and deltas. */
+INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, float scale, const float *log_sum, const float *delta) {
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum[r]));
+        accumulator_set(scores, r, c, weight * (accumulator_get(d_weights, r, c) - delta[r]));
+    }
+}
+
+INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const int columns, const int waves) {
+    const int rows = waves * MMA, threads = waves * WAVE, buffers = HOLDS ? 1 : 2;
+    const Attention *a = &g->attention;
+    QueryPlace place = query_place(a, rows);
+    LOCAL bf16 *queries = attention_tiles, *d_outs = queries + (HOLDS ? 0 : rows * width), *tiles = d_outs + (HOLDS ? 0 : rows * width);
+    int first = place.first + wave_id() * MMA;
+    Extremes block = attention_extremes(a, place.base, place.first, rows, a->length);
+    Extremes wave = attention_extremes(a, place.base, first, MMA, a->length);
+
+    Operand held_queries[MOST_WIDTH / MMA], held_d_outs[MOST_WIDTH / MMA];
+    int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->head_dim;
+    Source q = rows_of(a->queries, a->query_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
+    Source d = rows_of(g->d_out, out_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
+    if (HOLDS) hold_rows(held_queries, queries, width, rows, threads, &q), hold_rows(held_d_outs, d_outs, width, rows, threads, &d);
+    else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
+    float log_sum[LANE_ROWS], delta[LANE_ROWS];
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+        int64_t at = (place.base + least(first + accumulator_row(r), a->length - 1)) * a->heads + place.head;
+        log_sum[r] = g->log_sum[at] * LOG2_E;
+        delta[r] = g->delta[at];
+    }
+    Accumulator sums[MOST_COLUMNS / MMA];
+    UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
+
+    int key = block.low_least / MMA * MMA, last = block.high_most;
+    int64_t column = place.kv_head * a->head_dim;
+    Stage k_stage, v_stage;
+    LOCAL bf16 *keys = tiles, *values = tiles + MMA * width;
+    Source k = rows_of(a->keys, a->key_stride, place.base + key, column, last + 1 - key, a->head_dim);
+    Source v = rows_of(a->values, a->key_stride, place.base + key, column, last + 1 - key, a->head_dim);
+    stage_begin(&k_stage, keys, width, MMA, threads, &k);
+    stage_begin(&v_stage, values, width, MMA, threads, &v);
+    for (int turn = 0; key <= last; key += MMA) {
+        stage_end(&k_stage, keys, width, MMA, threads, &k, 0);
+        stage_end(&v_stage, values, width, MMA, threads, &v, 0);
+        barrier();
+        turn = (turn + 1) % buffers;
+        LOCAL bf16 *next = tiles + turn * 2 * MMA * width;
+        if (key + MMA <= last) {
+            k = rows_of(a->keys, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            v = rows_of(a->values, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
+            stage_begin(&k_stage, next, width, MMA, threads, &k);
+            stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
+        }
+        if (extremes_touch(&wave, key, key + MMA - 1)) {
+            Accumulator scores, d_weights;
+            int own = wave_id() * MMA * width;
+            two_products(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
+            if (a->alibi > 0 || !extremes_cover(&wave, key, key + MMA - 1)) {
+                QueryPlace again = query_place(a, rows);
+                attention_mask(&scores, 1, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->length, key);
+            }
+            score_gradients(&scores, &d_weights, a->scale, log_sum, delta);
+            Operand d_scores, operand;
+            operand_of(&d_scores, &scores);
+            LOCAL const bf16 *part = keys + block_z() * columns;
+            UNROLL for (int n = 0; n < columns / MMA; n++) {
+                operand_load_transposed(&operand, part, width, 0, n * MMA);
+                mma(&sums[n], &d_scores, &operand);
+            }
+        }
+        if (buffers == 1) barrier();
+        keys = next, values = next + MMA * width;
+    }
+    place = query_place(a, rows);
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+        int at = place.first + wave_id() * MMA + accumulator_row(r);
+        GLOBAL bf16 *to = g->d_queries + (place.base + at) * a->query_stride + place.head * a->head_dim;
+        UNROLL for (int n = 0; n < columns / MMA; n++)
+            attention_store(to, &sums[n], r, place.part * columns + n * MMA, a->head_dim, a->scale * LN_2, at < a->length);
+    }
+}
+
+/* -- Gradients of keys and values ---------------------------------------------------------------------------------- */
+
+INLINE GLOBAL const int32_t *reach_of(const AttentionGrad *g, int sequence, int tile) {
+    return g->reach + 2 * ((int64_t)sequence * g->tiles + tile);
+}
+
+/* The last tile from `first` on that sees a key up to `last_key`, or -1. */
+INLINE int last_touched(const AttentionGrad *g, int sequence, int first, int last_key) {
+    int last = -1;
+    for (int tile = first + lane_id(); tile < g->tiles; tile += WAVE)
+        if (reach_of(g, sequence, tile)[0] <= last_key) last = tile;
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) last = most(last, (int)shuffle(last, lane_id() ^ mask));
+    return last;
+}
+
+/* The tile of queries under way, of which head: tiles in order, heads of the group around them. */
+typedef struct Walk { int sequence, head, heads_left, first_tile, tile, last_tile; } Walk;
+
+INLINE bool walk_on(Walk *walk) {
+    if (walk->tile++ < walk->last_tile) return true;
+    walk->tile = walk->first_tile;
+    walk->head++;
+    return --walk->heads_left > 0;
+}
+
+/* Of a tile's queries in shared memory. */
+typedef struct RowTile {
+    float log_sum[TILE], delta[TILE];
+    int low[TILE];
+} RowTile;
+/* A tile under way: what a thread carries of one query, and the most of all their first keys. */
+typedef struct QueryStage {
+    Stage queries, d_outs;
+    Source q, d;
+    float log_sum, delta;
+    int low, low_most;
+} QueryStage;
+
+/* Queries behind the last one get weights of zero. */
+INLINE void query_stage_begin(
+    QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
+    const Attention *a = &g->attention;
+    int first = opaque(walk->tile) * TILE, rows = a->length - first, row = first + thread_id() % TILE;
+    int64_t base = (int64_t)walk->sequence * a->length, at = (base + row) * a->heads + walk->head;
+    stage->q = rows_of(a->queries, a->query_stride, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage->d = rows_of(g->d_out, (int64_t)a->heads * a->head_dim, base + first, walk->head * a->head_dim, rows, a->head_dim);
+    stage_begin(&stage->queries, tile, width, TILE, threads, &stage->q);
+    stage_begin(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d);
+    stage->log_sum = row < a->length ? g->log_sum[at] * LOG2_E : __builtin_inff();
+    stage->delta = row < a->length ? g->delta[at] : 0;
+    stage->low = row < a->length ? attention_interval(a, base, row).low : 0;
+    stage->low_most = reach_of(g, walk->sequence, walk->tile)[1];
+}
+INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads) {
+    stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
+    stage_end(&stage->d_outs, tile + TILE * width, width, TILE, threads, &stage->d, 0);
+    if (thread_id() >= TILE) return;
+    rows->log_sum[thread_id()] = stage->log_sum;
+    rows->delta[thread_id()] = stage->delta;
+    rows->low[thread_id()] = stage->low;
+}
+
+/* Transposed scores [key][query] of 32 x 32, of queries from `query` (number `at` of the tile) on: bias of distance; -inf where hidden. */
+INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
+    float slope = attention_slope(a, head);
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        int column = accumulator_column(c), low = rows->low[at + column], high = query + column;
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            int number = key + accumulator_row(r);
+            float biased = accumulator_get(scores, r, c) + slope * (float)(number - high);
+            accumulator_set(scores, r, c, number >= low && number <= high ? biased : -__builtin_inff());
+        }
+    }
+}
+
+/* Transposed scores -> P^T and dS^T as operands. */
+INLINE void weights_and_gradients(
+    Accumulator *scores, Accumulator *d_weights, float scale, LOCAL const RowTile *rows, int at, Operand *weights, Operand *d_scores) {
+    UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        int column = at + accumulator_column(c);
+        float log_sum = rows->log_sum[column], delta = rows->delta[column];
+        UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+            float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum));
+            accumulator_set(d_weights, r, c, weight * (accumulator_get(d_weights, r, c) - delta));
+            accumulator_set(scores, r, c, weight);
+        }
+    }
+    operand_of(weights, scores);
+    operand_of(d_scores, d_weights);
+}
+
+/* d_values += P^T dO and d_keys += dS^T Q over the 32 queries whose rows begin at `queries` and `d_outs`, for columns of these from there on. */
+INLINE void add_products(Accumulator *d_keys, Accumulator *d_values, const Operand *weights, const Operand *d_scores,
+    LOCAL const bf16 *queries, LOCAL const bf16 *d_outs, const int width, const int columns) {
+    UNROLL for (int n = 0; n < columns / MMA; n++) {
+        Operand operand;
+        operand_load_transposed(&operand, d_outs, width, 0, n * MMA);
+        mma(&d_values[n], weights, &operand);
+    }
+    UNROLL for (int n = 0; n < columns / MMA; n++) {
+        Operand operand;
+        operand_load_transposed(&operand, queries, width, 0, n * MMA);
+        mma(&d_keys[n], d_scores, &operand);
+    }
+}
+
+/* `split` waves share 32 keys, each with columns / split of the block's `columns`; two waves have to share, and a tile to have two blocks, or none. */
+INLINE void gradient_of_keys(
+    const AttentionGrad *g, const int width, const int columns, const int waves, const int split, const int buffers) {
+    const int rows = waves / split * MMA, threads = waves * WAVE, own_columns = columns / split;
+    const bool early = buffers == 2 || WAVE == 64; /* the next tile can be under way during the work on this one */
+    const Attention *a = &g->attention;
+    int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, group = a->heads / a->kv_heads, first_key = block_y() * rows;
+    int64_t base = (int64_t)sequence * a->length;
+    int share = wave_id() % split, own = wave_id() / split * MMA, key = first_key + own;
+
+    LOCAL bf16 *keys = attention_tiles, *values = keys + (HOLDS ? 0 : rows * width), *tiles = values + (HOLDS ? 0 : rows * width);
+    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + (HOLDS ? most(rows, 2 * TILE) : buffers * 2 * TILE) * width);
+    LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
+    Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
+    Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
+    Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
+    if (HOLDS) hold_rows(held_keys, keys, width, rows, threads, &k), hold_rows(held_values, values, width, rows, threads, &v);
+    else tile_load(keys, width, rows, threads, &k), tile_load(values, width, rows, threads, &v);
+
+    Accumulator d_keys[MOST_COLUMNS / MMA], d_values[MOST_COLUMNS / MMA];
+    UNROLL for (int n = 0; n < own_columns / MMA; n++) accumulator_clear(&d_keys[n]), accumulator_clear(&d_values[n]);
+
+    Walk walk = {
+        .sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_key / TILE, .tile = first_key / TILE};
+    walk.last_tile = last_touched(g, sequence, walk.first_tile, first_key + rows - 1);
+    QueryStage stage;
+    LOCAL bf16 *tile = tiles;
+    bool more = walk.last_tile >= walk.first_tile;
+    if (more) query_stage_begin(&stage, tile, width, threads, g, &walk);
+    for (int turn = 0; more;) {
+        LOCAL RowTile *row_tile = row_tiles + turn;
+        query_stage_end(&stage, tile, row_tile, width, threads);
+        barrier();
+        int query = walk.tile * TILE, head = walk.head, low_most = stage.low_most;
+        turn = (turn + 1) % buffers;
+        LOCAL bf16 *next = tiles + turn * 2 * TILE * width;
+        more = walk_on(&walk);
+        if (early && more) query_stage_begin(&stage, next, width, threads, g, &walk);
+
+        LOCAL const bf16 *queries = tile, *d_outs = tile + TILE * width;
+        const int column = block_z() * columns + share * own_columns;
+        Operand weights, d_scores;
+        for (int at = share * MMA; at < (split > 1 ? share + 1 : TILE / MMA) * MMA; at += MMA) {
+            Accumulator scores, d_weights;
+            two_products(&scores, &d_weights, width, held_keys, held_values, keys + own * width, values + own * width, queries + at * width,
+                d_outs + at * width);
+            if (a->alibi > 0 || key < low_most || key + MMA - 1 > query + at) mask_keys(&scores, a, head, key, query + at, row_tile, at);
+            weights_and_gradients(&scores, &d_weights, a->scale, row_tile, at, &weights, &d_scores);
+            if (split > 1) {
+                operand_give(exchange + wave_id() * 2 * sizeof(Operand) / 16 * WAVE, &weights);
+                operand_give(exchange + (wave_id() * 2 + 1) * sizeof(Operand) / 16 * WAVE, &d_scores);
+            }
+            add_products(
+                d_keys, d_values, &weights, &d_scores, queries + at * width + column, d_outs + at * width + column, width, own_columns);
+        }
+        if (split > 1) {
+            int other = wave_id() ^ 1, at = (share ^ 1) * MMA;
+            barrier();
+            operand_take(&weights, exchange + other * 2 * sizeof(Operand) / 16 * WAVE);
+            operand_take(&d_scores, exchange + (other * 2 + 1) * sizeof(Operand) / 16 * WAVE);
+            add_products(
+                d_keys, d_values, &weights, &d_scores, queries + at * width + column, d_outs + at * width + column, width, own_columns);
+        }
+        if (buffers == 1) barrier();
+        if (!early && more) query_stage_begin(&stage, next, width, threads, g, &walk);
+        tile = next;
+    }
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) {
+        int at = key + accumulator_row(r);
+        int64_t to = (base + at) * a->key_stride + kv_head * a->head_dim;
+        UNROLL for (int n = 0; n < own_columns / MMA; n++) {
+            int column = block_z() * columns + share * own_columns + n * MMA;
+            attention_store(g->d_keys + to, &d_keys[n], r, column, a->head_dim, a->scale * LN_2, at < a->length);
+            attention_store(g->d_values + to, &d_values[n], r, column, a->head_dim, 1, at < a->length);
+        }
+    }
+}
+
+#define QUERIES_PASS(width, columns, waves) \
+    KERNEL(attention_queries_##width, AttentionGrad) { gradient_of_queries(&a, width, columns, waves); }
+#define KEYS_PASS(width, columns, waves, split, buffers) \
+    KERNEL(attention_keys_##width, AttentionGrad) { gradient_of_keys(&a, width, columns, waves, split, buffers); }
+
+QUERIES_PASS(32, 32, 4)
+QUERIES_PASS(64, 64, 4)
+QUERIES_PASS(128, 128, 4)
+QUERIES_PASS(256, 128, 2)
+#if defined __AMDGCN__
+KEYS_PASS(32, 32, 4, 1, 1)
+KEYS_PASS(64, 64, 4, 1, 1)
+KEYS_PASS(128, 128, 4, 1, 1)
+KEYS_PASS(256, 128, 2, 1, 1)
+#else
+KEYS_PASS(32, 32, 4, 1, 2)
+KEYS_PASS(64, 64, 4, 1, 2)
+KEYS_PASS(128, 128, 8, 2, 2)
+KEYS_PASS(256, 128, 4, 2, 1)
+#endif
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER(width)                                                                                                        \
+    KERNEL(attention_rows_hopper_##width, AttentionGradHopper) { hopper_rows(&a, grad_shape(width)); }                       \
+    KERNEL(attention_items_hopper_##width, AttentionGradHopper) { hopper_items(&a, grad_shape(width)); }                     \
+    KERNEL(attention_grad_hopper_##width, AttentionGradHopper) {                                                             \
+        BLOCK_BOUNDS((GRAD_GROUPS + 1) * WARPGROUP, 1);                                                                      \
+        hopper_gradient(&a, ARGUMENTS_ADDRESS(attention_grad_hopper_##width), grad_shape(width));                            \
+    }                                                                                                                        \
+    KERNEL(attention_round_hopper_##width, AttentionGradHopper) { hopper_queries_round(&a, grad_shape(width)); }
+HOPPER(64)
+HOPPER(128)
+#endif
+
+#else
+
+#include "ops/attention/attention.h"
+
+LAUNCHER(attention_delta, AttentionGrad)
+LAUNCHER(attention_queries_32, AttentionGrad)
+LAUNCHER(attention_queries_64, AttentionGrad)
+LAUNCHER(attention_queries_128, AttentionGrad)
+LAUNCHER(attention_queries_256, AttentionGrad)
+LAUNCHER(attention_keys_32, AttentionGrad)
+LAUNCHER(attention_keys_64, AttentionGrad)
+LAUNCHER(attention_keys_128, AttentionGrad)
+LAUNCHER(attention_keys_256, AttentionGrad)
+
+LAUNCHER(attention_rows_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_rows_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_items_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_items_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_grad_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_grad_hopper_128, AttentionGradHopper)
+LAUNCHER(attention_round_hopper_64, AttentionGradHopper)
+LAUNCHER(attention_round_hopper_128, AttentionGradHopper)
+
+typedef void Launch(Device *device, LaunchShape shape, const AttentionGrad *arguments);
+
+/* Of the kernels above: what a block has in shared memory follows from these. */
+typedef struct KeysPass { int waves, split, buffers; } KeysPass;
+
+static int width_index(int width) { return width == 32 ? 0 : width == 64 ? 1 : width == 128 ? 2 : 3; }
+
+static KeysPass keys_pass(int wave, int width) {
+    static const KeysPass amd[] = {{4, 1, 1}, {4, 1, 1}, {4, 1, 1}, {2, 1, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
+    return (wave == 64 ? amd : nvidia)[width_index(width)];
+}
+
+static void launch_queries(Device *device, const AttentionGrad *g, int64_t sequences) {
+    static Launch *const launches[] = {
+        launch_attention_queries_32, launch_attention_queries_64, launch_attention_queries_128, launch_attention_queries_256};
+    int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), waves = width == 256 ? 2 : 4,
+        rows = waves * ATTENTION_ROWS;
+    int elements = wave == 64 ? rows * width : 2 * rows * width + 2 * 2 * ATTENTION_ROWS * width;
+    LaunchShape shape = {.x = sequences * g->attention.heads,
+        .y = divide_up(g->attention.length, rows),
+        .z = divide_up(width, 128),
+        .threads = waves * wave,
+        .shared = elements * (int)sizeof(bf16)};
+    launches[width_index(width)](device, shape, g);
+}
+
+static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequences) {
+    static Launch *const launches[] = {
+        launch_attention_keys_32, launch_attention_keys_64, launch_attention_keys_128, launch_attention_keys_256};
+    int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), tile = GRAD_TILE(wave);
+    KeysPass pass = keys_pass(wave, width);
+    int rows = pass.waves / pass.split * ATTENTION_ROWS;
+    int elements = wave == 64 ? (rows > 2 * tile ? rows : 2 * tile) * width : 2 * rows * width + pass.buffers * 2 * tile * width;
+    int exchange = pass.split > 1 ? pass.waves * 2 * ATTENTION_ROWS * ATTENTION_ROWS * (int)sizeof(bf16) : 0;
+    LaunchShape shape = {.x = sequences * g->attention.kv_heads,
+        .y = divide_up(g->attention.length, rows),
+        .z = divide_up(width, 128),
+        .threads = pass.waves * wave,
+        .shared = elements * (int)sizeof(bf16) + exchange + pass.buffers * tile * (int)(2 * sizeof(float) + sizeof(int32_t))};
+    launches[width_index(width)](device, shape, g);
+}
+
+/* What the kernels for Hopper need of scratch, one after the other: sums of dQ, the list of items, HopperRows, marks, and the next item. */
+typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, bytes; } HopperScratch;
+static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t heads, int64_t kv_heads, int width) {
+    GradShape shape = grad_shape(width);
+    HopperScratch s = {.places = sequences * heads * divide_up(length, shape.tile)};
+    s.list_at = s.places * GRAD_GROUPS * GRAD_PART * (int64_t)sizeof(float);
+    s.rows_at = s.list_at + sequences * kv_heads * divide_up(length, GRAD_KEYS) * (int64_t)sizeof(GradItem);
+    s.marks_at = s.rows_at + s.places * (shape.tile / 64) * (int64_t)sizeof(HopperRows);
+    s.bytes = s.marks_at + (s.places + 1) * (int64_t)sizeof(int32_t);
+    return s;
+}
+
+/* All but the maps. */
+static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
+    const Attention *a = &g->attention;
+    HopperScratch at = hopper_scratch(sequences, a->length, a->heads, a->kv_heads, a->head_dim);
+    int64_t groups = sequences * a->kv_heads, blocks = divide_up(a->length, GRAD_KEYS);
+    /* As many groups side by side as fill the processors, since more would not stay in the cache; twice as many of one head each, which wait less then. */
+    int64_t fill = processors * (a->heads == a->kv_heads ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
+    return (AttentionGradHopper){.attention = *a,
+        .d_out = g->d_out,
+        .out = g->out,
+        .log_sum = g->log_sum,
+        .sums = (float *)scratch,
+        .list = (GradItem *)(scratch + at.list_at),
+        .rows = (HopperRows *)(scratch + at.rows_at),
+        .marks = (int32_t *)(scratch + at.marks_at),
+        .next = (int32_t *)(scratch + at.marks_at) + at.places,
+        .d_queries = g->d_queries,
+        .d_keys = g->d_keys,
+        .d_values = g->d_values,
+        .tiles = (int32_t)divide_up(a->length, grad_shape(a->head_dim).tile),
+        .blocks = (int32_t)blocks,
+        .items = (int32_t)(groups * blocks),
+        .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
+}
+
+/* False where the device or the shape is not for it. */
+static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
+    const Attention *a = &g->attention;
+    int width = a->head_dim, processors = device_info(call->device)->processors;
+    bool fits = (width == 64 || width == 128) && ((uintptr_t)g->out | (uintptr_t)g->d_queries | (uintptr_t)call->workspace) % 16 == 0;
+    TensorMap qkv, d_out;
+    if (!fits || !attention_map(call->device, &qkv, a->queries, a->length, a->query_stride, sequences) ||
+        !attention_map(call->device, &d_out, g->d_out, a->length, (int64_t)a->heads * width, sequences))
+        return false;
+    AttentionGradHopper hopper = hopper_arguments(g, call->workspace, sequences, processors);
+    hopper.qkv = qkv, hopper.d_out_map = d_out;
+    GradShape shape = grad_shape(width);
+    LaunchShape rows = {.x = sequences * hopper.tiles * (shape.tile / 64), .y = a->heads, .threads = 128};
+    LaunchShape items = {.x = hopper.items, .threads = 32};
+    LaunchShape pass = {
+        .x = hopper.items < processors ? hopper.items : processors, .threads = (GRAD_GROUPS + 1) * 128, .shared = grad_shared(shape)};
+    LaunchShape round = {.x = sequences * hopper.tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
+    (width == 64 ? launch_attention_rows_hopper_64 : launch_attention_rows_hopper_128)(call->device, rows, &hopper);
+    (width == 64 ? launch_attention_items_hopper_64 : launch_attention_items_hopper_128)(call->device, items, &hopper);
+    (width == 64 ? launch_attention_grad_hopper_64 : launch_attention_grad_hopper_128)(call->device, pass, &hopper);
+    (width == 64 ? launch_attention_round_hopper_64 : launch_attention_round_hopper_128)(call->device, round, &hopper);
+    return true;
+}
+
+static int64_t gpu_scratch_attention_grad(const Graph *graph, const Node *node) {
+    const AttentionSpec *spec = node->attributes;
+    int64_t rows = graph_rows(graph, node->in[0]), sequences = rows / spec->length, heads = spec->heads.heads, width = spec->heads.head_dim;
+    int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
+    if (width != 64 && width != 128) return bytes;
+    int64_t hopper = hopper_scratch(sequences, spec->length, heads, spec->heads.kv_heads, (int)width).bytes;
+    return hopper > bytes ? hopper : bytes;
+}
+
+GPU_OP(attention_grad, gpu_scratch_attention_grad) {
+    Attention attention = attention_of(call, call->in[1], call->in[2]);
+    int64_t rows = call->in_shape[0][0], sequences = rows / attention.length, queries = (int64_t)attention.heads * attention.head_dim;
+    int tile = GRAD_TILE(device_info(call->device)->wave);
+    bf16 *d_qkv = call->out[0];
+    float *delta = call->workspace;
+    AttentionGrad g = {.attention = attention,
+        .d_out = call->in[0],
+        .out = call->in[3],
+        .log_sum = call->in[4],
+        .delta = delta,
+        .reach = (int32_t *)(delta + rows * attention.heads),
+        .d_queries = d_qkv,
+        .d_keys = d_qkv + queries,
+        .d_values = d_qkv + queries + attention.kv_heads * attention.head_dim,
+        .tiles = (int32_t)divide_up(attention.length, tile)};
+    if (launch_hopper(call, &g, sequences)) return;
+    LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
+    launch_attention_delta(call->device, shape, &g);
+    launch_queries(call->device, &g, sequences);
+    launch_keys(call->device, &g, sequences);
+}
+
+/* The device is not known here: the smaller one of their tiles makes more of them, and the largest of what the kernels need is taken. */
+
+#endif

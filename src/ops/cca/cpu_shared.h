@@ -1,0 +1,98 @@
+/* What cca.c and cca_grad.c share: how the columns of u are laid out, which earlier rows belong to a row's document, the scratch of
+ * a thread, and the depthwise convolution, which the backward pass computes again instead of keeping it.
+ *
+ * The grouped convolution is a matrix product per head. Its weight is stored [out, in, tap]; instead of sorting the weight by taps the
+ * two taps of the activations are interleaved: a row of `pairs` holds (previous, current) for every channel, so the stored weight and its
+ * gradient take part in products as they are. */
+#pragma once
+
+#include "backend/cpu/kernel.h"
+#include "ops/cca/cca.h"
+
+enum {
+    CCA_BLOCK = 256,      /* rows of one product: enough to pay for packing the weight, few enough to stay in the L2 cache */
+    CCA_LANES = 64,       /* the most threads that share the work, since each needs scratch */
+    CCA_AHEAD = 8,        /* rows between a prefetch and its use */
+    CCA_SERIAL = 1 << 15, /* multiplications below which more threads cost more than they save */
+};
+
+static inline int64_t cca_blocks(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
+static inline int64_t cca_align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static inline int64_t cca_lanes(int64_t tasks) { return int_min(tasks, CCA_LANES); }
+static inline bool cca_parallel(const CcaShape *s) { return s->rows * s->convolved * s->dim > CCA_SERIAL; }
+
+/* Scratch of one thread, as byte offsets from its beginning. `products` has `product_rows` rows of `product_columns` WIDE sums. */
+typedef struct CcaScratch { int64_t taps, rows, zeros, pairs, products, bytes; } CcaScratch;
+
+static inline CcaScratch cca_scratch(
+    int64_t dim, int64_t pair_rows, int64_t product_rows, int64_t product_columns, int64_t compute, int64_t wide) {
+    CcaScratch scratch = {.rows = cca_align(2 * dim * wide)};
+    scratch.zeros = scratch.rows + cca_align(3 * dim * wide);
+    scratch.pairs = scratch.zeros + cca_align(dim * wide);
+    scratch.products = scratch.pairs + cca_align(pair_rows * 2 * dim * compute);
+    scratch.bytes = scratch.products + cca_align(product_rows * product_columns * wide);
+    return scratch;
+}
+
+#ifdef KERNEL_VARIANT
+
+/* The next task of a loop whose tasks go to whoever is free among the first cca_lanes() threads. */
+static inline int64_t cca_take(int64_t *next) {
+    int64_t task;
+#pragma omp atomic capture
+    task = (*next)++;
+    return task;
+}
+
+/* Rows of u and, before row 0, the two kept from the call before (NULL: none). */
+typedef struct CcaRows {
+    const T *u, *state;
+    const int32_t *positions;
+    int64_t columns;
+} CcaRows;
+
+/* How many rows before row r its document has at hand. */
+static inline int64_t cca_history(const CcaRows *rows, int64_t r) { return int_min(rows->positions[r], r + (rows->state ? 2 : 0)); }
+
+static inline const T *cca_row(const CcaRows *rows, int64_t r) {
+    return r >= 0 ? rows->u + r * rows->columns : rows->state + (r + 2) * rows->columns;
+}
+
+/* taps = the depthwise weights of one head, all of the previous token's before all of the current one's. */
+static inline void cca_split_taps(W *restrict taps, const T *restrict weight, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++) {
+        taps[i] = widen(weight[2 * i]);
+        taps[dim + i] = widen(weight[2 * i + 1]);
+    }
+}
+
+static inline void cca_depthwise_row(
+    T *restrict y, const T *restrict before, const T *restrict current, const W *restrict taps, const W *restrict bias, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++) y[i] = narrow(bias[i] + taps[i] * widen(before[i]) + taps[dim + i] * widen(current[i]));
+}
+
+/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the depthwise
+ * convolution. What precedes a document is zeros, of which c makes its bias. `scratch` holds two rows, `zeros` one of zeros. */
+static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
+    const W *bias, int64_t dim, T *scratch, const T *zeros) {
+    T *previous = scratch, *current = scratch + dim;
+    if (cca_history(rows, first) > 0) {
+        const T *before = cca_history(rows, first) > 1 ? cca_row(rows, first - 2) + column : zeros;
+        cca_depthwise_row(previous, before, cca_row(rows, first - 1) + column, taps, bias, dim);
+    }
+    for (int64_t r = first; r < end; r++, pairs += 2 * dim) {
+        bool starts = cca_history(rows, r) == 0;
+        if (r + CCA_AHEAD < end) kernel_prefetch(cca_row(rows, r + CCA_AHEAD) + column, dim);
+        if (starts) cca_depthwise_row(previous, zeros, zeros, taps, bias, dim);
+        cca_depthwise_row(current, starts ? zeros : cca_row(rows, r - 1) + column, cca_row(rows, r) + column, taps, bias, dim);
+        for (int64_t i = 0; i < dim; i++) {
+            pairs[2 * i] = previous[i];
+            pairs[2 * i + 1] = current[i];
+        }
+        T *spare = previous;
+        previous = current;
+        current = spare;
+    }
+}
+
+#endif

@@ -1,0 +1,187 @@
+/* The prologue of compressed convolutional attention in one pass: raw projections u = [q | k | v] become rotated, normalised, packed qkv. A block takes
+ * every so many tiles of one head (cca.h): depthwise convolution into pairs, the product of the grouped convolution, the mean of q and k before
+ * convolution, the norm, the rotation. Blocks of other heads, at work on the same rows, find what they share in the cache. One more row of blocks shifts
+ * the values. In generation a last kernel keeps the last two rows of u. */
+#include "ops/cca/gpu_shared.h"
+
+/* `units` and `scales` are NULL outside training; `stride` is the rows of all tiles at work. */
+typedef struct CcaArguments {
+    CcaInput in;
+    const float GLOBAL *table, *grouped_bias, *temperature;
+    bf16 GLOBAL *qkv, *units;
+    float GLOBAL *scales;
+    int64_t stride;
+} CcaArguments;
+
+typedef struct CcaStateArguments {
+    const bf16 GLOBAL *u;
+    bf16 GLOBAL *state;
+    int64_t rows, columns;
+} CcaStateArguments;
+
+#ifdef GPU_DEVICE
+
+/* The mean of q and k before convolution, of eight channels of head `head` of row r. */
+INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
+    int left = in->dim - channel;
+    bool whole = in->whole;
+    const bf16 GLOBAL *row = row_of_u(in, r) + channel, *keys = row + in->heads * in->dim;
+    if (head < in->heads)
+        return (load_channels(row + head * in->dim, left, whole) + load_channels(keys + head / in->group * in->dim, left, whole)) * 0.5f;
+    int key = head - in->heads;
+    f32x8 sum = (f32x8)0;
+    for (int h = 0; h < in->group; h++) sum += load_channels(row + (key * in->group + h) * in->dim, left, whole);
+    return load_channels(keys + key * in->dim, left, whole) * 0.5f + sum * (0.5f / (float)in->group);
+}
+
+/* Eight channels of row `row`, whose products are complete, turned by the angles of its position. */
+INLINE f32x8 rotate(
+    f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const float GLOBAL *angles, const int DIM) {
+    int half = in->rotated / 2;
+    if (channel >= in->rotated) return own;
+    if (in->whole) {
+        bool second = channel >= half;
+        int angle = second ? channel - half : channel;
+        f32x8 other = load_products(products, row, second ? angle : channel + half, DIM);
+        f32x8 cosine = load_wide(angles + angle, CHUNK, true), sine = load_wide(angles + half + angle, CHUNK, true);
+        return own * cosine + other * (second ? sine : -sine);
+    }
+    UNROLL for (int i = 0; i < CHUNK; i++) {
+        int c = channel + i, angle = c < half ? c : c - half, other = c < half ? c + half : c - half;
+        if (c >= in->rotated) continue;
+        float sine = c < half ? -angles[half + angle] : angles[half + angle];
+        own[i] = own[i] * angles[angle] + products[product_at(row, other, DIM) + other % 4] * sine;
+    }
+    return own;
+}
+
+/* From eight mixed channels to their place in qkv. */
+INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int head, int channel) {
+    const CcaInput *in = &a->in;
+    int left = in->dim - channel, key = head - in->heads;
+    bool whole = in->whole;
+    if (a->scales && channel == 0) a->scales[r * (in->heads + in->kv_heads) + head] = scale;
+    if (key >= 0) {
+        if (a->units) store_channels(a->units + r * in->values + key * in->dim + channel, y * scale, left, whole);
+        scale *= a->temperature[key];
+    }
+    store_channels(a->qkv + r * in->columns + head * in->dim + channel, y * scale, left, whole);
+}
+
+/* Rows first .. of one head. Products begin as bias and mean, so that all that comes from global memory is under way at once. */
+INLINE void convolve_tile(
+    const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
+    const CcaInput *in = &a->in;
+    int channel = chunk_channel(DIM), left = in->dim - channel;
+    int64_t column = head * in->dim + channel;
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+        int row = chunk_row(i, DIM);
+        store_pairs(tile, 2 * DIM, row, channel, in, first + row, column, left);
+        store_products(
+            products, row, channel, load_wide(a->grouped_bias + column, left, in->whole) + mean_of(in, first + row, head, channel), DIM);
+    }
+    barrier();
+    multiply_tile(products, tile, weights, true, DIM);
+    barrier();
+    UNROLL for (int i = 0; i < CCA_CHUNKS; i++) {
+        int row = chunk_row(i, DIM);
+        int64_t r = first + row;
+        f32x8 y = load_products(products, row, channel, DIM);
+        float squares = 0;
+        UNROLL for (int j = 0; j < CHUNK; j++) squares += y[j] * y[j];
+        float scale = fast_sqrt((float)in->dim) * fast_rsqrt(sum_of_row(squares, DIM) + 1e-12f);
+        if (r >= in->rows) continue;
+        y = rotate(y, products, row, channel, in, a->table + (int64_t)in->positions[r] * in->rotated, DIM);
+        finish(a, y, scale, r, head, channel);
+    }
+    barrier();
+}
+
+/* The rows of the weights that each wave multiplies with, by way of the tile. */
+INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
+    for (int n = 0; n < DIM; n += MMA) {
+        Source source = {in->grouped + (int64_t)(head * in->dim + n) * 2 * in->dim, 2 * in->dim, in->dim - n, 2 * in->dim};
+        Stage stage;
+        stage_begin(&stage, tile, 2 * DIM, MMA, CCA_THREADS, &source);
+        stage_end(&stage, tile, 2 * DIM, MMA, CCA_THREADS, &source, 0);
+        barrier();
+        if (wave_column(DIM) == n) UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) operand_load(&weights[k], tile, 2 * DIM, 0, k * MMA);
+        barrier();
+    }
+}
+
+/* The first half of the value columns is this row's, the second that of the row before. */
+INLINE void shift_values(const CcaArguments *a, int64_t first, int rows) {
+    const CcaInput *in = &a->in;
+    int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
+    for (int i = thread_id(); i < rows * chunks; i += CCA_THREADS) {
+        int column = i % chunks * CHUNK, left = values - column;
+        int64_t r = first + i / chunks;
+        if (r >= in->rows) return;
+        f32x8 own = load_channels(in->u + r * in->columns + in->convolved + column, left, in->whole), before = (f32x8)0;
+        if (history(in, r)) before = load_channels(row_of_u(in, r - 1) + in->convolved + column, left, in->whole);
+        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < half ? own[j] : before[j];
+        store_channels(a->qkv + r * in->columns + in->convolved + column, own, left, in->whole);
+    }
+}
+
+INLINE void convolve(const CcaArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
+    int head = block_y();
+    int64_t first = (int64_t)block_x() * (CCA_TILE / DIM);
+    if (head == a->in.heads + a->in.kv_heads) {
+        for (; first < a->in.rows; first += a->stride) shift_values(a, first, CCA_TILE / DIM);
+        return;
+    }
+    Operand weights[2 * CCA_MAX_DIM / MMA];
+    load_weights(weights, &a->in, head, tile, DIM);
+    for (; first < a->in.rows; first += a->stride) convolve_tile(a, first, head, tile, products, weights, DIM);
+}
+
+#define CCA(name, DIM, in_chunks)                                                                                                          \
+    KERNEL(name, CcaArguments) {                                                                                                           \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 tile[2 * CCA_TILE];                                                     \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) float products[CCA_TILE];                                                    \
+        CcaArguments own = a;                                                                                                              \
+        own.in.whole = in_chunks;                                                                                                          \
+        convolve(&own, tile, products, DIM);                                                                                               \
+    }
+CCA(cca_64, 64, true)
+CCA(cca_128, 128, true)
+CCA(cca_any, CCA_MAX_DIM, false)
+
+/* state = the last two rows of (state, u). */
+KERNEL(cca_state, CcaStateArguments) {
+    int64_t column = (int64_t)block_x() * CCA_THREADS + thread_id();
+    if (column >= a.columns) return;
+    a.state[column] = a.rows > 1 ? a.u[(a.rows - 2) * a.columns + column] : a.state[a.columns + column];
+    a.state[a.columns + column] = a.u[(a.rows - 1) * a.columns + column];
+}
+
+#else
+
+CCA_LAUNCHERS(cca, cca, CcaArguments)
+LAUNCHER(cca_state, CcaStateArguments)
+
+enum { RESIDENT = 2 }; /* blocks that fit on a processor */
+
+GPU_OP(cca) {
+    const DeviceInfo *device = device_info(call->device);
+    CcaArguments arguments = {.in = cca_input(call, 0, call->out[3]),
+        .table = call->in[2],
+        .grouped_bias = call->in[6],
+        .temperature = call->in[7],
+        .qkv = call->out[0],
+        .units = call->out[1],
+        .scales = call->out[2]};
+    const CcaInput *in = &arguments.in;
+    int64_t tiles = divide_up(in->rows, cca_tile_rows(in)), tasks = in->heads + in->kv_heads + 1;
+    int64_t most = divide_up(RESIDENT * device->processors, tasks);
+    LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device->wave};
+    arguments.stride = shape.x * cca_tile_rows(in);
+    CCA_LAUNCH(cca, in, call->device, shape, &arguments);
+    if (!call->out[3]) return;
+    CcaStateArguments state = {.u = call->in[0], .state = call->out[3], .rows = in->rows, .columns = in->columns};
+    launch_cca_state(call->device, (LaunchShape){.x = divide_up(in->columns, shape.threads), .threads = shape.threads}, &state);
+}
+
+#endif

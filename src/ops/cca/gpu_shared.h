@@ -1,0 +1,210 @@
+/* What cca.c and cca_grad.c share on the GPU: access to rows by chunks of eight channels, the pairs that the grouped convolution multiplies, and a product
+ * whose weights stay in registers.
+ *
+ * A block owns one head and a tile of rows at a time. Its four waves keep the head's weights as operands: they are read once, then tile after tile is
+ * multiplied with them. A tile has CCA_TILE elements of the head, `dim` of them padded with zeros to the constant DIM (64 or 128) in a row, and twice as
+ * many where both taps lie side by side. Products come out in shared memory, since what follows works on whole rows. Each kernel exists three times: for
+ * heads of up to 64 and up to 128 channels in 16-byte accesses, and for any number of channels. */
+#pragma once
+
+#include "backend/gpu/mma.h"
+#include "backend/gpu/vector.h"
+
+enum {
+    CCA_WAVES = 4,
+    CCA_TILE = 4096, /* elements: 32 rows of 128 channels, 64 of 64 */
+    CCA_MAX_DIM = 128,
+    CCA_ALIGNMENT = 128, /* of tiles in shared memory, in bytes */
+    CHUNK = 8,           /* channels of a 16-byte access */
+};
+
+/* `state` (may be NULL) are the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half of what is rotated; kernels set it to the constant
+ * that they are compiled for. */
+typedef struct CcaInput {
+    const bf16 GLOBAL *u, *state, *depthwise, *grouped;
+    const int32_t GLOBAL *positions;
+    const float GLOBAL *depthwise_bias;
+    int64_t columns, convolved, values; /* of a row of u; queries and keys; values */
+    int32_t rows, heads, kv_heads, group, dim, rotated, whole;
+} CcaInput;
+
+#ifdef GPU_DEVICE
+
+enum { CCA_THREADS = CCA_WAVES * WAVE, CCA_CHUNKS = CCA_TILE / CHUNK / CCA_THREADS /* of a tile, for a thread */ };
+
+/* -- Rows in global memory ----------------------------------------------------------------------------------------- */
+
+/* Of eight channels, those from `left` on do not exist: they are read as zero and not written. */
+
+INLINE u32x4 load_chunk(const bf16 GLOBAL *from, int left, bool whole) {
+    u32x4 chunk = (u32x4)0;
+    if (left <= 0) return chunk;
+    if (whole) return *(const u32x4 GLOBAL *)from;
+    UNROLL for (int i = 0; i < CHUNK; i++) chunk[i / 2] |= (uint32_t)(i < left ? from[i] : 0) << i % 2 * 16;
+    return chunk;
+}
+
+INLINE f32x8 load_channels(const bf16 GLOBAL *from, int left, bool whole) {
+    u32x4 chunk = load_chunk(from, left, whole);
+    return join(widen4(chunk.lo), widen4(chunk.hi));
+}
+
+INLINE f32x8 load_wide(const float GLOBAL *from, int left, bool whole) {
+    f32x8 x = (f32x8)0;
+    if (left <= 0) return x;
+    if (whole) return load8_wide(from, CHUNK);
+    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = i < left ? from[i] : 0;
+    return x;
+}
+
+INLINE void store_channels(bf16 GLOBAL *to, f32x8 x, int left, bool whole) {
+    if (left <= 0) return;
+    if (whole) store8_narrow(to, x, CHUNK);
+    else UNROLL for (int i = 0; i < CHUNK; i++) if (i < left) to[i] = narrow(x[i]);
+}
+
+/* Two taps of eight channels, the earlier one in the lower half of each word. */
+typedef struct TapWords { u32x4 word[2]; } TapWords;
+
+INLINE TapWords load_taps(const bf16 GLOBAL *from, int left, bool whole) {
+    TapWords taps = {{(u32x4)0, (u32x4)0}};
+    if (left <= 0) return taps;
+    UNROLL for (int i = 0; i < 2; i++) {
+        if (whole) taps.word[i] = *(const u32x4 GLOBAL *)(from + i * CHUNK);
+        else
+            UNROLL for (int j = 0; j < 4; j++) taps.word[i][j] =
+                i * 4 + j < left ? *(const uint32_t GLOBAL *)(from + i * CHUNK + j * 2) : 0;
+    }
+    return taps;
+}
+
+INLINE f32x8 earlier_taps(const TapWords *taps) {
+    f32x8 x;
+    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = widen_low(taps->word[i / 4][i % 4]);
+    return x;
+}
+
+INLINE f32x8 later_taps(const TapWords *taps) {
+    f32x8 x;
+    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = widen_high(taps->word[i / 4][i % 4]);
+    return x;
+}
+
+/* How many rows before row r its document has at hand. */
+INLINE int64_t history(const CcaInput *in, int64_t r) {
+    int64_t rows = r + (in->state ? 2 : 0), position = in->positions[r];
+    return position < rows ? position : rows;
+}
+
+/* Whether there is a row r that continues the document of the row before it. */
+INLINE bool continues(const CcaInput *in, int64_t r) { return r < in->rows && history(in, r) > 0; }
+
+/* Row r of u, or where there is none one that may be read as well. */
+INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) {
+    if (r < 0) return in->state ? in->state + (r + 2) * in->columns : in->u;
+    return in->u + (r < in->rows ? r : in->rows - 1) * in->columns;
+}
+
+/* -- Tiles --------------------------------------------------------------------------------------------------------- */
+
+/* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i. The DIM / CHUNK lanes of a row are neighbours. */
+INLINE int chunk_row(int i, const int DIM) { return (thread_id() + i * CCA_THREADS) / (DIM / CHUNK); }
+INLINE int chunk_channel(const int DIM) { return thread_id() % (DIM / CHUNK) * CHUNK; }
+
+INLINE float sum_of_row(float x, const int DIM) {
+    UNROLL for (int mask = DIM / CHUNK / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+/* Row `row` of a tile, from column 2 * `channel` on, becomes (c_{r-1}, c_r) for eight channels from `column` of u on, c being the depthwise convolution. What
+ * precedes a document is zeros, of which c makes its bias. All loads start at once: which rows count is found out meanwhile. */
+INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, int64_t r, int64_t column, int left) {
+    bool whole = in->whole, there = r < in->rows;
+    f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_of_u(in, r - 1) + column, left, whole);
+    f32x8 u2 = load_channels(row_of_u(in, r - 2) + column, left, whole), bias = load_wide(in->depthwise_bias + column, left, whole);
+    TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
+    f32x8 earlier = earlier_taps(&taps), later = later_taps(&taps);
+    int64_t before = there ? history(in, r) : 0;
+    u1 = before > 0 ? u1 : (f32x8)0;
+    u2 = before > 1 ? u2 : (f32x8)0;
+    f32x8 previous = bias + earlier * u2 + later * u1, current = bias + earlier * u1 + later * u0;
+    u32x4 pairs[2];
+    UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? narrow_pair(previous[i], current[i]) : 0;
+    UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
+}
+
+/* -- Products ------------------------------------------------------------------------------------------------------ */
+
+/* Each wave makes a block of MMA x MMA of the tile's products. */
+INLINE int wave_row(const int DIM) { return wave_id() / (DIM / MMA) * MMA; }
+INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
+
+/* Where four products lie; the turn spares bank conflicts. */
+INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
+
+/* products = tile [.., 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto` what they were before. */
+INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const Operand *weights, const bool onto, const int DIM) {
+    Accumulator sum;
+    accumulator_clear(&sum);
+    UNROLL for (int k = 0; k < 2 * DIM / MMA; k++) {
+        Operand rows;
+        operand_load(&rows, tile + wave_row(DIM) * 2 * DIM, 2 * DIM, 0, k * MMA);
+        mma(&sum, &rows, &weights[k]);
+    }
+    UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        int column = wave_column(DIM) + accumulator_column(c);
+        LOCAL float *product = &products[product_at(wave_row(DIM) + accumulator_row(r), column, DIM) + column % 4];
+        *product = (onto ? *product : 0) + accumulator_get(&sum, r, c);
+    }
+}
+
+INLINE f32x8 load_products(LOCAL const float *products, int row, int channel, const int DIM) {
+    return join(*(LOCAL const f32x4 *)(products + product_at(row, channel, DIM)),
+        *(LOCAL const f32x4 *)(products + product_at(row, channel + 4, DIM)));
+}
+
+INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x, const int DIM) {
+    *(LOCAL f32x4 *)(products + product_at(row, channel, DIM)) = x.lo;
+    *(LOCAL f32x4 *)(products + product_at(row, channel + 4, DIM)) = x.hi;
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+#include "ops/heads.h"
+
+/* From inputs u, positions, table and four weights of a node's call, in this order from `first` on. */
+static inline CcaInput cca_input(const OpCall *call, int first, const void *state) {
+    const Heads *heads = call->attributes;
+    int64_t rows = call->in_shape[first][0], rotated = call->in_shape[first + 2][1], values = heads->kv_heads * heads->head_dim;
+    int64_t convolved = heads->heads * heads->head_dim + values;
+    assert(heads->head_dim <= CCA_MAX_DIM);
+    return (CcaInput){.u = call->in[first],
+        .state = state,
+        .positions = call->in[first + 1],
+        .depthwise = call->in[first + 3],
+        .depthwise_bias = call->in[first + 4],
+        .grouped = call->in[first + 5],
+        .columns = convolved + values,
+        .convolved = convolved,
+        .values = values,
+        .rows = (int32_t)rows,
+        .heads = (int32_t)heads->heads,
+        .kv_heads = (int32_t)heads->kv_heads,
+        .group = (int32_t)(heads->heads / heads->kv_heads),
+        .dim = (int32_t)heads->head_dim,
+        .rotated = (int32_t)rotated,
+        .whole = heads->head_dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
+}
+
+/* Which of a kernel's three forms: DIM is 64, or 128. */
+static inline bool cca_small(const CcaInput *in) { return in->whole && in->dim <= 64; }
+static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_small(in) ? 64 : 128); }
+#define CCA_LAUNCH(name, input, device, shape, arguments)                                                                                  \
+    (cca_small(input) ? launch_##name##_64 : (input)->whole ? launch_##name##_128 : launch_##name##_any)(device, shape, arguments)
+#define CCA_LAUNCHERS(module, name, Arguments)                                                                                             \
+    LAUNCHER(name##_64, Arguments)                                                                                                 \
+    LAUNCHER(name##_128, Arguments)                                                                                                \
+    LAUNCHER(name##_any, Arguments)
+
+#endif

@@ -1,0 +1,304 @@
+/* The CPU kernels of cca_grad. */
+#include <omp.h>
+
+#include "backend/cpu/kernel.h"
+#include "ops/cca/cpu_shared.h"
+#include "ops/cca/cca.h"
+
+enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients are summed by one thread */
+
+/* The workspace, as byte offsets: g [rows, convolved] COMPUTE; the sums of step 1 per KERNEL_BLOCK of rows, those of step 2 per
+ * chunk; then scratch. */
+typedef struct Layout { int64_t g, temperature, grouped_bias, grouped, depthwise, depthwise_bias, scratch, bytes; } Layout;
+
+static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_CHUNK) * (s->heads + s->kv_heads); }
+
+static CcaScratch lane_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
+    int64_t tall = int_min(s->rows, CCA_BLOCK);
+    return cca_scratch(s->dim, tall, tall + 2, 2 * s->dim, compute, wide);
+}
+
+static Layout workspace_layout(const CcaShape *s, int64_t compute, int64_t wide) {
+    int64_t blocks = kernel_blocks(s->rows), chunks = cca_blocks(s->rows, CCA_CHUNK);
+    Layout l = {.temperature = cca_align(s->rows * s->convolved * compute)};
+    l.grouped_bias = l.temperature + cca_align(blocks * s->kv_heads * wide);
+    l.grouped = l.grouped_bias + cca_align(blocks * s->convolved * wide);
+    l.depthwise = l.grouped + cca_align(chunks * s->convolved * 2 * s->dim * wide);
+    l.depthwise_bias = l.depthwise + cca_align(chunks * s->convolved * 2 * wide);
+    l.scratch = l.depthwise_bias + cca_align(chunks * s->convolved * wide);
+    l.bytes = l.scratch + cca_lanes(task_count(s)) * lane_scratch(s, compute, wide).bytes;
+    return l;
+}
+
+static CcaShape node_shape(const Graph *graph, const Node *node) { return cca_shape(node->attributes, graph_rows(graph, node->in[1])); }
+
+static int64_t workspace(const Graph *graph, const Node *node) {
+    CcaShape s = node_shape(graph, node);
+    return workspace_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
+}
+
+/* What the kernel was given, and its workspace. `y` and `units` are the forward outputs. */
+typedef struct Backward {
+    CcaShape s;
+    CcaRows rows;
+    const T *dy, *depthwise, *grouped, *y, *units;
+    const W *table, *depthwise_bias, *temperature, *scales;
+    int64_t rotated;
+    T *du, *g;
+    W *temperature_sums, *grouped_bias_sums, *grouped_sums, *depthwise_sums, *depthwise_bias_sums;
+} Backward;
+
+/* -- Step 1 -------------------------------------------------------------------------------------------------------- */
+
+static W dot(const T *restrict a, const T *restrict b, int64_t count) {
+    W sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += widen(a[i]) * widen(b[i]);
+    return sum;
+}
+
+/* g = scale (dy - y * pull), turned back by the angles; total += g. */
+static void normalise_grad(T *restrict g, W *restrict total, const T *restrict dy, const T *restrict y, W scale, W pull,
+    const W *restrict table, int64_t rotated, int64_t dim) {
+    int64_t half = rotated / 2;
+#pragma omp simd simdlen(8)
+    for (int64_t i = 0; i < half; i++) {
+        W a = (widen(dy[i]) - widen(y[i]) * pull) * scale, b = (widen(dy[half + i]) - widen(y[half + i]) * pull) * scale;
+        W c = table[i], s = table[half + i], first = a * c + b * s, second = b * c - a * s;
+        g[i] = narrow(first);
+        g[half + i] = narrow(second);
+        total[i] += first;
+        total[half + i] += second;
+    }
+    for (int64_t i = rotated; i < dim; i++) {
+        W value = (widen(dy[i]) - widen(y[i]) * pull) * scale;
+        g[i] = narrow(value);
+        total[i] += value;
+    }
+}
+
+static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum, W *bias_sum) {
+    const CcaShape *s = &b->s;
+    const W *angles = b->table + b->rows.positions[r] * b->rotated, *scales = b->scales + r * (s->heads + s->kv_heads);
+    for (int64_t head = 0; head < s->heads + s->kv_heads; head++) {
+        int64_t column = head * s->dim, group = head - s->heads;
+        const T *dy = b->dy + r * s->columns + column;
+        const T *y = group < 0 ? b->y + r * s->columns + column : b->units + r * s->values + group * s->dim;
+        W along = dot(dy, y, s->dim), scale = scales[head];
+        if (group >= 0) {
+            temperature_sum[group] += along;
+            scale *= b->temperature[group];
+        }
+        normalise_grad(b->g + r * s->convolved + column, bias_sum + column, dy, y, scale, along / s->dim, angles, b->rotated, s->dim);
+    }
+}
+
+/* The value columns: a row's second half was read by the row after it. */
+static void shift_values_grad(const Backward *b, int64_t r) {
+    const CcaShape *s = &b->s;
+    int64_t half = s->values / 2;
+    const T *dy = b->dy + r * s->columns + s->convolved;
+    T *du = b->du + r * s->columns + s->convolved;
+    memcpy(du, dy, half * sizeof(T));
+    if (r + 1 < s->rows && cca_history(&b->rows, r + 1)) memcpy(du + half, dy + s->columns + half, half * sizeof(T));
+    else memset(du + half, 0, half * sizeof(T));
+}
+
+static void normalise_block_grad(const Backward *b, int64_t block) {
+    const CcaShape *s = &b->s;
+    W *temperature_sum = b->temperature_sums + block * s->kv_heads, *bias_sum = b->grouped_bias_sums + block * s->convolved;
+    memset(temperature_sum, 0, s->kv_heads * sizeof(W));
+    memset(bias_sum, 0, s->convolved * sizeof(W));
+    for (int64_t r = block * KERNEL_BLOCK; r < int_min(s->rows, (block + 1) * KERNEL_BLOCK); r++) {
+        normalise_row_grad(b, r, temperature_sum, bias_sum);
+        shift_values_grad(b, r);
+    }
+}
+
+/* -- Step 2 -------------------------------------------------------------------------------------------------------- */
+
+/* One head of one chunk, with its thread's scratch. Sums point at this task's own. */
+typedef struct Task {
+    int64_t head, column, first, end;     /* of the head's columns, and the rows of the block at hand */
+    W *taps, *mean, *current, *following; /* rows of scratch */
+    const W *zeros;
+    T *pairs;
+    W *d_pairs;                           /* rows first .. of the gradient of `pairs` */
+    W *grouped_sum, *tap_sums, *bias_sum; /* tap_sums as cca_split_taps has taps: previous, then current */
+} Task;
+
+/* The gradient of the depthwise convolution's row r: as the current one of r and the previous one of r + 1. */
+static void gather_row(W *restrict d, const Backward *b, const Task *t, int64_t r) {
+    int64_t dim = b->s.dim;
+    const W *restrict own = t->d_pairs + (r - t->first) * 2 * dim, *restrict next = own + 2 * dim;
+    if (r + 1 < b->s.rows && cca_history(&b->rows, r + 1))
+        for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1] + next[2 * i];
+    else
+        for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1];
+}
+
+/* What the mean of q and k sends back to this head's columns of row r. */
+static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_t r) {
+    const CcaShape *s = &b->s;
+    int64_t dim = s->dim;
+    const T *row = b->g + r * s->convolved, *keys = row + s->heads * dim;
+    if (head < s->heads) {
+        const T *q = row + head * dim, *k = keys + head / s->group * dim;
+        W share = (W)0.5 / s->group;
+        for (int64_t i = 0; i < dim; i++) d[i] = widen(q[i]) / 2 + widen(k[i]) * share;
+        return;
+    }
+    const T *k = keys + (head - s->heads) * dim, *q = row + (head - s->heads) * s->group * dim;
+    for (int64_t i = 0; i < dim; i++) d[i] = widen(k[i]) / 2;
+    for (int64_t h = 0; h < s->group; h++, q += dim)
+        for (int64_t i = 0; i < dim; i++) d[i] += widen(q[i]) / 2;
+}
+
+/* From the gradients of the depthwise convolution's rows r and r + 1 to du, and to the sums of its weights and bias. */
+static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, const W *restrict following) {
+    int64_t dim = b->s.dim;
+    bool starts = cca_history(&b->rows, r) == 0;
+    const T *restrict u = cca_row(&b->rows, r) + t->column;
+    const T *restrict before = starts ? (const T *)t->zeros : cca_row(&b->rows, r - 1) + t->column;
+    const W *restrict mean = t->mean, *restrict tap0 = t->taps, *restrict tap1 = tap0 + dim;
+    W *restrict sum0 = t->tap_sums, *restrict sum1 = sum0 + dim, *restrict bias = t->bias_sum;
+    T *restrict du = b->du + r * b->s.columns + t->column;
+#pragma omp simd
+    for (int64_t i = 0; i < dim; i++) {
+        W d = current[i];
+        du[i] = narrow(mean[i] + tap1[i] * d + tap0[i] * following[i]);
+        sum0[i] += d * widen(before[i]);
+        sum1[i] += d * widen(u[i]);
+        bias[i] += d;
+    }
+    if (!starts) return;
+    const W *restrict padding = t->d_pairs + (r - t->first) * 2 * dim;
+    for (int64_t i = 0; i < dim; i++) bias[i] += padding[2 * i];
+}
+
+static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *rows) {
+    const CcaShape *s = &b->s;
+    int64_t dim = s->dim, count = t->end - t->first;
+    const T *g = b->g + t->first * s->convolved + t->column;
+    cca_pairs(t->pairs, &b->rows, t->column, t->first, t->end, t->taps, b->depthwise_bias + t->column, dim, rows, (const T *)t->zeros);
+    gemm_serial(&(Gemm){.transpose_a = true,
+        .accumulate = accumulate,
+        .input = KERNEL_GEMM_COMPUTE,
+        .output = KERNEL_GEMM_WIDE,
+        .m = dim,
+        .n = 2 * dim,
+        .k = count,
+        .a = g,
+        .lda = s->convolved,
+        .b = t->pairs,
+        .ldb = 2 * dim,
+        .c = t->grouped_sum,
+        .ldc = 2 * dim});
+    gemm_serial(&(Gemm){.input = KERNEL_GEMM_COMPUTE,
+        .output = KERNEL_GEMM_WIDE,
+        .m = int_min(s->rows, t->end + 2) - t->first,
+        .n = 2 * dim,
+        .k = dim,
+        .a = g,
+        .lda = s->convolved,
+        .b = b->grouped + t->column * 2 * dim,
+        .ldb = 2 * dim,
+        .c = t->d_pairs,
+        .ldc = 2 * dim});
+    gather_row(t->current, b, t, t->first);
+    for (int64_t r = t->first; r < t->end; r++) {
+        bool last = r + 1 == s->rows;
+        if (!last) gather_row(t->following, b, t, r + 1);
+        if (r + CCA_AHEAD < t->end) kernel_prefetch(b->du + (r + CCA_AHEAD) * s->columns + t->column, dim);
+        mean_row_grad(t->mean, b, t->head, r);
+        depthwise_row_grad(b, t, r, t->current, last || cca_history(&b->rows, r + 1) == 0 ? t->zeros : t->following);
+        W *spare = t->current;
+        t->current = t->following;
+        t->following = spare;
+    }
+}
+
+static void convolve_chunk_grad(const Backward *b, int64_t chunk, int64_t head, char *scratch, const CcaScratch *layout) {
+    const CcaShape *s = &b->s;
+    int64_t dim = s->dim, column = head * dim, channel = chunk * s->convolved + column;
+    W *rows = (W *)(scratch + layout->rows);
+    Task t = {.head = head,
+        .column = column,
+        .taps = (W *)(scratch + layout->taps),
+        .mean = rows,
+        .current = rows + dim,
+        .following = rows + 2 * dim,
+        .zeros = (W *)(scratch + layout->zeros),
+        .pairs = (T *)(scratch + layout->pairs),
+        .d_pairs = (W *)(scratch + layout->products),
+        .grouped_sum = b->grouped_sums + channel * 2 * dim,
+        .tap_sums = b->depthwise_sums + channel * 2,
+        .bias_sum = b->depthwise_bias_sums + channel};
+    cca_split_taps(t.taps, b->depthwise + 2 * column, dim);
+    memset(t.tap_sums, 0, 2 * dim * sizeof(W));
+    memset(t.bias_sum, 0, dim * sizeof(W));
+    int64_t begin = chunk * CCA_CHUNK, end = int_min(s->rows, begin + CCA_CHUNK);
+    for (t.first = begin; t.first < end; t.first = t.end) {
+        t.end = int_min(end, t.first + CCA_BLOCK);
+        convolve_block_grad(b, &t, t.first > begin, (T *)rows);
+    }
+}
+
+/* -- Step 3 -------------------------------------------------------------------------------------------------------- */
+
+/* The sums of all chunks, in those of the first, `count` each. */
+static void join_chunks(W *restrict sums, int64_t chunks, int64_t count) {
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < count; first += KERNEL_BLOCK)
+        for (int64_t chunk = 1; chunk < chunks; chunk++)
+            for (int64_t i = first; i < int_min(count, first + KERNEL_BLOCK); i++) sums[i] += sums[chunk * count + i];
+}
+
+/* Sums keep each head's taps apart where the parameter interleaves them. */
+static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
+    join_chunks(sums, chunks, 2 * s->convolved);
+    for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
+        for (int64_t i = 0; i < s->dim; i++) kernel_add_kept(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
+}
+
+CPU_OP(cca_grad, workspace) {
+    CcaShape s = cca_shape(call->attributes, call->in_shape[1][0]);
+    Layout l = workspace_layout(&s, sizeof(T), sizeof(W));
+    CcaScratch layout = lane_scratch(&s, sizeof(T), sizeof(W));
+    char *at = call->workspace;
+    Backward b = {.s = s,
+        .rows = {.u = call->in[1], .positions = call->in[2], .columns = s.columns},
+        .dy = call->in[0],
+        .table = call->in[3],
+        .rotated = call->in_shape[3][1],
+        .depthwise = call->in[4],
+        .depthwise_bias = call->in[5],
+        .grouped = call->in[6],
+        .temperature = call->in[7],
+        .y = call->in[8],
+        .units = call->in[9],
+        .scales = call->in[10],
+        .du = call->out[0],
+        .g = (T *)(at + l.g),
+        .temperature_sums = (W *)(at + l.temperature),
+        .grouped_bias_sums = (W *)(at + l.grouped_bias),
+        .grouped_sums = (W *)(at + l.grouped),
+        .depthwise_sums = (W *)(at + l.depthwise),
+        .depthwise_bias_sums = (W *)(at + l.depthwise_bias)};
+    int64_t blocks = kernel_blocks(s.rows), chunks = cca_blocks(s.rows, CCA_CHUNK), all_heads = s.heads + s.kv_heads;
+    int64_t tasks = task_count(&s), next = 0;
+#pragma omp parallel for schedule(static) if (cca_parallel(&s))
+    for (int64_t block = 0; block < blocks; block++) normalise_block_grad(&b, block);
+#pragma omp parallel if (cca_parallel(&s))
+    if (omp_get_thread_num() < cca_lanes(tasks)) {
+        char *scratch = at + l.scratch + omp_get_thread_num() * layout.bytes;
+        memset(scratch + layout.zeros, 0, s.dim * sizeof(W));
+        for (int64_t task; (task = cca_take(&next)) < tasks;) convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
+    }
+    add_taps(call, b.depthwise_sums, chunks, &s);
+    kernel_add_partials(call->out[2], b.depthwise_bias_sums, chunks, s.convolved);
+    join_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
+    kernel_add_kept(call, call->out[3], 0, b.grouped_sums, s.convolved * 2 * s.dim);
+    kernel_add_partials(call->out[4], b.grouped_bias_sums, blocks, s.convolved);
+    kernel_add_partials(call->out[5], b.temperature_sums, blocks, s.kv_heads);
+}

@@ -1,0 +1,453 @@
+/* The backward pass of cca, in four kernels (the mathematics are op/cca_grad.c's):
+ *   1. cca_grad_norm: through rotation, temperature and norm to the gradient g of (convolution + mean), kept in bf16; bound by memory;
+ *   2. cca_grad_bias: what the sums of g over rows give: the gradients of both biases. A row's gradient goes through either tap of the grouped weight into
+ *      the depthwise convolution of some row or of the padding, each of which has the bias in it: so the depthwise bias gets the sum of g times the sum of
+ *      both taps;
+ *   3. cca_grad_input: back through the grouped weight, which stays in registers as in the forward pass, with (g_r, g_{r+1}) side by side as its tile; then
+ *      through the depthwise convolution and the mean to du;
+ *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, which are made again from u.
+ * Sums over rows are made per chunk of rows and added in order of chunks. */
+#include "ops/cca/gpu_shared.h"
+
+enum {
+    NORM_THREADS = 256,
+    NORM_ROWS = 256,  /* of a block of cca_grad_norm */
+    INPUT_TILES = 21, /* of a block of cca_grad_input: 651 rows of heads of 128 channels */
+    WEIGHT_ROWS =
+        1280, /* of a block of cca_grad_weight; with these two numbers, 16,384 rows and 10 heads make 260 blocks, two for each processor of an H100 */
+    WEIGHT_STEP = 64,    /* rows of its tiles */
+    WEIGHT_COLUMNS = 128 /* columns of its pairs: two for each channel */
+};
+
+/* `y` and `units` are forward outputs; sums are per block of NORM_ROWS. */
+typedef struct CcaNormGradArguments {
+    CcaInput in;
+    const bf16 GLOBAL *dy, *y, *units;
+    const float GLOBAL *table, *temperature, *scales;
+    bf16 GLOBAL *du, *g;
+    float GLOBAL *bias_sums, *temperature_sums; /* [blocks, convolved], [blocks, kv_heads] */
+} CcaNormGradArguments;
+
+typedef struct CcaBiasGradArguments {
+    const bf16 GLOBAL *grouped;
+    const float GLOBAL *bias_sums, *temperature_sums;
+    float GLOBAL *depthwise_bias, *grouped_bias, *temperature;
+    int64_t convolved;
+    int32_t blocks, heads, kv_heads, dim;
+} CcaBiasGradArguments;
+
+typedef struct CcaInputGradArguments {
+    CcaInput in;
+    const bf16 GLOBAL *g;
+    bf16 GLOBAL *du;
+    float GLOBAL *tap_sums; /* [chunks, convolved, 2] */
+} CcaInputGradArguments;
+
+typedef struct CcaWeightGradArguments {
+    CcaInput in;
+    const bf16 GLOBAL *g;
+    float GLOBAL *sums; /* [chunks, convolved, 2 * dim] */
+    int32_t parts;      /* blocks for a head's columns */
+} CcaWeightGradArguments;
+
+#ifdef GPU_DEVICE
+
+/* -- Through rotation, temperature and norm ------------------------------------------------------------------------ */
+
+/* One head's rows of dy and of the rotated, normalised vectors. */
+typedef struct NormRow {
+    const bf16 GLOBAL *dy, *y;
+    float pull, scale;
+} NormRow;
+
+/* scale (dy - y * pull) of eight channels; a rotation keeps lengths, so the norm is undone in the rotated frame. */
+INLINE f32x8 undo_norm(const NormRow *row, int channel, int left, bool whole) {
+    return (load_channels(row->dy + channel, left, whole) - load_channels(row->y + channel, left, whole) * row->pull) * row->scale;
+}
+
+/* The same turned back by the angles. */
+INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const CcaInput *in, const float GLOBAL *angles) {
+    int half = in->rotated / 2;
+    if (channel >= in->rotated) return own;
+    if (in->whole) {
+        bool second = channel >= half;
+        int angle = second ? channel - half : channel;
+        f32x8 other = undo_norm(row, second ? angle : channel + half, CHUNK, true);
+        f32x8 cosine = load_wide(angles + angle, CHUNK, true), sine = load_wide(angles + half + angle, CHUNK, true);
+        return own * cosine + other * (second ? -sine : sine);
+    }
+    UNROLL for (int i = 0; i < CHUNK; i++) {
+        int c = channel + i, angle = c < half ? c : c - half, other = c < half ? c + half : c - half;
+        if (c >= in->rotated) continue;
+        float sine = c < half ? angles[half + angle] : -angles[half + angle];
+        own[i] = own[i] * angles[angle] + (widen(row->dy[other]) - widen(row->y[other]) * row->pull) * row->scale * sine;
+    }
+    return own;
+}
+
+/* The rows of a block share out its threads, DIM / CHUNK to a row. */
+INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *alongs, const int DIM) {
+    const int groups = NORM_THREADS / (DIM / CHUNK);
+    const CcaInput *in = &a->in;
+    int group = thread_id() / (DIM / CHUNK), channel = chunk_channel(DIM), left = in->dim - channel, key = head - in->heads;
+    float temperature = key < 0 ? 1 : a->temperature[key], along_sum = 0;
+    f32x8 sum = (f32x8)0;
+    for (int step = 0; step < NORM_ROWS / groups; step++) {
+        int64_t r = (int64_t)block_x() * NORM_ROWS + step * groups + group;
+        bool there = r < in->rows;
+        int64_t own = there ? r : 0;
+        NormRow row = {.dy = a->dy + own * in->columns + head * in->dim,
+            .y = key < 0 ? a->y + own * in->columns + head * in->dim : a->units + own * in->values + key * in->dim};
+        f32x8 dy = load_channels(row.dy + channel, left, in->whole), y = load_channels(row.y + channel, left, in->whole);
+        float along = 0;
+        UNROLL for (int i = 0; i < CHUNK; i++) along += dy[i] * y[i];
+        along = sum_of_row(along, DIM);
+        row.pull = along / (float)in->dim;
+        row.scale = a->scales[own * (in->heads + in->kv_heads) + head] * temperature;
+        f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
+        if (!there) continue;
+        sum += g;
+        along_sum += along;
+        store_channels(a->g + r * in->convolved + head * in->dim + channel, g, left, in->whole);
+    }
+    UNROLL for (int i = 0; i < CHUNK; i++) sums[group * DIM + channel + i] = sum[i];
+    if (channel == 0) alongs[group] = along_sum;
+    barrier();
+    for (int c = thread_id(); c < in->dim; c += NORM_THREADS) {
+        float total = 0;
+        UNROLL for (int i = 0; i < groups; i++) total += sums[i * DIM + c];
+        a->bias_sums[block_x() * in->convolved + head * in->dim + c] = total;
+    }
+    if (key < 0 || thread_id() > 0) return;
+    float total = 0;
+    UNROLL for (int i = 0; i < groups; i++) total += alongs[i];
+    a->temperature_sums[block_x() * in->kv_heads + key] = total;
+}
+
+/* The value columns: a row's second half was read by the row after it. */
+INLINE void shift_values_grad(const CcaNormGradArguments *a) {
+    const CcaInput *in = &a->in;
+    int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
+    for (int i = thread_id(); i < NORM_ROWS * chunks; i += NORM_THREADS) {
+        int column = i % chunks * CHUNK, left = values - column;
+        int64_t r = (int64_t)block_x() * NORM_ROWS + i / chunks, at = r * in->columns + in->convolved + column;
+        if (r >= in->rows) return;
+        f32x8 own = load_channels(a->dy + at, left, in->whole), next = (f32x8)0;
+        if (continues(in, r + 1)) next = load_channels(a->dy + at + in->columns, left, in->whole);
+        UNROLL for (int j = 0; j < CHUNK; j++) own[j] = column + j < half ? own[j] : next[j];
+        store_channels(a->du + at, own, left, in->whole);
+    }
+}
+
+#define CCA_GRAD_NORM(name, DIM, in_chunks)                                                                                                \
+    KERNEL(name, CcaNormGradArguments) {                                                                                                   \
+        static SHARED float sums[NORM_THREADS * CHUNK], alongs[NORM_THREADS / (DIM / CHUNK)];                                              \
+        CcaNormGradArguments own = a;                                                                                                      \
+        own.in.whole = in_chunks;                                                                                                          \
+        if (block_y() == a.in.heads + a.in.kv_heads) shift_values_grad(&own);                                                              \
+        else norm_head_grad(&own, block_y(), sums, alongs, DIM);                                                                           \
+    }
+CCA_GRAD_NORM(cca_grad_norm_64, 64, true)
+CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
+CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
+
+/* A block for each head. Two threads take a channel: one sums even blocks and rows of the weight, the other the odd ones. */
+KERNEL(cca_grad_bias, CcaBiasGradArguments) {
+    static SHARED float parts[2][CCA_MAX_DIM], total[CCA_MAX_DIM];
+    int c = thread_id() % CCA_MAX_DIM, part = thread_id() / CCA_MAX_DIM, head = block_x(), key = head - a.heads;
+    int64_t column = head * a.dim + c;
+    bool there = c < a.dim;
+    float sum = 0;
+    for (int b = part; there && b < a.blocks; b += 2) sum += a.bias_sums[b * a.convolved + column];
+    parts[part][c] = sum;
+    barrier();
+    if (part == 0) total[c] = parts[0][c] + parts[1][c];
+    barrier();
+    sum = 0;
+    for (int k = part; there && k < a.dim; k += 2) {
+        uint32_t taps = *(const uint32_t GLOBAL *)(a.grouped + ((int64_t)(head * a.dim + k) * a.dim + c) * 2);
+        sum += total[k] * (widen_low(taps) + widen_high(taps));
+    }
+    parts[part][c] = sum;
+    barrier();
+    if (part == 0 && there) {
+        a.grouped_bias[column] += total[c];
+        a.depthwise_bias[column] += parts[0][c] + parts[1][c];
+    }
+    if (key < 0 || wave_id() > 0) return;
+    sum = 0;
+    for (int b = lane_id(); b < a.blocks; b += WAVE) sum += a.temperature_sums[(int64_t)b * a.kv_heads + key];
+    sum = wave_sum(sum);
+    if (lane_id() == 0) a.temperature[key] += sum;
+}
+
+/* -- Through the convolutions -------------------------------------------------------------------------------------- */
+
+/* The halves of eight words, one after another. */
+INLINE u32x4 lower_taps(const TapWords *taps) {
+    u32x4 x;
+    UNROLL for (int i = 0; i < 4; i++) x[i] = (taps->word[i / 2][i % 2 * 2] & 0xffff) | taps->word[i / 2][i % 2 * 2 + 1] << 16;
+    return x;
+}
+
+INLINE u32x4 upper_taps(const TapWords *taps) {
+    u32x4 x;
+    UNROLL for (int i = 0; i < 4; i++) x[i] = taps->word[i / 2][i % 2 * 2] >> 16 | (taps->word[i / 2][i % 2 * 2 + 1] & 0xffff0000u);
+    return x;
+}
+
+/* The columns of the head's weights that belong to each wave's channels: those of the later tap, then those of the earlier one. The tile holds MMA rows, the
+ * taps apart. */
+INLINE void load_turned_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
+    LOCAL bf16 *earlier = tile + MMA * DIM;
+    UNROLL for (int k = 0; k < DIM / MMA; k++) {
+        for (int i = thread_id(); i < MMA * DIM / CHUNK; i += CCA_THREADS) {
+            int row = i / (DIM / CHUNK), channel = i % (DIM / CHUNK) * CHUNK, out = k * MMA + row;
+            TapWords taps = load_taps(
+                in->grouped + ((int64_t)(head * in->dim + out) * in->dim + channel) * 2, out < in->dim ? in->dim - channel : 0, in->whole);
+            *(LOCAL u32x4 *)(tile + tile_at(DIM, row, channel)) = upper_taps(&taps);
+            *(LOCAL u32x4 *)(earlier + tile_at(DIM, row, channel)) = lower_taps(&taps);
+        }
+        barrier();
+        UNROLL for (int n = 0; n < DIM; n += MMA) if (wave_column(DIM) == n) {
+            operand_load_transposed(&weights[k], tile, DIM, 0, n);
+            operand_load_transposed(&weights[DIM / MMA + k], earlier, DIM, 0, n);
+        }
+        barrier();
+    }
+}
+
+/* Row `row` of the tile becomes g of row r and, behind it, that of row r + 1 if it continues the document. */
+INLINE void store_gradients(
+    LOCAL bf16 *tile, int row, int channel, const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int left, const int DIM) {
+    int64_t last = in->rows - 1;
+    u32x4 own = load_chunk(g + (r < last ? r : last) * in->convolved, left, in->whole);
+    u32x4 next = load_chunk(g + (r < last ? r + 1 : last) * in->convolved, left, in->whole);
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, channel)) = r < in->rows ? own : (u32x4)0;
+    *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = continues(in, r + 1) ? next : (u32x4)0;
+}
+
+/* What the mean of q and k sends back to eight channels of head `head` of row r. */
+INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int head, int channel) {
+    int left = in->dim - channel;
+    bool whole = in->whole;
+    const bf16 GLOBAL *row = g + r * in->convolved + channel, *keys = row + in->heads * in->dim;
+    if (head < in->heads)
+        return load_channels(row + head * in->dim, left, whole) * 0.5f +
+               load_channels(keys + head / in->group * in->dim, left, whole) * (0.5f / (float)in->group);
+    int key = head - in->heads;
+    f32x8 sum = load_channels(keys + key * in->dim, left, whole);
+    for (int h = 0; h < in->group; h++) sum += load_channels(row + (key * in->group + h) * in->dim, left, whole);
+    return sum * 0.5f;
+}
+
+/* The gradients of the depthwise weights, of one thread's channels. */
+typedef struct TapSums { f32x8 earlier, later; } TapSums;
+
+/* du of row r, and its part in the sums, from the gradients of the depthwise convolution's rows `row` and `row` + 1 of the tile. */
+INLINE void depthwise_grad(
+    const CcaInputGradArguments *a, TapSums *sums, LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
+    const CcaInput *in = &a->in;
+    int left = in->dim - channel;
+    int64_t column = head * in->dim + channel;
+    bool whole = in->whole;
+    f32x8 mean = mean_grad(in, a->g, r, head, channel), u = load_channels(row_of_u(in, r) + column, left, whole);
+    f32x8 before = load_channels(row_of_u(in, r - 1) + column, left, whole);
+    TapWords taps = load_taps(in->depthwise + 2 * column, left, whole);
+    f32x8 d = load_products(products, row, channel, DIM), following = load_products(products, row + 1, channel, DIM);
+    following = continues(in, r + 1) ? following : (f32x8)0;
+    store_channels(a->du + r * in->columns + column, mean + later_taps(&taps) * d + earlier_taps(&taps) * following, left, whole);
+    sums->later += d * u;
+    sums->earlier += continues(in, r) ? d * before : (f32x8)0;
+}
+
+/* The threads' sums of each channel, added in order. */
+INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
+    const int groups = CCA_THREADS / (DIM / CHUNK);
+    LOCAL float *later = scratch + groups * DIM;
+    int at = chunk_row(0, DIM) * DIM + chunk_channel(DIM);
+    barrier();
+    UNROLL for (int i = 0; i < CHUNK; i++) {
+        scratch[at + i] = sums->earlier[i];
+        later[at + i] = sums->later[i];
+    }
+    barrier();
+    for (int c = thread_id(); c < a->in.dim; c += CCA_THREADS) {
+        f32x2 total = (f32x2)0;
+        UNROLL for (int i = 0; i < groups; i++) total += (f32x2){scratch[i * DIM + c], later[i * DIM + c]};
+        *(f32x2 GLOBAL *)(a->tap_sums + (block_x() * a->in.convolved + head * a->in.dim + c) * 2) = total;
+    }
+}
+
+/* A tile's last row is only there for the row before it. */
+INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
+    const CcaInput *in = &a->in;
+    const int rows = CCA_TILE / DIM - 1;
+    int head = block_y(), channel = chunk_channel(DIM), left = in->dim - channel;
+    int64_t first = (int64_t)block_x() * INPUT_TILES * rows,
+            end = first + INPUT_TILES * rows < in->rows ? first + INPUT_TILES * rows : in->rows;
+    const bf16 GLOBAL *g = a->g + head * in->dim + channel;
+    Operand weights[2 * CCA_MAX_DIM / MMA];
+    TapSums sums = {(f32x8)0, (f32x8)0};
+    load_turned_weights(weights, in, head, tile, DIM);
+    for (; first < end; first += rows) {
+        UNROLL for (int i = 0; i < CCA_CHUNKS; i++)
+            store_gradients(tile, chunk_row(i, DIM), channel, in, g, first + chunk_row(i, DIM), left, DIM);
+        barrier();
+        multiply_tile(products, tile, weights, false, DIM);
+        barrier();
+        _Pragma("clang loop unroll_count(2)") for (int i = 0; i < CCA_CHUNKS; i++) {
+            int row = chunk_row(i, DIM);
+            if (row < rows && first + row < end) depthwise_grad(a, &sums, products, row, first + row, head, channel, DIM);
+        }
+    }
+    store_tap_sums(a, &sums, products, head, DIM);
+}
+
+#define CCA_GRAD_INPUT(name, DIM, in_chunks)                                                                                               \
+    KERNEL(name, CcaInputGradArguments) {                                                                                                  \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 tile[2 * CCA_TILE];                                                     \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) float products[CCA_TILE];                                                    \
+        CcaInputGradArguments own = a;                                                                                                     \
+        own.in.whole = in_chunks;                                                                                                          \
+        input_grad(&own, tile, products, DIM);                                                                                             \
+    }
+CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
+CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
+CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
+
+/* A block makes all rows and WEIGHT_COLUMNS columns of the head's gradient, its waves a quarter each. */
+INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
+    enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
+    const CcaInput *in = &a->in;
+    int head = block_y() / a->parts, offset = block_y() % a->parts * CHANNELS, row = wave_id() / 2 * SIDE * MMA,
+        column = wave_id() % 2 * SIDE * MMA;
+    int64_t first = (int64_t)block_x() * WEIGHT_ROWS, end = first + WEIGHT_ROWS < in->rows ? first + WEIGHT_ROWS : in->rows;
+    Accumulator sums[SIDE][SIDE];
+    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) accumulator_clear(&sums[m][n]);
+    for (; first < end; first += WEIGHT_STEP) {
+        Source source = {a->g + first * in->convolved + head * in->dim, in->convolved, (int)(end - first), in->dim};
+        Stage stage;
+        stage_begin(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source);
+        UNROLL for (int i = 0; i < CHUNKS; i++) {
+            int at = thread_id() + i * CCA_THREADS, channel = at % (CHANNELS / CHUNK) * CHUNK, left = in->dim - offset - channel;
+            int64_t r = first + at / (CHANNELS / CHUNK);
+            store_pairs(pairs, WEIGHT_COLUMNS, at / (CHANNELS / CHUNK), channel, in, r, head * in->dim + offset + channel, left);
+        }
+        stage_end(&stage, gradients, CCA_MAX_DIM, WEIGHT_STEP, CCA_THREADS, &source, 0);
+        barrier();
+        _Pragma("clang loop unroll(disable)") for (int k = 0; k < WEIGHT_STEP; k += MMA) {
+            Operand right[SIDE];
+            UNROLL for (int n = 0; n < SIDE; n++)
+                operand_load_transposed(&right[n], pairs + k * WEIGHT_COLUMNS + column, WEIGHT_COLUMNS, 0, n * MMA);
+            UNROLL for (int m = 0; m < SIDE; m++) {
+                Operand left;
+                operand_load_transposed(&left, gradients + k * CCA_MAX_DIM + row, CCA_MAX_DIM, 0, m * MMA);
+                UNROLL for (int n = 0; n < SIDE; n++) mma(&sums[m][n], &left, &right[n]);
+            }
+        }
+        barrier();
+    }
+    float GLOBAL *to = a->sums + (block_x() * in->convolved + head * in->dim) * 2 * in->dim;
+    UNROLL for (int m = 0; m < SIDE; m++) UNROLL for (int n = 0; n < SIDE; n++) UNROLL for (int r = 0; r < LANE_ROWS; r++)
+        UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
+        int out = row + m * MMA + accumulator_row(r), pair = 2 * offset + column + n * MMA + accumulator_column(c);
+        if (out < in->dim && pair < 2 * in->dim) to[out * 2 * in->dim + pair] = accumulator_get(&sums[m][n], r, c);
+    }
+}
+
+#define CCA_GRAD_WEIGHT(name, in_chunks)                                                                                                   \
+    KERNEL(name, CcaWeightGradArguments) {                                                                                                 \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 gradients[WEIGHT_STEP * CCA_MAX_DIM];                                    \
+        static SHARED __attribute__((aligned(CCA_ALIGNMENT))) bf16 pairs[WEIGHT_STEP * WEIGHT_COLUMNS];                                     \
+        CcaWeightGradArguments own = a;                                                                                                    \
+        own.in.whole = in_chunks;                                                                                                          \
+        weight_grad(&own, gradients, pairs);                                                                                               \
+    }
+CCA_GRAD_WEIGHT(cca_grad_weight_128, true)
+CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
+
+#else
+
+#include "ops/heads.h"
+
+CCA_LAUNCHERS(cca_grad, cca_grad_norm, CcaNormGradArguments)
+LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
+CCA_LAUNCHERS(cca_grad, cca_grad_input, CcaInputGradArguments)
+LAUNCHER(cca_grad_weight_128, CcaWeightGradArguments)
+LAUNCHER(cca_grad_weight_any, CcaWeightGradArguments)
+
+/* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
+typedef struct Layout { int64_t norm_blocks, input_chunks, weight_chunks, bias, temperature, taps, weight, bytes; } Layout;
+
+static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
+
+static Layout workspace_layout(const Heads *heads, int64_t rows, int64_t tile_rows) {
+    const int64_t wide = sizeof(float), convolved = (heads->heads + heads->kv_heads) * heads->head_dim;
+    Layout l = {.norm_blocks = divide_up(rows, NORM_ROWS),
+        .input_chunks = divide_up(rows, INPUT_TILES * (tile_rows - 1)),
+        .weight_chunks = divide_up(rows, WEIGHT_ROWS),
+        .bias = align(rows * convolved * (int64_t)sizeof(bf16))};
+    l.temperature = l.bias + align(l.norm_blocks * convolved * wide);
+    l.taps = l.temperature + align(l.norm_blocks * heads->kv_heads * wide);
+    l.weight = l.taps + align(l.input_chunks * convolved * 2 * wide);
+    l.bytes = l.weight + align(l.weight_chunks * convolved * 2 * heads->head_dim * wide);
+    return l;
+}
+
+/* Enough for either form of the kernels. */
+static int64_t gpu_scratch_cca_grad(const Graph *graph, const Node *node) {
+    return workspace_layout(node->attributes, graph_rows(graph, node->in[1]), CCA_TILE / CCA_MAX_DIM).bytes;
+}
+
+/* The parameters' gradients that are sums over chunks of rows. */
+static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
+    const char *at = call->workspace;
+    gpu_add_partials_kept(call, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
+    gpu_add_partials_kept(call, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
+}
+
+GPU_OP(cca_grad, gpu_scratch_cca_grad) {
+    Device *device = call->device;
+    CcaInput in = cca_input(call, 1, NULL);
+    Layout l = workspace_layout(call->attributes, in.rows, cca_tile_rows(&in));
+    int64_t heads = in.heads + in.kv_heads;
+    int threads = CCA_WAVES * device_info(device)->wave;
+    char *at = call->workspace;
+    bf16 *g = call->workspace;
+    float *bias_sums = (float *)(at + l.bias), *temperature_sums = (float *)(at + l.temperature);
+    CcaNormGradArguments norm = {.in = in,
+        .dy = call->in[0],
+        .y = call->in[8],
+        .units = call->in[9],
+        .table = call->in[3],
+        .temperature = call->in[7],
+        .scales = call->in[10],
+        .du = call->out[0],
+        .g = g,
+        .bias_sums = bias_sums,
+        .temperature_sums = temperature_sums};
+    CcaBiasGradArguments bias = {.grouped = in.grouped,
+        .bias_sums = bias_sums,
+        .temperature_sums = temperature_sums,
+        .depthwise_bias = call->out[2],
+        .grouped_bias = call->out[4],
+        .temperature = call->out[5],
+        .convolved = in.convolved,
+        .blocks = (int32_t)l.norm_blocks,
+        .heads = in.heads,
+        .kv_heads = in.kv_heads,
+        .dim = in.dim};
+    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[0], .tap_sums = (float *)(at + l.taps)};
+    CcaWeightGradArguments weight = {
+        .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
+    LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
+    CCA_LAUNCH(cca_grad_norm, &in, device, ((LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}), &norm);
+    if (call->out[1]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
+    CCA_LAUNCH(cca_grad_input, &in, device, ((LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}), &input);
+    if (!call->out[1]) return; /* all of them are frozen */
+    (in.whole ? launch_cca_grad_weight_128 : launch_cca_grad_weight_any)(device, weight_shape, &weight);
+    add_sums(call, &in, &l);
+}
+
+#endif

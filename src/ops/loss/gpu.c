@@ -1,0 +1,294 @@
+/* The LM head with cross-entropy on a GPU (op/cross_entropy.c), a chunk of rows at a time: a product makes the chunk's logits in bf16, one kernel turns each
+ * row into its loss and, in the same memory, its gradient, and two products use that. Also the last row of a matrix. Scratch is the call's.
+ *
+ * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of products, 17 ms at 780 TFLOP/s. Besides them the row
+ * kernel reads and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and written once a chunk, another 1.4 ms that the product hides in part.
+ * So chunks are few and large: of 1,024 rows they would move d_w four times as often and cost up to a fifth more time.
+ *
+ * A row of 524 KB fits no processor's memory, so it is read twice, forwards for its maximum and sum and backwards for the gradient. Few rows are in work at
+ * once, so that much of the second reading finds the row still in the GPU's cache. */
+#include "backend/gpu/gpu.h"
+
+enum {
+    AMD_THREADS = 256,
+    NVIDIA_THREADS = 512,
+    AHEAD = 4, /* vectors of 8 logits in flight of a thread */
+    ADD_THREADS = 256,
+};
+
+/* logits [count, stride], in 16-byte aligned rows; with `gradient` they become d_logits. */
+typedef struct RowLossArguments {
+    bf16 GLOBAL *logits;
+    const int32_t GLOBAL *targets;
+    const float GLOBAL *scale;
+    float GLOBAL *losses;
+    int64_t count, stride;
+    int32_t vocabulary, gradient, blocks;
+} RowLossArguments;
+
+typedef struct AddLossesArguments {
+    float GLOBAL *loss;
+    const float GLOBAL *losses, *scale;
+    int64_t count;
+} AddLossesArguments;
+typedef struct LastRowArguments {
+    bf16 GLOBAL *to;
+    const bf16 GLOBAL *from;
+    int64_t columns;
+} LastRowArguments;
+
+#ifdef GPU_DEVICE
+
+#ifdef __NVPTX__
+enum { THREADS = NVIDIA_THREADS };
+#else
+enum { THREADS = AMD_THREADS };
+#endif
+enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
+
+#define FAR_BELOW -0x1p100f        /* below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 however it is rounded */
+#define NO_LOGITS 0xff80ff80u      /* a pair of minus infinities: adds nothing */
+
+/* Of the logits seen so far: their maximum, and the sum of e^(x - most) of those in low and in high halves. */
+typedef struct Softmax { float most, low, high; } Softmax;
+
+INLINE float power(float x, float most) { return fast_exp2(x * LOG2_E - most * LOG2_E); }
+
+INLINE void softmax_raise(Softmax *s, float most) {
+    float factor = power(s->most, most);
+    *s = (Softmax){most, s->low * factor, s->high * factor};
+}
+
+INLINE void softmax_add(Softmax *s, const u32x4 values[AHEAD]) {
+    float most = s->most;
+    UNROLL for (int k = 0; k < AHEAD; k++) UNROLL for (int i = 0; i < 4; i++) most =
+        __builtin_fmaxf(most, __builtin_fmaxf(widen_low(values[k][i]), widen_high(values[k][i])));
+    softmax_raise(s, most);
+    UNROLL for (int k = 0; k < AHEAD; k++) UNROLL for (int i = 0; i < 4; i++) {
+        s->low += power(widen_low(values[k][i]), most);
+        s->high += power(widen_high(values[k][i]), most);
+    }
+}
+
+INLINE void softmax_add_one(Softmax *s, float x) {
+    softmax_raise(s, __builtin_fmaxf(s->most, x));
+    s->low += power(x, s->most);
+}
+
+/* log2 of the sum of e^x over the block's logits, in every thread. */
+INLINE float softmax_log2(Softmax s) {
+    static SHARED float mosts[WAVES], sums[WAVES];
+    softmax_raise(&s, wave_max(s.most));
+    float sum = wave_sum(s.low + s.high), most = FAR_BELOW, total = 0;
+    barrier();
+    if (lane_id() == 0) {
+        mosts[wave_id()] = s.most;
+        sums[wave_id()] = sum;
+    }
+    barrier();
+    UNROLL for (int i = 0; i < WAVES; i++) most = __builtin_fmaxf(most, mosts[i]);
+    UNROLL for (int i = 0; i < WAVES; i++) total += sums[i] * power(mosts[i], most);
+    return most * LOG2_E + fast_log2(total);
+}
+
+/* A row as threads share it: vector v is thread v % THREADS's, in whole groups of STEP and one that is cut off; then fewer than 8 single logits. */
+typedef struct Row {
+    bf16 GLOBAL *logits;
+    u32x4 GLOBAL *vectors;
+    int32_t count, whole, rest;
+} Row;
+
+INLINE Row row_of(const RowLossArguments *a, int64_t row) {
+    bf16 GLOBAL *logits = a->logits + row * a->stride;
+    int32_t count = a->vocabulary / 8;
+    return (Row){
+        .logits = logits, .vectors = (u32x4 GLOBAL *)logits, .count = count, .whole = count / STEP * STEP, .rest = a->vocabulary % 8};
+}
+
+/* `cut` is a constant in every caller: whether vectors may lie behind the end. */
+INLINE void row_load(const Row *row, int32_t first, bool cut, u32x4 values[AHEAD]) {
+    UNROLL for (int k = 0; k < AHEAD; k++) {
+        int32_t v = first + k * THREADS + thread_id();
+        values[k] = !cut || v < row->count ? row->vectors[v] : (u32x4)NO_LOGITS;
+    }
+}
+
+INLINE float row_log2(const Row *row) {
+    Softmax s = {FAR_BELOW, 0, 0};
+    u32x4 values[AHEAD];
+    for (int32_t first = 0; first < row->whole; first += STEP) {
+        row_load(row, first, false, values);
+        softmax_add(&s, values);
+    }
+    row_load(row, row->whole, true, values);
+    softmax_add(&s, values);
+    if (thread_id() < row->rest) softmax_add_one(&s, widen(row->logits[row->count * 8 + thread_id()]));
+    return softmax_log2(s);
+}
+
+INLINE float gradient_of(float x, float log2_sum, float scale) { return fast_exp2(x * LOG2_E - log2_sum) * scale; }
+
+INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum, float scale) {
+    u32x4 values[AHEAD];
+    row_load(row, first, cut, values);
+    UNROLL for (int k = 0; k < AHEAD; k++) {
+        int32_t v = first + k * THREADS + thread_id();
+        u32x4 out;
+        UNROLL for (int i = 0; i < 4; i++) out[i] =
+            narrow_pair(gradient_of(widen_low(values[k][i]), log2_sum, scale), gradient_of(widen_high(values[k][i]), log2_sum, scale));
+        if (!cut || v < row->count) row->vectors[v] = out;
+    }
+}
+
+/* (softmax - one hot of target) * scale in place of the logits. */
+INLINE void write_gradient(const Row *row, float log2_sum, float scale, int32_t target, float x_target) {
+    int32_t single = row->count * 8 + thread_id();
+    if (thread_id() < row->rest) row->logits[single] = narrow(gradient_of(widen(row->logits[single]), log2_sum, scale));
+    write_group(row, row->whole, true, log2_sum, scale);
+    for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale);
+    /* by the thread that wrote there before, so the order is sure */
+    int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
+    if (thread_id() == writer) row->logits[target] = narrow((gradient_of(x_target, log2_sum, 1) - 1) * scale);
+}
+
+INLINE void write_zeros(const Row *row) {
+    for (int32_t v = thread_id(); v < row->count; v += THREADS) row->vectors[v] = (u32x4)0;
+    if (thread_id() < row->rest) row->logits[row->count * 8 + thread_id()] = 0;
+}
+
+KERNEL(row_loss, RowLossArguments) {
+    for (int64_t i = block_x(); i < a.count; i += a.blocks) {
+        Row row = row_of(&a, i);
+        int32_t target = a.targets[i];
+        float loss = 0;
+        if (target >= 0) {
+            float x_target = widen(row.logits[target]), log2_sum = row_log2(&row);
+            loss = (log2_sum - x_target * LOG2_E) * LN_2;
+            if (a.gradient) write_gradient(&row, log2_sum, *a.scale, target, x_target);
+        } else if (a.gradient) {
+            write_zeros(&row);
+        }
+        if (thread_id() == 0) a.losses[i] = loss;
+    }
+}
+
+/* One block. */
+KERNEL(add_losses, AddLossesArguments) {
+    static SHARED float scratch[ADD_THREADS / WAVE];
+    float sum = 0;
+    _Pragma("clang loop unroll_count(8)") for (int64_t i = thread_id(); i < a.count; i += ADD_THREADS) sum += a.losses[i];
+    sum = block_sum(sum, scratch, ADD_THREADS);
+    if (thread_id() == 0) *a.loss += sum * *a.scale;
+}
+
+KERNEL(copy_row, LastRowArguments) {
+    int64_t column = (int64_t)block_x() * ADD_THREADS + thread_id();
+    if (column < a.columns) a.to[column] = a.from[column];
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(row_loss, RowLossArguments)
+LAUNCHER(add_losses, AddLossesArguments)
+LAUNCHER(copy_row, LastRowArguments)
+
+/* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even shares. */
+static int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
+    enum { LEAST = 4096, TILE = 128 };
+    int64_t most = ((int64_t)1 << 29) / vocabulary;
+    if (most < LEAST) most = LEAST;
+    return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), TILE) * TILE;
+}
+
+/* From row to row of logits, in elements: rows are aligned to 128 bytes. */
+static int64_t stride_of(int64_t vocabulary) { return divide_up(vocabulary, 64) * 64; }
+
+/* Blocks, and so rows, in work at once: as few as keep memory busy, up to twice as many where their rows fit the last cache (H100's, MI300X's). */
+static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
+    bool nvidia = info->kind == DEVICE_CUDA;
+    int64_t least = nvidia ? 1 : 2, cache = (int64_t)(nvidia ? 50 : 256) << 20, fit = cache / (row_bytes * info->processors);
+    return info->processors * (fit < least ? least : fit > 2 * least ? 2 * least : fit);
+}
+
+static void launch_rows(const OpCall *call, bf16 *logits, float *losses, int64_t first, int64_t count, int64_t vocabulary) {
+    const DeviceInfo *info = device_info(call->device);
+    int64_t blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
+    RowLossArguments arguments = {.logits = logits,
+        .targets = (const int32_t *)call->in[2] + first,
+        .scale = call->in[3],
+        .losses = losses + first,
+        .count = count,
+        .stride = stride_of(vocabulary),
+        .vocabulary = (int32_t)vocabulary,
+        .gradient = call->out[1] != NULL,
+        .blocks = (int32_t)(count < blocks ? count : blocks)};
+    launch_row_loss(call->device, (LaunchShape){.x = arguments.blocks, .threads = info->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS},
+        &arguments);
+}
+
+static int64_t gpu_scratch_linear_cross_entropy(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]);
+    return chunk_rows(rows, vocabulary) * stride_of(vocabulary) * (int64_t)sizeof(bf16) + rows * (int64_t)sizeof(float);
+}
+
+GPU_OP(linear_cross_entropy, gpu_scratch_linear_cross_entropy) {
+    const bf16 *x = call->in[0], *w = call->in[1];
+    bf16 *d_x = call->out[1], *logits = call->workspace;
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], vocabulary = call->in_shape[1][0];
+    int64_t chunk = chunk_rows(rows, vocabulary), stride = stride_of(vocabulary);
+    float *losses = (float *)(logits + chunk * stride);
+    for (int64_t first = 0; first < rows; first += chunk) {
+        int64_t count = rows - first < chunk ? rows - first : chunk;
+        device_gemm(call->device, &(Gemm){.transpose_b = true,
+                                      .input = GEMM_BF16,
+                                      .output = GEMM_BF16,
+                                      .m = count,
+                                      .n = vocabulary,
+                                      .k = columns,
+                                      .a = x + first * columns,
+                                      .lda = columns,
+                                      .b = w,
+                                      .ldb = columns,
+                                      .c = logits,
+                                      .ldc = stride});
+        launch_rows(call, logits, losses, first, count, vocabulary);
+        if (!d_x) continue;
+        device_gemm(call->device, &(Gemm){.input = GEMM_BF16,
+                                      .output = GEMM_BF16,
+                                      .m = count,
+                                      .n = columns,
+                                      .k = vocabulary,
+                                      .a = logits,
+                                      .lda = stride,
+                                      .b = w,
+                                      .ldb = columns,
+                                      .c = d_x + first * columns,
+                                      .ldc = columns});
+        if (!call->out[2]) continue;
+        device_gemm(call->device, &(Gemm){.transpose_a = true,
+                                      .accumulate = first > 0 || !call->fresh,
+                                      .input = GEMM_BF16,
+                                      .output = gpu_gemm_kept(call),
+                                      .m = vocabulary,
+                                      .n = columns,
+                                      .k = count,
+                                      .a = logits,
+                                      .lda = stride,
+                                      .b = x + first * columns,
+                                      .ldb = columns,
+                                      .c = call->out[2],
+                                      .ldc = columns});
+    }
+    launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
+        &(AddLossesArguments){.loss = call->out[0], .losses = losses, .scale = call->in[3], .count = rows});
+}
+
+GPU_OP(last_row) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    LastRowArguments arguments = {.to = call->out[0], .from = (const bf16 *)call->in[0] + (rows - 1) * columns, .columns = columns};
+    launch_copy_row(call->device, (LaunchShape){.x = divide_up(columns, ADD_THREADS), .threads = ADD_THREADS}, &arguments);
+}
+
+#endif

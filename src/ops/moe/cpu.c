@@ -1,0 +1,130 @@
+/* The CPU kernels of moe_dispatch. */
+#include "backend/cpu/kernel.h"
+#include "ops/moe/moe.h"
+
+enum { SORT_BLOCK = 2048 }; /* rows; below it starting threads costs more than counting */
+
+static int64_t sort_workspace(const Graph *graph, const Node *node) {
+    int64_t blocks = (graph_rows(graph, node->in[0]) + SORT_BLOCK - 1) / SORT_BLOCK;
+    return blocks * ((const MoeSortAttributes *)node->attributes)->experts * (int64_t)sizeof(int32_t);
+}
+
+/* begin[e] of each block of rows turns from a count into the first slot of its rows for expert e. */
+static void sort_offsets(int32_t *restrict offset, int32_t *restrict begin, int64_t blocks, int64_t experts) {
+    int32_t total = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        offset[e] = total;
+        for (int64_t block = 0; block < blocks; block++) {
+            int32_t count = begin[block * experts + e];
+            begin[block * experts + e] = total;
+            total += count;
+        }
+    }
+    offset[experts] = total;
+}
+
+CPU_OP(moe_sort, sort_workspace) {
+    int64_t experts = ((const MoeSortAttributes *)call->attributes)->experts;
+    const int32_t *index = call->in[0];
+    int32_t *slot = call->out[0], *offset = call->out[1], *begins = call->workspace;
+    int64_t rows = call->in_shape[0][0], k = call->in_shape[0][1], blocks = (rows + SORT_BLOCK - 1) / SORT_BLOCK;
+#pragma omp parallel for schedule(static) if (blocks > 1)
+    for (int64_t block = 0; block < blocks; block++) {
+        int32_t *count = begins + block * experts;
+        memset(count, 0, experts * sizeof *count);
+        for (int64_t i = block * SORT_BLOCK * k; i < int_min(rows, (block + 1) * SORT_BLOCK) * k; i++)
+            if (index[i] < experts) count[index[i]]++;
+    }
+    sort_offsets(offset, begins, blocks, experts);
+#pragma omp parallel for schedule(static) if (blocks > 1)
+    for (int64_t block = 0; block < blocks; block++) {
+        int32_t *next = begins + block * experts;
+        for (int64_t r = block * SORT_BLOCK; r < int_min(rows, (block + 1) * SORT_BLOCK); r++)
+            for (int64_t i = r * k; i < (r + 1) * k; i++) slot[i] = index[i] < experts ? next[index[i]]++ : -1;
+    }
+}
+
+/* By rows, not by slots: a row is read once for all its slots, and scattered writes cost less than scattered reads. */
+CPU_OP(moe_permute) {
+    const T *x = call->in[0];
+    const int32_t *slot = call->in[1];
+    T *x_slots = call->out[0];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[1][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = r * k; i < (r + 1) * k; i++)
+            if (slot[i] >= 0) memcpy(x_slots + slot[i] * columns, x + r * columns, columns * sizeof(T));
+    kernel_zero_unused(x_slots, call->in[2], call->in_shape[2][0] - 1, rows * k, columns);
+}
+
+/* y = sum over j of gate[j] * slots[slot[j]]; a gate of NULL is all ones. */
+static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
+    enum { CHUNK = 256 };
+    W sum[CHUNK];
+    if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer it runs at the speed of a copy */
+        const T *row = slots + slot[0] * columns;
+        W weight = gate ? gate[0] : 1;
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow(weight * widen(row[i]));
+        return;
+    }
+    for (int64_t first = 0; first < columns; first += CHUNK) {
+        int64_t width = int_min(CHUNK, columns - first);
+        memset(sum, 0, sizeof sum);
+        for (int64_t j = 0; j < k; j++) {
+            if (slot[j] < 0) continue;
+            const T *row = slots + slot[j] * columns + first;
+            W weight = gate ? gate[j] : 1;
+            for (int64_t i = 0; i < width; i++) sum[i] += weight * widen(row[i]);
+        }
+        for (int64_t i = 0; i < width; i++) y[first + i] = narrow(sum[i]);
+    }
+}
+
+CPU_OP(moe_permute_grad) {
+    const T *dx_slots = call->in[0];
+    const int32_t *slot = call->in[1];
+    T *dx = call->out[0];
+    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1], k = call->in_shape[1][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) sum_slots(dx + r * columns, dx_slots, slot + r * k, NULL, k, columns);
+}
+
+CPU_OP(moe_combine) {
+    const T *y_slots = call->in[0];
+    const W *gate = call->in[1];
+    const int32_t *slot = call->in[2];
+    T *y = call->out[0];
+    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1], k = call->in_shape[2][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) sum_slots(y + r * columns, y_slots, slot + r * k, gate + r * k, k, columns);
+}
+
+/* d_y_slot = gate * dy; returns <dy, y_slot>, the gradient of the gate. */
+static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *restrict y_slot, W gate, int64_t columns) {
+    W dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t i = 0; i < columns; i++) {
+        W value = widen(dy[i]);
+        dot += value * widen(y_slot[i]);
+        d_y_slot[i] = narrow(gate * value);
+    }
+    return dot;
+}
+
+CPU_OP(moe_combine_grad) {
+    const T *dy = call->in[0], *y_slots = call->in[1];
+    const W *gate = call->in[2];
+    const int32_t *slot = call->in[3];
+    T *d_y_slots = call->out[0];
+    W *d_gate = call->out[1];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[3][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = r * k; i < (r + 1) * k; i++) {
+            int64_t at = slot[i] * columns;
+            d_gate[i] = 0;
+            if (slot[i] < 0) continue;
+            d_gate[i] = combine_slot_grad(d_y_slots + at, dy + r * columns, y_slots + at, gate[i], columns);
+        }
+    kernel_zero_unused(d_y_slots, call->in[4], call->in_shape[4][0] - 1, rows * k, columns);
+}

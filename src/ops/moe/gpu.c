@@ -1,0 +1,351 @@
+/* Moving rows to experts and back. The stable counting sort takes two kernels: each block counts its own items per expert, then each block finds from all
+ * counts where its items begin and ranks them, a wave's items in order, by comparing lanes; whoever comes first in time, the slots are the same. The
+ * copies are bound by memory: a wave takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over its k slots in order. */
+#include "backend/gpu/vector.h"
+
+enum {
+    THREADS = 256,
+    SORT_ROUNDS = 8,                    /* items of a thread */
+    SORT_ITEMS = THREADS * SORT_ROUNDS, /* of a block */
+    SORT_EXPERTS = 512,                 /* the most there can be */
+    SORT_AHEAD = 8,                     /* loads in flight of a thread that adds counts */
+    UNIT = 8,                           /* columns of a 16-byte access */
+    UNITS = 4,                          /* accesses in flight of a lane */
+};
+
+/* counts [blocks, experts]: items of each block of SORT_ITEMS. */
+typedef struct MoeSortArguments {
+    const int32_t GLOBAL *index;
+    int32_t GLOBAL *slot, *offset, *counts;
+    int32_t items, blocks, experts;
+} MoeSortArguments;
+
+/* Rows on one side, slots on the other; `gate` may be NULL: ones. */
+typedef struct MoePermuteArguments {
+    const bf16 GLOBAL *rows;
+    const int32_t GLOBAL *slot;
+    bf16 GLOBAL *slots;
+    int32_t count, k;
+    int64_t columns;
+} MoePermuteArguments;
+typedef struct MoeCombineArguments {
+    const bf16 GLOBAL *slots;
+    const float GLOBAL *gate;
+    const int32_t GLOBAL *slot;
+    bf16 GLOBAL *rows;
+    int32_t count, k;
+    int64_t columns;
+} MoeCombineArguments;
+typedef struct MoeCombineGradArguments {
+    const bf16 GLOBAL *dy, *y_slots;
+    const float GLOBAL *gate;
+    const int32_t GLOBAL *slot;
+    bf16 GLOBAL *d_y_slots;
+    float GLOBAL *d_gate;
+    int32_t count, k;
+    int64_t columns;
+} MoeCombineGradArguments;
+
+#ifdef GPU_DEVICE
+
+enum { WAVES = THREADS / WAVE };
+
+/* -- Sort ---------------------------------------------------------------------------------------------------------- */
+
+INLINE int32_t add_shared(LOCAL int32_t *count, int32_t value) { return __atomic_fetch_add(count, value, __ATOMIC_RELAXED); }
+
+/* Bit i: whether lane i says yes. */
+INLINE uint64_t ballot(bool yes) {
+#if defined __AMDGCN__
+    return __builtin_amdgcn_ballot_w64(yes);
+#else
+    return __nvvm_vote_ballot_sync(~0u, yes);
+#endif
+}
+
+/* The lanes that hold the same number of `bits` bits. */
+INLINE uint64_t peers_of(int32_t number, int bits) {
+    uint64_t peers = ballot(true);
+    for (int bit = 0; bit < bits; bit++) {
+        bool set = number >> bit & 1;
+        uint64_t with = ballot(set);
+        peers &= set ? with : ~with;
+    }
+    return peers;
+}
+
+KERNEL(moe_count, MoeSortArguments) {
+    static SHARED int32_t count[SORT_EXPERTS];
+    for (int e = thread_id(); e < a.experts; e += THREADS) count[e] = 0;
+    barrier();
+    int32_t chosen[SORT_ROUNDS];
+    UNROLL for (int round = 0; round < SORT_ROUNDS; round++) {
+        int32_t item = block_x() * SORT_ITEMS + round * THREADS + thread_id();
+        chosen[round] = item < a.items ? a.index[item] : a.experts;
+    }
+    UNROLL for (int round = 0; round < SORT_ROUNDS; round++) if (chosen[round] < a.experts) add_shared(&count[chosen[round]], 1);
+    barrier();
+    for (int e = thread_id(); e < a.experts; e += THREADS) a.counts[(int64_t)block_x() * a.experts + e] = count[e];
+}
+
+/* Items of an expert in all blocks, and in those before this one. */
+typedef struct Load { int32_t all, before; } Load;
+
+INLINE Load sum_blocks(const int32_t GLOBAL *counts, int32_t blocks, int32_t experts) {
+    Load load = {0, 0};
+    for (int32_t first = 0; first < blocks; first += SORT_AHEAD) {
+        int32_t values[SORT_AHEAD];
+        UNROLL for (int i = 0; i < SORT_AHEAD; i++) values[i] = first + i < blocks ? counts[(int64_t)(first + i) * experts] : 0;
+        UNROLL for (int i = 0; i < SORT_AHEAD; i++) {
+            load.all += values[i];
+            load.before += first + i < block_x() ? values[i] : 0;
+        }
+    }
+    return load;
+}
+
+/* sums[e] becomes the sum of sums[0 .. e]; all threads call it, with their own entries written. */
+INLINE void inclusive_scan(LOCAL int32_t *sums, int experts) {
+    enum { OWN = SORT_EXPERTS / THREADS };
+    int32_t add[OWN];
+    for (int step = 1; step < experts; step *= 2) {
+        barrier();
+        UNROLL for (int i = 0; i < OWN; i++) {
+            int e = thread_id() + i * THREADS;
+            add[i] = e >= step && e < experts ? sums[e - step] : 0;
+        }
+        barrier();
+        UNROLL for (int i = 0; i < OWN; i++) if (thread_id() + i * THREADS < experts) sums[thread_id() + i * THREADS] += add[i];
+    }
+    barrier();
+}
+
+/* Ranks the wave's items of each round; next[e] is the slot of its next item of expert e. */
+INLINE void place_wave(LOCAL int32_t *next, const int32_t *chosen, int32_t GLOBAL *slot, int32_t left, int32_t experts) {
+    int bits = 32 - __builtin_clz(experts);
+    uint64_t below = ((uint64_t)1 << lane_id()) - 1;
+    UNROLL for (int round = 0; round < SORT_ROUNDS; round++) {
+        uint64_t peers = peers_of(chosen[round], bits);
+        int leader = __builtin_ctzll(peers);
+        int32_t begin = 0, item = round * WAVE + lane_id();
+        if (lane_id() == leader && chosen[round] < experts) begin = add_shared(&next[chosen[round]], __builtin_popcountll(peers));
+        begin = (int32_t)shuffle(begin, leader);
+        if (item < left) slot[item] = chosen[round] < experts ? begin + __builtin_popcountll(peers & below) : -1;
+    }
+}
+
+KERNEL(moe_place, MoeSortArguments) {
+    static SHARED int32_t sums[SORT_EXPERTS], before[SORT_EXPERTS], next[WAVES][SORT_EXPERTS];
+    int32_t first = block_x() * SORT_ITEMS + wave_id() * WAVE * SORT_ROUNDS, chosen[SORT_ROUNDS];
+    UNROLL for (int round = 0; round < SORT_ROUNDS; round++) {
+        int32_t item = first + round * WAVE + lane_id();
+        chosen[round] = item < a.items ? a.index[item] : a.experts;
+    }
+    for (int e = thread_id(); e < a.experts; e += THREADS) {
+        Load load = sum_blocks(a.counts + e, a.blocks, a.experts);
+        sums[e] = load.all;
+        before[e] = load.before;
+        UNROLL for (int wave = 0; wave < WAVES; wave++) next[wave][e] = 0;
+    }
+    inclusive_scan(sums, a.experts);
+    UNROLL for (int round = 0; round < SORT_ROUNDS; round++) if (chosen[round] < a.experts) add_shared(&next[wave_id()][chosen[round]], 1);
+    barrier();
+    for (int e = thread_id(); e < a.experts; e += THREADS) {
+        int32_t begin = e ? sums[e - 1] : 0, at = begin + before[e];
+        UNROLL for (int wave = 0; wave < WAVES; wave++) {
+            int32_t count = next[wave][e];
+            next[wave][e] = at;
+            at += count;
+        }
+        if (block_x() > 0) continue;
+        a.offset[e] = begin;
+        if (e == a.experts - 1) a.offset[a.experts] = sums[e];
+    }
+    barrier();
+    place_wave(next[wave_id()], chosen, a.slot + first, a.items - first, a.experts);
+}
+
+/* -- Copies -------------------------------------------------------------------------------------------------------- */
+
+/* A wave's row, beyond the last one where the grid is larger. */
+INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
+
+/* The first column of each access of this lane, whose stride is UNIT * WAVE; loads are predicated by `at < columns`. */
+#define FOR_UNITS(at, base) UNROLL for (int64_t unit = 0, at = base; unit < UNITS; unit++, at += UNIT * WAVE)
+
+INLINE f32x8 widen_8(u32x4 x) { return join(widen4(x.lo), widen4(x.hi)); }
+
+/* Rows are multiples of UNIT columns. By rows, not by slots: a row is read once for all its slots. */
+KERNEL(moe_permute, MoePermuteArguments) {
+    int64_t r = own_row();
+    if (r >= a.count) return;
+    const bf16 GLOBAL *row = a.rows + r * a.columns;
+    for (int64_t base = lane_id() * UNIT; base < a.columns; base += UNITS * UNIT * WAVE) {
+        u32x4 values[UNITS];
+        FOR_UNITS(at, base) if (at < a.columns) values[unit] = *(const u32x4 GLOBAL *)(row + at);
+        for (int32_t j = 0; j < a.k; j++) {
+            int32_t slot = a.slot[r * a.k + j];
+            if (slot < 0) continue;
+            bf16 GLOBAL *to = a.slots + slot * a.columns;
+            FOR_UNITS(at, base) if (at < a.columns) * (u32x4 GLOBAL *)(to + at) = values[unit];
+        }
+    }
+}
+
+KERNEL(moe_permute_1, MoePermuteArguments) {
+    int64_t r = own_row();
+    if (r >= a.count) return;
+    for (int32_t j = 0; j < a.k; j++) {
+        int32_t slot = a.slot[r * a.k + j];
+        for (int64_t i = lane_id(); slot >= 0 && i < a.columns; i += WAVE) a.slots[slot * a.columns + i] = a.rows[r * a.columns + i];
+    }
+}
+
+KERNEL(moe_combine, MoeCombineArguments) {
+    int64_t r = own_row();
+    if (r >= a.count) return;
+    for (int64_t base = lane_id() * UNIT; base < a.columns; base += UNITS * UNIT * WAVE) {
+        f32x8 sum[UNITS];
+        UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] = (f32x8)0;
+        for (int32_t j = 0; j < a.k; j++) {
+            int32_t slot = a.slot[r * a.k + j];
+            if (slot < 0) continue;
+            const bf16 GLOBAL *from = a.slots + slot * a.columns;
+            float gate = a.gate ? a.gate[r * a.k + j] : 1;
+            u32x4 values[UNITS];
+            FOR_UNITS(at, base) values[unit] = at < a.columns ? *(const u32x4 GLOBAL *)(from + at) : (u32x4)0;
+            UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] += gate * widen_8(values[unit]);
+        }
+        FOR_UNITS(at, base) if (at < a.columns) store8_narrow(a.rows + r * a.columns + at, sum[unit], UNIT);
+    }
+}
+
+KERNEL(moe_combine_1, MoeCombineArguments) {
+    int64_t r = own_row();
+    if (r >= a.count) return;
+    for (int64_t i = lane_id(); i < a.columns; i += WAVE) {
+        float sum = 0;
+        for (int32_t j = 0; j < a.k; j++) {
+            int32_t slot = a.slot[r * a.k + j];
+            if (slot >= 0) sum += (a.gate ? a.gate[r * a.k + j] : 1) * widen(a.slots[slot * a.columns + i]);
+        }
+        a.rows[r * a.columns + i] = narrow(sum);
+    }
+}
+
+/* d_y_slot = gate * dy for columns of this lane; returns its share of <dy, y_slot>, the gradient of the gate. */
+INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+    float dot = 0;
+    for (int64_t base = lane_id() * UNIT; base < columns; base += UNITS * UNIT * WAVE) {
+        u32x4 d[UNITS], y[UNITS];
+        FOR_UNITS(at, base) d[unit] = at < columns ? *(const u32x4 GLOBAL *)(dy + at) : (u32x4)0;
+        FOR_UNITS(at, base) y[unit] = at < columns ? *(const u32x4 GLOBAL *)(y_slot + at) : (u32x4)0;
+        FOR_UNITS(at, base) {
+            f32x8 wide = widen_8(d[unit]), product = wide * widen_8(y[unit]);
+            UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
+            if (at < columns) store8_narrow(d_y_slot + at, gate * wide, UNIT);
+        }
+    }
+    return dot;
+}
+
+INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+    float dot = 0;
+    for (int64_t i = lane_id(); i < columns; i += WAVE) {
+        float value = widen(dy[i]);
+        dot += value * widen(y_slot[i]);
+        d_y_slot[i] = narrow(gate * value);
+    }
+    return dot;
+}
+
+#define MOE_COMBINE_GRAD(name, slot_grad)                                                                                                  \
+    KERNEL(name, MoeCombineGradArguments) {                                                                                                \
+        int64_t r = own_row();                                                                                                            \
+        if (r >= a.count) return;                                                                                                         \
+        for (int64_t i = r * a.k; i < (r + 1) * a.k; i++) {                                                                               \
+            int64_t at = a.slot[i] * a.columns;                                                                                           \
+            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.dy + r * a.columns, a.y_slots + at, a.gate[i], a.columns);             \
+            dot = wave_sum(dot);                                                                                                          \
+            if (lane_id() == 0) a.d_gate[i] = dot;                                                                                        \
+        }                                                                                                                                 \
+    }
+MOE_COMBINE_GRAD(moe_combine_grad, combine_slot_grad)
+MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(moe_count, MoeSortArguments)
+LAUNCHER(moe_place, MoeSortArguments)
+LAUNCHER(moe_permute, MoePermuteArguments)
+LAUNCHER(moe_permute_1, MoePermuteArguments)
+LAUNCHER(moe_combine, MoeCombineArguments)
+LAUNCHER(moe_combine_1, MoeCombineArguments)
+LAUNCHER(moe_combine_grad, MoeCombineGradArguments)
+LAUNCHER(moe_combine_grad_1, MoeCombineGradArguments)
+
+static int64_t gpu_scratch_moe_sort(const Graph *graph, const Node *node) {
+    int64_t blocks = divide_up(graph_elements(graph, node->in[0]), SORT_ITEMS);
+    return blocks * graph_elements(graph, node->out[1]) * (int64_t)sizeof(int32_t);
+}
+
+GPU_OP(moe_sort, gpu_scratch_moe_sort) {
+    int64_t items = call->in_shape[0][0] * call->in_shape[0][1], blocks = divide_up(items, SORT_ITEMS), experts = call->out_shape[1][0] - 1;
+    assert(experts <= SORT_EXPERTS);
+    MoeSortArguments arguments = {.index = call->in[0],
+        .slot = call->out[0],
+        .offset = call->out[1],
+        .counts = call->workspace,
+        .items = (int32_t)items,
+        .blocks = (int32_t)blocks,
+        .experts = (int32_t)experts};
+    LaunchShape shape = {.x = blocks, .threads = THREADS};
+    launch_moe_count(call->device, shape, &arguments);
+    launch_moe_place(call->device, shape, &arguments);
+}
+
+/* A wave for each row. */
+static LaunchShape row_shape(const OpCall *call, int64_t rows) {
+    return (LaunchShape){.x = divide_up(rows, THREADS / device_info(call->device)->wave), .threads = THREADS};
+}
+
+GPU_OP(moe_permute) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[1][1];
+    MoePermuteArguments arguments = {
+        .rows = call->in[0], .slot = call->in[1], .slots = call->out[0], .count = (int32_t)rows, .k = (int32_t)k, .columns = columns};
+    if (columns % UNIT == 0) launch_moe_permute(call->device, row_shape(call, rows), &arguments);
+    else launch_moe_permute_1(call->device, row_shape(call, rows), &arguments);
+    gpu_zero_unused(call->device, call->out[0], call->in[2], call->in_shape[2][0] - 1, rows * k, columns);
+}
+
+/* out[0] = the sum of each row's slots. */
+static void combine(const OpCall *call, const bf16 *slots, const float *gate, const int32_t *slot, int64_t k) {
+    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1];
+    MoeCombineArguments arguments = {
+        .slots = slots, .gate = gate, .slot = slot, .rows = call->out[0], .count = (int32_t)rows, .k = (int32_t)k, .columns = columns};
+    if (columns % UNIT == 0) launch_moe_combine(call->device, row_shape(call, rows), &arguments);
+    else launch_moe_combine_1(call->device, row_shape(call, rows), &arguments);
+}
+
+GPU_OP(moe_permute_grad) { combine(call, call->in[0], NULL, call->in[1], call->in_shape[1][1]); }
+GPU_OP(moe_combine) { combine(call, call->in[0], call->in[1], call->in[2], call->in_shape[2][1]); }
+
+GPU_OP(moe_combine_grad) {
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[3][1];
+    MoeCombineGradArguments arguments = {.dy = call->in[0],
+        .y_slots = call->in[1],
+        .gate = call->in[2],
+        .slot = call->in[3],
+        .d_y_slots = call->out[0],
+        .d_gate = call->out[1],
+        .count = (int32_t)rows,
+        .k = (int32_t)k,
+        .columns = columns};
+    if (columns % UNIT == 0) launch_moe_combine_grad(call->device, row_shape(call, rows), &arguments);
+    else launch_moe_combine_grad_1(call->device, row_shape(call, rows), &arguments);
+    gpu_zero_unused(call->device, call->out[0], call->in[4], call->in_shape[4][0] - 1, rows * k, columns);
+}
+
+#endif

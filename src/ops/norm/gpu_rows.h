@@ -1,0 +1,436 @@
+/* RMSNorm and LayerNorm of rows on a GPU, shared by norm.c, residual_norm.c and qk_norm.c; formulas are in op/norm.h. A row is held in registers by a team of
+ * threads, a wave or the whole block, and memory is read once. The widths of NORM_WIDTHS have kernels of their own; a row that is wider, or no
+ * multiple of 4 columns, goes through the kernels for any width, which read it again for each pass.
+ *
+ * A norm may be preceded by a merge of two branches into the stream (op/op.h, op_residual_norm); norm.c has none. Way forward: each team takes every
+ * `teams`-th row. Way back: a block takes NORM_GRAD_ROWS rows and leaves their column sums in partials [blocks, sums, columns], in the order gain, bias (of
+ * LayerNorm), block_scale, block_bias, stream_scale, stream_bias (of an affine merge). */
+#pragma once
+
+#include "backend/gpu/vector.h"
+#include "ops/norm/affine.h"
+
+enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512, NORM_GRAD_ROWS = 32 };
+
+/* X(columns at most, threads of a team, groups of 4 columns of a thread) */
+#define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
+
+typedef enum Merge { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } Merge;
+
+typedef struct NormArguments {
+    const bf16 GLOBAL *block;
+    const float GLOBAL *stream;    /* what is normed if there is no merge */
+    const float GLOBAL *affine[4]; /* as in op/residual_norm.h */
+    const float GLOBAL *gain, *bias;
+    float GLOBAL *merged, *statistics;
+    bf16 GLOBAL *normed;
+    int64_t rows, teams;
+    int32_t columns, layer, merge; /* layer, merge: for the kernel for any width */
+    float epsilon;
+} NormArguments;
+
+typedef struct NormGradArguments {
+    const float GLOBAL *d_merged; /* NULL: zero */
+    const bf16 GLOBAL *d_normed;  /* NULL: zero */
+    const bf16 GLOBAL *block;     /* block and stream: of an affine merge */
+    const float GLOBAL *stream;
+    const float GLOBAL *merged; /* what was normed */
+    const float GLOBAL *statistics, *gain;
+    const float GLOBAL *affine[4];
+    bf16 GLOBAL *d_block;
+    float GLOBAL *d_stream, *partials;
+    int64_t rows;
+    int32_t columns, layer, merge; /* layer, merge: for the kernels for any width */
+} NormGradArguments;
+
+#ifdef GPU_DEVICE
+
+/* -- Teams and their rows ------------------------------------------------------------------------------------------ */
+
+/* `threads` and `units` are constants, so that a Row stays in registers. */
+typedef struct Team {
+    int threads, units, lane, columns;
+    float share;
+} Team; /* share: 1 / columns */
+typedef f32x4 Row[NORM_UNITS];
+typedef u32x2 NarrowRow[NORM_UNITS]; /* bf16, widened where it is used: half the registers */
+
+/* First column of the thread's group i of 4, wherever the row ends. */
+INLINE int group_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
+INLINE bool inside(Team t, int i) { return group_begin(t, i) < t.columns; }
+
+/* The thread's groups of 4 columns. Of a row that is narrower than its team, the last groups are outside. NVIDIA skips them, by predicates. On AMD that would
+ * be branches, and loads in a branch wait for each other: there they load what another group loads, count as zero in sums over the row, and are not
+ * stored. */
+#ifdef __NVPTX__
+#define FOR_UNITS(team)                                                                                                                    \
+    UNROLL for (int i = 0; i < (team).units; i++)                                                                                          \
+        if (inside(team, i))
+INLINE int column_of(Team t, int i) { return group_begin(t, i); }
+#else
+#define FOR_UNITS(team) UNROLL for (int i = 0; i < (team).units; i++)
+INLINE int column_of(Team t, int i) { return inside(t, i) ? group_begin(t, i) : t.columns - 4; }
+#endif
+
+INLINE Team make_team(int threads, int units, int columns) {
+    return (Team){.threads = threads, .units = units, .lane = thread_id() % threads, .columns = columns, .share = 1.0f / (float)columns};
+}
+
+/* Of this thread's team among those of the grid. */
+INLINE int64_t team_index(Team t) { return (int64_t)block_x() * (NORM_THREADS / t.threads) + thread_id() / t.threads; }
+
+INLINE float team_sum(Team t, float x) {
+    static SHARED float scratch[NORM_THREADS / WAVE];
+    if (t.threads > WAVE) return block_sum(x, scratch, t.threads);
+    UNROLL for (int mask = t.threads / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+INLINE void load_row_wide(Team t, Row row, const float GLOBAL *from) { FOR_UNITS(t) row[i] = load4_wide(from + column_of(t, i), 4); }
+INLINE void load_row_narrow(Team t, NarrowRow row, const bf16 GLOBAL *from) {
+    FOR_UNITS(t) row[i] = *(const u32x2 GLOBAL *)(from + column_of(t, i));
+}
+INLINE void clear_row(Team t, Row row) { UNROLL for (int i = 0; i < t.units; i++) row[i] = (f32x4)0; }
+
+INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
+    if (inside(t, i)) store4_wide(to + column_of(t, i), x, 4);
+}
+INLINE void store_narrow_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
+    if (inside(t, i)) store4_narrow(to + column_of(t, i), x, 4);
+}
+/* x, or zero outside. */
+INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
+
+/* Writes the sums over the block's teams of a row that each of them holds. All threads call it. */
+INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
+    static SHARED f32x4 groups[NORM_THREADS / WAVE * NORM_WAVE_COLUMNS / 4];
+    LOCAL float *parts = (LOCAL float *)groups;
+    if (t.threads == NORM_THREADS) {
+        FOR_UNITS(t) store_wide_unit(t, i, to, row[i]);
+        return;
+    }
+    int width = t.threads * t.units * 4;
+    barrier();
+    FOR_UNITS(t) groups[(thread_id() / t.threads * width + group_begin(t, i)) / 4] = row[i];
+    barrier();
+    for (int j = thread_id(); j < t.columns; j += NORM_THREADS) {
+        float sum = parts[j];
+        for (int team = 1; team < NORM_THREADS / t.threads; team++) sum += parts[team * width + j];
+        to[j] = sum;
+    }
+}
+
+/* -- The formulas -------------------------------------------------------------------------------------------------- */
+
+typedef struct Statistics { float rstd, mean; } Statistics;
+
+INLINE Statistics row_statistics(Team t, const Row x, bool layer, float epsilon) {
+    Statistics s = {0};
+    f32x4 sum = 0, squares = 0;
+    if (layer) {
+        FOR_UNITS(t) sum += counted(t, i, x[i]);
+        s.mean = team_sum(t, sum4(sum)) * t.share;
+    }
+    FOR_UNITS(t) squares += counted(t, i, (x[i] - s.mean) * (x[i] - s.mean));
+    s.rstd = fast_rsqrt(team_sum(t, sum4(squares)) * t.share + epsilon);
+    return s;
+}
+
+INLINE void store_statistics(float GLOBAL *statistics, int64_t row, Statistics s, bool layer) {
+    statistics[layer ? 2 * row : row] = s.rstd;
+    if (layer) statistics[2 * row + 1] = s.mean;
+}
+
+INLINE Statistics load_statistics(const float GLOBAL *statistics, int64_t row, bool layer) {
+    return layer ? (Statistics){statistics[2 * row], statistics[2 * row + 1]} : (Statistics){statistics[row], 0};
+}
+
+INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
+
+/* The two means over a row in its gradient: of g = dy * gain, and of g * n, times rstd. */
+typedef struct Means { float shift, pull; } Means;
+
+INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
+    return (Means){.shift = layer ? team_sum(t, sum) * t.share : 0, .pull = team_sum(t, dot) * s.rstd * s.rstd * t.share};
+}
+
+INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m) {
+    return s.rstd * (dy * gain - m.shift - (x - s.mean) * m.pull);
+}
+
+INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 affine[4]) {
+    if (merge == MERGE_SUM) return block + stream;
+    return (block + affine[BLOCK_BIAS]) * affine[BLOCK_SCALE] + (stream + affine[STREAM_BIAS]) * affine[STREAM_SCALE];
+}
+
+/* -- Forward ------------------------------------------------------------------------------------------------------- */
+
+INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
+    Team t = make_team(threads, units, a->columns);
+    Row gain, bias, affine[4], x;
+    NarrowRow block;
+    clear_row(t, bias);
+    load_row_wide(t, gain, a->gain);
+    if (layer && a->bias) load_row_wide(t, bias, a->bias);
+    bool held = merge == MERGE_AFFINE && units <= 4; /* of 8 units, registers would not suffice */
+    if (held) UNROLL for (int p = 0; p < 4; p++) load_row_wide(t, affine[p], a->affine[p]);
+    for (int64_t row = team_index(t); row < a->rows; row += a->teams) {
+        int64_t at = row * t.columns;
+        load_row_wide(t, x, a->stream + at);
+        if (merge != MERGE_NONE) {
+            load_row_narrow(t, block, a->block + at);
+            FOR_UNITS(t) {
+                f32x4 at_column[4];
+                if (merge == MERGE_AFFINE)
+                    UNROLL for (int p = 0; p < 4; p++) at_column[p] = held ? affine[p][i] : load4_wide(a->affine[p] + column_of(t, i), 4);
+                x[i] = merge_branches(merge, widen4(block[i]), x[i], at_column);
+                store_wide_unit(t, i, a->merged + at, x[i]);
+            }
+        }
+        Statistics s = row_statistics(t, x, layer, a->epsilon);
+        if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
+        FOR_UNITS(t) store_narrow_unit(t, i, a->normed + at, normalise(x[i], s, gain[i], bias[i]));
+    }
+}
+
+/* Column j of a parameter, NULL: 0; and of the merged row at `at`. */
+INLINE f32x4 load_parameter(const float GLOBAL *from, int64_t j) { return from ? load4_wide(from + j, 1) : (f32x4)0; }
+
+INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
+    f32x4 stream = load4_wide(a->stream + at + j, 1), affine[4];
+    if (a->merge == MERGE_NONE) return stream;
+    UNROLL for (int p = 0; p < 4; p++) affine[p] = load_parameter(a->affine[p], j);
+    return merge_branches(a->merge, load4_narrow(a->block + at + j, 1), stream, affine);
+}
+
+/* A block per row, whatever its width. */
+INLINE void norm_rows_any(const NormArguments *a) {
+    Team t = make_team(NORM_THREADS, 1, a->columns);
+    for (int64_t row = block_x(); row < a->rows; row += a->teams) {
+        int64_t at = row * t.columns;
+        Statistics s = {0};
+        float sum = 0, squares = 0;
+        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
+            float x = merge_column(a, at, j).x;
+            if (a->merge != MERGE_NONE) a->merged[at + j] = x;
+            sum += x;
+        }
+        if (a->layer) s.mean = team_sum(t, sum) * t.share;
+        const float GLOBAL *merged = a->stream + at;
+        if (a->merge != MERGE_NONE) merged = a->merged + at;
+        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) squares += (merged[j] - s.mean) * (merged[j] - s.mean);
+        s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a->epsilon);
+        if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
+        for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS)
+            store4_narrow(
+                a->normed + at + j, normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j)), 1);
+    }
+}
+
+/* -- Backward ------------------------------------------------------------------------------------------------------ */
+
+/* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds. */
+typedef struct Sums { Row gain, bias, block, stream, merged; } Sums;
+
+/* Gain and affine of all rows. Held in registers where these leave room for two blocks on a multiprocessor (AMD has twice as many), else loaded, from the
+ * nearest cache, where they are used. */
+typedef struct Parameters {
+    bool held;
+    Row gain, affine[4];
+} Parameters;
+
+INLINE void load_parameters(const NormGradArguments *a, Merge merge, Team t, Parameters *parameters) {
+    parameters->held = t.units <= (merge == MERGE_AFFINE && WAVE == 32 ? 1 : 2);
+    if (!parameters->held) return;
+    load_row_wide(t, parameters->gain, a->gain);
+    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < 4; p++) load_row_wide(t, parameters->affine[p], a->affine[p]);
+}
+INLINE f32x4 gain_at(const NormGradArguments *a, Team t, const Parameters *held, int i) {
+    return held->held ? held->gain[i] : load4_wide(a->gain + column_of(t, i), 4);
+}
+INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *held, int which, int i) {
+    return held->held ? held->affine[which][i] : load4_wide(a->affine[which] + column_of(t, i), 4);
+}
+
+/* From ds, the gradient of the merged row: those of both branches, and their sums. */
+INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
+    const NarrowRow block, const Row stream, Sums *sums) {
+    FOR_UNITS(t) {
+        f32x4 d_block = ds[i], d_stream = ds[i];
+        if (merge == MERGE_AFFINE) {
+            sums->block[i] += ds[i] * widen4(block[i]);
+            sums->stream[i] += ds[i] * stream[i];
+            sums->merged[i] += ds[i];
+            d_block *= affine_at(a, t, parameters, BLOCK_SCALE, i);
+            d_stream *= affine_at(a, t, parameters, STREAM_SCALE, i);
+        }
+        if (merge != MERGE_NONE) store_narrow_unit(t, i, a->d_block + at, d_block);
+        store_wide_unit(t, i, a->d_stream + at, d_stream);
+    }
+}
+
+/* An affine merge is made again, with the same bits, since both branches are read anyway. */
+INLINE void load_merged(
+    const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, NarrowRow block, Row stream) {
+    if (merge != MERGE_AFFINE) {
+        load_row_wide(t, merged, a->merged + at);
+        return;
+    }
+    load_row_narrow(t, block, a->block + at);
+    load_row_wide(t, stream, a->stream + at);
+    FOR_UNITS(t) {
+        f32x4 affine[4];
+        UNROLL for (int p = 0; p < 4; p++) affine[p] = affine_at(a, t, parameters, p, i);
+        merged[i] = merge_branches(merge, widen4(block[i]), stream[i], affine);
+    }
+}
+
+INLINE void norm_grad_row(
+    const NormGradArguments *a, bool layer, Merge merge, Team t, const Parameters *parameters, int64_t row, Sums *sums) {
+    int64_t at = row * t.columns;
+    Row x, ds, stream;
+    NarrowRow dy, block;
+    clear_row(t, ds);
+    UNROLL for (int i = 0; i < t.units; i++) dy[i] = (u32x2)0;
+    if (a->d_normed) load_row_narrow(t, dy, a->d_normed + at);
+    if (merge != MERGE_NONE && a->d_merged) load_row_wide(t, ds, a->d_merged + at);
+    Statistics s = load_statistics(a->statistics, row, layer);
+    load_merged(a, merge, t, parameters, at, x, block, stream);
+    f32x4 sum = 0, dot = 0;
+    FOR_UNITS(t) {
+        f32x4 g = widen4(dy[i]) * gain_at(a, t, parameters, i);
+        sum += counted(t, i, g);
+        dot += counted(t, i, g * (x[i] - s.mean));
+    }
+    Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
+    FOR_UNITS(t) {
+        ds[i] += normalise_grad(widen4(dy[i]), x[i], gain_at(a, t, parameters, i), s, m);
+        sums->gain[i] += widen4(dy[i]) * (x[i] - s.mean) * s.rstd;
+        if (layer) sums->bias[i] += widen4(dy[i]);
+    }
+    split_branches(a, merge, t, parameters, at, ds, block, stream, sums);
+}
+
+/* The sums of an affine merge's parameters, from those over rows of ds * block or ds * stream and of ds. */
+INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *to, const Row weighted, const Row sum,
+    const float GLOBAL *scale, const float GLOBAL *bias) {
+    Row d_scale, d_bias;
+    FOR_UNITS(t) {
+        d_scale[i] = weighted[i] + load4_wide(bias + column_of(t, i), 4) * sum[i];
+        d_bias[i] = load4_wide(scale + column_of(t, i), 4) * sum[i];
+    }
+    store_block_sums(t, to, d_scale);
+    store_block_sums(t, to + a->columns, d_bias);
+}
+
+INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, int threads, int units) {
+    Team t = make_team(threads, units, a->columns);
+    Parameters parameters;
+    Sums sums;
+    load_parameters(a, merge, t, &parameters);
+    clear_row(t, sums.gain);
+    clear_row(t, sums.bias);
+    clear_row(t, sums.block);
+    clear_row(t, sums.stream);
+    clear_row(t, sums.merged);
+    int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS, end = begin + NORM_GRAD_ROWS < a->rows ? begin + NORM_GRAD_ROWS : a->rows;
+    for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
+        norm_grad_row(a, layer, merge, t, &parameters, row, &sums);
+    float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? 4 : 0)) * a->columns;
+    store_block_sums(t, to, sums.gain);
+    if (layer) store_block_sums(t, to + a->columns, sums.bias);
+    if (merge != MERGE_AFFINE) return;
+    store_affine_sums(a, t, to + (1 + layer) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
+    store_affine_sums(a, t, to + (3 + layer) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
+}
+
+/* Any width, first half: ds in d_stream; a block per row. */
+INLINE void norm_grad_rows_any(const NormGradArguments *a) {
+    Team t = make_team(NORM_THREADS, 1, a->columns);
+    int64_t row = block_x(), at = row * t.columns;
+    Statistics s = load_statistics(a->statistics, row, a->layer);
+    float sum = 0, dot = 0;
+    for (int64_t j = t.lane; a->d_normed && j < t.columns; j += NORM_THREADS) {
+        float g = widen(a->d_normed[at + j]) * a->gain[j];
+        sum += g;
+        dot += g * (a->merged[at + j] - s.mean);
+    }
+    Means m = row_means(t, sum, dot, s, a->layer);
+    for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
+        f32x4 dy = a->d_normed ? load4_narrow(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->merged + at + j, 1);
+        float ds = normalise_grad(dy, x, load_parameter(a->gain, j), s, m).x;
+        a->d_stream[at + j] = a->d_merged ? a->d_merged[at + j] + ds : ds;
+    }
+}
+
+/* Second half: from ds in d_stream the gradients of both branches, and the column sums; a thread per column of NORM_GRAD_ROWS rows. */
+INLINE void norm_grad_columns_any(const NormGradArguments *a) {
+    int64_t columns = a->columns, tiles = (columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
+    int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
+    if (j >= columns) return;
+    bool affine = a->merge == MERGE_AFFINE;
+    float block_scale = affine ? a->affine[BLOCK_SCALE][j] : 1, stream_scale = affine ? a->affine[STREAM_SCALE][j] : 1;
+    float gain_sum = 0, bias_sum = 0, block_sum = 0, stream_sum = 0, merged_sum = 0;
+    for (int64_t row = block * NORM_GRAD_ROWS; row < (block + 1) * NORM_GRAD_ROWS && row < a->rows; row++) {
+        int64_t at = row * columns + j;
+        Statistics s = load_statistics(a->statistics, row, a->layer);
+        float dy = a->d_normed ? widen(a->d_normed[at]) : 0, ds = a->d_stream[at];
+        gain_sum += dy * (a->merged[at] - s.mean) * s.rstd;
+        bias_sum += dy;
+        if (a->merge != MERGE_NONE) a->d_block[at] = narrow(ds * block_scale);
+        if (!affine) continue;
+        block_sum += ds * widen(a->block[at]);
+        stream_sum += ds * a->stream[at];
+        merged_sum += ds;
+        a->d_stream[at] = ds * stream_scale;
+    }
+    float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? 4 : 0)) * columns + j;
+    to[0] = gain_sum;
+    if (a->layer) to[columns] = bias_sum;
+    if (!affine) return;
+    to += (1 + a->layer) * columns;
+    to[0] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
+    to[columns] = block_scale * merged_sum;
+    to[2 * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
+    to[3 * columns] = stream_scale * merged_sum;
+}
+
+#else
+
+#include "ops/norm/norm.h"
+#include "backend/gpu/kernel_launch.h"
+#include "ops/norm/cpu_rows.h"
+
+/* Launchers by width: as NORM_WIDTHS, then for any width. */
+enum { NORM_WIDTH_COUNT = 6, NORM_ANY = 5 };
+
+static inline int norm_width(int64_t columns) {
+    int width = 0;
+    for (int64_t most = NORM_WAVE_COLUMNS; width < NORM_ANY && columns > most; most *= 2) width++;
+    return columns % 4 ? NORM_ANY : width;
+}
+
+/* Forward: enough blocks to fill the device several times over; sets arguments->teams. */
+static inline LaunchShape norm_shape(Device *device, int width, NormArguments *arguments) {
+    int64_t teams_of_block = width == 0 ? NORM_THREADS / device_info(device)->wave : 1, most = 8 * device_info(device)->processors;
+    int64_t blocks = divide_up(arguments->rows, teams_of_block);
+    if (blocks > most) blocks = most;
+    arguments->teams = blocks * teams_of_block;
+    return (LaunchShape){.x = blocks, .threads = NORM_THREADS};
+}
+
+/* Backward, for all kernels of a width, and for the second half of any width. */
+static inline LaunchShape norm_grad_shape(const NormGradArguments *arguments) {
+    return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS), .threads = NORM_THREADS};
+}
+static inline LaunchShape norm_grad_columns_shape(const NormGradArguments *arguments) {
+    int64_t blocks = divide_up(arguments->rows, NORM_GRAD_ROWS), tiles = divide_up(arguments->columns, NORM_THREADS);
+    return (LaunchShape){.x = blocks * tiles, .threads = NORM_THREADS};
+}
+
+/* Scratch for `sums` column sums of every block. */
+static inline int64_t norm_grad_scratch(int64_t rows, int64_t columns, int sums) {
+    return divide_up(rows, NORM_GRAD_ROWS) * sums * columns * (int64_t)sizeof(float);
+}
+
+#endif

@@ -1,0 +1,128 @@
+/* The merge of a block's output into the residual stream and the norm after it: the kernels of norm.h, once per width, kind and merge. An affine merge before
+ * a LayerNorm, which no model has, and the gradient of an affine merge of more than 4,096 columns, whose sums no thread has registers for, take the kernels
+ * for any width. */
+#include "ops/norm/gpu_rows.h"
+
+#ifdef GPU_DEVICE
+
+#define KERNELS(width, threads, units)                                                                                                     \
+    KERNEL(rms_##width, NormArguments) { norm_rows(&a, false, MERGE_SUM, threads, units); }                                                \
+    KERNEL(layer_##width, NormArguments) { norm_rows(&a, true, MERGE_SUM, threads, units); }                                               \
+    KERNEL(affine_##width, NormArguments) { norm_rows(&a, false, MERGE_AFFINE, threads, units); }                                          \
+    KERNEL(rms_grad_##width, NormGradArguments) { norm_grad_rows(&a, false, MERGE_SUM, threads, units); }                                  \
+    KERNEL(layer_grad_##width, NormGradArguments) { norm_grad_rows(&a, true, MERGE_SUM, threads, units); }
+NORM_WIDTHS(KERNELS)
+KERNEL(affine_grad_1024, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 1); }
+KERNEL(affine_grad_2048, NormGradArguments) {
+    BLOCK_BOUNDS(NORM_THREADS, 2); /* 8 bytes spill; alone, a block would leave memory waiting */
+    norm_grad_rows(&a, false, MERGE_AFFINE, 256, 2);
+}
+KERNEL(affine_grad_4096, NormGradArguments) { norm_grad_rows(&a, false, MERGE_AFFINE, 256, 4); }
+KERNEL(any, NormArguments) { norm_rows_any(&a); }
+KERNEL(any_grad_rows, NormGradArguments) { norm_grad_rows_any(&a); }
+KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
+
+#else
+
+#include "ops/norm/norm.h"
+
+#define LAUNCHERS(width, threads, units)                                                                                                   \
+    LAUNCHER(rms_##width, NormArguments)                                                                                    \
+    LAUNCHER(layer_##width, NormArguments)                                                                                  \
+    LAUNCHER(affine_##width, NormArguments)                                                                                 \
+    LAUNCHER(rms_grad_##width, NormGradArguments)                                                                           \
+    LAUNCHER(layer_grad_##width, NormGradArguments)
+NORM_WIDTHS(LAUNCHERS)
+LAUNCHER(affine_grad_1024, NormGradArguments)
+LAUNCHER(affine_grad_2048, NormGradArguments)
+LAUNCHER(affine_grad_4096, NormGradArguments)
+LAUNCHER(any, NormArguments)
+LAUNCHER(any_grad_rows, NormGradArguments)
+LAUNCHER(any_grad_columns, NormGradArguments)
+
+enum { RMS_SUM, LAYER_SUM, RMS_AFFINE, LAYER_AFFINE, FORM_COUNT };
+
+static int form(bool layer, bool affine) { return 2 * affine + layer; }
+
+GPU_OP(residual_norm) {
+    static void (*const launch[FORM_COUNT][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormArguments *) = {
+        [RMS_SUM] = {launch_rms_512, launch_rms_1024, launch_rms_2048, launch_rms_4096, launch_rms_8192, launch_any},
+        [LAYER_SUM] = {launch_layer_512, launch_layer_1024, launch_layer_2048, launch_layer_4096, launch_layer_8192, launch_any},
+        [RMS_AFFINE] = {launch_affine_512, launch_affine_1024, launch_affine_2048, launch_affine_4096, launch_affine_8192, launch_any},
+        [LAYER_AFFINE] = {[NORM_ANY] = launch_any},
+    };
+    const NormAttributes *attributes = call->attributes;
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[IN_AFFINE] != NULL;
+    int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[IN_STREAM][1]);
+    NormArguments arguments = {
+        .block = call->in[IN_BLOCK],
+        .stream = call->in[IN_STREAM],
+        .gain = call->in[IN_GAIN],
+        .bias = call->in[IN_BIAS],
+        .merged = call->out[OUT_STREAM],
+        .normed = call->out[OUT_NORMED],
+        .statistics = call->out[OUT_STATISTICS],
+        .rows = call->in_shape[IN_STREAM][0],
+        .columns = call->in_shape[IN_STREAM][1],
+        .layer = layer,
+        .merge = affine ? MERGE_AFFINE : MERGE_SUM,
+        .epsilon = attributes->epsilon,
+    };
+    for (int p = 0; p < 4; p++) arguments.affine[p] = call->in[IN_AFFINE + p];
+    LaunchShape shape = norm_shape(call->device, width, &arguments);
+    launch[form(layer, affine)][width](call->device, shape, &arguments);
+}
+
+static int sums(bool layer, bool affine) { return 1 + layer + 4 * affine; }
+
+static int64_t gpu_scratch_residual_norm_grad(const Graph *graph, const Node *node) {
+    const NormAttributes *attributes = node->attributes;
+    int64_t rows = graph_rows(graph, node->in[GRAD_MERGED]), columns = graph_columns(graph, node->in[GRAD_MERGED]);
+    return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[GRAD_AFFINE] != TENSOR_NONE));
+}
+
+static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks, int64_t columns) {
+    float *targets[6] = {call->out[GRAD_OUT_GAIN]};
+    int count = 1;
+    if (layer) targets[count++] = call->out[GRAD_OUT_BIAS];
+    for (int p = 0; affine && p < 4; p++) targets[count++] = call->out[GRAD_OUT_AFFINE + p];
+    gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
+}
+
+GPU_OP(residual_norm_grad, gpu_scratch_residual_norm_grad) {
+    static void (*const launch[FORM_COUNT][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormGradArguments *) = {
+        [RMS_SUM] = {launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
+        [LAYER_SUM] = {launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096,
+            launch_layer_grad_8192},
+        [RMS_AFFINE] = {launch_affine_grad_1024, launch_affine_grad_1024, launch_affine_grad_2048, launch_affine_grad_4096},
+    };
+    const NormAttributes *attributes = call->attributes;
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[GRAD_AFFINE] != NULL;
+    NormGradArguments arguments = {
+        .d_merged = call->in[GRAD_D_STREAM],
+        .d_normed = call->in[GRAD_D_NORMED],
+        .block = call->in[GRAD_BLOCK],
+        .stream = call->in[GRAD_STREAM],
+        .merged = call->in[GRAD_MERGED],
+        .statistics = call->in[GRAD_STATISTICS],
+        .gain = call->in[GRAD_GAIN],
+        .d_block = call->out[GRAD_OUT_BLOCK],
+        .d_stream = call->out[GRAD_OUT_STREAM],
+        .partials = call->workspace,
+        .rows = call->in_shape[GRAD_MERGED][0],
+        .columns = call->in_shape[GRAD_MERGED][1],
+        .layer = layer,
+        .merge = affine ? MERGE_AFFINE : MERGE_SUM,
+    };
+    for (int p = 0; p < 4; p++) arguments.affine[p] = call->in[GRAD_AFFINE + p];
+    LaunchShape shape = norm_grad_shape(&arguments);
+    void (*fitting)(Device *, LaunchShape, const NormGradArguments *) = launch[form(layer, affine)][norm_width(arguments.columns)];
+    if (fitting) fitting(call->device, shape, &arguments);
+    else {
+        launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.rows, .threads = NORM_THREADS}, &arguments);
+        launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
+    }
+    add_sums(call, layer, affine, shape.x, arguments.columns);
+}
+
+#endif

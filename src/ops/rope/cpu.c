@@ -1,0 +1,49 @@
+/* The CPU kernels of rope. */
+#include "backend/cpu/kernel.h"
+#include "ops/rope/rope.h"
+#include "ops/heads.h"
+
+CPU_OP(rope_table) {
+    const RopeSpec *spec = call->attributes;
+    W *table = call->out[0];
+    int64_t half = spec->dimensions / 2;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < half; i++) {
+        double frequency = rope_frequency(spec, i);
+        for (int64_t position = 0; position < spec->positions; position++) {
+            table[position * 2 * half + i] = (W)cos(position * frequency);
+            table[position * 2 * half + half + i] = (W)sin(position * frequency);
+        }
+    }
+}
+
+static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
+#pragma omp simd /* the halves of one head do not overlap; y may be x */
+    for (int64_t i = 0; i < half; i++) {
+        W a = widen(x[i]), b = widen(x[half + i]), s = sign * sine[i];
+        y[i] = narrow(a * cosine[i] - b * s);
+        y[half + i] = narrow(b * cosine[i] + a * s);
+    }
+    if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
+}
+
+CPU_OP(rope) {
+    const RopeAttributes *attributes = call->attributes;
+    const Heads *heads = &attributes->heads;
+    const T *x = call->in[0];
+    const int32_t *positions = call->in[1];
+    const W *table = call->in[2];
+    T *y = call->out[0];
+    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], half = call->in_shape[2][1] / 2;
+    int64_t rotated = heads->heads + heads->kv_heads, dim = heads->head_dim;
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        assert(positions[r] >= 0 && positions[r] < call->in_shape[2][0]);
+        const W *cosine = table + positions[r] * 2 * half;
+        const T *from = x + r * columns;
+        T *to = y + r * columns;
+        for (int64_t head = 0; head < rotated; head++)
+            rope_head(to + head * dim, from + head * dim, cosine, cosine + half, (W)attributes->sign, half, dim);
+        if (to != from) memcpy(to + rotated * dim, from + rotated * dim, (columns - rotated * dim) * sizeof(T));
+    }
+}

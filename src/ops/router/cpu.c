@@ -1,0 +1,166 @@
+/* The CPU kernels of router. */
+#include "backend/cpu/kernel.h"
+#include "ops/router/router.h"
+
+static int64_t workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[0]), classes = graph_columns(graph, node->in[0]);
+    int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
+    int64_t counts = kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
+    return kernel_partials_bytes(graph, rows, classes) + classes * wide + counts;
+}
+
+enum { LANES = 64 / sizeof(W) };
+
+/* LANES rows side by side: value[c][lane]. */
+typedef struct Lanes { W value[ROUTER_MAX_CLASSES][LANES]; } Lanes;
+
+static void lanes_load(Lanes *restrict to, const W *restrict from, int64_t rows, int64_t classes) {
+    for (int64_t lane = 0; lane < LANES; lane++)
+        for (int64_t c = 0; c < classes; c++) to->value[c][lane] = lane < rows ? from[lane * classes + c] : 0;
+}
+
+static void lanes_store(W *restrict to, const Lanes *restrict from, int64_t rows, int64_t classes) {
+    for (int64_t lane = 0; lane < rows; lane++)
+        for (int64_t c = 0; c < classes; c++) to[lane * classes + c] = from->value[c][lane];
+}
+
+static void lanes_softmax(Lanes *restrict p, int64_t classes) {
+    W top[LANES], sum[LANES] = {0};
+    memcpy(top, p->value[0], sizeof top);
+    for (int64_t c = 1; c < classes; c++)
+        for (int l = 0; l < LANES; l++) top[l] = p->value[c][l] > top[l] ? p->value[c][l] : top[l];
+    for (int64_t c = 0; c < classes; c++)
+        for (int l = 0; l < LANES; l++) {
+            p->value[c][l] = wide_exp(p->value[c][l] - top[l]);
+            sum[l] += p->value[c][l];
+        }
+    for (int l = 0; l < LANES; l++) sum[l] = 1 / sum[l];
+    for (int64_t c = 0; c < classes; c++)
+        for (int l = 0; l < LANES; l++) p->value[c][l] *= sum[l];
+}
+
+/* The class of the highest score per lane, the lower one of equals; class 0 where every score is NaN. */
+static void lanes_best(int32_t *restrict best, const Lanes *restrict score, int64_t classes) {
+    W top[LANES];
+    for (int l = 0; l < LANES; l++) {
+        top[l] = -(W)INFINITY;
+        best[l] = 0;
+    }
+    for (int64_t c = 0; c < classes; c++)
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) {
+            best[l] = score->value[c][l] > top[l] ? (int32_t)c : best[l];
+            top[l] = score->value[c][l] > top[l] ? score->value[c][l] : top[l];
+        }
+}
+
+/* Fills index and gate of up to LANES rows from their probabilities. */
+static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes *restrict p, const W *restrict bias, int64_t rows,
+    int64_t classes, const RouterSpec *spec) {
+    Lanes score;
+    int32_t best[LANES];
+    for (int64_t c = 0; c < classes; c++)
+        for (int l = 0; l < LANES; l++) score.value[c][l] = p->value[c][l] + (bias ? bias[c] : 0);
+    for (int64_t j = 0; j < spec->k; j++) {
+        lanes_best(best, &score, classes);
+        for (int64_t l = 0; l < rows; l++) {
+            index[l * spec->k + j] = best[l];
+            gate[l * spec->k + j] = p->value[best[l]][l];
+            score.value[best[l]][l] = -(W)INFINITY;
+        }
+    }
+    if (!spec->renormalise) return;
+    for (int64_t l = 0; l < rows; l++, gate += spec->k) {
+        W sum = 0;
+        for (int64_t j = 0; j < spec->k; j++) sum += gate[j];
+        for (int64_t j = 0; j < spec->k; j++) gate[j] /= sum;
+    }
+}
+
+/* auxiliary * E * sum over experts of f_e * P_e, from counts and summed probabilities. */
+static W auxiliary_loss(const int32_t *count, const W *probability_sum, int64_t rows, const RouterSpec *spec) {
+    W dot = 0;
+    for (int64_t e = 0; e < spec->experts; e++) dot += (W)count[e] * probability_sum[e];
+    return (W)spec->auxiliary * spec->experts * dot / ((W)rows * spec->k * rows);
+}
+
+CPU_OP(router, workspace) {
+    const RouterSpec *spec = call->attributes;
+    const W *logits = call->in[0], *bias = call->in[1], *share = call->in[2];
+    int32_t *index = call->out[0], *count = call->out[3];
+    W *gate = call->out[1], *probabilities = call->out[2], *bias_gradient = call->out[4], *loss = call->out[5];
+    int64_t rows = call->in_shape[0][0], classes = call->in_shape[0][1], k = spec->k, blocks = kernel_blocks(rows);
+    W *sums = call->workspace;                                    /* [blocks + 1, classes], the total last */
+    int32_t *counts = (int32_t *)(sums + (blocks + 1) * classes); /* [blocks, classes] */
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t begin = block * KERNEL_BLOCK, end = int_min(rows, begin + KERNEL_BLOCK);
+        Lanes p;
+        for (int64_t r = begin; r < end; r += LANES) {
+            int64_t width = int_min(LANES, end - r);
+            lanes_load(&p, logits + r * classes, width, classes);
+            lanes_softmax(&p, classes);
+            lanes_store(probabilities + r * classes, &p, width, classes);
+            lanes_choose(index + r * k, gate + r * k, &p, bias, width, classes, spec);
+        }
+        memset(counts + block * classes, 0, classes * sizeof *counts);
+        for (int64_t i = begin * k; i < end * k; i++) counts[block * classes + index[i]]++;
+        if (!loss) continue;
+        memset(sums + block * classes, 0, classes * sizeof *sums);
+        for (int64_t r = begin; r < end; r++)
+            for (int64_t c = 0; c < classes; c++) sums[block * classes + c] += probabilities[r * classes + c];
+    }
+    if (!count) return;
+    memset(count, 0, classes * sizeof *count);
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t c = 0; c < classes; c++) count[c] += counts[block * classes + c];
+    for (int64_t e = 0; bias_gradient && e < spec->experts; e++)
+        bias_gradient[e] += share[0] * ((W)count[e] / (W)(rows * k) - 1 / (W)spec->experts);
+    if (!loss) return;
+    W *total = sums + blocks * classes;
+    memset(total, 0, classes * sizeof *total);
+    kernel_add_partials(total, sums, blocks, classes);
+    loss[1] += share[0] * auxiliary_loss(count, total, rows, spec);
+}
+
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal
+ * for all rows; NULL: zero) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
+ * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
+static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, const W *restrict p, const int32_t *restrict index,
+    const W *restrict pull, int64_t classes, const RouterSpec *spec) {
+    W chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
+    for (int64_t j = 0; d_gate && j < spec->k; j++) {
+        chosen += p[index[j]];
+        gate_dot += d_gate[j] * p[index[j]];
+    }
+    if (d_gate && spec->renormalise) {
+        scale = 1 / chosen;
+        shift = gate_dot * scale;
+    } else {
+        dot = gate_dot;
+    }
+    if (pull) {
+#pragma omp simd reduction(+ : dot)
+        for (int64_t c = 0; c < classes; c++) dot += pull[c] * p[c];
+        for (int64_t c = 0; c < classes; c++) d_logits[c] = p[c] * (pull[c] - dot);
+    } else {
+        for (int64_t c = 0; c < classes; c++) d_logits[c] = -p[c] * dot;
+    }
+    for (int64_t j = 0; d_gate && j < spec->k; j++) d_logits[index[j]] += p[index[j]] * (d_gate[j] - shift) * scale;
+}
+
+CPU_OP(router_grad) {
+    const RouterSpec *spec = call->attributes;
+    const W *d_gate = call->in[0], *probabilities = call->in[1], *share = call->in[4];
+    const int32_t *index = call->in[2], *count = call->in[3];
+    W *d_logits = call->out[0], pull[ROUTER_MAX_CLASSES] = {0};
+    int64_t rows = call->in_shape[1][0], classes = call->in_shape[1][1], k = spec->k;
+    if (spec->auxiliary > 0) {
+        W scale = share[0] * (W)spec->auxiliary * spec->experts / ((W)rows * k * rows);
+        for (int64_t e = 0; e < spec->experts; e++) pull[e] = scale * count[e];
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++)
+        router_row_grad(d_logits + r * classes, d_gate ? d_gate + r * k : NULL, probabilities + r * classes, index + r * k,
+            spec->auxiliary > 0 ? pull : NULL, classes, spec);
+}

@@ -1,0 +1,329 @@
+/* The router of a mixture of experts. 32 lanes, a wave of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd class in registers (functions
+ * take their number as the constant `own`), so that softmax, choice and gates need shuffles only. Loads are integers counted per block of rows; sums of
+ * probabilities are added in row order within a group of lanes, then over groups, then over blocks, all in fixed order. */
+#include "backend/gpu/gpu.h"
+
+enum {
+    THREADS = 256,
+    LANES = 32, /* that share a row */
+    GROUPS = THREADS / LANES,
+    ROWS = 64,             /* of a block of the forward pass */
+    OWN = 16,              /* most classes of a lane */
+    CLASSES = LANES * OWN, /* the most there can be */
+};
+
+/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without auxiliary loss, counts outside training. */
+typedef struct RouterArguments {
+    const float GLOBAL *logits, *bias;
+    int32_t GLOBAL *index, *counts;
+    float GLOBAL *gate, *probabilities, *sums;
+    int32_t rows, blocks, classes, k, renormalise;
+} RouterArguments;
+
+/* From the blocks' counts and sums to the totals of each class, and to the gradient of the biases (NULL: none). */
+typedef struct RouterTotalsArguments {
+    const int32_t GLOBAL *counts;
+    const float GLOBAL *sums, *share;
+    int32_t GLOBAL *count;
+    float GLOBAL *total, *bias_gradient;
+    int32_t rows, blocks, classes, experts, k;
+} RouterTotalsArguments;
+
+typedef struct RouterLossArguments {
+    const int32_t GLOBAL *count;
+    const float GLOBAL *total, *share;
+    float GLOBAL *loss;
+    float scale; /* auxiliary * experts / (rows * k * rows) */
+    int32_t experts;
+} RouterLossArguments;
+
+/* `d_gate` may be NULL: zeros. `scale` as above, 0 without auxiliary loss. */
+typedef struct RouterGradArguments {
+    const float GLOBAL *d_gate, *probabilities, *share;
+    const int32_t GLOBAL *index, *count;
+    float GLOBAL *d_logits;
+    float scale;
+    int32_t rows, classes, experts, k, renormalise;
+} RouterGradArguments;
+
+#ifdef GPU_DEVICE
+
+INLINE int lane_of_row(void) { return thread_id() % LANES; }
+/* What lane `from` of the same row holds. */
+INLINE float row_shuffle(float x, int from) { return shuffle_float(x, lane_id() / LANES * LANES + from); }
+
+INLINE float row_sum(float x) {
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+INLINE float row_max(float x) {
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
+    return x;
+}
+
+/* -- Forward ------------------------------------------------------------------------------------------------------- */
+
+/* p[i] = the probability of class i * LANES + lane; minus infinity in stands for no class. */
+INLINE void softmax(float *p, const int own) {
+    float top = p[0], sum = 0;
+    UNROLL for (int i = 1; i < own; i++) top = __builtin_fmaxf(top, p[i]);
+    top = row_max(top);
+    UNROLL for (int i = 0; i < own; i++) {
+        p[i] = fast_exp(p[i] - top);
+        sum += p[i];
+    }
+    float share = 1 / row_sum(sum);
+    UNROLL for (int i = 0; i < own; i++) p[i] *= share;
+}
+
+/* The class of the highest score of the row, the lower one of equals; class 0 where every score is NaN. */
+INLINE int32_t best_class(const float *score, const int own) {
+    float top = -__builtin_inff();
+    int32_t best = 0;
+    UNROLL for (int i = 0; i < own; i++) if (score[i] > top) {
+        top = score[i];
+        best = i * LANES + lane_of_row();
+    }
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2) {
+        float other = shuffle_xor(top, mask);
+        int32_t class = (int32_t)shuffle(best, lane_id() ^ mask);
+        bool wins = other > top || (other == top && class < best);
+        top = wins ? other : top;
+        best = wins ? class : best;
+    }
+    return best;
+}
+
+/* Writes index and gate of a row and counts its choices; choice j is written, and renormalised, by lane j % LANES. */
+INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float *p, float *score, LOCAL int32_t *count, const int own) {
+    float sum = 0;
+    for (int32_t j = 0; j < a->k; j++) {
+        int32_t best = best_class(score, own);
+        float gate = 0;
+        UNROLL for (int i = 0; i < own; i++) if (best == i * LANES + lane_of_row()) {
+            gate = p[i];
+            score[i] = -__builtin_inff();
+        }
+        gate = row_shuffle(gate, best % LANES);
+        sum += gate;
+        if (!there || lane_of_row() != j % LANES) continue;
+        a->index[r * a->k + j] = best;
+        a->gate[r * a->k + j] = gate;
+        __atomic_fetch_add(&count[best], 1, __ATOMIC_RELAXED);
+    }
+    if (!a->renormalise || !there) return;
+    for (int32_t j = lane_of_row(); j < a->k; j += LANES) a->gate[r * a->k + j] /= sum;
+}
+
+/* The groups' sums of each class, added in order of groups. */
+INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL float (*sums)[CLASSES], const int own) {
+    UNROLL for (int i = 0; i < own; i++) sums[thread_id() / LANES][i * LANES + lane_of_row()] = own_sums[i];
+    barrier();
+    for (int c = thread_id(); c < a->classes; c += THREADS) {
+        float sum = 0;
+        UNROLL for (int group = 0; group < GROUPS; group++) sum += sums[group][c];
+        a->sums[(int64_t)c * a->blocks + block_x()] = sum;
+    }
+}
+
+/* All rows of a block pass through, so that the lanes of a wave stay together: `there` tells which exist. */
+INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*sums)[CLASSES], const int own) {
+    float total[OWN], bias[OWN];
+    for (int c = thread_id(); c < a->classes; c += THREADS) count[c] = 0;
+    UNROLL for (int i = 0; i < own; i++) {
+        int c = i * LANES + lane_of_row();
+        total[i] = 0;
+        bias[i] = a->bias && c < a->classes ? a->bias[c] : 0;
+    }
+    barrier();
+    for (int step = 0; step < ROWS / GROUPS; step++) {
+        int64_t r = (int64_t)block_x() * ROWS + step * GROUPS + thread_id() / LANES;
+        bool there = r < a->rows;
+        float p[OWN], score[OWN];
+        UNROLL for (int i = 0; i < own; i++) {
+            int c = i * LANES + lane_of_row();
+            p[i] = there && c < a->classes ? a->logits[r * a->classes + c] : -__builtin_inff();
+        }
+        softmax(p, own);
+        UNROLL for (int i = 0; i < own; i++) {
+            int c = i * LANES + lane_of_row();
+            score[i] = c < a->classes ? p[i] + bias[i] : -__builtin_inff();
+            if (!there || c >= a->classes) continue;
+            a->probabilities[r * a->classes + c] = p[i];
+            total[i] += p[i];
+        }
+        choose(a, r, there, p, score, count, own);
+    }
+    barrier();
+    for (int c = thread_id(); a->counts && c < a->classes; c += THREADS) a->counts[(int64_t)c * a->blocks + block_x()] = count[c];
+    if (a->sums) store_sums(a, total, sums, own);
+}
+
+#define ROUTER(name, own)                                                                                                                  \
+    KERNEL(name, RouterArguments) {                                                                                                        \
+        static SHARED int32_t count[CLASSES];                                                                                              \
+        static SHARED float sums[GROUPS][CLASSES];                                                                                         \
+        route(&a, count, sums, own);                                                                                                       \
+    }
+ROUTER(router_32, 1)
+ROUTER(router_128, 4)
+ROUTER(router_512, 16)
+
+/* LANES lanes add the blocks of a class. */
+KERNEL(router_totals, RouterTotalsArguments) {
+    int32_t c = block_x() * GROUPS + thread_id() / LANES, own = c < a.classes ? c : a.classes - 1, count = 0;
+    float total = 0;
+    for (int32_t block = lane_of_row(); block < a.blocks; block += LANES) {
+        count += a.counts[(int64_t)own * a.blocks + block];
+        if (a.sums) total += a.sums[(int64_t)own * a.blocks + block];
+    }
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2) count += (int32_t)shuffle(count, lane_id() ^ mask);
+    total = row_sum(total);
+    if (c >= a.classes || lane_of_row() > 0) return;
+    a.count[c] = count;
+    if (a.sums) a.total[c] = total;
+    if (a.bias_gradient && c < a.experts) a.bias_gradient[c] += *a.share * ((float)count / ((float)a.rows * a.k) - 1 / (float)a.experts);
+}
+
+KERNEL(router_loss, RouterLossArguments) {
+    static SHARED float scratch[THREADS / WAVE];
+    float dot = 0;
+    for (int e = thread_id(); e < a.experts; e += THREADS) dot += (float)a.count[e] * a.total[e];
+    dot = block_sum(dot, scratch, THREADS);
+    if (thread_id() == 0) a.loss[1] += *a.share * a.scale * dot;
+}
+
+/* -- Backward ------------------------------------------------------------------------------------------------------ */
+
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal for all rows) plus one number
+ * for each of the chosen classes: d_gate, or, where gates are renormalised, (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter
+ * with p is zero. */
+INLINE void route_grad(const RouterGradArguments *a, const int own) {
+    int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
+    const float GLOBAL *probabilities = a->probabilities + row * a->classes, *d_gate = a->d_gate + row * a->k;
+    const int32_t GLOBAL *index = a->index + row * a->k;
+    float p[OWN], d[OWN], chosen = 0, gate_dot = 0, dot = 0, scale = 1, shift = 0;
+    UNROLL for (int i = 0; i < own; i++) {
+        int c = i * LANES + lane_of_row();
+        p[i] = c < a->classes ? probabilities[c] : 0;
+        d[i] = a->scale > 0 && c < a->experts ? *a->share * a->scale * (float)a->count[c] : 0;
+        dot += d[i] * p[i];
+    }
+    dot = row_sum(dot);
+    int32_t k = a->d_gate ? a->k : 0;
+    for (int32_t j = 0; j < k; j++) {
+        chosen += probabilities[index[j]];
+        gate_dot += d_gate[j] * probabilities[index[j]];
+    }
+    if (k > 0 && a->renormalise) {
+        scale = 1 / chosen;
+        shift = gate_dot * scale;
+    } else {
+        dot += gate_dot;
+    }
+    UNROLL for (int i = 0; i < own; i++) d[i] -= dot;
+    for (int32_t j = 0; j < k; j++) {
+        float add = (d_gate[j] - shift) * scale;
+        UNROLL for (int i = 0; i < own; i++) d[i] += index[j] == i * LANES + lane_of_row() ? add : 0;
+    }
+    UNROLL for (int i = 0; i < own; i++) {
+        int c = i * LANES + lane_of_row();
+        if (r < a->rows && c < a->classes) a->d_logits[r * a->classes + c] = p[i] * d[i];
+    }
+}
+
+KERNEL(router_grad_32, RouterGradArguments) { route_grad(&a, 1); }
+KERNEL(router_grad_128, RouterGradArguments) { route_grad(&a, 4); }
+KERNEL(router_grad_512, RouterGradArguments) { route_grad(&a, 16); }
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+#include "ops/router/router.h"
+
+LAUNCHER(router_32, RouterArguments)
+LAUNCHER(router_128, RouterArguments)
+LAUNCHER(router_512, RouterArguments)
+LAUNCHER(router_totals, RouterTotalsArguments)
+LAUNCHER(router_loss, RouterLossArguments)
+LAUNCHER(router_grad_32, RouterGradArguments)
+LAUNCHER(router_grad_128, RouterGradArguments)
+LAUNCHER(router_grad_512, RouterGradArguments)
+
+static float auxiliary_scale(const RouterSpec *spec, int64_t rows) {
+    return (float)(spec->auxiliary * (double)spec->experts / ((double)rows * (double)spec->k * (double)rows));
+}
+
+static int64_t gpu_scratch_router(const Graph *graph, const Node *node) {
+    int64_t classes = graph_columns(graph, node->in[0]), blocks = divide_up(graph_rows(graph, node->in[0]), ROWS);
+    return classes * (2 * blocks + 1) * (int64_t)sizeof(float);
+}
+
+/* The workspace: counts [classes, blocks], sums [classes, blocks], totals [classes]; all of 4 bytes. */
+GPU_OP(router, gpu_scratch_router) {
+    const RouterSpec *spec = call->attributes;
+    int64_t rows = call->in_shape[0][0], classes = call->in_shape[0][1], blocks = divide_up(rows, ROWS);
+    int32_t *count = call->out[3], *counts = call->workspace;
+    float *loss = call->out[5], *sums = (float *)(counts + classes * blocks), *total = sums + classes * blocks;
+    RouterArguments arguments = {.logits = call->in[0],
+        .bias = call->in[1],
+        .index = call->out[0],
+        .gate = call->out[1],
+        .probabilities = call->out[2],
+        .counts = count ? counts : NULL,
+        .sums = loss ? sums : NULL,
+        .rows = (int32_t)rows,
+        .blocks = (int32_t)blocks,
+        .classes = (int32_t)classes,
+        .k = (int32_t)spec->k,
+        .renormalise = spec->renormalise};
+    LaunchShape shape = {.x = blocks, .threads = THREADS};
+    if (classes <= 32) launch_router_32(call->device, shape, &arguments);
+    else if (classes <= 128) launch_router_128(call->device, shape, &arguments);
+    else launch_router_512(call->device, shape, &arguments);
+    if (!count) return;
+    RouterTotalsArguments totals = {.counts = counts,
+        .sums = arguments.sums,
+        .share = call->in[2],
+        .count = count,
+        .total = total,
+        .bias_gradient = call->out[4],
+        .rows = (int32_t)rows,
+        .blocks = (int32_t)blocks,
+        .classes = (int32_t)classes,
+        .experts = (int32_t)spec->experts,
+        .k = (int32_t)spec->k};
+    launch_router_totals(call->device, (LaunchShape){.x = divide_up(classes, GROUPS), .threads = THREADS}, &totals);
+    if (!loss) return;
+    RouterLossArguments losses = {.count = count,
+        .total = total,
+        .share = call->in[2],
+        .loss = loss,
+        .scale = auxiliary_scale(spec, rows),
+        .experts = (int32_t)spec->experts};
+    launch_router_loss(call->device, (LaunchShape){.x = 1, .threads = THREADS}, &losses);
+}
+
+GPU_OP(router_grad) {
+    const RouterSpec *spec = call->attributes;
+    int64_t rows = call->in_shape[1][0], classes = call->in_shape[1][1];
+    RouterGradArguments arguments = {.d_gate = call->in[0],
+        .probabilities = call->in[1],
+        .index = call->in[2],
+        .count = call->in[3],
+        .share = call->in[4],
+        .d_logits = call->out[0],
+        .scale = auxiliary_scale(spec, rows),
+        .rows = (int32_t)rows,
+        .classes = (int32_t)classes,
+        .experts = (int32_t)spec->experts,
+        .k = (int32_t)spec->k,
+        .renormalise = spec->renormalise};
+    LaunchShape shape = {.x = divide_up(rows, GROUPS), .threads = THREADS};
+    if (classes <= 32) launch_router_grad_32(call->device, shape, &arguments);
+    else if (classes <= 128) launch_router_grad_128(call->device, shape, &arguments);
+    else launch_router_grad_512(call->device, shape, &arguments);
+}
+
+#endif

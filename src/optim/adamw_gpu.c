@@ -1,0 +1,85 @@
+/* AdamW on a GPU (optim/adamw.c says which): one pass that reads master, gradient, momentum and variance once and writes three of them and the bf16
+ * weights, 30 bytes a parameter (14 where all of them are bf16) and nothing but memory to wait for. Owns no memory. */
+#include "optim/optim_gpu.h"
+
+typedef struct AdamwArguments {
+    const Chunk GLOBAL *chunks;
+    OptimArenas arenas;
+    AdamwRates rates[RATES_COUNT];
+} AdamwArguments;
+
+#ifdef GPU_DEVICE
+
+/* The rates in fp32 and the memory of one chunk. */
+typedef struct Update {
+    float scale, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_root_bias2, epsilon, keep;
+    OptimArenas arenas;
+    int64_t offset, inner, first;
+    uint32_t seed;
+} Update;
+
+INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, const AdamwRates *r) {
+    return (Update){
+        .scale = (float)r->scale,
+        .one_minus_beta1 = (float)(1 - r->beta1),
+        .beta2 = (float)r->beta2,
+        .one_minus_beta2 = (float)(1 - r->beta2),
+        .step_size = (float)r->step_size,
+        .inverse_root_bias2 = (float)r->inverse_root_bias2,
+        .epsilon = (float)r->epsilon,
+        .keep = (float)r->keep,
+        .arenas = *arenas,
+        .offset = chunk->offset,
+        .inner = chunk->inner,
+        .first = chunk->first,
+        .seed = optim_noise_seed(chunk->key, arenas->step),
+    };
+}
+
+/* The elements i .. i + unit - 1. */
+INLINE void update(const Update *u, int64_t i, bool narrow, int unit) {
+    const OptimArenas *a = &u->arenas;
+    int64_t at = u->offset + i;
+    f32x4 p = load_kept(a->master, at, narrow, unit), g = load_kept(a->gradients, at, narrow, unit) * u->scale;
+    f32x4 m = load_kept(a->momentum, at, narrow, unit), v = load_kept(a->variance, u->inner + i, narrow, unit);
+    m += (g - m) * u->one_minus_beta1;
+    v = v * u->beta2 + g * g * u->one_minus_beta2;
+    p *= u->keep;
+    UNROLL for (int j = 0; j < unit; j++) p[j] -= u->step_size * m[j] / (__builtin_sqrtf(v[j]) * u->inverse_root_bias2 + u->epsilon);
+    u32x4 of_weights = 0, of_state = 0;
+    if (narrow) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
+    store_kept(a->master, at, p, of_weights, narrow, unit);
+    store_kept(a->momentum, at, m, of_state, narrow, unit);
+    store_kept(a->variance, u->inner + i, v, of_state >> 16, narrow, unit);
+    if (!a->weights) return;
+    if (narrow) store_kept(a->weights, at, p, of_weights, true, unit);
+    else store4_narrow(a->weights + at, p, unit);
+}
+
+INLINE void update_chunk(const AdamwArguments *a, bool narrow) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    Update u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
+    int64_t fours = chunk_fours(chunk), i;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, narrow, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, narrow, 1);
+}
+
+KERNEL(adamw, AdamwArguments) { update_chunk(&a, false); }
+KERNEL(adamw_narrow, AdamwArguments) { update_chunk(&a, true); }
+
+#else
+
+#include <string.h>
+
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(adamw, AdamwArguments)
+LAUNCHER(adamw_narrow, AdamwArguments)
+
+void gpu_adamw(Device *device, const Chunk *chunks, int64_t count, const OptimArenas *arenas, const AdamwRates rates[RATES_COUNT]) {
+    AdamwArguments arguments = {.chunks = chunks, .arenas = *arenas};
+    memcpy(arguments.rates, rates, sizeof arguments.rates);
+    (arenas->narrow ? launch_adamw_narrow : launch_adamw)(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &arguments);
+}
+
+#endif

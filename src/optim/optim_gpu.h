@@ -1,0 +1,112 @@
+/* The optimizer's passes on a GPU, with one block of OPTIM_THREADS for each chunk: what src/optim calls on the host, and below it what the kernels
+ * of squares.c, adamw.c and muon.c share. The formulas are those of optim/kernel_template.h, in fp32, with sums of squares in double. Owns no
+ * memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create has put there. */
+#pragma once
+
+#include "backend/gpu/gpu.h"
+#include "optim/chunk.h"
+
+enum { OPTIM_THREADS = 256 };
+
+/* fp32 but for the weights, or where `narrow` all bf16; `variance` has its own offsets (Chunk.inner), the others share theirs. */
+typedef struct OptimArenas {
+    void GLOBAL *master;
+    bf16 GLOBAL *weights; /* NULL: the master weights serve */
+    const void GLOBAL *gradients;
+    void GLOBAL *momentum, *variance;
+    int64_t step;
+    bool narrow;
+} OptimArenas;
+
+/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
+typedef struct MuonGroup {
+    OptimArenas arenas;
+    const Chunk GLOBAL *chunks; /* of these matrices alone */
+    double GLOBAL *partials;    /* one for each chunk */
+    double GLOBAL *norms;       /* one for each matrix */
+    bf16 GLOBAL *x;             /* the first matrix's direction, 16-byte aligned */
+    int64_t stride;             /* elements from one direction to the next, a multiple of 8 */
+    int64_t matrices, chunks_each;
+    int32_t first_matrix;  /* index in the list of matrices */
+    float momentum, scale; /* what the momentum keeps; what gradients are multiplied by */
+    float keep, rate;      /* p = keep p - rate x */
+} MuonGroup;
+
+#ifndef GPU_DEVICE
+
+#include "device/device.h"
+
+/* *norm = sqrt of the sum of squares of `gradients` (fp32, or bf16 where narrow) over `count` chunks. `partials` takes a double for each chunk. */
+void gpu_gradient_norm(
+    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool narrow, double *partials, double *norm);
+/* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count. */
+void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms);
+
+/* The whole AdamW update of `count` chunks, `rates` by RateGroup. */
+void gpu_adamw(Device *device, const Chunk *chunks, int64_t count, const OptimArenas *arenas, const AdamwRates rates[RATES_COUNT]);
+
+/* m = momentum m + scale g, and x = u / |u| of u = scale g + momentum m, matrix by matrix. */
+void gpu_muon_load(Device *device, const MuonGroup *group);
+/* Adds `identity` times I to `count` matrices linear gram + quadratic gram^2, which stand in `square` in bf16. Diagonals are made anew from the rows
+ * of gram, so that they too are rounded once. Both are order x order, matrices `stride` elements apart. */
+void gpu_muon_add_identity(Device *device, const bf16 *gram, bf16 *square, int64_t order, int64_t count, int64_t stride, double identity,
+    double linear, double quadratic);
+/* p = keep p - rate x, weights included. */
+void gpu_muon_apply(Device *device, const MuonGroup *group);
+
+#else
+
+#include "backend/gpu/vector.h"
+
+/* A thread walks its chunk four elements at a time (vector.h's unit) where the chunk starts at a multiple of four, as most do; what is left goes one
+ * by one. How many elements go by fours: */
+INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->offset | chunk->inner) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
+
+enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */
+
+/* Elements of an arena that is bf16 or fp32, which is a constant in every kernel. */
+INLINE f32x4 load_kept(const void GLOBAL *arena, int64_t at, bool narrow, int unit) {
+    return narrow ? load4_narrow((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
+}
+
+/* Rounds by chance where narrow: `noise` holds the bits. */
+INLINE void store_kept(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool narrow, int unit) {
+    if (!narrow) {
+        store4_wide((float GLOBAL *)arena + at, x, unit);
+        return;
+    }
+    u32x4 bits = __builtin_bit_cast(u32x4, x);
+    UNROLL for (int i = 0; i < unit; i++) bits[i] = optim_round(bits[i], noise[i]);
+    bf16 GLOBAL *to = (bf16 GLOBAL *)arena + at;
+    if (unit == 1) *to = (bf16)bits.x;
+    else *(u32x2 GLOBAL *)to = (u32x2){bits.x | bits.y << 16, bits.z | bits.w << 16};
+}
+
+/* Of the elements of a parameter from `element` on. */
+INLINE u32x4 noise_of(uint32_t seed, int64_t element) {
+    u32x4 noise;
+    UNROLL for (int i = 0; i < 4; i++) noise[i] = optim_noise(seed, element + i);
+    return noise;
+}
+
+INLINE double add_squares(double sum, f32x4 x) {
+    UNROLL for (int i = 0; i < 4; i++) sum += (double)x[i] * (double)x[i];
+    return sum;
+}
+
+/* The sum over the block, in thread 0: lanes by a fixed tree, then waves in order. Once per kernel. */
+INLINE double block_sum_double(double x) {
+    static SHARED double sums[OPTIM_THREADS / WAVE];
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) {
+        u32x2 words = __builtin_bit_cast(u32x2, x);
+        words = (u32x2){shuffle(words.x, lane_id() ^ mask), shuffle(words.y, lane_id() ^ mask)};
+        x += __builtin_bit_cast(double, words);
+    }
+    if (lane_id() == 0) sums[wave_id()] = x;
+    barrier();
+    x = 0;
+    UNROLL for (int i = 0; i < OPTIM_THREADS / WAVE; i++) x += sums[i];
+    return x;
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* Parameters, gradients and optimizer state that are kept in bf16 (precision pure_bf16): a block of elements is widened to fp32, goes through the same kernels as
+ * any other, and is rounded back by chance (optim_round), with different bits of noise for the weight and its state. Called for each chunk of a narrow segment
+ * on the CPU, by adamw.c, muon.c and optimizer.c; the GPU's kernels do the same in registers. Owns no memory. */
+#include "base/bf16.h"
+#include "optim/optim_internal.h"
+
+enum { BLOCK = 1024 };
+
+static int64_t block_of(int64_t left) { return left < BLOCK ? left : BLOCK; }
+
+static void widen_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = bf16_widen(from[i]);
+}
+
+static uint16_t round_one(float x, uint32_t noise) {
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
+    return (uint16_t)optim_round(u.bits, noise);
+}
+
+/* `element` is the block's first of its parameter. `shift` chooses 16 bits of the noise. */
+static void round_block(uint16_t *restrict to, const float *restrict from, int64_t count, uint32_t seed, int64_t element, int shift) {
+    for (int64_t i = 0; i < count; i++) to[i] = round_one(from[i], optim_noise(seed, element + i) >> shift);
+}
+
+void narrow_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
+    uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance) {
+    float p[BLOCK], g[BLOCK], m[BLOCK], v[BLOCK];
+    uint16_t ignored[BLOCK];
+    for (int64_t first = 0; first < chunk->count; first += BLOCK) {
+        int64_t count = block_of(chunk->count - first), element = chunk->first + first;
+        widen_block(p, master + first, count);
+        widen_block(g, gradient + first, count);
+        widen_block(m, momentum + first, count);
+        widen_block(v, variance + first, count);
+        kernels->adamw(rates, count, p, ignored, g, m, v);
+        round_block(master + first, p, count, seed, element, 0);
+        round_block(momentum + first, m, count, ~seed, element, 0);
+        round_block(variance + first, v, count, ~seed, element, 16);
+        for (int64_t i = first; i < first + count && weights != master; i++) weights[i] = master[i];
+    }
+}
+
+double narrow_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient) {
+    float g[BLOCK];
+    double sum = 0;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int64_t block = block_of(count - first);
+        widen_block(g, gradient + first, block);
+        sum += kernels->sum_squares(block, g);
+    }
+    return sum;
+}
+
+double narrow_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
+    const uint16_t *gradient) {
+    float m[BLOCK], g[BLOCK];
+    double sum = 0;
+    for (int64_t first = 0; first < chunk->count; first += BLOCK) {
+        int64_t count = block_of(chunk->count - first);
+        widen_block(m, momentum + first, count);
+        widen_block(g, gradient + first, count);
+        sum += kernels->momentum(decay, scale, count, m, g);
+        round_block(momentum + first, m, count, ~seed, chunk->first + first, 0);
+    }
+    return sum;
+}
+
+void narrow_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
+    const uint16_t *momentum, const uint16_t *gradient) {
+    float m[BLOCK], g[BLOCK];
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int64_t block = block_of(count - first);
+        widen_block(m, momentum + first, block);
+        widen_block(g, gradient + first, block);
+        kernels->direction(decay, scale, factor, block, x + first, m, g);
+    }
+}
+
+void narrow_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
+    uint16_t *weights, const uint16_t *x) {
+    float p[BLOCK];
+    uint16_t ignored[BLOCK];
+    for (int64_t first = 0; first < chunk->count; first += BLOCK) {
+        int64_t count = block_of(chunk->count - first);
+        widen_block(p, master + first, count);
+        kernels->apply(keep, rate, count, p, ignored, x + first);
+        round_block(master + first, p, count, seed, chunk->first + first, 0);
+        for (int64_t i = first; i < first + count && weights != master; i++) weights[i] = master[i];
+    }
+}

@@ -1,0 +1,68 @@
+/* Norms over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a chunk in double; then one block for
+ * each norm adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the threads' sums by a tree: bits depend on the list of chunks
+ * alone. Reads every gradient once: 4 bytes a parameter, or 2. Owns no memory. */
+#include "optim/optim_gpu.h"
+
+enum { SUMS_AHEAD = 8 }; /* loads in flight of a thread */
+
+typedef struct SquaresArguments {
+    const Chunk GLOBAL *chunks;
+    const void GLOBAL *gradients;
+    double GLOBAL *partials;
+} SquaresArguments;
+typedef struct NormsArguments {
+    const double GLOBAL *partials;
+    double GLOBAL *norms;
+    int64_t each;
+} NormsArguments;
+
+#ifdef GPU_DEVICE
+
+INLINE void sum_chunk(const SquaresArguments *a, bool narrow) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    int64_t fours = chunk_fours(chunk), i;
+    double sum = 0;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load_kept(a->gradients, chunk->offset + i, narrow, 4));
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS)
+        sum = add_squares(sum, load_kept(a->gradients, chunk->offset + i, narrow, 1));
+    sum = block_sum_double(sum);
+    if (thread_id() == 0) a->partials[block_x()] = sum;
+}
+
+KERNEL(squares, SquaresArguments) { sum_chunk(&a, false); }
+KERNEL(squares_narrow, SquaresArguments) { sum_chunk(&a, true); }
+
+KERNEL(norms, NormsArguments) {
+    const double GLOBAL *from = a.partials + block_x() * a.each;
+    int64_t i = thread_id();
+    double sum = 0;
+    for (; i + (SUMS_AHEAD - 1) * OPTIM_THREADS < a.each; i += SUMS_AHEAD * OPTIM_THREADS) {
+        double x[SUMS_AHEAD];
+        UNROLL for (int k = 0; k < SUMS_AHEAD; k++) x[k] = from[i + k * OPTIM_THREADS];
+        UNROLL for (int k = 0; k < SUMS_AHEAD; k++) sum += x[k];
+    }
+    for (; i < a.each; i += OPTIM_THREADS) sum += from[i];
+    sum = block_sum_double(sum);
+    if (thread_id() == 0) a.norms[block_x()] = __builtin_sqrt(sum);
+}
+
+#else
+
+#include "backend/gpu/kernel_launch.h"
+
+LAUNCHER(squares, SquaresArguments)
+LAUNCHER(squares_narrow, SquaresArguments)
+LAUNCHER(norms, NormsArguments)
+
+void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms) {
+    launch_norms(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(NormsArguments){partials, norms, each});
+}
+
+void gpu_gradient_norm(
+    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool narrow, double *partials, double *norm) {
+    LaunchShape shape = {.x = count, .threads = OPTIM_THREADS};
+    (narrow ? launch_squares_narrow : launch_squares)(device, shape, &(SquaresArguments){chunks, gradients, partials});
+    gpu_norms_of_partials(device, count, 1, partials, norm);
+}
+
+#endif

@@ -1,0 +1,496 @@
+/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table; then the most frequent
+ * pair of adjacent symbols becomes a token, again and again. Counts of pairs are kept up to date: a merge touches only the words that hold
+ * its pair. A heap gives the next pair; an entry whose count is out of date goes back with the right one. Pairs that count alike are taken
+ * by their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns
+ * everything until tokenizer_trainer_free. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "token/token_internal.h"
+
+enum { END_OF_TEXT = 0, FIRST_BYTE = 1, CHUNK = 1 << 22, WORDS_LIMIT = INT32_MAX };
+
+/* A list of numbers that grows. */
+typedef struct Places {
+    uint32_t *items;
+    uint32_t count, capacity;
+} Places;
+
+typedef struct Candidate {
+    int64_t count;
+    uint64_t pair;
+    Places words; /* that may hold it */
+} Candidate;
+
+/* Words by their bytes; the id in the map is the index of the count. */
+typedef struct WordCounts {
+    TokenMap words;
+    int64_t *counts;
+    size_t capacity;
+} WordCounts;
+
+struct TokenizerTrainer {
+    TokenizerTraining options;
+    const KnownPattern *pattern;
+    Regex *regex;
+    WordCounts total;
+
+    /* While learning: symbols of all words, end to end. */
+    int32_t *symbols;
+    size_t *start;
+    uint32_t *length;
+    PairMap pairs; /* pair to index into pair_count */
+    int64_t *pair_count;
+    size_t pair_capacity;
+    Candidate *heap;
+    size_t heap_count, heap_capacity;
+
+    TokenMap spelled; /* tokens as bytes */
+    Span *token;      /* their bytes; owned, except of <|endoftext|> */
+    int32_t token_count;
+    uint64_t *merges; /* left << 32 | right */
+    size_t merge_count, merge_capacity;
+};
+
+/* -- Counting words ------------------------------------------------------------------------------------------------ */
+
+static void count_word(WordCounts *counts, const char *bytes, size_t size, int64_t times) {
+    int32_t index = token_map_get(&counts->words, bytes, size);
+    if (index == TOKEN_NONE) {
+        index = (int32_t)counts->words.count;
+        token_map_put(&counts->words, bytes, size, index);
+        if ((size_t)index >= counts->capacity) {
+            counts->capacity = counts->capacity * 2 + 1024;
+            counts->counts = memory_resize(counts->counts, counts->capacity * sizeof *counts->counts);
+        }
+        counts->counts[index] = 0;
+    }
+    counts->counts[index] += times;
+}
+
+static void free_counts(WordCounts *counts) {
+    token_map_free(&counts->words);
+    free(counts->counts);
+}
+
+static bool count_well_formed(const Regex *regex, RegexScratch *scratch, Span text, WordCounts *counts, Error *error) {
+    size_t at = 0, start, end;
+    while (at < text.size) {
+        int found = regex_find(regex, scratch, text.bytes, text.size, at, &start, &end, error);
+        if (found < 0) return false;
+        if (found == 0 || end == start) start = end = text.size;
+        if (start > at) count_word(counts, text.bytes + at, start - at, 1);
+        if (end > start) count_word(counts, text.bytes + start, end - start, 1);
+        at = end;
+    }
+    return true;
+}
+
+static bool count_chunk(const Regex *regex, Span text, WordCounts *counts, Error *error) {
+    RegexScratch *scratch = regex_scratch_open();
+    bool good = true;
+    for (size_t at = 0; good && at < text.size;) {
+        size_t size = text_well_formed(text.bytes + at, text.size - at);
+        good = count_well_formed(regex, scratch, (Span){text.bytes + at, size}, counts, error);
+        at += size;
+        size = text_ill_formed(text.bytes + at, text.size - at);
+        if (size > 0) count_word(counts, text.bytes + at, size, 1);
+        at += size;
+    }
+    regex_scratch_free(scratch);
+    return good;
+}
+
+static bool is_plain(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || byte == '.' || byte == ','; }
+
+/* Where a long text may be cut without changing a word: a line end between two letters. */
+static size_t chunk_end(Span text, size_t from) {
+    size_t at = from + CHUNK;
+    while (at < text.size) {
+        const char *newline = memchr(text.bytes + at, '\n', text.size - at);
+        if (!newline || newline + 1 == text.bytes + text.size) break;
+        if (is_plain(newline[-1]) && is_plain(newline[1])) return (size_t)(newline - text.bytes) + 1;
+        at = (size_t)(newline - text.bytes) + 1;
+    }
+    return text.size;
+}
+
+static void add_counts(WordCounts *total, const WordCounts *part) {
+    for (size_t i = 0; part->words.slots && i <= part->words.mask; i++) {
+        const TokenSlot *slot = &part->words.slots[i];
+        if (slot->id != TOKEN_NONE) count_word(total, part->words.pool.bytes + slot->at, slot->length, part->counts[slot->id]);
+    }
+}
+
+bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t length, Error *error) {
+    bool good = true;
+    for (size_t at = 0; good && at < length;) {
+        enum { TOGETHER = 64 };
+        Span chunks[TOGETHER];
+        int count = 0;
+        for (; count < TOGETHER && at < length; count++) {
+            size_t end = chunk_end((Span){text, length}, at);
+            chunks[count] = (Span){text + at, end - at};
+            at = end;
+        }
+        WordCounts parts[TOGETHER] = {0};
+        Error errors[TOGETHER] = {0};
+#pragma omp parallel for schedule(dynamic) if (count > 1)
+        for (int i = 0; i < count; i++) count_chunk(trainer->regex, chunks[i], &parts[i], &errors[i]);
+        for (int i = 0; i < count; i++) {
+            if (good && errors[i].code != ERROR_NONE) {
+                *error = errors[i];
+                good = false;
+            }
+            if (good) add_counts(&trainer->total, &parts[i]);
+            free_counts(&parts[i]);
+        }
+        if (good && trainer->total.words.count > WORDS_LIMIT / 2)
+            good = error_set(error, ERROR_DATA, "the text has more than %d different words; train on a part of it", WORDS_LIMIT / 2);
+    }
+    return good;
+}
+
+/* -- The heap of candidates ---------------------------------------------------------------------------------------- */
+
+static bool comes_before(const Candidate *left, const Candidate *right) {
+    return left->count != right->count ? left->count > right->count : left->pair < right->pair;
+}
+
+static void heap_push(TokenizerTrainer *trainer, Candidate candidate) {
+    if (trainer->heap_count == trainer->heap_capacity) {
+        trainer->heap_capacity = trainer->heap_capacity * 2 + 1024;
+        trainer->heap = memory_resize(trainer->heap, trainer->heap_capacity * sizeof *trainer->heap);
+    }
+    size_t at = trainer->heap_count++;
+    for (; at > 0 && comes_before(&candidate, &trainer->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        trainer->heap[at] = trainer->heap[(at - 1) / 2];
+    trainer->heap[at] = candidate;
+}
+
+static Candidate heap_pop(TokenizerTrainer *trainer) {
+    Candidate *heap = trainer->heap, top = heap[0], last = heap[--trainer->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = at * 2 + 1) < trainer->heap_count; at = child) {
+        if (child + 1 < trainer->heap_count && comes_before(&heap[child + 1], &heap[child])) child++;
+        if (!comes_before(&heap[child], &last)) break;
+        heap[at] = heap[child];
+    }
+    if (trainer->heap_count > 0) heap[at] = last;
+    return top;
+}
+
+/* -- Learning ------------------------------------------------------------------------------------------------------ */
+
+static void append_place(Places *places, uint32_t word) {
+    if (places->count > 0 && places->items[places->count - 1] == word) return;
+    if (places->count == places->capacity) {
+        places->capacity = places->capacity * 2 + 4;
+        places->items = memory_resize(places->items, places->capacity * sizeof *places->items);
+    }
+    places->items[places->count++] = word;
+}
+
+static int64_t *count_of(TokenizerTrainer *trainer, uint64_t pair) {
+    uint64_t *index = pair_map_put(&trainer->pairs, pair);
+    if (*index == PAIR_NONE) {
+        *index = trainer->pairs.count - 1;
+        if (*index >= trainer->pair_capacity) {
+            trainer->pair_capacity = trainer->pair_capacity * 2 + 4096;
+            trainer->pair_count = memory_resize(trainer->pair_count, trainer->pair_capacity * sizeof *trainer->pair_count);
+        }
+        trainer->pair_count[*index] = 0;
+    }
+    return &trainer->pair_count[*index];
+}
+
+/* Pairs that one step found, with the words that hold them. */
+typedef struct Found {
+    PairMap index;
+    uint64_t *pairs;
+    Places *words;
+    size_t count, capacity;
+} Found;
+
+static void note_found(Found *found, uint64_t pair, uint32_t word) {
+    uint64_t *index = pair_map_put(&found->index, pair);
+    if (*index == PAIR_NONE) {
+        if (found->count == found->capacity) {
+            found->capacity = found->capacity * 2 + 64;
+            found->pairs = memory_resize(found->pairs, found->capacity * sizeof *found->pairs);
+            found->words = memory_resize(found->words, found->capacity * sizeof *found->words);
+        }
+        *index = found->count;
+        found->pairs[found->count] = pair;
+        found->words[found->count++] = (Places){0};
+    }
+    append_place(&found->words[*index], word);
+}
+
+/* Found pairs become candidates, their words with them. */
+static void push_found(TokenizerTrainer *trainer, Found *found) {
+    for (size_t i = 0; i < found->count; i++) {
+        int64_t count = *count_of(trainer, found->pairs[i]);
+        if (count > 0) heap_push(trainer, (Candidate){count, found->pairs[i], found->words[i]});
+        else free(found->words[i].items);
+    }
+    pair_map_free(&found->index);
+    free(found->pairs);
+    free(found->words);
+    *found = (Found){0};
+}
+
+static void add_token(TokenizerTrainer *trainer, const char *bytes, size_t size) {
+    char *copy = memory_allocate(size);
+    memcpy(copy, bytes, size);
+    token_map_put(&trainer->spelled, bytes, size, trainer->token_count);
+    trainer->token[trainer->token_count++] = (Span){copy, size};
+}
+
+/* Bytes get their ids in the order of the characters that they are written as. */
+static void add_bytes(TokenizerTrainer *trainer, int32_t byte_id[BYTES]) {
+    for (uint32_t character = 0; trainer->token_count < FIRST_BYTE + BYTES; character++)
+        for (int byte = 0; byte < BYTES; byte++) {
+            if (text_byte_character(byte) != character) continue;
+            byte_id[byte] = trainer->token_count;
+            add_token(trainer, &(char){(char)byte}, 1);
+        }
+}
+
+/* Words become symbols, and all their pairs are counted. */
+static void lay_out(TokenizerTrainer *trainer) {
+    const TokenMap *words = &trainer->total.words;
+    int32_t byte_id[BYTES];
+    Found found = {0};
+    size_t at = 0;
+    trainer->token = memory_allocate((size_t)trainer->options.vocabulary * sizeof *trainer->token);
+    trainer->token[trainer->token_count++] = (Span){"<|endoftext|>", 13};
+    token_map_put(&trainer->spelled, "<|endoftext|>", 13, END_OF_TEXT);
+    add_bytes(trainer, byte_id);
+    trainer->symbols = memory_allocate(words->pool.size * sizeof *trainer->symbols);
+    trainer->start = memory_allocate(words->count * sizeof *trainer->start);
+    trainer->length = memory_allocate(words->count * sizeof *trainer->length);
+    for (size_t i = 0; words->slots && i <= words->mask; i++) {
+        const TokenSlot *slot = &words->slots[i];
+        if (slot->id == TOKEN_NONE) continue;
+        int32_t *symbols = trainer->symbols + at;
+        trainer->start[slot->id] = at;
+        trainer->length[slot->id] = slot->length;
+        for (uint32_t j = 0; j < slot->length; j++) symbols[j] = byte_id[(unsigned char)words->pool.bytes[slot->at + j]];
+        for (uint32_t j = 0; j + 1 < slot->length; j++) {
+            uint64_t pair = pair_key((uint32_t)symbols[j], (uint32_t)symbols[j + 1]);
+            *count_of(trainer, pair) += trainer->total.counts[slot->id];
+            note_found(&found, pair, (uint32_t)slot->id);
+        }
+        at += slot->length;
+    }
+    push_found(trainer, &found);
+}
+
+static void change(TokenizerTrainer *trainer, Found *found, int32_t left, int32_t right, int64_t times, uint32_t word) {
+    uint64_t pair = pair_key((uint32_t)left, (uint32_t)right);
+    *count_of(trainer, pair) += times;
+    if (times > 0) note_found(found, pair, word);
+}
+
+/* Replaces the pair in one word, from left to right. */
+static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left, int32_t right, int32_t joined, Found *found) {
+    int32_t *symbols = trainer->symbols + trainer->start[word];
+    uint32_t length = trainer->length[word], kept = 0;
+    int64_t times = trainer->total.counts[word];
+    for (uint32_t i = 0; i < length; kept++) {
+        if (i + 1 >= length || symbols[i] != left || symbols[i + 1] != right) {
+            symbols[kept] = symbols[i++];
+            continue;
+        }
+        if (kept > 0) {
+            change(trainer, found, symbols[kept - 1], left, -times, word);
+            change(trainer, found, symbols[kept - 1], joined, times, word);
+        }
+        if (i + 2 < length) {
+            change(trainer, found, right, symbols[i + 2], -times, word);
+            change(trainer, found, joined, symbols[i + 2], times, word);
+        }
+        symbols[kept] = joined;
+        i += 2;
+    }
+    trainer->length[word] = kept;
+}
+
+/* The token that two make: it may be there already, made of other parts. */
+static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
+    Buffer bytes = {0};
+    buffer_append(&bytes, trainer->token[left].bytes, trainer->token[left].size);
+    buffer_append(&bytes, trainer->token[right].bytes, trainer->token[right].size);
+    int32_t id = token_map_get(&trainer->spelled, bytes.bytes, bytes.size);
+    if (id == TOKEN_NONE) {
+        id = trainer->token_count;
+        add_token(trainer, bytes.bytes, bytes.size);
+    }
+    free(bytes.bytes);
+    return id;
+}
+
+static void note_merge(TokenizerTrainer *trainer, uint64_t pair) {
+    if (trainer->merge_count == trainer->merge_capacity) {
+        trainer->merge_capacity = trainer->merge_capacity * 2 + 1024;
+        trainer->merges = memory_resize(trainer->merges, trainer->merge_capacity * sizeof *trainer->merges);
+    }
+    trainer->merges[trainer->merge_count++] = pair;
+}
+
+static void learn(TokenizerTrainer *trainer) {
+    while (trainer->token_count < trainer->options.vocabulary && trainer->heap_count > 0) {
+        Candidate top = heap_pop(trainer);
+        int64_t count = *count_of(trainer, top.pair);
+        if (count != top.count) {
+            top.count = count;
+            heap_push(trainer, top);
+            continue;
+        }
+        if (count < trainer->options.minimum_count) {
+            free(top.words.items);
+            break;
+        }
+        Found found = {0};
+        int32_t left = (int32_t)(top.pair >> 32), right = (int32_t)(uint32_t)top.pair, joined = join(trainer, left, right);
+        note_merge(trainer, top.pair);
+        for (uint32_t i = 0; i < top.words.count; i++) merge_in_word(trainer, top.words.items[i], left, right, joined, &found);
+        push_found(trainer, &found);
+        free(top.words.items);
+    }
+}
+
+/* -- The file ------------------------------------------------------------------------------------------------------ */
+
+/* A token in GPT-2's alphabet, with a zero behind it. */
+static void spell(Buffer *text, Span token) {
+    for (size_t i = 0; i < token.size; i++) {
+        char character[4];
+        buffer_append(text, character, text_put_character(text_byte_character((unsigned char)token.bytes[i]), character));
+    }
+}
+
+static json_t *spelled_vocabulary(const TokenizerTrainer *trainer) {
+    json_t *vocabulary = json_object();
+    json_object_set_new(vocabulary, trainer->token[END_OF_TEXT].bytes, json_integer(END_OF_TEXT));
+    for (int32_t i = FIRST_BYTE; i < trainer->token_count; i++) {
+        Buffer text = {0};
+        spell(&text, trainer->token[i]);
+        json_object_setn_new(vocabulary, text.bytes, text.size, json_integer(i));
+        free(text.bytes);
+    }
+    return vocabulary;
+}
+
+/* "left right": the form that all versions of the library read. */
+static json_t *spelled_merges(const TokenizerTrainer *trainer) {
+    json_t *merges = json_array();
+    for (size_t i = 0; i < trainer->merge_count; i++) {
+        Buffer text = {0};
+        spell(&text, trainer->token[trainer->merges[i] >> 32]);
+        buffer_append(&text, " ", 1);
+        spell(&text, trainer->token[(uint32_t)trainer->merges[i]]);
+        json_array_append_new(merges, json_stringn(text.bytes, text.size));
+        free(text.bytes);
+    }
+    return merges;
+}
+
+static json_t *byte_level(bool use_regex) {
+    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", use_regex);
+}
+
+static json_t *pre_tokenizer(const TokenizerTrainer *trainer) {
+    if (strcmp(trainer->pattern->name, "gpt2") == 0) return byte_level(true);
+    return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence", "pretokenizers", "type", "Split", "pattern", "Regex",
+        trainer->pattern->json, "behavior", "Isolated", "invert", 0, byte_level(false));
+}
+
+static json_t *describe(const TokenizerTrainer *trainer) {
+    json_t *added = json_pack("[{s:i, s:s, s:b, s:b, s:b, s:b, s:b}]", "id", END_OF_TEXT, "content", trainer->token[END_OF_TEXT].bytes,
+        "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
+    json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout", "unk_token",
+        "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "vocab", spelled_vocabulary(trainer),
+        "merges", spelled_merges(trainer));
+    return json_pack("{s:s, s:n, s:n, s:o, s:n, s:o, s:n, s:o, s:o}", "version", "1.0", "truncation", "padding", "added_tokens", added,
+        "normalizer", "pre_tokenizer", pre_tokenizer(trainer), "post_processor", "decoder", byte_level(true), "model", model);
+}
+
+static bool write_file(const char *path, const json_t *root, Error *error) {
+    char *temporary = memory_format("%s.%ld.tmp", path, (long)getpid());
+    FILE *file = fopen(temporary, "wxe");
+    bool good =
+        file && json_dumpf(root, file, JSON_INDENT(1)) == 0 && fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int code = errno;
+    if (file && fclose(file) != 0 && good) {
+        code = errno;
+        good = false;
+    }
+    if (good && rename(temporary, path) != 0) {
+        code = errno;
+        good = false;
+    }
+    if (!good)
+        error_set(error, ERROR_DATA, "cannot write %s: %s; choose a folder that you may write to and that has space", path, strerror(code));
+    if (!good && file) unlink(temporary);
+    free(temporary);
+    return good;
+}
+
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
+
+TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Error *error) {
+    const KnownPattern *pattern = known_pattern(training->pattern);
+    if (!pattern || !pattern->json) {
+        error_set(error, ERROR_USAGE, "the pattern '%s' is not one to train with; name gpt2, llama3 or qwen", training->pattern);
+        return NULL;
+    }
+    if (training->vocabulary < FIRST_BYTE + BYTES || training->vocabulary > MAXIMUM_ID || training->minimum_count < 1) {
+        error_set(error, ERROR_USAGE,
+            "a vocabulary of %d with a minimum count of %" PRId64 " cannot be trained; give %d to %d ids and a count of at least 1",
+            training->vocabulary, training->minimum_count, FIRST_BYTE + BYTES, MAXIMUM_ID);
+        return NULL;
+    }
+    TokenizerTrainer *trainer = memory_allocate(sizeof *trainer);
+    trainer->options = *training;
+    trainer->pattern = pattern;
+    trainer->regex = regex_open(pattern->json, strlen(pattern->json), REGEX_ONIGURUMA, error);
+    if (trainer->regex) return trainer;
+    tokenizer_trainer_free(trainer);
+    return NULL;
+}
+
+bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error) {
+    if (trainer->total.words.count == 0) return error_set(error, ERROR_DATA, "there is no text to train on; name a file with text");
+    lay_out(trainer);
+    learn(trainer);
+    *learned = trainer->token_count;
+    json_t *root = describe(trainer);
+    bool good = root ? write_file(path, root, error) : error_set(error, ERROR_INTERNAL, "the vocabulary cannot be written as JSON");
+    json_decref(root);
+    return good;
+}
+
+void tokenizer_trainer_free(TokenizerTrainer *trainer) {
+    if (!trainer) return;
+    regex_free(trainer->regex);
+    free_counts(&trainer->total);
+    for (size_t i = 0; i < trainer->heap_count; i++) free(trainer->heap[i].words.items);
+    for (int32_t i = FIRST_BYTE; i < trainer->token_count; i++) free((char *)trainer->token[i].bytes);
+    free(trainer->symbols);
+    free(trainer->start);
+    free(trainer->length);
+    pair_map_free(&trainer->pairs);
+    free(trainer->pair_count);
+    free(trainer->heap);
+    token_map_free(&trainer->spelled);
+    free(trainer->token);
+    free(trainer->merges);
+    free(trainer);
+}

@@ -1,0 +1,213 @@
+/* What the files of the tokenizer share: hash tables, regular expressions, and the tokenizer itself as the readers (read_json.c,
+ * read_tiktoken.c) fill it and the encoder and decoder use it. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "token/tokenizer.h"
+
+enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, PAGE_BITS = 8, PAGES = 0x110000 >> PAGE_BITS, MAXIMUM_ID = 1 << 22 };
+
+/* -- Text (text.c) ------------------------------------------------------------------------------------------------- */
+
+typedef struct Buffer {
+    char *bytes;
+    size_t size, capacity;
+} Buffer;
+void buffer_append(Buffer *buffer, const char *bytes, size_t size);
+
+/* The length of the longest well-formed prefix (Unicode 15, table 3-7). */
+size_t text_well_formed(const char *text, size_t length);
+/* The length of the longest prefix in which no character is well-formed; `text` begins with an ill-formed one. */
+size_t text_ill_formed(const char *text, size_t length);
+/* The character at text[0..] of well-formed text; *size is its bytes. */
+uint32_t text_character(const char *text, size_t *size);
+size_t text_put_character(uint32_t character, char out[4]);
+bool text_is_space(uint32_t character);                       /* Unicode's White_Space */
+size_t text_spaces(const char *text, size_t length);          /* bytes of white space that it begins with */
+size_t text_trailing_spaces(const char *text, size_t length); /* that it ends with */
+
+/* GPT-2's alphabet: every byte as a printable character. */
+uint32_t text_byte_character(int byte);
+/* The bytes that a text in the alphabet stands for; false when it has another character. `out` holds `length` bytes. */
+bool text_from_alphabet(const char *text, size_t length, char *out, size_t *size);
+
+/* -- Hash tables (map.c) ------------------------------------------------------------------------------------------- */
+
+/* Byte strings to ids. The strings are copied. */
+typedef struct TokenSlot {
+    uint64_t hash;
+    size_t at;
+    uint32_t length;
+    int32_t id; /* TOKEN_NONE: free */
+} TokenSlot;
+typedef struct TokenMap {
+    TokenSlot *slots;
+    size_t mask, count;
+    Buffer pool;
+} TokenMap;
+bool token_map_put(TokenMap *map, const char *bytes, size_t length, int32_t id); /* false when it is there: nothing changes */
+int32_t token_map_get(const TokenMap *map, const char *bytes, size_t length);
+void token_map_free(TokenMap *map);
+
+/* Pairs of 32-bit numbers to 64-bit values. */
+typedef struct PairSlot { uint64_t key, value; } PairSlot;
+typedef struct PairMap {
+    PairSlot *slots;
+    unsigned shift;
+    size_t mask, count;
+} PairMap;
+#define PAIR_NONE UINT64_MAX /* no value, and no key */
+static inline uint64_t pair_key(uint32_t left, uint32_t right) { return (uint64_t)left << 32 | right; }
+static inline size_t pair_place(const PairMap *map, uint64_t key) { return (key * 0x9E3779B97F4A7C15u) >> map->shift; }
+static inline uint64_t pair_map_get(const PairMap *map, uint64_t key) {
+    if (!map->slots) return PAIR_NONE;
+    for (size_t i = pair_place(map, key);; i = (i + 1) & map->mask) {
+        if (map->slots[i].key == key) return map->slots[i].value;
+        if (map->slots[i].key == PAIR_NONE) return PAIR_NONE;
+    }
+}
+/* The value's place, PAIR_NONE when new; valid until the next put. */
+uint64_t *pair_map_put(PairMap *map, uint64_t key);
+void pair_map_free(PairMap *map);
+
+/* -- Regular expressions (regex.c) --------------------------------------------------------------------------------- */
+
+typedef struct Regex Regex;
+typedef struct RegexScratch RegexScratch; /* one per thread */
+typedef enum RegexSyntax {
+    REGEX_ONIGURUMA, /* of a tokenizer.json */
+    REGEX_RUST,      /* of tiktoken */
+} RegexSyntax;
+Regex *regex_open(const char *pattern, size_t length, RegexSyntax syntax, Error *error);
+void regex_free(Regex *regex);
+RegexScratch *regex_scratch_open(void);
+void regex_scratch_free(RegexScratch *scratch);
+/* The first match at or after `from` in well-formed text: 1 with its bounds, 0 for none, -1 with `error`. */
+int regex_find(
+    const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end, Error *error);
+
+typedef struct KnownPattern {
+    const char *name;
+    const char *json;     /* as model makers write it in tokenizer.json; NULL: not trained with */
+    const char *tiktoken; /* NULL: the same */
+} KnownPattern;
+const KnownPattern *known_pattern(const char *name); /* NULL when unknown */
+
+/* -- The tokenizer ------------------------------------------------------------------------------------------------- */
+
+typedef struct Span {
+    const char *bytes;
+    size_t size;
+} Span;
+
+typedef enum NormalKind { NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_FORM, NORMAL_STRIP } NormalKind;
+typedef struct NormalStep {
+    NormalKind kind;
+    Regex *regex;      /* NORMAL_REPLACE: this, or `text` when NULL */
+    Buffer text, with; /* what is replaced, and by what; NORMAL_PREPEND uses `text` */
+    int form;          /* NORMAL_FORM: utf8proc's options */
+    bool left, right;  /* NORMAL_STRIP */
+} NormalStep;
+
+typedef enum SplitKind { SPLIT_PATTERN, SPLIT_PREFIX_SPACE, SPLIT_METASPACE } SplitKind;
+typedef enum SplitBehavior { SPLIT_ISOLATED, SPLIT_REMOVED, SPLIT_CONTIGUOUS, SPLIT_WITH_PREVIOUS, SPLIT_WITH_NEXT } SplitBehavior;
+typedef enum PrependScheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER } PrependScheme;
+typedef struct SplitStep {
+    SplitKind kind;
+    Regex *regex; /* SPLIT_PATTERN: this, or `text` when NULL */
+    Buffer text;  /* a fixed pattern, or the character that stands for a space */
+    SplitBehavior behavior;
+    bool invert;
+    PrependScheme prepend; /* SPLIT_METASPACE */
+    bool split;
+} SplitStep;
+
+typedef struct AddedToken {
+    Buffer content;
+    int32_t id;
+    bool special, single_word, left_strip, right_strip, normalized;
+} AddedToken;
+
+/* A set of patterns; a pattern is an index into Tokenizer.added. */
+typedef struct Trie {
+    PairMap edges;    /* (node, byte) to node; node 0 is the root */
+    int32_t *pattern; /* by node; TOKEN_NONE: none ends here */
+    size_t nodes, capacity;
+    bool first[BYTES]; /* bytes that a pattern begins with */
+} Trie;
+
+struct Tokenizer {
+    char *path; /* for messages */
+    int32_t vocabulary;
+    int32_t end_of_text;
+
+    /* The model. Byte-level: words and tokens are raw bytes; else they are UTF-8. */
+    bool byte_level, byte_fallback, fuse_unknown, whole_words; /* whole_words: a word that is a token needs no merges */
+    int32_t unknown;
+    int32_t byte_id[BYTES];  /* byte-level: a byte's token; else its <0xXX>, which counts only with byte_fallback */
+    int32_t *pages[PAGES];   /* else: a character's token */
+    TokenMap words;          /* tokens of the model */
+    PairMap merges;          /* (left, right) to rank << 32 | id */
+    bool space_begins_words; /* no merge joins U+2581 to another character before it: text may be cut there */
+
+    TokenMap contents; /* all tokens as the file spells them */
+    AddedToken *added;
+    int32_t added_count;
+    Trie raw, normal; /* added tokens matched before and after normalisation */
+    NormalStep normals[STEPS];
+    SplitStep splits[STEPS];
+    int normal_count, split_count;
+    TokenIds before, after; /* the template */
+
+    /* Decoding, by id. */
+    Span *first, *rest; /* of the first token of a text, and of later ones; may be one array */
+    bool *special;
+    Buffer decoded; /* the spans' bytes */
+    int strip;
+};
+
+bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
+bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const char *pattern, Error *error);
+/* eos_token of a tokenizer_config.json's bytes, or TOKEN_NONE. */
+int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
+
+/* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the fields. */
+typedef struct Decoding {
+    bool fused, spaced; /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
+    bool byte_level;
+    Buffer metaspace;
+    bool metaspace_first; /* the first token of a text loses its spaces */
+    int replaces;
+    Buffer from[STEPS], to[STEPS];
+    bool byte_fallback;
+    int strip;
+} Decoding;
+void decoding_build(Tokenizer *tokenizer, const Decoding *decoding);
+
+/* Adds a token to both the model and the contents; ids are below MAXIMUM_ID. */
+bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error);
+/* Takes over the token's content. */
+void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token);
+void trie_add(Trie *trie, const char *bytes, size_t length, int32_t pattern);
+/* The longest pattern that text[0..] begins with, or TOKEN_NONE. */
+int32_t trie_match(const Trie *trie, const char *text, size_t length, size_t *matched);
+
+/* Applies all steps to well-formed text; the result is `text` itself or lies in `out` (`spare` is scratch). */
+bool normalize(const Tokenizer *tokenizer, RegexScratch *scratch, Span text, Buffer *out, Buffer *spare, Span *result, Error *error);
+
+/* -- Merging (merge.c) --------------------------------------------------------------------------------------------- */
+
+/* The symbols of one word while it is merged; reused from word to word. */
+typedef struct Merger {
+    int32_t *symbol;
+    uint64_t *pair; /* what the pair that begins here merges into: rank << 32 | id, or PAIR_NONE */
+    uint32_t *next, *previous;
+    uint64_t *heap; /* rank << 32 | place, the least first; stale entries are skipped */
+    size_t count, capacity, heap_count, heap_capacity;
+} Merger;
+void merge_word(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length, TokenIds *out);
+void merger_free(Merger *merger);

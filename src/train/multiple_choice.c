@@ -1,0 +1,174 @@
+/* Reads llm.c's evaluation files and scores models on them. A file lies in memory as it is (HellaSwag's 10,042 examples are 3.6 MB); examples point into
+ * it. A context with one ending is a sequence of its own whose targets are the ending's tokens alone, so the loss of the program is the ending's negative
+ * log likelihood. Called by `smelt eval`. */
+#include "train/multiple_choice.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+
+enum { MAGIC = 20240522, VERSION = 1, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, START = 65535, FILE_LIMIT = 1 << 30 };
+enum { AT_MAGIC, AT_VERSION, AT_EXAMPLES };
+enum { AT_START, AT_BYTES, AT_INDEX, AT_LABEL, AT_ENDINGS, EXAMPLE_HEADER };
+
+bool choices_is_file(const char *path) {
+    int32_t number = 0;
+    FILE *file = fopen(path, "rbe");
+    bool read_all = file && fread(&number, sizeof number, 1, file) == 1;
+    if (file) fclose(file);
+    return read_all && number == MAGIC;
+}
+
+/* -- One example ---------------------------------------------------------------------------------------------------- */
+
+/* What is left of a piece of the file, in uint16. */
+typedef struct Stream {
+    const uint16_t *at;
+    int64_t left;
+} Stream;
+
+static bool take_text(Stream *stream, ChoiceText *text) {
+    int64_t count = stream->left > 0 ? *stream->at : 0;
+    if (count < 1 || count >= stream->left) return false;
+    *text = (ChoiceText){stream->at + 1, count};
+    stream->at += 1 + count;
+    stream->left -= 1 + count;
+    return true;
+}
+
+static void note_text(Choices *choices, const ChoiceText *text) {
+    for (int64_t i = 0; i < text->count; i++)
+        if (text->tokens[i] > choices->max_token) choices->max_token = text->tokens[i];
+}
+
+static void note_example(Choices *choices, const ChoiceExample *example) {
+    note_text(choices, &example->context);
+    for (int i = 0; i < example->endings; i++) {
+        int64_t count = example->context.count + example->ending[i].count;
+        if (count > choices->longest) choices->longest = count;
+        note_text(choices, &example->ending[i]);
+    }
+}
+
+static const char *parse_header(const uint16_t *header, int64_t index, ChoiceExample *example) {
+    example->label = header[AT_LABEL];
+    example->endings = header[AT_ENDINGS];
+    if (header[AT_INDEX] != index) return "has another index";
+    if (example->endings < 2 || example->endings > CHOICES_ENDINGS) return "has fewer than 2 or more than 16 endings";
+    if (example->label >= example->endings) return "has a label that is none of its endings";
+    return NULL;
+}
+
+/* Takes the next example off the stream. Returns what is wrong with it, or NULL. */
+static const char *parse_example(Stream *stream, int64_t index, ChoiceExample *example) {
+    if (stream->left < EXAMPLE_HEADER) return "is not there: the file is truncated";
+    if (stream->at[AT_START] != START) return "does not begin with 65535";
+    int64_t length = stream->at[AT_BYTES] / 2;
+    if (stream->at[AT_BYTES] % 2 || length < EXAMPLE_HEADER || length > stream->left)
+        return "is longer than the file, or shorter than its own header";
+    const char *wrong = parse_header(stream->at, index, example);
+    Stream texts = {stream->at + EXAMPLE_HEADER, length - EXAMPLE_HEADER};
+    bool good = !wrong && take_text(&texts, &example->context);
+    for (int i = 0; i < example->endings && good; i++) good = take_text(&texts, &example->ending[i]);
+    stream->at += length;
+    stream->left -= length;
+    if (wrong) return wrong;
+    return good && texts.left == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
+}
+
+/* -- The file ------------------------------------------------------------------------------------------------------- */
+
+static bool parse(Choices *choices, int64_t length, const char *path, Error *error) {
+    const int32_t *header = (const int32_t *)choices->content;
+    if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
+        return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
+    Stream stream = {(const uint16_t *)(choices->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
+    int64_t count = header[AT_EXAMPLES];
+    if (count < 1 || count > stream.left / EXAMPLE_HEADER)
+        return error_set(error, ERROR_DATA, "%s says that it has %lld examples, which do not fit into its %lld bytes", path,
+            (long long)count, (long long)length);
+    choices->examples = memory_allocate((size_t)count * sizeof *choices->examples);
+    for (; choices->count < count; choices->count++) {
+        ChoiceExample *example = &choices->examples[choices->count];
+        const char *wrong = parse_example(&stream, choices->count, example);
+        if (wrong)
+            return error_set(error, ERROR_DATA, "%s: example %lld of %lld %s", path, (long long)choices->count, (long long)count, wrong);
+        note_example(choices, example);
+    }
+    if (stream.left || length % 2)
+        return error_set(error, ERROR_DATA, "%s goes on after the %lld examples of its header", path, (long long)count);
+    return true;
+}
+
+bool choices_open(Choices *choices, const char *path, Error *error) {
+    int64_t length;
+    *choices = (Choices){0};
+    choices->content = files_read_whole(path, FILE_LIMIT, &length, error);
+    if (!choices->content) error->code = ERROR_DATA;
+    return choices->content && parse(choices, length, path, error);
+}
+
+void choices_close(Choices *choices) {
+    free(choices->examples);
+    free(choices->content);
+    *choices = (Choices){0};
+}
+
+/* -- Scoring -------------------------------------------------------------------------------------------------------- */
+
+/* Rows behind the text are documents of one token each: attention does no work for them, and no target counts them. */
+static void load_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
+    int32_t *token = executor_tensor(executor, model->tokens), *target = executor_tensor(executor, model->targets);
+    int32_t *position = executor_tensor(executor, model->positions);
+    int64_t last = context->count + ending->count - 1;
+    for (int64_t i = 0; i < model->length; i++) {
+        bool inside = i < last, predicts = inside && i >= context->count - 1;
+        token[i] = !inside ? 0 : i < context->count ? context->tokens[i] : ending->tokens[i - context->count];
+        target[i] = predicts ? ending->tokens[i - context->count + 1] : -1;
+        position[i] = inside ? (int32_t)i : 0;
+    }
+}
+
+static bool score_ending(
+    const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending, double *loss, Error *error) {
+    load_ending(model, executor, context, ending);
+    executor_zero(executor);
+    executor_run(executor);
+    if (!executor_finish(executor, error)) return false;
+    *loss = executor_get_metric(executor, model->loss, 0);
+    return isfinite(*loss) || error_set(error, ERROR_NUMERICS, "its loss is %g", *loss);
+}
+
+static bool score_example(const Model *model, Executor *executor, const ChoiceExample *example, ChoiceScore *score, Error *error) {
+    double best = INFINITY, best_mean = INFINITY;
+    for (int i = 0; i < example->endings; i++) {
+        double *loss = &score->loss[i];
+        if (!score_ending(model, executor, &example->context, &example->ending[i], loss, error))
+            return error_context(error, "ending %d", i);
+        double mean = *loss / example->ending[i].count;
+        if (*loss < best) best = *loss, score->chosen = i;
+        if (mean < best_mean) best_mean = mean, score->chosen_mean = i;
+    }
+    return true;
+}
+
+bool choices_evaluate(const Model *model, Executor *executor, const Choices *choices, int64_t count, ChoiceScore *scores, Error *error) {
+    assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= choices->longest - 1);
+    executor_set_scalar(executor, model->scale, 1);
+    executor_set_scalar(executor, model->share, 1);
+    Progress progress = progress_start("evaluating", "examples", count);
+    bool good = true;
+    for (int64_t i = 0; i < count && good; i++) {
+        good =
+            score_example(model, executor, &choices->examples[i], &scores[i], error) || error_context(error, "example %lld", (long long)i);
+        progress_update(&progress, i + 1);
+    }
+    progress_finish(&progress);
+    return good;
+}
