@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does a setting cost validation loss? One run says nothing: seeds differ by more. The same seeds with and without it, and the mean difference with its standard error.
 
-    bench/seeds.py --train train.txt --valid held-out.txt --config configs/llama-tiny.yaml --seeds 12 --variant precision=bf16 --variant precision=bf16,exact_products=true steps=300
+    bench/seeds.py --train train.txt --valid held-out.txt --config configs/llama-tiny.yaml --seeds 12 --variant precision=bf16 --variant precision=bf16,exact_gemm=true steps=300
 The first variant is compared with each of the others; settings after the options hold for all. Needs only Python."""
 import argparse
 import csv

@@ -26,7 +26,7 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
     model_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        bool controller = p->kind == PARAMETER_CONTROLLER;
+        bool controller = p->kind == PARAMETER_BALANCE_BIAS;
         if (p->init_std > 0 || (controller && config->family == FAMILY_LLAMA)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (controller ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);

@@ -193,11 +193,11 @@ static void numbers_of_fp8_are_those_of_both_forms(void **state) {
     } known[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-10f}, {0x07, 7 * 0x1p-9f, 7 * 0x1p-10f}, {0x08, 0x1p-6f, 0x1p-7f}, {0x38, 1, 0.5f},
         {0x41, 2.25f, 1.125f}, {0xc1, -2.25f, -1.125f}, {0x7e, 448, 224}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        assert_true(fp8_widen(known[i].code, false) == known[i].ocp);
-        assert_true(fp8_widen(known[i].code, true) == known[i].fnuz);
+        assert_true(fp8_to_float(known[i].code, false) == known[i].ocp);
+        assert_true(fp8_to_float(known[i].code, true) == known[i].fnuz);
     }
     assert_true(
-        fp8_widen(0x7f, true) == 240 && isnan(fp8_widen(0x7f, false)) && isnan(fp8_widen(0xff, false)) && isnan(fp8_widen(0x80, true)));
+        fp8_to_float(0x7f, true) == 240 && isnan(fp8_to_float(0x7f, false)) && isnan(fp8_to_float(0xff, false)) && isnan(fp8_to_float(0x80, true)));
 }
 
 /* Every number is its own nearest one; halfway between two neighbours lies the one with an even code. */
@@ -205,26 +205,26 @@ static void fp8_is_rounded_to_the_nearest_and_to_even(void **state) {
     (void)state;
     for (int fnuz = 0; fnuz < 2; fnuz++)
         for (int code = 0; code < (fnuz ? 0x7f : 0x7e); code++) {
-            float low = fp8_widen((uint8_t)code, fnuz), high = fp8_widen((uint8_t)(code + 1), fnuz), middle = (low + high) / 2;
-            assert_int_equal(fp8_narrow(low, fnuz), code);
-            assert_int_equal(fp8_narrow(middle, fnuz), code + code % 2);
-            assert_int_equal(fp8_narrow(nextafterf(middle, 0), fnuz), code);
-            assert_int_equal(fp8_narrow(nextafterf(middle, high), fnuz), code + 1);
-            if (code) assert_int_equal(fp8_narrow(-low, fnuz), code | 0x80);
+            float low = fp8_to_float((uint8_t)code, fnuz), high = fp8_to_float((uint8_t)(code + 1), fnuz), middle = (low + high) / 2;
+            assert_int_equal(fp8_from_float(low, fnuz), code);
+            assert_int_equal(fp8_from_float(middle, fnuz), code + code % 2);
+            assert_int_equal(fp8_from_float(nextafterf(middle, 0), fnuz), code);
+            assert_int_equal(fp8_from_float(nextafterf(middle, high), fnuz), code + 1);
+            if (code) assert_int_equal(fp8_from_float(-low, fnuz), code | 0x80);
         }
 }
 
 static void fp8_ends_at_its_largest_number(void **state) {
     (void)state;
-    assert_int_equal(fp8_narrow(460, false), 0x7e);
-    assert_int_equal(fp8_narrow(-INFINITY, false), 0xfe);
-    assert_int_equal(fp8_narrow(300, true), 0x7f);
-    assert_int_equal(fp8_narrow(-1e30f, true), 0xff);
-    assert_int_equal(fp8_narrow(-0.0f, false), 0x80);
-    assert_int_equal(fp8_narrow(-0.0f, true), 0x00); /* which has no negative zero */
-    assert_int_equal(fp8_narrow(-0x1p-20f, true), 0x00);
-    assert_int_equal(fp8_narrow(NAN, false), 0x7f);
-    assert_int_equal(fp8_narrow(NAN, true), 0x80);
+    assert_int_equal(fp8_from_float(460, false), 0x7e);
+    assert_int_equal(fp8_from_float(-INFINITY, false), 0xfe);
+    assert_int_equal(fp8_from_float(300, true), 0x7f);
+    assert_int_equal(fp8_from_float(-1e30f, true), 0xff);
+    assert_int_equal(fp8_from_float(-0.0f, false), 0x80);
+    assert_int_equal(fp8_from_float(-0.0f, true), 0x00); /* which has no negative zero */
+    assert_int_equal(fp8_from_float(-0x1p-20f, true), 0x00);
+    assert_int_equal(fp8_from_float(NAN, false), 0x7f);
+    assert_int_equal(fp8_from_float(NAN, true), 0x80);
 }
 
 /* -- Products ------------------------------------------------------------------------------------------------------ */

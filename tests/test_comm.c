@@ -30,7 +30,7 @@ static void put(CommType type, void *buffer, int64_t at, double value) {
     switch (type) {
     case COMM_F32: ((float *)buffer)[at] = (float)value; break;
     case COMM_F64: ((double *)buffer)[at] = value; break;
-    case COMM_BF16: ((uint16_t *)buffer)[at] = bf16_narrow((float)value); break;
+    case COMM_BF16: ((uint16_t *)buffer)[at] = bf16_from_float((float)value); break;
     case COMM_I64: ((int64_t *)buffer)[at] = (int64_t)(value * 1e12); break;
     case COMM_U8: ((uint8_t *)buffer)[at] = (uint8_t)(int)(value * 100 + 151); break;
     }
@@ -40,7 +40,7 @@ static double widened(CommType type, const void *buffer, int64_t at) {
     switch (type) {
     case COMM_F32: return ((const float *)buffer)[at];
     case COMM_F64: return ((const double *)buffer)[at];
-    case COMM_BF16: return bf16_widen(((const uint16_t *)buffer)[at]);
+    case COMM_BF16: return bf16_to_float(((const uint16_t *)buffer)[at]);
     case COMM_I64: return (double)((const int64_t *)buffer)[at];
     case COMM_U8: return ((const uint8_t *)buffer)[at];
     }

@@ -171,12 +171,12 @@ static void files_of_choices_that_lie_are_refused(void **state) {
         {HEADER + 10, 65535, "texts that do not fill it"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Choices choices;
+        MultipleChoice choices;
         Error error = {0};
         copy_golden("choices.bin");
         patch("choices.bin", cases[i].at, &cases[i].value, 2);
-        assert_false(choices_open(&choices, "choices.bin", &error));
-        choices_close(&choices);
+        assert_false(multiple_choice_open(&choices, "choices.bin", &error));
+        multiple_choice_close(&choices);
         assert_int_equal(error.code, ERROR_DATA);
         if (!strstr(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);
     }
@@ -187,12 +187,12 @@ static void a_file_of_choices_cut_anywhere_is_refused(void **state) {
     size_t size;
     unsigned char *content = read_bytes("choices.bin", &size);
     for (size_t length = 4; length < size; length++) {
-        Choices choices;
+        MultipleChoice choices;
         Error error = {0};
         write_bytes("cut.bin", content, length);
-        assert_false(choices_open(&choices, "cut.bin", &error));
+        assert_false(multiple_choice_open(&choices, "cut.bin", &error));
         assert_int_equal(error.code, ERROR_DATA);
-        choices_close(&choices);
+        multiple_choice_close(&choices);
     }
     free(content);
 }

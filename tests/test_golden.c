@@ -193,7 +193,7 @@ static void each_gradient(const Golden *g, void (*check)(const Golden *, const c
     size_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (p->kind == PARAMETER_CONTROLLER) continue;
+        if (p->kind == PARAMETER_BALANCE_BIAS) continue;
         char *name = memory_format("gradient/%s", p->name);
         const StoredTensor *expected = expect(g, name);
         int64_t elements = 1;
@@ -250,7 +250,7 @@ static void check_losses(OptimizerName name, const char *expected) {
         start(&g, families[f], PRECISION_FP32, MODEL_TRAIN);
         OptimizerConfig config = g.config.optimizer;
         config.name = name;
-        config.controller_lr = 0;
+        config.balance_lr = 0;
         Optimizer *optimizer = optimizer_create(g.model.graph, &config, NULL, device_cpu(), &error);
         assert_non_null(optimizer);
         for (int step = 1; step <= STEPS; step++) {

@@ -488,7 +488,7 @@ static void check_grad_weight(const Experts *e, bool fresh) {
         matrix_upload(&c.w);
     }
     Matrix before = matrix_copy(&c.w);
-    c.call.fresh = fresh;
+    c.call.overwrite = fresh;
     set_operand(&c.call.in[0], c.call.in_shape[0], c.y.device, 2, (int64_t[]){e->slots, e->out});
     set_operand(&c.call.in[1], c.call.in_shape[1], c.x.device, 2, (int64_t[]){e->slots, e->in});
     set_operand(&c.call.out[0], c.call.out_shape[0], c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});

@@ -151,7 +151,7 @@ static void biases_that_mixtral_lacks_are_refused(void **state) {
     fixture_start(&f, mixtral, PRECISION_FP32);
     const Graph *graph = f.model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind == PARAMETER_CONTROLLER) ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
+        if (graph->parameters[i].kind == PARAMETER_BALANCE_BIAS) ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
     assert_refused(&f, false, "model.layers.0.mlp.gate.balancing_biases");
     fixture_stop(&f);
 }

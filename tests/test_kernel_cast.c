@@ -30,15 +30,15 @@ static void check_casts(int64_t count) {
     if (count > 2) wide[1] = -INFINITY, wide[2] = 3.4e38f;
     device_upload(gpu, on_wide, wide, wide_bytes);
     device_upload(gpu, on_narrow, narrow, narrow_bytes);
-    gpu_cast(gpu, on_narrow, on_wide, count);
-    gpu_widen(gpu, on_wide, on_narrow, count);
+    gpu_cast_to_bf16(gpu, on_narrow, on_wide, count);
+    gpu_cast_to_float(gpu, on_wide, on_narrow, count);
     device_download(gpu, narrow, on_narrow, narrow_bytes);
     device_download(gpu, back, on_wide, wide_bytes);
     if (!device_ok(gpu, &error)) fail_msg("%s", error.message);
-    assert_true(isnan(bf16_widen(narrow[0])) && isnan(back[0]));
+    assert_true(isnan(bf16_to_float(narrow[0])) && isnan(back[0]));
     for (int64_t i = 1; i < elements; i++) {
-        assert_int_equal(narrow[i], i < count ? bf16_narrow(wide[i]) : UNTOUCHED);
-        float expected = i < count ? bf16_widen(bf16_narrow(wide[i])) : wide[i];
+        assert_int_equal(narrow[i], i < count ? bf16_from_float(wide[i]) : UNTOUCHED);
+        float expected = i < count ? bf16_to_float(bf16_from_float(wide[i])) : wide[i];
         assert_memory_equal(&back[i], &expected, sizeof expected);
     }
     device_free(gpu, on_wide, wide_bytes);

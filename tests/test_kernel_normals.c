@@ -37,7 +37,7 @@ static void check_normals(int64_t first, const Normals *normals) {
     int64_t unit = normals->narrow ? 2 : 4;
     for (int64_t i = 0; i < COUNT; i++) {
         float wide = (float)(normals->mean + normals->deviation * rng_normal(normals->seed, normals->stream, (uint64_t)(first + i)));
-        uint16_t rounded = bf16_narrow(wide);
+        uint16_t rounded = bf16_from_float(wide);
         if (memcmp(got + i * unit, normals->narrow ? (void *)&rounded : &wide, (size_t)unit))
             fail_msg("value %lld of those from %lld on differs: the host's is %.9g", (long long)i, (long long)first, (double)wide);
     }

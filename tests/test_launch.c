@@ -223,16 +223,16 @@ static void slurms_host_lists_give_their_first_host(void **state) {
 static void a_rank_that_computes_much_longer_than_the_others_is_found(void **state) {
     (void)state;
     double busy[4] = {0.1, 0.11, 0.2, 0.1}, ratio;
-    assert_int_equal(pace_slowest(busy, 4, &ratio), 2);
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), 2);
     assert_true(fabs(ratio - 2) < 1e-12);
-    assert_int_equal(pace_slowest(busy + 1, 2, &ratio), 1);
-    assert_int_equal(pace_slowest(busy, 2, &ratio), -1);
-    assert_int_equal(pace_slowest(busy, 1, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy + 1, 2, &ratio), 1);
+    assert_int_equal(straggler_slowest(busy, 2, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, 1, &ratio), -1);
     busy[2] = 0.14;
-    assert_int_equal(pace_slowest(busy, 4, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
     busy[3] = 0;
     busy[2] = 9;
-    assert_int_equal(pace_slowest(busy, 4, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)

@@ -145,7 +145,7 @@ static Updater updater_make(const Setting *setting, int rank, int size, Device *
         const Parameter *p = &graph->parameters[i];
         void *at = values + p->offset * unit;
         for (int64_t k = 0; k < p->count; k++) {
-            if (graph_kept_bytes(graph, p) == 2) ((uint16_t *)at)[k] = bf16_narrow(value_of(i, k));
+            if (graph_state_bytes(graph, p) == 2) ((uint16_t *)at)[k] = bf16_from_float(value_of(i, k));
             else ((float *)at)[k] = value_of(i, k);
         }
     }
@@ -153,7 +153,7 @@ static Updater updater_make(const Setting *setting, int rank, int size, Device *
     for (int i = 0; i < layout->piece_count; i++) {
         const OptimizerPiece *piece = &layout->pieces[i];
         const Parameter *p = &graph->parameters[piece->parameter];
-        int64_t element = graph_kept_bytes(graph, p);
+        int64_t element = graph_state_bytes(graph, p);
         device_upload(device, u.master + piece->local * unit, values + p->offset * unit + piece->first * element, piece->count * element);
     }
     free(values);
@@ -175,7 +175,7 @@ static void compare_updates(const Updater *part, const Updater *whole, Device *d
         const OptimizerPiece *piece = &part->session.layout->pieces[i];
         const Graph *graph = part->session.model.graph;
         const Parameter *p = &graph->parameters[piece->parameter], *q = &whole->session.model.graph->parameters[piece->parameter];
-        int64_t element = graph_kept_bytes(graph, p), kept = precision_unit(graph->precision), bytes = piece->count * element;
+        int64_t element = graph_state_bytes(graph, p), kept = precision_unit(graph->precision), bytes = piece->count * element;
         int64_t ours = p->offset + piece->first * p->width, theirs = q->offset + piece->first * q->width, count = piece->count * p->width;
         char *a = malloc((size_t)bytes), *b = malloc((size_t)bytes);
         device_download(device, a, part->master + piece->local * kept, bytes);
@@ -259,7 +259,7 @@ static double run_program(const Session *session, Stops *stops) {
     const Model *model = &session->model;
     assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->backend.device,
         executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), &error));
-    if (stops) executor_set_stops(executor, session->timetable->stops, session->timetable->stop_count, at_stop, stops);
+    if (stops) executor_set_comm_points(executor, session->schedule->stops, session->schedule->stop_count, at_stop, stops);
     executor_set_scalar(executor, model->scale, 1.0 / 64);
     executor_set_scalar(executor, model->share, 1);
     executor_zero(executor);
@@ -283,7 +283,7 @@ static void check_stops(Device *device) {
     Error error = {0};
     setting.config.model.layers = 1;
     assert_true(session_plan(&session, &setting.config, device, &error));
-    Stops stops = {.count = session.timetable->stop_count};
+    Stops stops = {.count = session.schedule->stop_count};
     double whole = run_program(&session, NULL), pieces = run_program(&session, &stops);
     assert_true(stops.count > 2 && stops.runs == RUNS);
     assert_true(whole > 0 && whole == pieces);
@@ -311,10 +311,10 @@ static bool meet(NodeSpan a, NodeSpan b) { return !span_is_empty(a) && !span_is_
 static void check_slots(const Session *ranks, int size) {
     (void)size;
     const Layout *layout = ranks[0].layout;
-    const Timetable *timetable = ranks[0].timetable;
+    const CommSchedule *schedule = ranks[0].schedule;
     for (int a = 0; a < layout->bucket_count; a++)
         for (int b = 0; b < a; b++) {
-            const BucketTimes *x = &timetable->buckets[a], *y = &timetable->buckets[b];
+            const BucketTimes *x = &schedule->buckets[a], *y = &schedule->buckets[b];
             int64_t x_count = layout->buckets[a].end - layout->buckets[a].begin,
                     y_count = layout->buckets[b].end - layout->buckets[b].begin;
             if (meet(x->writes, y->writes)) assert_true(x->gradients + x_count <= y->gradients || y->gradients + y_count <= x->gradients);

@@ -135,7 +135,7 @@ static void gradients_of_the_loss_match_central_differences(void **state) {
         memcpy(gradients, executor_arena(f.executor, ARENA_GRADIENT), f.plan.bytes[ARENA_GRADIENT]);
         for (int p = 0; p < graph->parameter_count; p++) {
             const Parameter *parameter = &graph->parameters[p];
-            if (parameter->kind == PARAMETER_CONTROLLER) continue; /* steered by the load, not by the loss */
+            if (parameter->kind == PARAMETER_BALANCE_BIAS) continue; /* steered by the load, not by the loss */
             for (int64_t probe = 0; probe < PROBES && probe < parameter->count; probe++) {
                 int64_t at = parameter->offset + (int64_t)rng_permute(9, p, probe, parameter->count);
                 double value = master[at];

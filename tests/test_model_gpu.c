@@ -75,9 +75,9 @@ static void losses_and_gradients_of_whole_models_are_those_of_the_cpu(void **sta
     (void)state;
     const char *device = device_name();
     for (int i = 0; i < VARIETIES; i++) {
-        train_good("run=cpu-%d dump=dump-cpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=cpu %s", i, i,
+        train_good("run=cpu-%d dump=dump-cpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_gemm=true device=cpu %s", i, i,
             varieties[i].settings);
-        train_good("run=gpu-%d dump=dump-gpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_products=true device=%s %s", i, i, device,
+        train_good("run=gpu-%d dump=dump-gpu-%d steps=1 schedule.warmup=0 precision=bf16 exact_gemm=true device=%s %s", i, i, device,
             varieties[i].settings);
         char *cpu = memory_format("cpu-%d", i), *gpu = memory_format("gpu-%d", i), *dump_cpu = memory_format("dump-%s", cpu),
              *dump_gpu = memory_format("dump-%s", gpu);
@@ -102,12 +102,12 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
     const char *device = device_name();
     for (int i = 0; i < 2; i++) {
         char *cpu = memory_format("cpu-%d", i), *moved = memory_format("moved-%d", i);
-        train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu %s", cpu, STEPS, varieties[i].settings);
-        train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu stop_at=3 %s", moved, STEPS, varieties[i].settings);
+        train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu %s", cpu, STEPS, varieties[i].settings);
+        train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu stop_at=3 %s", moved, STEPS, varieties[i].settings);
         train_good(
-            "run=%s steps=%d precision=bf16 exact_products=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
+            "run=%s steps=%d precision=bf16 exact_gemm=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
         assert_true(has_checkpoint(moved, 6));
-        train_good("run=%s steps=%d precision=bf16 exact_products=true device=cpu %s", moved, STEPS, varieties[i].settings);
+        train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu %s", moved, STEPS, varieties[i].settings);
         char *text = steps_text(moved); /* no step is missing or repeated */
         assert_int_equal(count_records(moved, "step"), STEPS);
         expect_same_curve(varieties[i].name, cpu, moved, STEPS);
@@ -133,7 +133,7 @@ static double evaluated_loss(const char *device) {
 static void a_model_is_evaluated_as_on_the_cpu(void **state) {
     (void)state;
     const char *device = device_name();
-    train_good("run=run steps=%d precision=bf16 exact_products=true device=cpu model.family=zaya model.head_dim=16", STEPS);
+    train_good("run=run steps=%d precision=bf16 exact_gemm=true device=cpu model.family=zaya model.head_dim=16", STEPS);
     double expected = evaluated_loss("cpu"), found = evaluated_loss(device);
     if (!(fabs(found - expected) < LOSS_BOUND)) fail_msg("loss %.6f instead of %.6f", found, expected);
 }

@@ -180,7 +180,7 @@ static RouterProgram router_start(int64_t rows, const RouterSpec *spec, bool tra
     RouterProgram p = {.spec = *spec, .rows = rows, .classes = spec->experts + spec->skip};
     int64_t shape[] = {rows, p.classes};
     p.logits = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 2, shape, "logits");
-    p.bias = graph_parameter(graph, "bias", PARAMETER_CONTROLLER, 1, &p.classes, 0, 0, false);
+    p.bias = graph_parameter(graph, "bias", PARAMETER_BALANCE_BIAS, 1, &p.classes, 0, 0, false);
     p.share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, (int64_t[]){1}, "share");
     p.loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, (int64_t[]){2}, "loss");
     p.routing = op_router(graph, p.logits, p.bias, p.share, p.loss, spec);
@@ -440,7 +440,7 @@ static int recomputed_gradients(RecomputePolicy policy, double d_bias[5], double
     TensorId d_y = graph_tensor(graph, ARENA_INPUT, TYPE_COMPUTE, 2, x_shape, "d_y");
     TensorId share = graph_tensor(graph, ARENA_INPUT, TYPE_WIDE, 1, &one, "share");
     TensorId loss = graph_tensor(graph, ARENA_METRIC, TYPE_WIDE, 1, &two, "loss");
-    TensorId bias = graph_parameter(graph, "bias", PARAMETER_CONTROLLER, 1, &classes, 0, 0, false);
+    TensorId bias = graph_parameter(graph, "bias", PARAMETER_BALANCE_BIAS, 1, &classes, 0, 0, false);
     TensorId w = graph_parameter(graph, "w", PARAMETER_MATRIX, 3, (int64_t[]){4, 8, 8}, 0, 1, false);
     graph_scope(graph, 0, "layer.");
     RouterSpec spec = {.experts = 4, .k = 2, .skip = true, .auxiliary = 1};

@@ -224,18 +224,18 @@ static const Shape all_kinds[] = {
     {PARAMETER_CONVOLUTION, 3, {5, 3, 2}},
     {PARAMETER_NORM, 1, {17}},
     {PARAMETER_BIAS, 1, {1}},
-    {PARAMETER_CONTROLLER, 1, {9}},
+    {PARAMETER_BALANCE_BIAS, 1, {9}},
 };
 
-static void check_all_kinds(Precision precision, bool decay_vectors, double controller_lr) {
+static void check_all_kinds(Precision precision, bool decay_vectors, double balance_lr) {
     OptimizerConfig config = adamw;
     config.decay_vectors = decay_vectors;
-    config.controller_lr = controller_lr;
+    config.balance_lr = balance_lr;
     Fixture f = make(precision, &config, all_kinds, 6);
     run_steps(&f, STEPS, rate, clip);
     for (int i = 0; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
     for (int i = 3; i < 5; i++) check_parameter(&f, i, rate, decay_vectors ? 0.1 : 0, clip, 0.95);
-    check_parameter(&f, 5, controller_lr, 0, 1, 0.999);
+    check_parameter(&f, 5, balance_lr, 0, 1, 0.999);
     drop(&f);
 }
 
@@ -380,7 +380,7 @@ static void muon_agrees_with_the_plain_formula_across_tiles(void **state) {
 static void muon_leaves_all_but_matrices_to_adamw(void **state) {
     (void)state;
     OptimizerConfig config = muon_config();
-    config.controller_lr = 1e-3;
+    config.balance_lr = 1e-3;
     Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
     run_steps(&f, STEPS, rate, clip);
     for (int i = 1; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
@@ -421,13 +421,13 @@ static const Shape many[] = {
     {PARAMETER_NORM, 1, {130}},
     {PARAMETER_EMBEDDING, 2, {700, 130}},
     {PARAMETER_MATRIX, 2, {210, 40}},
-    {PARAMETER_CONTROLLER, 1, {8}},
+    {PARAMETER_BALANCE_BIAS, 1, {8}},
     {PARAMETER_MATRIX, 2, {300, 300}},
 };
 
 static Fixture run_with_threads(Precision precision, int threads, double *norm) {
     OptimizerConfig config = muon_config();
-    config.controller_lr = 1e-3;
+    config.balance_lr = 1e-3;
     int before = omp_get_max_threads();
     omp_set_num_threads(threads);
     Fixture f = make(precision, &config, many, 6);
@@ -554,7 +554,7 @@ static void states_name_momentum_of_all_and_variance_of_what_adamw_updates(void 
 static void restored_states_continue_with_the_same_bits(void **state) {
     (void)state;
     OptimizerConfig config = muon_config();
-    config.controller_lr = 1e-3;
+    config.balance_lr = 1e-3;
     Fixture from = make(PRECISION_FP32, &config, many, 6), to = make(PRECISION_FP32, &config, many, 6);
     run_steps(&from, 2, rate, 1);
     OptimizerState a[12], b[12];
@@ -613,7 +613,7 @@ static const Shape uneven[] = {
     {PARAMETER_MATRIX, 2, {3, 5}},
     {PARAMETER_MATRIX, 2, {7, 11}, .fused = true},
     {PARAMETER_MATRIX, 3, {2, 33, 70}, .fused = true},
-    {PARAMETER_CONTROLLER, 1, {13}},
+    {PARAMETER_BALANCE_BIAS, 1, {13}},
     {PARAMETER_EMBEDDING, 2, {251, 131}},
     {PARAMETER_BIAS, 1, {1}},
     {PARAMETER_NORM, 1, {1027}},
@@ -628,7 +628,7 @@ enum { UNEVEN = sizeof uneven / sizeof *uneven };
 static OptimizerConfig uneven_config(OptimizerName name) {
     OptimizerConfig config = adamw;
     config.name = name;
-    config.controller_lr = 1e-3;
+    config.balance_lr = 1e-3;
     return config;
 }
 

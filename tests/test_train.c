@@ -337,7 +337,7 @@ static void validation_loss_is_the_mean_over_every_target(void **state) {
     for (size_t i = 0; i < sizeof varieties / sizeof *varieties; i++) {
         const char *run = varieties[i].name;
         train_good("run=%s data.train=small data.valid=small precision=fp32 batch.tokens=2048 steps=1 schedule.warmup=0 optimizer.lr=0 "
-                   "optimizer.controller_lr=0 %s",
+                   "optimizer.balance_lr=0 %s",
             run, varieties[i].settings);
         double trained = recorded(run, "step", 0, "loss"), evaluated = recorded(run, "evaluation", 0, "loss");
         assert_float_equal(trained, evaluated, 1e-5); /* fp32 sums of 2,048 terms near 6 */

@@ -10,7 +10,7 @@ static const double NORM_BOUND = 0.02;
 enum { STEPS = 10 };
 
 static void train_on(const char *device, const char *run, const char *settings) {
-    train_good("%s threads=1 exact_products=true steps=%d data.valid_fraction=0 device=%s run=%s", settings, STEPS, device, run);
+    train_good("%s threads=1 exact_gemm=true steps=%d data.valid_fraction=0 device=%s run=%s", settings, STEPS, device, run);
 }
 
 static void assert_close_steps(const char *run, const char *reference) {

@@ -47,7 +47,7 @@ static VendorGemm *open_library(const char *choices) {
         print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
         skip();
     }
-    VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .narrow = gpu_cast, .choices = choices};
+    VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .cast = gpu_cast_to_bf16, .choices = choices};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     if (!vendor) {
         print_message("skipped: %s\n", error.message);
@@ -65,7 +65,7 @@ static uint16_t bf16_of(float x) {
 }
 
 static double value_at(const void *data, GemmType type, int64_t i) {
-    if (type == GEMM_FP8) return fp8_widen(((const uint8_t *)data)[i], device_fp8_is_fnuz(check_device()));
+    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[i], device_fp8_is_fnuz(check_device()));
     union {
         uint32_t bits;
         float value;
@@ -79,7 +79,7 @@ static Operand new_operand(GemmType type, int64_t count, uint64_t stream) {
     operand.host = memory_allocate((size_t)operand.bytes);
     for (int64_t i = 0; i < count; i++) {
         float x = (float)rng_normal(11, stream, i);
-        if (type == GEMM_FP8) ((uint8_t *)operand.host)[i] = fp8_narrow(x, device_fp8_is_fnuz(check_device()));
+        if (type == GEMM_FP8) ((uint8_t *)operand.host)[i] = fp8_from_float(x, device_fp8_is_fnuz(check_device()));
         else if (type == GEMM_BF16) ((uint16_t *)operand.host)[i] = bf16_of(x);
         else ((float *)operand.host)[i] = x;
     }
@@ -293,7 +293,7 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     (void)state;
     vendor_gemm_close(open_library(NULL)); /* skips */
     Error error = {0};
-    VendorGemmHost host = {.device = check_device(), .stream = check_device()->gpu->stream, .own = wrong_own, .narrow = gpu_cast};
+    VendorGemmHost host = {.device = check_device(), .stream = check_device()->gpu->stream, .own = wrong_own, .cast = gpu_cast_to_bf16};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     Product p = new_product((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, false));
@@ -334,23 +334,23 @@ static int64_t size_of(const char *path) {
 static void choices_are_found_again_by_their_device_library_and_shape(void **state) {
     (void)state;
     char *folder = temporary_folder(), *path = memory_format("%s/new/folder/choices", folder), found[4];
-    GemmChoices *choices = gemm_choices_open(path, "GPU", "Lt 1", 4);
-    gemm_choices_add(choices, "m=1", "\x01\x02\xfe\xff");
-    gemm_choices_add(choices, "m=2", "abcd");
-    gemm_choices_add(choices, "m=1", "\x05\x02\xfe\xff");
-    gemm_choices_close(choices);
-    choices = gemm_choices_open(path, "GPU", "Lt 1", 4);
-    assert_true(gemm_choices_find(choices, "m=1", found));
+    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    autotune_cache_add(choices, "m=1", "\x01\x02\xfe\xff");
+    autotune_cache_add(choices, "m=2", "abcd");
+    autotune_cache_add(choices, "m=1", "\x05\x02\xfe\xff");
+    autotune_cache_close(choices);
+    choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    assert_true(autotune_cache_find(choices, "m=1", found));
     assert_memory_equal(found, "\x05\x02\xfe\xff", 4);
-    assert_true(gemm_choices_find(choices, "m=2", found));
+    assert_true(autotune_cache_find(choices, "m=2", found));
     assert_memory_equal(found, "abcd", 4);
-    assert_false(gemm_choices_find(choices, "m=3", found));
-    gemm_choices_close(choices);
+    assert_false(autotune_cache_find(choices, "m=3", found));
+    autotune_cache_close(choices);
     static const char *const others[][2] = {{"GPU", "Lt 2"}, {"GPU 2", "Lt 1"}};
     for (int i = 0; i < 2; i++) {
-        choices = gemm_choices_open(path, others[i][0], others[i][1], 4);
-        assert_false(gemm_choices_find(choices, "m=1", found));
-        gemm_choices_close(choices);
+        choices = autotune_cache_open(path, others[i][0], others[i][1], 4);
+        assert_false(autotune_cache_find(choices, "m=1", found));
+        autotune_cache_close(choices);
     }
     free(path);
     remove_folder(folder);
@@ -362,12 +362,12 @@ static void lines_that_are_not_choices_are_passed_over(void **state) {
     write_text(path, "\n\t\t\t\nGPU\tLt 1\nGPU\tLt 1\tshort\t0102\nGPU\tLt 1\tlong\t0102030405\nGPU\tLt 1\tletters\t0102030g\nGPU\tLt "
                      "1\tcapitals\t0102030A\n"
                      "GPU\tLt 1\tno algorithm\nGPU\tLt 1\tgood\t61626364\nGPU\tLt 1\tcut\t616263");
-    GemmChoices *choices = gemm_choices_open(path, "GPU", "Lt 1", 4);
+    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
     static const char *const bad[] = {"", "short", "long", "letters", "capitals", "no algorithm", "cut"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(gemm_choices_find(choices, bad[i], found));
-    assert_true(gemm_choices_find(choices, "good", found));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(autotune_cache_find(choices, bad[i], found));
+    assert_true(autotune_cache_find(choices, "good", found));
     assert_memory_equal(found, "abcd", 4);
-    gemm_choices_close(choices);
+    autotune_cache_close(choices);
     free(path);
     remove_folder(folder);
 }
@@ -378,10 +378,10 @@ static void a_file_that_cannot_be_used_leaves_choices_in_memory(void **state) {
     assert_int_equal(mkfifo(fifo, 0600), 0);
     const char *const paths[] = {NULL, folder, fifo, "/proc/none/choices"};
     for (int i = 0; i < 4; i++) {
-        GemmChoices *choices = gemm_choices_open(paths[i], "GPU", "Lt 1", 4);
-        gemm_choices_add(choices, "m=1", "abcd");
-        assert_true(gemm_choices_find(choices, "m=1", found));
-        gemm_choices_close(choices);
+        AutotuneCache *choices = autotune_cache_open(paths[i], "GPU", "Lt 1", 4);
+        autotune_cache_add(choices, "m=1", "abcd");
+        assert_true(autotune_cache_find(choices, "m=1", found));
+        autotune_cache_close(choices);
     }
     free(fifo);
     remove_folder(folder);
@@ -391,11 +391,11 @@ static void a_file_of_the_largest_size_does_not_grow(void **state) {
     (void)state;
     char *folder = temporary_folder(), *path = memory_format("%s/choices", folder);
     write_text(path, "");
-    assert_int_equal(truncate(path, GEMM_CHOICES_MOST_BYTES), 0);
-    GemmChoices *choices = gemm_choices_open(path, "GPU", "Lt 1", 4);
-    gemm_choices_add(choices, "m=1", "abcd");
-    gemm_choices_close(choices);
-    assert_int_equal(size_of(path), GEMM_CHOICES_MOST_BYTES);
+    assert_int_equal(truncate(path, AUTOTUNE_CACHE_MOST_BYTES), 0);
+    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    autotune_cache_add(choices, "m=1", "abcd");
+    autotune_cache_close(choices);
+    assert_int_equal(size_of(path), AUTOTUNE_CACHE_MOST_BYTES);
     free(path);
     remove_folder(folder);
 }
@@ -410,15 +410,15 @@ static void the_file_lies_in_the_cache_folder(void **state) {
     char *cache = copy_of_variable("XDG_CACHE_HOME"), *home = copy_of_variable("HOME");
     setenv("HOME", "/home/someone", 1);
     setenv("XDG_CACHE_HOME", "/cache", 1);
-    char *path = gemm_choices_default_path();
+    char *path = autotune_cache_default_path();
     assert_string_equal(path, "/cache/smelt/gemm-choices");
     free(path);
     unsetenv("XDG_CACHE_HOME");
-    path = gemm_choices_default_path();
+    path = autotune_cache_default_path();
     assert_string_equal(path, "/home/someone/.cache/smelt/gemm-choices");
     free(path);
     unsetenv("HOME");
-    assert_null(gemm_choices_default_path());
+    assert_null(autotune_cache_default_path());
     if (*cache) setenv("XDG_CACHE_HOME", cache, 1);
     if (*home) setenv("HOME", home, 1);
     free(cache);

@@ -78,7 +78,7 @@ enum { SIZE = 512, SAMPLES = 4096 };
 static const double sum_error = SIZE * 0x1p-24, random_error = 8 * 22.6;
 
 static void fill(uint16_t *matrix, uint64_t seed) {
-    for (int64_t i = 0; i < SIZE * SIZE; i++) matrix[i] = bf16_narrow((float)rng_normal(seed, RNG_STREAM_BENCH, (uint64_t)i));
+    for (int64_t i = 0; i < SIZE * SIZE; i++) matrix[i] = bf16_from_float((float)rng_normal(seed, RNG_STREAM_BENCH, (uint64_t)i));
 }
 
 /* Elements of C = A B^T that are not finite or too far from a sum in double, among samples spread over all tiles. */
@@ -88,7 +88,7 @@ static int count_wrong(const uint16_t *a, const uint16_t *b, const float *c, dou
         int64_t at = (int64_t)rng_permute(1, RNG_STREAM_SAMPLE, (uint64_t)s, SIZE * SIZE), row = at / SIZE, column = at % SIZE;
         double sum = 0, magnitude = 0;
         for (int64_t k = 0; k < SIZE; k++) {
-            double product = (double)bf16_widen(a[row * SIZE + k]) * bf16_widen(b[column * SIZE + k]);
+            double product = (double)bf16_to_float(a[row * SIZE + k]) * bf16_to_float(b[column * SIZE + k]);
             sum += product;
             magnitude += fabs(product);
         }

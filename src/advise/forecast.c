@@ -75,7 +75,7 @@ static double optimizer_seconds(const Session *session, const Cluster *cluster, 
         const Parameter *p = &graph->parameters[i];
         double count = (double)p->count;
         if (p->frozen) continue;
-        bytes += count * (8 * (double)graph_kept_bytes(graph, p) + (graph->precision == PRECISION_BF16 ? compute : 0));
+        bytes += count * (8 * (double)graph_state_bytes(graph, p) + (graph->precision == PRECISION_BF16 ? compute : 0));
         if (config->name != OPTIMIZER_MUON || p->kind != PARAMETER_MATRIX) continue;
         double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
         flops += stack * steps * newton_schulz_flops(rows, columns);

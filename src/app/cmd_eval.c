@@ -229,7 +229,7 @@ static void print_example(int64_t index, const ChoiceExample *example, const Cho
         score->chosen, "chosen_per_token", score->chosen_mean, "losses", losses));
 }
 
-static void print_choices(const Choices *choices, int64_t count, const ChoiceScore *scores, bool json) {
+static void print_choices(const MultipleChoice *choices, int64_t count, const ChoiceScore *scores, bool json) {
     int64_t right = 0, right_mean = 0;
     for (int64_t i = 0; i < count; i++) {
         right += scores[i].chosen == choices->examples[i].label;
@@ -245,7 +245,7 @@ static void print_choices(const Choices *choices, int64_t count, const ChoiceSco
             accuracy, accuracy_mean);
 }
 
-static bool check_choices(const Choices *choices, const ModelConfig *model, Error *error) {
+static bool check_choices(const MultipleChoice *choices, const ModelConfig *model, Error *error) {
     if (choices->max_token >= model->vocabulary)
         return error_set(error, ERROR_DATA, "it has token %d, and the model's vocabulary is %" PRId64 ": it was made for another tokenizer",
             choices->max_token, model->vocabulary);
@@ -255,13 +255,13 @@ static bool check_choices(const Choices *choices, const ModelConfig *model, Erro
     return true;
 }
 
-static bool eval_choices(const char *folder, const Choices *choices, const Config *config, const EvalOptions *options, Error *error) {
+static bool eval_choices(const char *folder, const MultipleChoice *choices, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_choices(choices, &config->model, error)) return false;
     int64_t count = options->batches && options->batches < choices->count ? options->batches : choices->count;
     Program program = {0};
     ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
     bool done = open_program(&program, folder, config, options, 1, choices->longest - 1, error) &&
-                choices_evaluate(&program.model, program.executor, choices, count, scores, error);
+                multiple_choice_evaluate(&program.model, program.executor, choices, count, scores, error);
     if (done) print_choices(choices, count, scores, options->json);
     free(scores);
     close_program(&program);
@@ -269,10 +269,10 @@ static bool eval_choices(const char *folder, const Choices *choices, const Confi
 }
 
 static bool eval_choices_file(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    Choices choices;
+    MultipleChoice choices;
     bool done =
-        choices_open(&choices, data, error) && (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
-    choices_close(&choices);
+        multiple_choice_open(&choices, data, error) && (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
+    multiple_choice_close(&choices);
     return done;
 }
 
@@ -314,10 +314,10 @@ static bool eval(const char *folder, const char *data, const EvalOptions *option
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
     if (options->threads) omp_set_num_threads((int)options->threads);
-    gemm_exact(config.exact_products);
+    gemm_exact(config.exact_gemm);
     if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
     if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
-    if (choices_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
+    if (multiple_choice_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
     return eval_tokens(folder, data, &config, options, error);
 }
 

@@ -214,7 +214,7 @@ static bool run_model(
     bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
     if (options->threads) omp_set_num_threads((int)options->threads);
-    gemm_exact(config->exact_products);
+    gemm_exact(config->exact_gemm);
     Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
     Device *device = cmd_open_device(options->device, precision, error);
     Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-static inline float bf16_widen(uint16_t x) {
+static inline float bf16_to_float(uint16_t x) {
     union {
         uint32_t bits;
         float value;
@@ -12,7 +12,7 @@ static inline float bf16_widen(uint16_t x) {
 }
 
 /* Round to nearest even; NaN stays NaN. */
-static inline uint16_t bf16_narrow(float x) {
+static inline uint16_t bf16_from_float(float x) {
     union {
         float value;
         uint32_t bits;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Round to nearest even; what is too large becomes the largest number, NaN stays NaN. */
-static inline uint8_t fp8_narrow(float x, bool fnuz) {
+static inline uint8_t fp8_from_float(float x, bool fnuz) {
     const int bias = fnuz ? 8 : 7, largest = fnuz ? 0x7f : 0x7e, least_exponent = 1 - bias;
     if (isnan(x)) return fnuz ? 0x80 : 0x7f;
     if (!(fabsf(x) < 512)) return (uint8_t)(largest | (signbit(x) ? 0x80 : 0));
@@ -17,7 +17,7 @@ static inline uint8_t fp8_narrow(float x, bool fnuz) {
     return (uint8_t)(code | (signbit(x) && (code || !fnuz) ? 0x80 : 0));
 }
 
-static inline float fp8_widen(uint8_t code, bool fnuz) {
+static inline float fp8_to_float(uint8_t code, bool fnuz) {
     int bias = fnuz ? 8 : 7, exponent = code >> 3 & 15, mantissa = code & 7;
     if (fnuz ? code == 0x80 : (code & 0x7f) == 0x7f) return NAN;
     float magnitude = exponent ? ldexpf((float)(8 + mantissa), exponent - bias - 3) : ldexpf((float)mantissa, -2 - bias);

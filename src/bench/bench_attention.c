@@ -81,7 +81,7 @@ static void fill(const Program *program, TensorId tensor, uint64_t seed) {
     float *values = program->graph->precision == PRECISION_FP32 ? data : memory_allocate((size_t)count * sizeof *values);
     rng_normals(seed, RNG_STREAM_BENCH, 0, count, values);
     if (values == data) return;
-    for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = bf16_narrow(values[i]);
+    for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = bf16_from_float(values[i]);
     free(values);
 }
 

@@ -95,14 +95,14 @@ static double bus_factor(Operation operation, int ranks) {
 static int brought(int rank, int64_t index) { return (int)((index * 3 + rank * 5) % 8); }
 
 static double element(const Job *job, const void *data, int64_t index) {
-    return job->type == COMM_BF16 ? bf16_widen(((const uint16_t *)data)[index]) : ((const float *)data)[index];
+    return job->type == COMM_BF16 ? bf16_to_float(((const uint16_t *)data)[index]) : ((const float *)data)[index];
 }
 
 static void fill(const Job *job, void *data) {
     int rank = comm_rank(job->comm);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < job->count; i++) {
-        if (job->type == COMM_BF16) ((uint16_t *)data)[i] = bf16_narrow((float)brought(rank, i));
+        if (job->type == COMM_BF16) ((uint16_t *)data)[i] = bf16_from_float((float)brought(rank, i));
         else ((float *)data)[i] = (float)brought(rank, i);
     }
 }
@@ -123,7 +123,7 @@ static double expected(const Job *job, int64_t index) {
     case SEND_RECV: return brought((rank + size - 1) % size, index);
     default:
         for (int r = 0; r < size; r++) sum += brought(r, index);
-        return job->type == COMM_BF16 ? bf16_widen(bf16_narrow((float)sum)) : sum;
+        return job->type == COMM_BF16 ? bf16_to_float(bf16_from_float((float)sum)) : sum;
     }
 }
 

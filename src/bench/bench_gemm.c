@@ -244,8 +244,8 @@ static void run_work(void *context, int64_t call) {
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
 
 static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
-    if (type == GEMM_FP8) return fp8_widen(((const uint8_t *)data)[index], fnuz);
-    if (type == GEMM_BF16) return bf16_widen(((const uint16_t *)data)[index]);
+    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[index], fnuz);
+    if (type == GEMM_BF16) return bf16_to_float(((const uint16_t *)data)[index]);
     return ((const float *)data)[index];
 }
 

@@ -68,8 +68,8 @@ static void *make_pool(GemmType type, bool fnuz, int64_t count) {
     if (type == GEMM_F32) return wide;
     char *narrow = memory_allocate((size_t)(count * bench_type_bytes(type)));
     for (int64_t i = 0; i < count; i++) {
-        if (type == GEMM_FP8) ((uint8_t *)narrow)[i] = fp8_narrow(wide[i], fnuz);
-        else ((uint16_t *)narrow)[i] = bf16_narrow(wide[i]);
+        if (type == GEMM_FP8) ((uint8_t *)narrow)[i] = fp8_from_float(wide[i], fnuz);
+        else ((uint16_t *)narrow)[i] = bf16_from_float(wide[i]);
     }
     free(wide);
     return narrow;

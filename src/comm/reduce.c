@@ -39,7 +39,7 @@ int64_t type_bytes(CommType type) {
 
 DEFINE_REDUCE(f32, float, double, double, SAME, SAME, NOT_A_NUMBER)
 DEFINE_REDUCE(f64, double, double, double, SAME, SAME, NOT_A_NUMBER)
-DEFINE_REDUCE(bf16, uint16_t, float, float, bf16_widen, bf16_narrow, NOT_A_NUMBER)
+DEFINE_REDUCE(bf16, uint16_t, float, float, bf16_to_float, bf16_from_float, NOT_A_NUMBER)
 DEFINE_REDUCE(i64, int64_t, uint64_t, int64_t, SAME, SAME, NEVER)
 DEFINE_REDUCE(u8, uint8_t, uint8_t, uint8_t, SAME, SAME, NEVER)
 

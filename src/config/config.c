@@ -16,7 +16,7 @@ static const Option rows[] = {
     {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32|fp64|pure_bf16", "",
         "type of matrices and activations; sums, and what is kept from step to step, are fp32 (fp64); pure_bf16 keeps that in bf16 too, "
         "without masters"},
-    {"exact_products", OPTION_BOOL, FIELD(exact_products), "false", 0, 0, NULL, "",
+    {"exact_gemm", OPTION_BOOL, FIELD(exact_gemm), "false", 0, 0, NULL, "",
         "multiply bf16 on the CPU exactly, as GPUs do, also where scaled 16-bit integers are twice as quick: to compare runs"},
     {"recompute", OPTION_CHOICE, FIELD(recompute), "none", 0, 0, "none|norm|attention|block", "",
         "activations computed again instead of kept: less memory, same bits"},
@@ -107,7 +107,7 @@ static const Option rows[] = {
     {"optimizer.clip", OPTION_REAL, FIELD(optimizer.clip), "1", 0, 1e9, NULL, "", "largest global gradient norm; 0: no clipping"},
     {"optimizer.momentum", OPTION_REAL, FIELD(optimizer.momentum), "0.95", 0, 0.999999, NULL, "", "Muon"},
     {"optimizer.newton_schulz_steps", OPTION_INT, FIELD(optimizer.newton_schulz_steps), "5", 1, 20, NULL, "", "Muon"},
-    {"optimizer.controller_lr", OPTION_REAL, FIELD(optimizer.controller_lr), "1e-3", 0, 10, NULL, "",
+    {"optimizer.balance_lr", OPTION_REAL, FIELD(optimizer.balance_lr), "1e-3", 0, 10, NULL, "",
         "AdamW of the routers' balancing biases; 0: they stay"},
 
     {"schedule.kind", OPTION_CHOICE, FIELD(schedule.kind), "cosine", 0, 0, "cosine|wsd|linear|constant", "",
@@ -137,7 +137,7 @@ static const Option rows[] = {
         "train on while a copy in host memory is written; false: wait, without a copy"},
     {"checkpoint.whole_every", OPTION_INT, FIELD(checkpoint_whole_every), "0", 0, MANY, NULL, "steps",
         "between whole ones; others share files that did not change; 0: all are whole"},
-    {"checkpoint.patience", OPTION_REAL, FIELD(checkpoint_patience), "1800", 1, 1e6, NULL, "seconds",
+    {"checkpoint.timeout", OPTION_REAL, FIELD(checkpoint_timeout), "1800", 1, 1e6, NULL, "seconds",
         "that rank 0 waits for the other ranks' parts of a checkpoint"},
 };
 

@@ -39,7 +39,7 @@ typedef struct LoraConfig {
 typedef enum OptimizerName { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerName;
 typedef struct OptimizerConfig {
     int name;
-    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, controller_lr;
+    double lr, beta1, beta2, epsilon, weight_decay, clip, momentum, balance_lr;
     int64_t newton_schulz_steps;
     bool decay_vectors;
 } OptimizerConfig;
@@ -73,7 +73,7 @@ typedef struct Config {
     int64_t seed, steps, stop_at, threads;
     int device; /* DeviceKind */
     int precision, recompute, on_nan;
-    bool exact_products, plan, tensorboard;
+    bool exact_gemm, plan, tensorboard;
     ModelConfig model;
     LoraConfig lora;
     DataConfig data;
@@ -84,7 +84,7 @@ typedef struct Config {
     int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, checkpoint_whole_every, profile;
     const char *checkpoint_store;
     bool checkpoint_async;
-    double checkpoint_patience, hang;
+    double checkpoint_timeout, hang;
 } Config;
 
 extern const OptionTable config_table;

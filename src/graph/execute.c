@@ -21,14 +21,14 @@ struct Executor {
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
     int *stops, stop_count; /* segment s of the program ends before node stops[s], the last one at its end */
-    ExecutorStop stop;
+    ExecutorCommPoint stop;
     void *stop_context;
-    bool fresh;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.begins) do */
-    bool *begins; /* by node: it does, being the first that has to do with its output */
+    bool overwrite;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.overwrites) do */
+    bool *overwrites; /* by node: it does, being the first that has to do with its output */
     Span *gaps;   /* of the gradient arena: what no such node writes and executor_zero zeroes */
     int gap_count;
-    int runs[2];                     /* by `fresh`, without a hook */
-    DeviceRecording **recordings[2]; /* by `fresh`; one per segment, or NULL */
+    int runs[2];                     /* by `overwrite`, without a hook */
+    DeviceRecording **recordings[2]; /* by `overwrite`; one per segment, or NULL */
 };
 
 static bool on_host(Arena arena) { return arena == ARENA_INPUT || arena == ARENA_METRIC; }
@@ -88,7 +88,7 @@ static void bind(Executor *executor) {
             if (node->out[j]) memcpy(call->out_shape[j], graph_get(graph, node->out[j])->shape, sizeof call->out_shape[j]);
         }
         call->attributes = node->attributes;
-        call->narrow = precision_kept(graph->precision, TYPE_COMPUTE) == TYPE_COMPUTE;
+        call->compute_gradients = precision_state_type(graph->precision, TYPE_COMPUTE) == TYPE_COMPUTE;
         call->workspace = (char *)executor->arena[ARENA_ACTIVATION] + node->workspace;
         call->device = executor->backend.device;
     }
@@ -119,20 +119,20 @@ static void find_gaps(Executor *executor, Span *begun, int count) {
     }
 }
 
-static void find_begins(Executor *executor) {
+static void find_overwrites(Executor *executor) {
     const Graph *graph = executor->graph;
     Span *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
          *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
     int seen_count = 0, begun_count = 0;
-    executor->begins = memory_allocate(graph->node_count + 1);
+    executor->overwrites = memory_allocate(graph->node_count + 1);
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].outputs; j++) {
             TensorId output = graph->nodes[i].out[j];
             const Tensor *tensor = graph_get(graph, output);
             if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
             Span span = {tensor->offset, tensor->offset + graph_units(graph, output)};
-            if (op_table[graph->nodes[i].op]->begins == j + 1 && !overlaps_any(seen, seen_count, span)) {
-                executor->begins[i] = true;
+            if (op_table[graph->nodes[i].op]->overwrites == j + 1 && !overlaps_any(seen, seen_count, span)) {
+                executor->overwrites[i] = true;
                 begun[begun_count++] = span;
             }
             seen[seen_count++] = span;
@@ -143,8 +143,8 @@ static void find_begins(Executor *executor) {
 }
 
 /* The calls of a run that begins this step's gradients, or of one that adds to them. */
-static void take_fresh(Executor *executor) {
-    for (int i = 0; i < executor->graph->node_count; i++) executor->calls[i].fresh = executor->fresh && executor->begins[i];
+static void set_overwrites(Executor *executor) {
+    for (int i = 0; i < executor->graph->node_count; i++) executor->calls[i].overwrite = executor->overwrite && executor->overwrites[i];
 }
 
 static bool check_kernels(const Executor *executor, Error *error) {
@@ -187,9 +187,9 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
         return NULL;
     }
     executor->calls = memory_allocate((graph->node_count + 1) * sizeof *executor->calls);
-    executor_set_stops(executor, NULL, 0, NULL, NULL);
+    executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
-    find_begins(executor);
+    find_overwrites(executor);
     if (device_is_gpu(backend->device)) prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
@@ -199,16 +199,16 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
 void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
-    for (int fresh = 0; fresh < 2; fresh++) {
-        for (int i = 0; i <= executor->stop_count && executor->recordings[fresh]; i++)
-            if (executor->recordings[fresh][i]) device_recording_free(device, executor->recordings[fresh][i]);
-        free(executor->recordings[fresh]);
+    for (int overwrite = 0; overwrite < 2; overwrite++) {
+        for (int i = 0; i <= executor->stop_count && executor->recordings[overwrite]; i++)
+            if (executor->recordings[overwrite][i]) device_recording_free(device, executor->recordings[overwrite][i]);
+        free(executor->recordings[overwrite]);
     }
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         if (device_is_gpu(device)) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
     }
-    free(executor->begins);
+    free(executor->overwrites);
     free(executor->gaps);
     free(executor->stops);
     free(executor->calls);
@@ -222,13 +222,13 @@ static void upload_inputs(Executor *executor) {
         device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
 }
 
-void executor_set_stops(Executor *executor, const int *stops, int count, ExecutorStop stop, void *context) {
+void executor_set_comm_points(Executor *executor, const int *stops, int count, ExecutorCommPoint stop, void *context) {
     assert(executor->runs[0] + executor->runs[1] == 0);
     free(executor->stops);
     executor->stops = memory_allocate((count + 1) * sizeof *executor->stops);
-    for (int fresh = 0; fresh < 2; fresh++) {
-        free(executor->recordings[fresh]);
-        executor->recordings[fresh] = memory_allocate((count + 1) * sizeof(DeviceRecording *));
+    for (int overwrite = 0; overwrite < 2; overwrite++) {
+        free(executor->recordings[overwrite]);
+        executor->recordings[overwrite] = memory_allocate((count + 1) * sizeof(DeviceRecording *));
     }
     if (count) memcpy(executor->stops, stops, count * sizeof *stops);
     executor->stop_count = count;
@@ -239,9 +239,9 @@ void executor_set_stops(Executor *executor, const int *stops, int count, Executo
 /* The first run of either kind chooses products, which cannot be recorded; the second is recorded. */
 static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
-    DeviceRecording **recording = &executor->recordings[executor->fresh][segment];
+    DeviceRecording **recording = &executor->recordings[executor->overwrite][segment];
     if (first == end) return;
-    if (device_is_gpu(device) && executor->runs[executor->fresh] == 1 && device_record_begin(device)) {
+    if (device_is_gpu(device) && executor->runs[executor->overwrite] == 1 && device_record_begin(device)) {
         run_nodes(executor, first, end);
         *recording = device_record_end(device);
     }
@@ -252,14 +252,14 @@ static void run_segment(Executor *executor, int segment, int first, int end) {
 void executor_run(Executor *executor) {
     int first = 0;
     upload_inputs(executor);
-    take_fresh(executor);
+    set_overwrites(executor);
     for (int i = 0; i < executor->stop_count; first = executor->stops[i++]) {
         run_segment(executor, i, first, executor->stops[i]);
         executor->stop(executor->stop_context, i);
     }
     run_segment(executor, executor->stop_count, first, executor->graph->node_count);
-    executor->runs[executor->fresh]++;
-    executor->fresh = false;
+    executor->runs[executor->overwrite]++;
+    executor->overwrite = false;
 }
 
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
@@ -268,8 +268,8 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     bool gpu = device_is_gpu(device);
     int stop = 0;
     upload_inputs(executor);
-    take_fresh(executor);
-    executor->fresh = false;
+    set_overwrites(executor);
+    executor->overwrite = false;
     for (int i = 0; i < graph->node_count; i++) {
         for (; stop < executor->stop_count && executor->stops[stop] == i; stop++) executor->stop(executor->stop_context, stop);
         if (op_table[graph->nodes[i].op]->once) continue;
@@ -297,5 +297,5 @@ void executor_zero(Executor *executor) {
     for (int i = 0; i < executor->gap_count; i++)
         device_fill(device, gradients + executor->gaps[i].begin * unit, 0, (executor->gaps[i].end - executor->gaps[i].begin) * unit);
     device_fill(device, executor->arena[ARENA_METRIC], 0, executor->bytes[ARENA_METRIC]);
-    executor->fresh = true;
+    executor->overwrite = true;
 }

@@ -146,7 +146,7 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
     if (tensor->gradient || tensor->frozen) return tensor->gradient;
     Tensor gradient = {.name = own(graph, memory_format("d_%s", tensor->name)),
         .arena = ARENA_GRADIENT,
-        .type = precision_kept(graph->precision, tensor->type),
+        .type = precision_state_type(graph->precision, tensor->type),
         .rank = tensor->rank,
         .offset = tensor->offset};
     int64_t shape[TENSOR_MAX_RANK];
@@ -192,8 +192,8 @@ bool graph_is_base(const Graph *graph, const Parameter *parameter) {
     return parameter->frozen && graph_get(graph, parameter->tensor)->arena == ARENA_WEIGHT;
 }
 
-TypeClass graph_kept(const Graph *graph, const Parameter *parameter) {
-    return precision_kept(graph->precision, graph_get(graph, parameter->tensor)->type);
+TypeClass graph_state_type(const Graph *graph, const Parameter *parameter) {
+    return precision_state_type(graph->precision, graph_get(graph, parameter->tensor)->type);
 }
 
 int64_t graph_columns(const Graph *graph, TensorId tensor) {

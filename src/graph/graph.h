@@ -33,13 +33,13 @@ static inline Precision precision_for_inference(Precision precision) {
     return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision;
 }
 /* The type in which what is kept of a parameter of type `type` is kept. */
-static inline TypeClass precision_kept(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
+static inline TypeClass precision_state_type(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
 /* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */
 static inline int64_t precision_unit(Precision precision) {
-    return (int64_t)precision_bytes(precision, precision_kept(precision, TYPE_COMPUTE));
+    return (int64_t)precision_bytes(precision, precision_state_type(precision, TYPE_COMPUTE));
 }
 static inline int64_t precision_width(Precision precision, TypeClass type) {
-    return (int64_t)precision_bytes(precision, precision_kept(precision, type)) / precision_unit(precision);
+    return (int64_t)precision_bytes(precision, precision_state_type(precision, type)) / precision_unit(precision);
 }
 
 typedef enum Arena {
@@ -75,7 +75,7 @@ typedef enum ParameterKind {
     PARAMETER_CONVOLUTION, /* AdamW, decayed */
     PARAMETER_NORM,        /* gains, residual scales, temperatures: AdamW */
     PARAMETER_BIAS,        /* AdamW */
-    PARAMETER_CONTROLLER,  /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
+    PARAMETER_BALANCE_BIAS,  /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
     PARAMETER_KIND_COUNT
 } ParameterKind;
 const char *parameter_kind_name(ParameterKind kind);
@@ -163,8 +163,8 @@ int64_t graph_units(const Graph *graph, TensorId tensor);
 /* Whether it is a frozen matrix: its place is in the arena of weights alone. */
 bool graph_is_base(const Graph *graph, const Parameter *parameter);
 /* The type in which a parameter, its gradient and its optimizer state are kept, and the bytes of an element. */
-TypeClass graph_kept(const Graph *graph, const Parameter *parameter);
-static inline int64_t graph_kept_bytes(const Graph *graph, const Parameter *parameter) {
+TypeClass graph_state_type(const Graph *graph, const Parameter *parameter);
+static inline int64_t graph_state_bytes(const Graph *graph, const Parameter *parameter) {
     return parameter->width * precision_unit(graph->precision);
 }
 /* Product of all dimensions but the last; and the last. */
@@ -241,8 +241,8 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
 void executor_free(Executor *executor);
 /* From now on every run pauses before each node of `stops` (ascending; node_count: after the last) and calls `stop` with its index in the list: the place
  * for communication. Before the first run. The list is copied. */
-typedef void (*ExecutorStop)(void *context, int index);
-void executor_set_stops(Executor *executor, const int *stops, int count, ExecutorStop stop, void *context);
+typedef void (*ExecutorCommPoint)(void *context, int index);
+void executor_set_comm_points(Executor *executor, const int *stops, int count, ExecutorCommPoint stop, void *context);
 /* Runs the program. On a GPU it returns before the work is done; from the third run on what lies between two stops is replayed as one recording. */
 void executor_run(Executor *executor);
 /* Calls the hook after each node; ends the run at the first for which it says so and returns its index, or -1. */

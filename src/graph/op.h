@@ -25,8 +25,8 @@ typedef struct OpCall {
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
     const void *attributes;
     void *workspace;
-    bool fresh;     /* output Op.begins holds nothing yet: write it instead of adding to it */
-    bool narrow;    /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
+    bool overwrite;     /* output Op.overwrites holds nothing yet: write it instead of adding to it */
+    bool compute_gradients;    /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device; /* whose memory it is */
 } OpCall;
 
@@ -47,7 +47,7 @@ typedef struct Op {
     const char *name;
     OpClass class;
     uint32_t adds_to; /* bit i: output i is added to (gradients, metrics, states), never overwritten; not recomputed */
-    int begins; /* 1 + the output of adds_to that the kernel writes whole when OpCall.fresh says so, which spares zeroing and reading it; 0: none */
+    int overwrites; /* 1 + the output of adds_to that the kernel writes whole when OpCall.overwrite says so, which spares zeroing and reading it; 0: none */
     int in_place; /* 1 + the input whose memory output 0 may take, being as large, where nothing reads it later: the kernel reads each element before anything
                        * writes it, in the thread that writes it; 0: none */
     bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */

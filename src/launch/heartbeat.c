@@ -1,4 +1,4 @@
-/* The page of beacons: a file in memory that parent and children map. */
+/* The page of heartbeats: a file in memory that parent and children map. */
 #include "launch/heartbeat.h"
 
 #include <errno.h>
@@ -10,46 +10,46 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static Beacon *map(int file, int ranks, Error *error) {
-    void *page = mmap(NULL, (size_t)ranks * sizeof(Beacon), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
+static Heartbeat *map(int file, int ranks, Error *error) {
+    void *page = mmap(NULL, (size_t)ranks * sizeof(Heartbeat), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
     if (page != MAP_FAILED) return page;
-    error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' beacons: %s", strerror(errno));
+    error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' heartbeats: %s", strerror(errno));
     return NULL;
 }
 
-Beacon *beacon_create(int ranks, int *file, Error *error) {
-    *file = memfd_create("smelt-beacons", MFD_CLOEXEC);
-    Beacon *beacons = NULL;
-    if (*file < 0 || ftruncate(*file, (off_t)((size_t)ranks * sizeof *beacons)) != 0)
-        error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' beacons: %s", strerror(errno));
-    else beacons = map(*file, ranks, error);
-    if (!beacons && *file >= 0) close(*file);
-    return beacons;
+Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
+    *file = memfd_create("smelt-heartbeats", MFD_CLOEXEC);
+    Heartbeat *heartbeats = NULL;
+    if (*file < 0 || ftruncate(*file, (off_t)((size_t)ranks * sizeof *heartbeats)) != 0)
+        error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' heartbeats: %s", strerror(errno));
+    else heartbeats = map(*file, ranks, error);
+    if (!heartbeats && *file >= 0) close(*file);
+    return heartbeats;
 }
 
-void beacon_inherit(int file) {
+void heartbeat_inherit(int file) {
     char text[16];
     snprintf(text, sizeof text, "%d", file);
     fcntl(file, F_SETFD, 0);
-    setenv("SMELT_BEACONS", text, 1);
+    setenv("SMELT_HEARTBEATS", text, 1);
 }
 
-/* The file of SMELT_BEACONS, if it is one that has room for this rank. */
+/* The file of SMELT_HEARTBEATS, if it is one that has room for this rank. */
 static int inherited(int local_rank) {
-    const char *text = getenv("SMELT_BEACONS");
+    const char *text = getenv("SMELT_HEARTBEATS");
     char *end;
     long file = text && *text ? strtol(text, &end, 10) : -1;
     struct stat status;
     if (file < 0 || file > INT32_MAX || *end || local_rank < 0 || fstat((int)file, &status) != 0) return -1;
-    return status.st_size >= (off_t)(((size_t)local_rank + 1) * sizeof(Beacon)) ? (int)file : -1;
+    return status.st_size >= (off_t)(((size_t)local_rank + 1) * sizeof(Heartbeat)) ? (int)file : -1;
 }
 
-Beacon *beacon_join(int local_rank, int *ranks, Error *error) {
+Heartbeat *heartbeat_join(int local_rank, int *ranks, Error *error) {
     int file = inherited(local_rank);
     *ranks = file < 0 ? 1 : local_rank + 1;
     return map(file, *ranks, error);
 }
 
-void beacon_close(Beacon *beacons, int ranks) {
-    if (beacons) munmap(beacons, (size_t)ranks * sizeof *beacons);
+void heartbeat_close(Heartbeat *heartbeats, int ranks) {
+    if (heartbeats) munmap(heartbeats, (size_t)ranks * sizeof *heartbeats);
 }

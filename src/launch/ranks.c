@@ -41,7 +41,7 @@ static void set_environment(const Ranks *ranks, int rank) {
     }
     int threads = (int)sysconf(_SC_NPROCESSORS_ONLN) / plan->count;
     if (!getenv("OMP_NUM_THREADS")) set_number("OMP_NUM_THREADS", threads > 1 ? threads : 1);
-    beacon_inherit(ranks->beacon_file);
+    heartbeat_inherit(ranks->heartbeat_file);
 }
 
 /* In the child. It dies with the supervisor, and is out of reach of the terminal's own signals. */
@@ -85,8 +85,8 @@ bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error) {
     ranks->plan = plan;
     ranks->ranks = memory_allocate((size_t)plan->count * sizeof *ranks->ranks);
     for (int rank = 0; rank < plan->count; rank++) ranks->ranks[rank].streams[0].file = ranks->ranks[rank].streams[1].file = -1;
-    ranks->beacons = beacon_create(plan->count, &ranks->beacon_file, error);
-    bool started = ranks->beacons != NULL;
+    ranks->heartbeats = heartbeat_create(plan->count, &ranks->heartbeat_file, error);
+    bool started = ranks->heartbeats != NULL;
     for (int rank = 0; started && rank < plan->count; rank++) started = start_rank(ranks, rank, error);
     if (started) return true;
     ranks_signal(ranks, SIGKILL);
@@ -99,8 +99,8 @@ void ranks_free(Ranks *ranks) {
     for (int rank = 0; rank < ranks->plan->count; rank++)
         for (int i = 0; i < STREAMS; i++)
             if (ranks->ranks[rank].streams[i].file >= 0) close(ranks->ranks[rank].streams[i].file);
-    if (ranks->beacons) close(ranks->beacon_file);
-    beacon_close(ranks->beacons, ranks->plan->count);
+    if (ranks->heartbeats) close(ranks->heartbeat_file);
+    heartbeat_close(ranks->heartbeats, ranks->plan->count);
     free(ranks->ranks);
 }
 

@@ -39,8 +39,8 @@ typedef struct RankPlan {
 typedef struct Ranks {
     const RankPlan *plan;
     Rank *ranks;
-    Beacon *beacons;
-    int beacon_file;
+    Heartbeat *heartbeats;
+    int heartbeat_file;
     /* Called with every whole line of every rank. */
     void (*on_line)(void *context, int rank, const char *line);
     void *context;

@@ -1,4 +1,4 @@
-/* The roll of nodes over short TCP connections: a node connects, reports, and keeps the connection until it has its answer. Owns node 0's listening
+/* The rendezvous of nodes over short TCP connections: a node connects, reports, and keeps the connection until it has its answer. Owns node 0's listening
  * socket and the seats of all nodes. Called by the supervisor. The network is trusted: checks keep mistakes out, not attackers. */
 #include "launch/rendezvous.h"
 
@@ -31,7 +31,7 @@ typedef struct Hello {
 typedef struct Reply {
     uint32_t magic;
     int32_t verdict;
-    RollAnswer answer;
+    RendezvousAnswer answer;
 } Reply;
 
 /* A node's place at node 0. */
@@ -43,8 +43,8 @@ typedef struct Seat {
     char address[NI_MAXHOST];
 } Seat;
 
-struct Roll {
-    RollPlace place;
+struct Rendezvous {
+    RendezvousPlace place;
     uint64_t job;
     struct sockaddr_storage first; /* node 0's address */
     int listener;                  /* on node 0, else -1 */
@@ -66,32 +66,32 @@ static uint64_t job_of(char *const *command) {
     return hash;
 }
 
-Roll *roll_open(const RollPlace *place, Error *error) {
-    Roll *roll = memory_allocate(sizeof *roll);
-    *roll = (Roll){.place = *place, .job = job_of(place->command), .listener = -1};
-    bool opened = socket_resolve(place->address, place->port, &roll->first, error);
+Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
+    Rendezvous *rendezvous = memory_allocate(sizeof *rendezvous);
+    *rendezvous = (Rendezvous){.place = *place, .job = job_of(place->command), .listener = -1};
+    bool opened = socket_resolve(place->address, place->port, &rendezvous->first, error);
     if (opened && place->node == 0) {
         double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
-        while ((roll->listener = socket_listen(roll->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
+        while ((rendezvous->listener = socket_listen(rendezvous->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
                errno == EADDRINUSE && log_seconds() < until && !*place->stop)
             usleep((useconds_t)(slice * 1e6));
-        opened = roll->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
+        opened = rendezvous->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
                                             "node 0 cannot listen at port %d: %s; give another MASTER_PORT", place->port, strerror(errno));
-        roll->seats = memory_allocate((size_t)place->nodes * sizeof *roll->seats);
-        for (int node = 0; node < place->nodes; node++) roll->seats[node] = (Seat){.socket = -1, .member = true};
+        rendezvous->seats = memory_allocate((size_t)place->nodes * sizeof *rendezvous->seats);
+        for (int node = 0; node < place->nodes; node++) rendezvous->seats[node] = (Seat){.socket = -1, .member = true};
     }
-    if (opened) return roll;
-    roll_close(roll);
+    if (opened) return rendezvous;
+    rendezvous_close(rendezvous);
     return NULL;
 }
 
-void roll_close(Roll *roll) {
-    if (!roll) return;
-    for (int node = 0; roll->seats && node < roll->place.nodes; node++)
-        if (roll->seats[node].socket >= 0) close(roll->seats[node].socket);
-    if (roll->listener >= 0) close(roll->listener);
-    free(roll->seats);
-    free(roll);
+void rendezvous_close(Rendezvous *rendezvous) {
+    if (!rendezvous) return;
+    for (int node = 0; rendezvous->seats && node < rendezvous->place.nodes; node++)
+        if (rendezvous->seats[node].socket >= 0) close(rendezvous->seats[node].socket);
+    if (rendezvous->listener >= 0) close(rendezvous->listener);
+    free(rendezvous->seats);
+    free(rendezvous);
 }
 
 /* -- Node 0: who is here -------------------------------------------------------------------------------------------- */
@@ -110,50 +110,50 @@ static void take_seat(Seat *seat, int socket, const NodeReport *report) {
     seat->report.name[sizeof report->name - 1] = seat->report.reason[sizeof report->reason - 1] = 0;
 }
 
-static bool is_sound(const Roll *roll, const Hello *hello) {
+static bool is_sound(const Rendezvous *rendezvous, const Hello *hello) {
     const NodeReport *report = &hello->report;
-    return hello->node > 0 && hello->node < roll->place.nodes && report->state >= NODE_READY && report->state <= NODE_ENDS &&
+    return hello->node > 0 && hello->node < rendezvous->place.nodes && report->state >= NODE_READY && report->state <= NODE_ENDS &&
            report->ranks > 0 && report->ranks <= MOST_RANKS && report->port > 0 && report->port < 65536 && report->code >= 0 &&
            report->code < 128;
 }
 
 static void refuse(int socket) {
-    Reply reply = {.magic = MAGIC, .verdict = ROLL_OVER, .answer = {.code = ERROR_USAGE}};
+    Reply reply = {.magic = MAGIC, .verdict = RENDEZVOUS_OVER, .answer = {.code = ERROR_USAGE}};
     snprintf(reply.answer.reason, sizeof reply.answer.reason, "node 0 runs another command, or with another number of nodes");
     socket_send(socket, &reply, sizeof reply, log_seconds() + HELLO_SECONDS);
     close(socket);
 }
 
 /* Where the others reach a node: as node 0 sees it, or, when it is on node 0's host, at node 0's own address. */
-static void note_address(const Roll *roll, Seat *seat) {
+static void note_address(const Rendezvous *rendezvous, Seat *seat) {
     struct sockaddr_storage from = {0};
     socklen_t size = sizeof from;
     seat->address[0] = 0;
     if (getpeername(seat->socket, (struct sockaddr *)&from, &size) == 0)
         getnameinfo((struct sockaddr *)&from, size, seat->address, sizeof seat->address, NULL, 0, NI_NUMERICHOST);
-    if (!seat->address[0] || socket_is_loopback(seat->address)) snprintf(seat->address, sizeof seat->address, "%s", roll->place.address);
+    if (!seat->address[0] || socket_is_loopback(seat->address)) snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
 }
 
 /* Takes in all who wait at the door, for a moment. */
-static void open_door(Roll *roll) {
-    for (double until = log_seconds() + slice; socket_await(roll->listener, POLLIN, until);) {
+static void open_door(Rendezvous *rendezvous) {
+    for (double until = log_seconds() + slice; socket_await(rendezvous->listener, POLLIN, until);) {
         Hello hello = {0};
-        int taken = accept4(roll->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int taken = accept4(rendezvous->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (taken < 0) continue;
         socket_prepare(taken, LOST_SECONDS);
         if (!socket_receive(taken, &hello, sizeof hello, log_seconds() + HELLO_SECONDS) || hello.magic != MAGIC) close(taken);
-        else if (hello.job != roll->job || hello.nodes != roll->place.nodes || !is_sound(roll, &hello)) refuse(taken);
+        else if (hello.job != rendezvous->job || hello.nodes != rendezvous->place.nodes || !is_sound(rendezvous, &hello)) refuse(taken);
         else {
-            take_seat(&roll->seats[hello.node], taken, &hello.report);
-            note_address(roll, &roll->seats[hello.node]);
+            take_seat(&rendezvous->seats[hello.node], taken, &hello.report);
+            note_address(rendezvous, &rendezvous->seats[hello.node]);
         }
     }
 }
 
 /* Nodes say nothing after their report: what can be read is the connection's end. Only a farewell stays after that. */
-static void notice_leavers(Roll *roll) {
-    for (int node = 1; node < roll->place.nodes; node++) {
-        Seat *seat = &roll->seats[node];
+static void notice_leavers(Rendezvous *rendezvous) {
+    for (int node = 1; node < rendezvous->place.nodes; node++) {
+        Seat *seat = &rendezvous->seats[node];
         if (seat->here && seat->report.state != NODE_ENDS && socket_await(seat->socket, POLLIN, log_seconds() + 1e-3)) leave_seat(seat);
     }
 }
@@ -161,9 +161,9 @@ static void notice_leavers(Roll *roll) {
 /* -- Node 0: what becomes of the run -------------------------------------------------------------------------------- */
 
 /* Of a node that took part and said that the run is over. */
-static const NodeReport *find_end(const Roll *roll) {
-    for (int node = 0; node < roll->place.nodes; node++) {
-        const Seat *seat = &roll->seats[node];
+static const NodeReport *find_end(const Rendezvous *rendezvous) {
+    for (int node = 0; node < rendezvous->place.nodes; node++) {
+        const Seat *seat = &rendezvous->seats[node];
         if (seat->here && seat->member && seat->report.state == NODE_ENDS) return &seat->report;
     }
     return NULL;
@@ -172,14 +172,14 @@ static const NodeReport *find_end(const Roll *roll) {
 static bool takes_part(const Seat *seat) { return seat->here && seat->report.state == NODE_READY; }
 
 /* Who is missing and why, for people. */
-static void describe_absent(const Roll *roll, char *text, size_t size) {
+static void describe_absent(const Rendezvous *rendezvous, char *text, size_t size) {
     size_t length = 0;
     text[0] = 0;
-    for (int node = 0; node < roll->place.nodes && length < size; node++) {
-        const Seat *seat = &roll->seats[node];
+    for (int node = 0; node < rendezvous->place.nodes && length < size; node++) {
+        const Seat *seat = &rendezvous->seats[node];
         const char *comma = length ? "; " : "";
         if (!seat->here && seat->member)
-            length += (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, roll->place.away);
+            length += (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, rendezvous->place.away);
         else if (!seat->here) length += (size_t)snprintf(text + length, size - length, "%snode %d is still away", comma, node);
         else if (!takes_part(seat))
             length +=
@@ -188,121 +188,121 @@ static void describe_absent(const Roll *roll, char *text, size_t size) {
 }
 
 /* What all who take part have in common; their number is answer.members. */
-static RollAnswer muster(const Roll *roll) {
-    RollAnswer answer = {0};
-    for (int node = 0; node < roll->place.nodes; node++) {
-        const Seat *seat = &roll->seats[node];
+static RendezvousAnswer muster(const Rendezvous *rendezvous) {
+    RendezvousAnswer answer = {0};
+    for (int node = 0; node < rendezvous->place.nodes; node++) {
+        const Seat *seat = &rendezvous->seats[node];
         if (!takes_part(seat)) continue;
         if (!answer.members) {
             answer.port = seat->report.port;
-            snprintf(answer.address, sizeof answer.address, "%.255s", node ? seat->address : roll->place.address);
+            snprintf(answer.address, sizeof answer.address, "%.255s", node ? seat->address : rendezvous->place.address);
         }
         answer.members++;
         answer.ranks += seat->report.ranks;
     }
-    describe_absent(roll, answer.reason, sizeof answer.reason);
+    describe_absent(rendezvous, answer.reason, sizeof answer.reason);
     return answer;
 }
 
-static void reply(Seat *seat, RollVerdict verdict, const RollAnswer *answer) {
+static void reply(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer *answer) {
     Reply message = {.magic = MAGIC, .verdict = (int32_t)verdict, .answer = *answer};
     if (seat->socket >= 0) socket_send(seat->socket, &message, sizeof message, log_seconds() + HELLO_SECONDS);
     leave_seat(seat);
 }
 
 /* Everyone who is here gets an answer; returns node 0's own. */
-static RollVerdict dismiss(Roll *roll, RollVerdict all, const RollAnswer *common, RollAnswer *own) {
-    RollAnswer answer = *common;
-    RollVerdict own_verdict = all;
+static RendezvousVerdict dismiss(Rendezvous *rendezvous, RendezvousVerdict all, const RendezvousAnswer *common, RendezvousAnswer *own) {
+    RendezvousAnswer answer = *common;
+    RendezvousVerdict own_verdict = all;
     answer.member = answer.first = 0;
-    for (int node = 0; node < roll->place.nodes; node++) {
-        Seat *seat = &roll->seats[node];
+    for (int node = 0; node < rendezvous->place.nodes; node++) {
+        Seat *seat = &rendezvous->seats[node];
         int ranks = seat->report.ranks;
-        bool starts = all == ROLL_START && takes_part(seat);
-        RollVerdict verdict = all == ROLL_START && !starts ? ROLL_LEFT_OUT : all;
+        bool starts = all == RENDEZVOUS_START && takes_part(seat);
+        RendezvousVerdict verdict = all == RENDEZVOUS_START && !starts ? RENDEZVOUS_LEFT_OUT : all;
         if (node == 0) *own = answer, own_verdict = verdict;
         if (seat->here) reply(seat, verdict, &answer);
-        if (all == ROLL_START) seat->member = starts;
+        if (all == RENDEZVOUS_START) seat->member = starts;
         if (starts) answer.member++, answer.first += ranks;
     }
-    roll->began = 0;
+    rendezvous->began = 0;
     return own_verdict;
 }
 
-static RollVerdict decide(Roll *roll, RollAnswer *own) {
-    const NodeReport *end = find_end(roll);
-    RollAnswer answer = muster(roll);
+static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
+    const NodeReport *end = find_end(rendezvous);
+    RendezvousAnswer answer = muster(rendezvous);
     if (end) {
         answer.code = end->code;
         snprintf(answer.reason, sizeof answer.reason, "%s", end->reason);
-    } else if (answer.members < roll->place.least) {
+    } else if (answer.members < rendezvous->place.least) {
         char absent[sizeof answer.reason];
         memcpy(absent, answer.reason, sizeof absent);
         answer.code = ERROR_COMMUNICATION;
         snprintf(answer.reason, sizeof answer.reason, "%d of %d nodes can go on, and %d are needed (least=): %.400s", answer.members,
-            roll->place.nodes, roll->place.least, absent);
+            rendezvous->place.nodes, rendezvous->place.least, absent);
     }
-    return dismiss(roll, end || answer.members < roll->place.least ? ROLL_OVER : ROLL_START, &answer, own);
+    return dismiss(rendezvous, end || answer.members < rendezvous->place.least ? RENDEZVOUS_OVER : RENDEZVOUS_START, &answer, own);
 }
 
-static RollVerdict call_as_first(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
+static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
     double start = log_seconds();
-    take_seat(&roll->seats[0], -1, own);
-    while (!*roll->place.stop) {
+    take_seat(&rendezvous->seats[0], -1, own);
+    while (!*rendezvous->place.stop) {
         bool any = false, all = true;
-        open_door(roll);
-        notice_leavers(roll);
-        for (int node = 0; node < roll->place.nodes; node++) {
-            const Seat *seat = &roll->seats[node];
+        open_door(rendezvous);
+        notice_leavers(rendezvous);
+        for (int node = 0; node < rendezvous->place.nodes; node++) {
+            const Seat *seat = &rendezvous->seats[node];
             any = any || (seat->here && seat->member);
             all = all && (seat->here || !seat->member);
         }
         double now = log_seconds();
-        if (any && !roll->began) roll->began = now;
-        if (all || find_end(roll) || (roll->began && now - roll->began > roll->place.away)) return decide(roll, answer);
-        if (patience > 0 && now - start > patience) return ROLL_AGAIN;
+        if (any && !rendezvous->began) rendezvous->began = now;
+        if (all || find_end(rendezvous) || (rendezvous->began && now - rendezvous->began > rendezvous->place.away)) return decide(rendezvous, answer);
+        if (patience > 0 && now - start > patience) return RENDEZVOUS_AGAIN;
     }
-    return ROLL_STOPPED;
+    return RENDEZVOUS_STOPPED;
 }
 
 /* -- The others ----------------------------------------------------------------------------------------------------- */
 
 /* -1 when node 0 does not answer now. */
-static int report_to_first(const Roll *roll, const NodeReport *own) {
-    Hello hello = {.magic = MAGIC, .node = roll->place.node, .nodes = roll->place.nodes, .job = roll->job, .report = *own};
+static int report_to_first(const Rendezvous *rendezvous, const NodeReport *own) {
+    Hello hello = {.magic = MAGIC, .node = rendezvous->place.node, .nodes = rendezvous->place.nodes, .job = rendezvous->job, .report = *own};
     double until = log_seconds() + HELLO_SECONDS;
-    int made = socket_connect(&roll->first, LOST_SECONDS, until);
+    int made = socket_connect(&rendezvous->first, LOST_SECONDS, until);
     if (made < 0 || socket_send(made, &hello, sizeof hello, until)) return made;
     close(made);
     return -1;
 }
 
-static bool hear(int socket, RollVerdict *verdict, RollAnswer *answer) {
+static bool hear(int socket, RendezvousVerdict *verdict, RendezvousAnswer *answer) {
     Reply message;
     if (!socket_receive(socket, &message, sizeof message, log_seconds() + HELLO_SECONDS) || message.magic != MAGIC ||
-        message.verdict < ROLL_START || message.verdict > ROLL_OVER)
+        message.verdict < RENDEZVOUS_START || message.verdict > RENDEZVOUS_OVER)
         return false;
-    *verdict = (RollVerdict)message.verdict;
+    *verdict = (RendezvousVerdict)message.verdict;
     *answer = message.answer;
     answer->address[sizeof answer->address - 1] = answer->reason[sizeof answer->reason - 1] = 0;
     return answer->member >= 0 && answer->first >= 0 && answer->ranks >= 0 && answer->code >= 0 && answer->code < 128;
 }
 
-static RollVerdict first_is_lost(const Roll *roll, RollAnswer *answer) {
-    *answer = (RollAnswer){.code = ERROR_COMMUNICATION};
-    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", roll->place.address, roll->place.port,
-        roll->place.away);
-    return ROLL_OVER;
+static RendezvousVerdict first_is_lost(const Rendezvous *rendezvous, RendezvousAnswer *answer) {
+    *answer = (RendezvousAnswer){.code = ERROR_COMMUNICATION};
+    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", rendezvous->place.address, rendezvous->place.port,
+        rendezvous->place.away);
+    return RENDEZVOUS_OVER;
 }
 
-static RollVerdict call_as_other(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
+static RendezvousVerdict call_as_other(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
     double start = log_seconds(), heard = start;
     int connection = -1;
-    RollVerdict verdict = ROLL_STOPPED;
-    while (!*roll->place.stop) {
+    RendezvousVerdict verdict = RENDEZVOUS_STOPPED;
+    while (!*rendezvous->place.stop) {
         double now = log_seconds();
-        if (connection < 0) connection = report_to_first(roll, own);
-        if (connection < 0 && now - heard > roll->place.away) return first_is_lost(roll, answer);
+        if (connection < 0) connection = report_to_first(rendezvous, own);
+        if (connection < 0 && now - heard > rendezvous->place.away) return first_is_lost(rendezvous, answer);
         if (connection < 0) {
             usleep((useconds_t)(slice * 1e6));
             continue;
@@ -313,7 +313,7 @@ static RollVerdict call_as_other(Roll *roll, const NodeReport *own, double patie
             close(connection);
             connection = -1;
         } else if (patience > 0 && now - start > patience) {
-            verdict = ROLL_AGAIN;
+            verdict = RENDEZVOUS_AGAIN;
             break;
         }
     }
@@ -321,36 +321,36 @@ static RollVerdict call_as_other(Roll *roll, const NodeReport *own, double patie
     return verdict;
 }
 
-RollVerdict roll_call(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer) {
-    return roll->seats ? call_as_first(roll, own, patience, answer) : call_as_other(roll, own, patience, answer);
+RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
+    return rendezvous->seats ? call_as_first(rendezvous, own, patience, answer) : call_as_other(rendezvous, own, patience, answer);
 }
 
 /* -- The end -------------------------------------------------------------------------------------------------------- */
 
-static void tell_all(Roll *roll, const RollAnswer *end) {
+static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     double until = log_seconds() + (end->code == ERROR_NONE ? 0 : FAREWELL_SECONDS);
     for (bool untold = true; untold;) {
-        RollAnswer own;
-        open_door(roll);
+        RendezvousAnswer own;
+        open_door(rendezvous);
         untold = false;
-        for (int node = 1; node < roll->place.nodes; node++) {
-            roll->seats[node].member = roll->seats[node].member && !roll->seats[node].here;
-            untold = untold || roll->seats[node].member;
+        for (int node = 1; node < rendezvous->place.nodes; node++) {
+            rendezvous->seats[node].member = rendezvous->seats[node].member && !rendezvous->seats[node].here;
+            untold = untold || rendezvous->seats[node].member;
         }
-        dismiss(roll, ROLL_OVER, end, &own);
-        untold = untold && log_seconds() < until && !*roll->place.stop;
+        dismiss(rendezvous, RENDEZVOUS_OVER, end, &own);
+        untold = untold && log_seconds() < until && !*rendezvous->place.stop;
     }
 }
 
-void roll_end(Roll *roll, int code, const char *reason) {
+void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason) {
     NodeReport report = {.state = NODE_ENDS, .ranks = 1, .port = 1, .code = code};
-    RollAnswer end = {.code = code};
+    RendezvousAnswer end = {.code = code};
     snprintf(report.reason, sizeof report.reason, "%s", reason);
     snprintf(end.reason, sizeof end.reason, "%s", reason);
-    if (roll->seats) {
-        tell_all(roll, &end);
+    if (rendezvous->seats) {
+        tell_all(rendezvous, &end);
         return;
     }
-    int connection = report_to_first(roll, &report);
+    int connection = report_to_first(rendezvous, &report);
     if (connection >= 0) close(connection);
 }

@@ -1,6 +1,6 @@
-/* The roll of a run's nodes. Before every attempt each node's supervisor tells node 0's how its node is. Node 0's calls the roll: when all that it waits
+/* The rendezvous of a run's nodes. Before every attempt each node's supervisor tells node 0's how its node is. Node 0's calls the roll: when all that it waits
  * for have come, or the time is over, it tells everyone who takes part, under which numbers, or that the run is over. Nobody is connected in between:
- * who comes while ranks run waits in the queue of node 0's socket for the next roll. Because one place decides, two halves of a broken network never
+ * who comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides, two halves of a broken network never
  * train at once; the price is that the run ends with node 0's supervisor. Node 0 itself may be left out like any other. */
 #pragma once
 
@@ -9,16 +9,16 @@
 
 #include "base/error.h"
 
-typedef struct Roll Roll;
+typedef struct Rendezvous Rendezvous;
 
-typedef struct RollPlace {
+typedef struct RendezvousPlace {
     int node, nodes, least; /* least: nodes that the run needs to go on */
     const char *address;    /* of node 0 */
     int port;
     double away;                       /* seconds for which the others wait for a node, and a node for node 0 */
     char *const *command;              /* the same on all nodes */
     const volatile sig_atomic_t *stop; /* not 0: no more waiting */
-} RollPlace;
+} RendezvousPlace;
 
 typedef enum NodeState {
     NODE_READY, /* can run its ranks */
@@ -32,24 +32,24 @@ typedef struct NodeReport {
     char name[64], reason[192];
 } NodeReport;
 
-typedef enum RollVerdict {
-    ROLL_START,    /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which its first is `first` */
-    ROLL_LEFT_OUT, /* the others go on without this node: it may come again */
-    ROLL_OVER,     /* the run ended with `code` and `reason` */
-    ROLL_AGAIN,    /* nothing yet after `patience` seconds */
-    ROLL_STOPPED,  /* by *place.stop */
-} RollVerdict;
+typedef enum RendezvousVerdict {
+    RENDEZVOUS_START,    /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which its first is `first` */
+    RENDEZVOUS_LEFT_OUT, /* the others go on without this node: it may come again */
+    RENDEZVOUS_OVER,     /* the run ended with `code` and `reason` */
+    RENDEZVOUS_AGAIN,    /* nothing yet after `patience` seconds */
+    RENDEZVOUS_STOPPED,  /* by *place.stop */
+} RendezvousVerdict;
 
-typedef struct RollAnswer {
+typedef struct RendezvousAnswer {
     int32_t members, member, ranks, first, port, code;
-    char address[256], reason[512]; /* address and port: where rank 0 shall listen; reason of ROLL_START: who is missing, or "" */
-} RollAnswer;
+    char address[256], reason[512]; /* address and port: where rank 0 shall listen; reason of RENDEZVOUS_START: who is missing, or "" */
+} RendezvousAnswer;
 
-/* What `place` points to outlives the roll. On node 0 it listens from now on. ERROR_COMMUNICATION. */
-Roll *roll_open(const RollPlace *place, Error *error);
-/* Waits for the next roll's verdict; `patience` 0: for ever. On other nodes than 0, ROLL_OVER with ERROR_COMMUNICATION when node 0 was not there for
+/* What `place` points to outlives the rendezvous. On node 0 it listens from now on. ERROR_COMMUNICATION. */
+Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error);
+/* Waits for the next roll's verdict; `patience` 0: for ever. On other nodes than 0, RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for
  * `away` seconds. */
-RollVerdict roll_call(Roll *roll, const NodeReport *own, double patience, RollAnswer *answer);
-/* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run at the next roll. */
-void roll_end(Roll *roll, int code, const char *reason);
-void roll_close(Roll *roll); /* NULL is fine */
+RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer);
+/* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run at the next rendezvous. */
+void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason);
+void rendezvous_close(Rendezvous *rendezvous); /* NULL is fine */

@@ -64,7 +64,7 @@ static void reap(pid_t child, bool killed, int *status) {
     for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
 }
 
-bool smoke_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size) {
+bool self_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size) {
     int ends[2], status = 0;
     reason[0] = 0;
     if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;

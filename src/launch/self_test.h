@@ -7,4 +7,4 @@
 
 /* Whether the doctor finds no error on this node, with the GPUs `devices` (NULL: as the environment says); else `reason` says which. Under a minute,
  * two at most. *stop not 0 ends it early, as passed. */
-bool smoke_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size);
+bool self_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size);

@@ -14,10 +14,10 @@ static const double slow_ratio = 1.5, smoothing = 0.1;
 typedef struct Told { double busy, node, local_rank; } Told;
 enum { TOLD = sizeof(Told) / sizeof(double) };
 
-void pace_mark(Pace *pace) {
-    pace->last = log_seconds();
-    CommTotals totals = comm_totals(pace->comm);
-    pace->waited = totals.waited + totals.stalled;
+void straggler_mark(StragglerDetector *straggler) {
+    straggler->last = log_seconds();
+    CommTotals totals = comm_totals(straggler->comm);
+    straggler->waited = totals.waited + totals.stalled;
 }
 
 static int compare(const void *a, const void *b) {
@@ -25,7 +25,7 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-int pace_slowest(const double *busy, int ranks, double *ratio) {
+int straggler_slowest(const double *busy, int ranks, double *ratio) {
     int slowest = 0, others = ranks - 1;
     *ratio = 0;
     if (others == 0) return -1;
@@ -41,15 +41,15 @@ int pace_slowest(const double *busy, int ranks, double *ratio) {
     return *ratio > slow_ratio ? slowest : -1;
 }
 
-static void look(Pace *pace, const Told *told) {
-    int ranks = comm_size(pace->comm);
+static void look(StragglerDetector *straggler, const Told *told) {
+    int ranks = comm_size(straggler->comm);
     double ratio, *busy = memory_allocate((size_t)ranks * sizeof *busy);
     for (int rank = 0; rank < ranks; rank++) busy[rank] = told[rank].busy;
-    int slow = pace_slowest(busy, ranks, &ratio);
+    int slow = straggler_slowest(busy, ranks, &ratio);
     free(busy);
-    pace->looks = slow >= 0 && slow == pace->slow ? pace->looks + 1 : 0;
-    pace->slow = slow;
-    if (pace->looks == SLOW_LOOKS - 1 && comm_rank(pace->comm) == 0)
+    straggler->looks = slow >= 0 && slow == straggler->slow ? straggler->looks + 1 : 0;
+    straggler->slow = slow;
+    if (straggler->looks == SLOW_LOOKS - 1 && comm_rank(straggler->comm) == 0)
         log_warn("rank %d (node %.0f, local rank %.0f) is slow: it computes %.1f times as long as the median of the others, which wait for "
                  "it in every "
                  "step: %.1f ms",
@@ -57,20 +57,20 @@ static void look(Pace *pace, const Told *told) {
 }
 
 /* A failure shows at the next collective too. */
-static void compare_paces(Pace *pace) {
+static void compare_step_times(StragglerDetector *straggler) {
     Error ignored = {0};
-    int ranks = comm_size(pace->comm);
+    int ranks = comm_size(straggler->comm);
     Told *told = memory_allocate((size_t)ranks * sizeof *told);
-    told[comm_rank(pace->comm)] = (Told){pace->busy, comm_node(pace->comm), comm_local_rank(pace->comm)};
-    if (comm_host_all_gather(pace->comm, "pace", told, TOLD, COMM_F64, &ignored)) look(pace, told);
+    told[comm_rank(straggler->comm)] = (Told){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm)};
+    if (comm_host_all_gather(straggler->comm, "pace", told, TOLD, COMM_F64, &ignored)) look(straggler, told);
     free(told);
 }
 
-void pace_step(Pace *pace) {
-    double last = pace->last, waited = pace->waited;
-    if (comm_size(pace->comm) == 1) return;
-    pace_mark(pace);
-    double busy = pace->last - last - (pace->waited - waited);
-    if (last > 0) pace->busy = pace->busy > 0 ? (1 - smoothing) * pace->busy + smoothing * busy : busy;
-    if (++pace->steps % COMPARE_EVERY == 0) compare_paces(pace);
+void straggler_step(StragglerDetector *straggler) {
+    double last = straggler->last, waited = straggler->waited;
+    if (comm_size(straggler->comm) == 1) return;
+    straggler_mark(straggler);
+    double busy = straggler->last - last - (straggler->waited - waited);
+    if (last > 0) straggler->busy = straggler->busy > 0 ? (1 - smoothing) * straggler->busy + smoothing * busy : busy;
+    if (++straggler->steps % COMPARE_EVERY == 0) compare_step_times(straggler);
 }

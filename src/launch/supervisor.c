@@ -1,6 +1,6 @@
 /* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends with a verdict by the rules. On
  * several nodes each has its own supervisor; ranks that lose one on another node end too, so all of them end together, and the next attempt begins with
- * a roll of the nodes. Owns the attempt's ranks, the counters and the roll. */
+ * a rendezvous of the nodes. Owns the attempt's ranks, the counters and the rendezvous. */
 #include <regex.h>
 #include <errno.h>
 #include <limits.h>
@@ -73,8 +73,8 @@ typedef struct Supervisor {
     char **command;        /* with on_nan=skip at its end, once that is needed */
     char address[256];     /* of node 0 */
     int node, nodes, port; /* port: of node 0 */
-    Roll *roll;            /* NULL: one node */
-    RollAnswer part;       /* what this node does in the attempt, on several nodes */
+    Rendezvous *rendezvous;            /* NULL: one node */
+    RendezvousAnswer part;       /* what this node does in the attempt, on several nodes */
     int fewest;            /* nodes that ever took part */
     int own_failures;      /* in a row, without progress, whose cause was a rank of this node */
     bool suspect, over;    /* the node is to be tested before ranks start; the run was declared over */
@@ -118,7 +118,7 @@ static void judge_hangs(Supervisor *supervisor) {
     double oldest = log_seconds() - supervisor->options->hang;
     int silent = -1;
     for (int rank = 0; supervisor->options->hang > 0 && rank < supervisor->plan.count; rank++) {
-        double alive = supervisor->ranks.beacons[rank].alive;
+        double alive = supervisor->ranks.heartbeats[rank].alive;
         if (!supervisor->ranks.ranks[rank].id || alive <= 0 || alive > oldest) continue;
         oldest = alive;
         silent = rank;
@@ -176,7 +176,7 @@ static void watch(Supervisor *supervisor) {
 static int64_t last_step(const Supervisor *supervisor) {
     int64_t step = 0;
     for (int rank = 0; rank < supervisor->plan.count; rank++)
-        if (supervisor->ranks.beacons[rank].step > step) step = supervisor->ranks.beacons[rank].step;
+        if (supervisor->ranks.heartbeats[rank].step > step) step = supervisor->ranks.heartbeats[rank].step;
     return step;
 }
 
@@ -308,7 +308,7 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
 
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     if (!supervisor->options->smoke || !supervisor->suspect) return true;
-    supervisor->suspect = !smoke_test(supervisor->plan.devices, &stop_signals, reason, size);
+    supervisor->suspect = !self_test(supervisor->plan.devices, &stop_signals, reason, size);
     if (supervisor->suspect) log_warn("node %d fails its smoke test: %s", supervisor->node, reason);
     else log_info("node %d passes its smoke test", supervisor->node);
     return !supervisor->suspect;
@@ -337,7 +337,7 @@ static NodeReport report_node(Supervisor *supervisor) {
     return report;
 }
 
-static void report_part(Supervisor *supervisor, const RollAnswer *answer) {
+static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) {
     RankPlan *plan = &supervisor->plan;
     bool fewer = answer->members < supervisor->nodes;
     if (fewer) log_warn("going on with %d of %d nodes, %d ranks: %s", answer->members, supervisor->nodes, answer->ranks, answer->reason);
@@ -354,25 +354,25 @@ static void report_part(Supervisor *supervisor, const RollAnswer *answer) {
 }
 
 /* One of several nodes: until it takes part. False: the run is over, with *error unless it ended well. A node that was left out comes again once it
- * passes its test, and waits for the next roll. */
+ * passes its test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     while (!stop_signals) {
-        RollAnswer answer;
+        RendezvousAnswer answer;
         NodeReport report = report_node(supervisor);
-        switch (roll_call(supervisor->roll, &report, report.state == NODE_SICK ? RETEST_SECONDS : 0, &answer)) {
-        case ROLL_START: report_part(supervisor, &answer); return true;
-        case ROLL_OVER:
+        switch (rendezvous_join(supervisor->rendezvous, &report, report.state == NODE_SICK ? RETEST_SECONDS : 0, &answer)) {
+        case RENDEZVOUS_START: report_part(supervisor, &answer); return true;
+        case RENDEZVOUS_OVER:
             supervisor->over = true;
             if (answer.code != ERROR_NONE) return error_set(error, (ErrorCode)answer.code, "the nodes ended the run: %s", answer.reason);
             log_info("the other nodes have finished the run");
             return false;
-        case ROLL_LEFT_OUT:
+        case RENDEZVOUS_LEFT_OUT:
             log_warn("node %d is left out: %s; it comes again when it passes its smoke test, and takes part from the next start on",
                 supervisor->node, report.reason);
             supervisor->own_failures = 0;
             break;
-        case ROLL_AGAIN:
-        case ROLL_STOPPED: break;
+        case RENDEZVOUS_AGAIN:
+        case RENDEZVOUS_STOPPED: break;
         }
         supervisor->suspect = true;
     }
@@ -382,15 +382,15 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
 /* What the others must know of this node's end. That it gives up is its own affair, unless it is node 0. */
 static void say_farewell(const Supervisor *supervisor, bool done, const Error *error) {
     bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
-    if (supervisor->roll && !supervisor->over && for_all)
-        roll_end(supervisor->roll, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
+    if (supervisor->rendezvous && !supervisor->over && for_all)
+        rendezvous_end(supervisor->rendezvous, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
 }
 
 /* -- The run -------------------------------------------------------------------------------------------------------- */
 
 static bool run(Supervisor *supervisor, Error *error) {
     for (;;) {
-        if (!(supervisor->roll ? prepare_with_others : prepare_alone)(supervisor, error)) return error->code == ERROR_NONE;
+        if (!(supervisor->rendezvous ? prepare_with_others : prepare_alone)(supervisor, error)) return error->code == ERROR_NONE;
         int64_t step = attempt(supervisor, error);
         if (step < 0) return false;
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
@@ -437,14 +437,14 @@ static bool find_node(Supervisor *supervisor, Error *error) {
 }
 
 /* On several nodes. Each is tested before its first start. */
-static bool open_roll(Supervisor *supervisor, Error *error) {
+static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     int64_t least = supervisor->options->least;
     if (least > supervisor->nodes)
         return error_set(error, ERROR_USAGE, "least=%lld is more than the %d nodes of the run", (long long)least, supervisor->nodes);
     if (supervisor->nodes == 1) return true;
     supervisor->fewest = supervisor->nodes;
     supervisor->suspect = true;
-    supervisor->roll = roll_open(&(RollPlace){.node = supervisor->node,
+    supervisor->rendezvous = rendezvous_open(&(RendezvousPlace){.node = supervisor->node,
                                      .nodes = supervisor->nodes,
                                      .least = least ? (int)least : supervisor->nodes,
                                      .address = supervisor->address,
@@ -453,7 +453,7 @@ static bool open_roll(Supervisor *supervisor, Error *error) {
                                      .command = supervisor->command,
                                      .stop = &stop_signals},
         error);
-    return supervisor->roll != NULL;
+    return supervisor->rendezvous != NULL;
 }
 
 static bool compile_pattern(const char *name, const char *text, regex_t *pattern, bool *present, Error *error) {
@@ -489,13 +489,13 @@ int launch(const LaunchOptions *options, char *const *command, Error *error) {
         (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
     install_signals();
-    bool done = find_node(supervisor, error) && open_roll(supervisor, error);
+    bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error);
     done = done && compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, &supervisor->has_restart_on, error);
     done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);
     supervisor->health = health_open("");
     done = done && run(supervisor, error);
     say_farewell(supervisor, done, error);
-    roll_close(supervisor->roll);
+    rendezvous_close(supervisor->rendezvous);
     health_close(supervisor->health);
     if (supervisor->has_restart_on) regfree(&supervisor->restart_on);
     if (supervisor->has_stop_on) regfree(&supervisor->stop_on);

@@ -24,18 +24,18 @@ enum { MOST_FRAMES = 48, RECORDS_SHOWN = 12, STACK_SECONDS = 2, LEAVE_SECONDS = 
 struct Watchdog {
     Comm *comm;
     double seconds;
-    Beacon *beacons;
+    Heartbeat *heartbeats;
     int ranks; /* the rank's own beacon is the last */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t stopped;
     bool running, stop;
-    Pace pace;
+    StragglerDetector straggler;
 };
 
 static sem_t stack_printed;
 
-static Beacon *own(const Watchdog *watchdog) { return &watchdog->beacons[watchdog->ranks - 1]; }
+static Heartbeat *own(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->ranks - 1]; }
 
 /* -- The report ----------------------------------------------------------------------------------------------------- */
 
@@ -130,9 +130,9 @@ static void *watch(void *argument) {
 Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
     pthread_condattr_t monotonic;
-    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .pace = {.comm = comm, .slow = -1}};
-    watchdog->beacons = beacon_join(comm_local_rank(comm), &watchdog->ranks, error);
-    if (!watchdog->beacons) {
+    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .straggler = {.comm = comm, .slow = -1}};
+    watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->ranks, error);
+    if (!watchdog->heartbeats) {
         free(watchdog);
         return NULL;
     }
@@ -151,8 +151,8 @@ Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
 }
 
 void watchdog_alive(Watchdog *watchdog, int64_t step) {
-    if (step == own(watchdog)->step + 1) pace_step(&watchdog->pace);
-    else pace_mark(&watchdog->pace);
+    if (step == own(watchdog)->step + 1) straggler_step(&watchdog->straggler);
+    else straggler_mark(&watchdog->straggler);
     own(watchdog)->step = step;
     own(watchdog)->alive = log_seconds();
 }
@@ -166,6 +166,6 @@ void watchdog_stop(Watchdog *watchdog) {
     if (watchdog->running) pthread_join(watchdog->thread, NULL);
     pthread_cond_destroy(&watchdog->stopped);
     pthread_mutex_destroy(&watchdog->lock);
-    beacon_close(watchdog->beacons, watchdog->ranks);
+    heartbeat_close(watchdog->heartbeats, watchdog->ranks);
     free(watchdog);
 }

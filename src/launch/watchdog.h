@@ -1,6 +1,6 @@
 /* The watchdog of a rank: a thread that looks whether training makes progress. When it does not for a given time, it prints the last collectives of
  * this rank (group, operation, name, number, size, state, times) and the stack of every thread, aborts communication, so that the rank ends with
- * ERROR_COMMUNICATION, and ends the process itself when that does not help. It also keeps the pace of the ranks (pace.h). One for each process. Called
+ * ERROR_COMMUNICATION, and ends the process itself when that does not help. It also keeps the straggler of the ranks (straggler.h). One for each process. Called
  * by the training loop. */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations, by lifetime. Owns the timetable's
+/* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations, by lifetime. Owns the schedule's
  * lists. */
 #include "layout/comm_schedule.h"
 
@@ -23,21 +23,21 @@ static void extend(NodeSpan *span, int node) {
     if (node > span->last) span->last = node;
 }
 
-static void note(Timetable *timetable, const Layout *layout, const Graph *graph, int node, TensorId id) {
+static void note(CommSchedule *schedule, const Layout *layout, const Graph *graph, int node, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
     bool gradient = tensor->arena == ARENA_GRADIENT;
     if (!gradient && !graph_is_parameter(graph, id)) return;
-    BucketTimes *times = &timetable->buckets[bucket_at(layout, tensor->offset)];
+    BucketTimes *times = &schedule->buckets[bucket_at(layout, tensor->offset)];
     extend(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
 }
 
-static void note_all(Timetable *timetable, const Layout *layout, const Graph *graph) {
+static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
     for (int b = 0; b < layout->bucket_count; b++)
-        timetable->buckets[b] = (BucketTimes){{NEVER, NEVER}, NEVER, layout->buckets[b].begin, layout->buckets[b].begin};
+        schedule->buckets[b] = (BucketTimes){{NEVER, NEVER}, NEVER, layout->buckets[b].begin, layout->buckets[b].begin};
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        for (int j = 0; j < node->inputs; j++) note(timetable, layout, graph, i, node->in[j]);
-        for (int j = 0; j < node->outputs; j++) note(timetable, layout, graph, i, node->out[j]);
+        for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, i, node->in[j]);
+        for (int j = 0; j < node->outputs; j++) note(schedule, layout, graph, i, node->out[j]);
     }
 }
 
@@ -50,17 +50,17 @@ static int earlier_first(const void *a, const void *b) {
 }
 
 /* A bucket that is read again before any other is needed stays. */
-static void list_gatherings(Timetable *timetable, const Layout *layout) {
-    Gathering *list = timetable->gatherings = memory_allocate((layout->bucket_count * PASS_COUNT + 1) * sizeof *list);
+static void list_gatherings(CommSchedule *schedule, const Layout *layout) {
+    Gathering *list = schedule->gatherings = memory_allocate((layout->bucket_count * PASS_COUNT + 1) * sizeof *list);
     int count = 0;
     for (int b = 0; b < layout->bucket_count && layout->stage >= 3; b++)
         for (int pass = 0; pass < PASS_COUNT && layout->buckets[b].sharded; pass++)
-            if (!span_is_empty(timetable->buckets[b].reads[pass])) list[count++] = (Gathering){b, timetable->buckets[b].reads[pass]};
+            if (!span_is_empty(schedule->buckets[b].reads[pass])) list[count++] = (Gathering){b, schedule->buckets[b].reads[pass]};
     qsort(list, count, sizeof *list, earlier_first);
     for (int i = 0; i < count; i++) {
-        Gathering *last = timetable->gathering_count ? &list[timetable->gathering_count - 1] : NULL;
+        Gathering *last = schedule->gathering_count ? &list[schedule->gathering_count - 1] : NULL;
         if (last && last->bucket == list[i].bucket) last->reads.last = list[i].reads.last;
-        else list[timetable->gathering_count++] = list[i];
+        else list[schedule->gathering_count++] = list[i];
     }
 }
 
@@ -69,15 +69,15 @@ static PlanBlock slot_of(const LayoutBucket *bucket, int64_t *target) {
 }
 
 /* Units of all slots. A bucket has one slot for both passes. */
-static int64_t place_weights(Timetable *timetable, const Layout *layout) {
+static int64_t place_weights(CommSchedule *schedule, const Layout *layout) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        PlanBlock slot = slot_of(&layout->buckets[b], &timetable->buckets[b].weights);
+        PlanBlock slot = slot_of(&layout->buckets[b], &schedule->buckets[b].weights);
         int lives = 0;
-        for (int i = 0; i < timetable->gathering_count; i++)
-            if (timetable->gatherings[i].bucket == b)
-                slot.life[lives++] = (NodeSpan){timetable->gatherings[i > 0 ? i - 1 : 0].reads.first, timetable->gatherings[i].reads.last};
+        for (int i = 0; i < schedule->gathering_count; i++)
+            if (schedule->gatherings[i].bucket == b)
+                slot.life[lives++] = (NodeSpan){schedule->gatherings[i > 0 ? i - 1 : 0].reads.first, schedule->gatherings[i].reads.last};
         if (lives) slots[count++] = slot;
     }
     int64_t extent = plan_blocks(slots, count);
@@ -86,23 +86,23 @@ static int64_t place_weights(Timetable *timetable, const Layout *layout) {
 }
 
 /* The last write to the bucket that is complete next after `node`. */
-static int next_complete(const Timetable *timetable, const Layout *layout, int node) {
+static int next_complete(const CommSchedule *schedule, const Layout *layout, int node) {
     int next = -1;
     for (int b = 0; b < layout->bucket_count; b++) {
-        int last = timetable->buckets[b].writes.last;
+        int last = schedule->buckets[b].writes.last;
         if (layout->buckets[b].sharded && last > node && (next < 0 || last < next)) next = last;
     }
     return next < 0 ? node : next;
 }
 
 /* Slots stay while their buckets are reduced, for which there is as long as the program takes to complete the next one. */
-static int64_t place_gradients(Timetable *timetable, const Layout *layout) {
+static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        NodeSpan writes = timetable->buckets[b].writes;
-        PlanBlock slot = slot_of(&layout->buckets[b], &timetable->buckets[b].gradients);
-        slot.life[0] = (NodeSpan){writes.first, next_complete(timetable, layout, writes.last)};
+        NodeSpan writes = schedule->buckets[b].writes;
+        PlanBlock slot = slot_of(&layout->buckets[b], &schedule->buckets[b].gradients);
+        slot.life[0] = (NodeSpan){writes.first, next_complete(schedule, layout, writes.last)};
         if (layout->buckets[b].sharded && !span_is_empty(writes)) slots[count++] = slot;
     }
     int64_t extent = plan_blocks(slots, count);
@@ -110,24 +110,24 @@ static int64_t place_gradients(Timetable *timetable, const Layout *layout) {
     return extent;
 }
 
-static void place_slots(Timetable *timetable, const Layout *layout) {
-    timetable->weight_extent = layout->extent;
-    timetable->gradient_extent = layout->trained;
-    if (layout->stage >= 2) timetable->gradient_extent = layout->local_extent + place_gradients(timetable, layout);
-    if (layout->stage >= 3) timetable->weight_extent = layout->local_extent + place_weights(timetable, layout);
+static void place_slots(CommSchedule *schedule, const Layout *layout) {
+    schedule->weight_extent = layout->extent;
+    schedule->gradient_extent = layout->trained;
+    if (layout->stage >= 2) schedule->gradient_extent = layout->local_extent + place_gradients(schedule, layout);
+    if (layout->stage >= 3) schedule->weight_extent = layout->local_extent + place_weights(schedule, layout);
     for (int b = 0; b < layout->bucket_count; b++) {
         if (!layout->buckets[b].sharded) continue;
-        if (layout->stage >= 2) timetable->buckets[b].gradients += layout->local_extent;
-        if (layout->stage >= 3) timetable->buckets[b].weights += layout->local_extent;
+        if (layout->stage >= 2) schedule->buckets[b].gradients += layout->local_extent;
+        if (layout->stage >= 3) schedule->buckets[b].weights += layout->local_extent;
     }
 }
 
-static void move_tensors(const Timetable *timetable, const Layout *layout, Graph *graph) {
+static void move_tensors(const CommSchedule *schedule, const Layout *layout, Graph *graph) {
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_GRADIENT) continue;
         int b = bucket_at(layout, tensor->offset);
-        const BucketTimes *times = &timetable->buckets[b];
+        const BucketTimes *times = &schedule->buckets[b];
         tensor->offset += (tensor->arena == ARENA_WEIGHT ? times->weights : times->gradients) - layout->buckets[b].begin;
     }
 }
@@ -136,10 +136,10 @@ static void move_tensors(const Timetable *timetable, const Layout *layout, Graph
 
 static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
-static void list_stops(Timetable *timetable, const Layout *layout) {
-    int count = 0, *stops = timetable->stops = memory_allocate((layout->bucket_count * (PASS_COUNT + 2) + 1) * sizeof *stops);
+static void list_stops(CommSchedule *schedule, const Layout *layout) {
+    int count = 0, *stops = schedule->stops = memory_allocate((layout->bucket_count * (PASS_COUNT + 2) + 1) * sizeof *stops);
     for (int b = 0; b < layout->bucket_count; b++) {
-        const BucketTimes *times = &timetable->buckets[b];
+        const BucketTimes *times = &schedule->buckets[b];
         bool sharded = layout->buckets[b].sharded;
         for (int pass = 0; pass < PASS_COUNT && sharded; pass++) {
             if (span_is_empty(times->reads[pass])) continue;
@@ -152,26 +152,26 @@ static void list_stops(Timetable *timetable, const Layout *layout) {
     }
     qsort(stops, count, sizeof *stops, ascending);
     for (int i = 0; i < count; i++)
-        if (i == 0 || stops[i] != stops[i - 1]) stops[timetable->stop_count++] = stops[i];
+        if (i == 0 || stops[i] != stops[i - 1]) stops[schedule->stop_count++] = stops[i];
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-Timetable *timetable_create(const Layout *layout, Graph *graph) {
-    Timetable *timetable = memory_allocate(sizeof *timetable);
-    timetable->buckets = memory_allocate((layout->bucket_count + 1) * sizeof *timetable->buckets);
-    note_all(timetable, layout, graph);
-    list_gatherings(timetable, layout);
-    place_slots(timetable, layout);
-    move_tensors(timetable, layout, graph);
-    list_stops(timetable, layout);
-    return timetable;
+CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph) {
+    CommSchedule *schedule = memory_allocate(sizeof *schedule);
+    schedule->buckets = memory_allocate((layout->bucket_count + 1) * sizeof *schedule->buckets);
+    note_all(schedule, layout, graph);
+    list_gatherings(schedule, layout);
+    place_slots(schedule, layout);
+    move_tensors(schedule, layout, graph);
+    list_stops(schedule, layout);
+    return schedule;
 }
 
-void timetable_free(Timetable *timetable) {
-    if (!timetable) return;
-    free(timetable->buckets);
-    free(timetable->gatherings);
-    free(timetable->stops);
-    free(timetable);
+void comm_schedule_free(CommSchedule *schedule) {
+    if (!schedule) return;
+    free(schedule->buckets);
+    free(schedule->gatherings);
+    free(schedule->stops);
+    free(schedule);
 }

@@ -23,14 +23,14 @@ typedef struct Gathering {
     NodeSpan reads;
 } Gathering;
 
-typedef struct Timetable {
+typedef struct CommSchedule {
     BucketTimes *buckets;  /* of the layout */
     Gathering *gatherings; /* by their first reads. Each begins at the first read of the one before, so that it is done when it is needed */
     int gathering_count;
-    int *stops, stop_count;                 /* for executor_set_stops: before first reads, around writes */
+    int *stops, stop_count;                 /* for executor_set_comm_points: before first reads, around writes */
     int64_t weight_extent, gradient_extent; /* of the arenas */
-} Timetable;
+} CommSchedule;
 
-/* Moves the graph's weights and gradients to where the timetable has them; its parameters' offsets stay those of the whole arenas. */
-Timetable *timetable_create(const Layout *layout, Graph *graph);
-void timetable_free(Timetable *timetable);
+/* Moves the graph's weights and gradients to where the schedule has them; its parameters' offsets stay those of the whole arenas. */
+CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph);
+void comm_schedule_free(CommSchedule *schedule);

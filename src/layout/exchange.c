@@ -15,7 +15,7 @@ enum { STAGE_GRADIENTS = 2, STAGE_WEIGHTS = 3 }; /* from which these are sharded
 
 struct Exchange {
     const Layout *layout;
-    const Timetable *timetable;
+    const CommSchedule *schedule;
     Ranks ranks;
     Executor *executor;
     bool last;
@@ -80,7 +80,7 @@ static Own own_of(const Exchange *exchange, const LayoutBucket *bucket) {
 static void narrow_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
     Device *device = device_of(exchange);
     int64_t count = bucket_units(bucket);
-    if (device_is_gpu(device)) gpu_cast(device, exchange->room, gradients, count);
+    if (device_is_gpu(device)) gpu_cast_to_bf16(device, exchange->room, gradients, count);
     else model_round_weights(gradients, exchange->room, count);
     device_copy(device, gradients, exchange->room, count * (int64_t)sizeof *exchange->room);
 }
@@ -92,9 +92,9 @@ static void widen_gradients(const Exchange *exchange, const LayoutBucket *bucket
     float *to = (float *)gradients + own.in_bucket;
     device_copy(
         device, exchange->room, gradients + own.in_bucket * (int64_t)sizeof *exchange->room, own.count * (int64_t)sizeof *exchange->room);
-    if (device_is_gpu(device)) gpu_widen(device, to, exchange->room, own.count);
+    if (device_is_gpu(device)) gpu_cast_to_float(device, to, exchange->room, own.count);
     else
-        for (int64_t i = 0; i < own.count; i++) to[i] = bf16_widen(exchange->room[i]);
+        for (int64_t i = 0; i < own.count; i++) to[i] = bf16_to_float(exchange->room[i]);
 }
 
 /* Collectives end in the order in which they were issued, so the last ticket stands for all. */
@@ -102,7 +102,7 @@ static void send_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
     const LayoutBucket *bucket = &layout->buckets[b];
     CommType type = comm_type(gradient_bytes(exchange, bucket));
-    void *gradients = place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients);
+    void *gradients = place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients);
     if (is_narrowed(layout, bucket)) narrow_gradients(exchange, bucket, gradients);
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
@@ -121,11 +121,11 @@ static void send_gradients(Exchange *exchange, int b) {
 static void add_gradients(const Exchange *exchange, int b) {
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     void *sum = place(exchange, ARENA_GRADIENT, own.local);
-    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients + own.in_bucket)},
+    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients + own.in_bucket)},
         .out = {sum},
         .in_shape = {{own.count, 1, 1, 1}, {own.count, 1, 1, 1}},
         .out_shape = {{own.count, 1, 1, 1}},
-        .attributes = &(AddAttributes){.wide = precision_kept(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
+        .attributes = &(AddAttributes){.wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
         .device = device_of(exchange)};
     if (own.count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);
 }
@@ -135,16 +135,16 @@ static void finish_gradients(Exchange *exchange, int b) {
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
     if (is_narrowed(exchange->layout, bucket))
-        widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->timetable->buckets[b].gradients));
+        widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients));
     if (exchange->layout->stage >= STAGE_GRADIENTS && bucket->sharded) add_gradients(exchange, b);
 }
 
 /* Makes a slot ready for the program to add to. */
 static void clear_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
-    int64_t begin = exchange->timetable->buckets[b].gradients, count = bucket_units(&layout->buckets[b]);
+    int64_t begin = exchange->schedule->buckets[b].gradients, count = bucket_units(&layout->buckets[b]);
     for (int other = 0; other < layout->bucket_count; other++) {
-        int64_t first = exchange->timetable->buckets[other].gradients, end = first + bucket_units(&layout->buckets[other]);
+        int64_t first = exchange->schedule->buckets[other].gradients, end = first + bucket_units(&layout->buckets[other]);
         if (first < begin + count && begin < end) finish_gradients(exchange, other);
     }
     device_fill(device_of(exchange), place(exchange, ARENA_GRADIENT, begin), 0, count * unit_of(exchange, ARENA_GRADIENT));
@@ -160,17 +160,17 @@ void exchange_finish_gradients(Exchange *exchange) {
 
 /* Sends the rank's part, which is in place, and receives the others'. */
 static void gather_weights(Exchange *exchange, int b) {
-    void *weights = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights);
+    void *weights = place(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights);
     exchange->weights[b] = comm_all_gather(exchange->ranks.group, bucket_name("weights", b).text, weights,
         exchange->layout->buckets[b].pieces, comm_type(unit_of(exchange, ARENA_WEIGHT)));
 }
 
 /* Fills a slot. */
 static void begin_gathering(Exchange *exchange, int index) {
-    if (index >= exchange->timetable->gathering_count) return;
-    int b = exchange->timetable->gatherings[index].bucket;
+    if (index >= exchange->schedule->gathering_count) return;
+    int b = exchange->schedule->gatherings[index].bucket;
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    void *slot = place(exchange, ARENA_WEIGHT, exchange->timetable->buckets[b].weights + own.in_bucket);
+    void *slot = place(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + own.in_bucket);
     if (own.count)
         device_copy(device_of(exchange), slot, place(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, ARENA_WEIGHT));
     gather_weights(exchange, b);
@@ -178,8 +178,8 @@ static void begin_gathering(Exchange *exchange, int index) {
 
 /* One bucket is gathered ahead of the one that is read. */
 static void gather_in_time(Exchange *exchange, int node) {
-    for (int i = 0; i < exchange->timetable->gathering_count; i++) {
-        const Gathering *gathering = &exchange->timetable->gatherings[i];
+    for (int i = 0; i < exchange->schedule->gathering_count; i++) {
+        const Gathering *gathering = &exchange->schedule->gatherings[i];
         if (gathering->reads.first != node) continue;
         if (i == 0) begin_gathering(exchange, i);
         begin_gathering(exchange, i + 1);
@@ -195,11 +195,11 @@ void exchange_send_weights(void *context, int b) {
 void exchange_make_weights(Exchange *exchange, int b) {
     if (exchange->layout->buckets[b].frozen) return;
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    int64_t at = exchange->layout->stage < STAGE_WEIGHTS ? exchange->timetable->buckets[b].weights + own.in_bucket : own.local;
+    int64_t at = exchange->layout->stage < STAGE_WEIGHTS ? exchange->schedule->buckets[b].weights + own.in_bucket : own.local;
     void *weights = place(exchange, ARENA_WEIGHT, at), *master = place(exchange, ARENA_MASTER, own.local);
     if (weights != master && precision_of(exchange) != PRECISION_BF16)
         device_copy(device_of(exchange), weights, master, own.count * unit_of(exchange, ARENA_WEIGHT));
-    else if (weights != master && device_is_gpu(device_of(exchange))) gpu_cast(device_of(exchange), weights, master, own.count);
+    else if (weights != master && device_is_gpu(device_of(exchange))) gpu_cast_to_bf16(device_of(exchange), weights, master, own.count);
     else if (weights != master) model_round_weights(master, weights, own.count);
     exchange_send_weights(exchange, b);
 }
@@ -211,7 +211,7 @@ void exchange_finish_weights(Exchange *exchange) {
 /* -- Stops --------------------------------------------------------------------------------------------------------- */
 
 static void at_bucket(Exchange *exchange, int b, int node) {
-    const BucketTimes *times = &exchange->timetable->buckets[b];
+    const BucketTimes *times = &exchange->schedule->buckets[b];
     bool slots = exchange->layout->stage >= STAGE_GRADIENTS && exchange->layout->buckets[b].sharded;
     int first_read = times->reads[span_is_empty(times->reads[PASS_FORWARD]) ? PASS_BACKWARD : PASS_FORWARD].first;
     if (first_read == node && exchange->layout->stage < STAGE_WEIGHTS) wait_for(exchange, &exchange->weights[b]);
@@ -222,29 +222,29 @@ static void at_bucket(Exchange *exchange, int b, int node) {
 
 static void at_stop(void *context, int stop) {
     Exchange *exchange = context;
-    int node = exchange->timetable->stops[stop];
+    int node = exchange->schedule->stops[stop];
     for (int b = 0; b < exchange->layout->bucket_count; b++) at_bucket(exchange, b, node);
     gather_in_time(exchange, node);
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
 
-int64_t exchange_bytes(const Layout *layout, const Timetable *timetable) {
+int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule) {
     int64_t most = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         int64_t units = bucket_units(&layout->buckets[b]);
-        if (is_narrowed(layout, &layout->buckets[b]) && !span_is_empty(timetable->buckets[b].writes) && units > most) most = units;
+        if (is_narrowed(layout, &layout->buckets[b]) && !span_is_empty(schedule->buckets[b].writes) && units > most) most = units;
     }
     return most * (int64_t)sizeof(uint16_t);
 }
 
-Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor, Error *error) {
+Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error) {
     Exchange *exchange = memory_allocate(sizeof *exchange);
-    int64_t bytes = exchange_bytes(layout, timetable);
-    *exchange = (Exchange){.layout = layout, .timetable = timetable, .ranks = *ranks, .executor = executor};
+    int64_t bytes = exchange_bytes(layout, schedule);
+    *exchange = (Exchange){.layout = layout, .schedule = schedule, .ranks = *ranks, .executor = executor};
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
-    if (layout_all_ranks(layout) > 1) executor_set_stops(executor, timetable->stops, timetable->stop_count, at_stop, exchange);
+    if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->stops, schedule->stop_count, at_stop, exchange);
     if (bytes && !(exchange->room = device_allocate(device_of(exchange), bytes, error))) {
         exchange_free(exchange);
         return NULL;
@@ -256,7 +256,7 @@ void exchange_free(Exchange *exchange) {
     if (!exchange) return;
     exchange_finish_gradients(exchange);
     exchange_finish_weights(exchange);
-    device_free(device_of(exchange), exchange->room, exchange_bytes(exchange->layout, exchange->timetable));
+    device_free(device_of(exchange), exchange->room, exchange_bytes(exchange->layout, exchange->schedule));
     free(exchange->gradients);
     free(exchange->weights);
     free(exchange);

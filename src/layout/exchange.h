@@ -1,10 +1,10 @@
 /* What travels between ranks while they train: gradients of a bucket from the moment when the program has made them, beside the rest of the backward part;
  * weights of a bucket from the moment when they are updated, beside the other updates and the next step's forward part. All ranks do this in the same order,
- * which the timetable and the layout decide. With one rank nothing travels and nothing is waited for.
+ * which the schedule and the layout decide. With one rank nothing travels and nothing is waited for.
  *
  * With layout->narrows, gradients of matrices are rounded to bf16 where they lie before they are sent, and widened again where this rank needs them.
  *
- * Owned by the session; the layout, the timetable, the comms and the executor outlive it. */
+ * Owned by the session; the layout, the schedule, the comms and the executor outlive it. */
 #pragma once
 
 #include "comm/comm.h"
@@ -16,9 +16,9 @@ typedef struct Exchange Exchange;
 typedef struct Ranks { Comm *all, *group, *replicas; } Ranks;
 
 /* For the program that the executor runs; sets its stops. ERROR_MEMORY. */
-Exchange *exchange_create(const Layout *layout, const Timetable *timetable, const Ranks *ranks, Executor *executor, Error *error);
+Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error);
 /* What it takes of the device's memory. */
-int64_t exchange_bytes(const Layout *layout, const Timetable *timetable);
+int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule);
 void exchange_free(Exchange *exchange);
 
 /* Whether the gradients are complete after the next run, so that they are summed over the ranks during it. */

@@ -250,7 +250,7 @@ Layout *layout_create(
         .replicas = ranks / size,
         .stage = stage,
         .narrows = ranks > 1 && config->reduce == REDUCE_BF16 &&
-                   precision_bytes(graph->precision, precision_kept(graph->precision, TYPE_COMPUTE)) == 4};
+                   precision_bytes(graph->precision, precision_state_type(graph->precision, TYPE_COMPUTE)) == 4};
     int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,

@@ -21,10 +21,10 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
     if (hf_class(export->config) != HF_MIXTRAL || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        for (int64_t j = 1; p->kind == PARAMETER_CONTROLLER && j < p->count; j++)
+        for (int64_t j = 1; p->kind == PARAMETER_BALANCE_BIAS && j < p->count; j++)
             if (export->master[p->offset + j] != export->master[p->offset])
                 return error_set(error, ERROR_USAGE,
-                    "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.controller_lr=0 "
+                    "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.balance_lr=0 "
                     "and model.auxiliary_loss instead",
                     p->name);
     }
@@ -43,7 +43,7 @@ typedef struct Writer {
 /* What must be rearranged stays in bf16 or becomes fp32, which holds an fp16 too. */
 static StoredType rearranged_type(const Writer *w, const HfTensor *tensor) {
     const HfExport *export = w->export;
-    if (w->graph->parameters[tensor->parameter].kind == PARAMETER_CONTROLLER) return STORED_F32;
+    if (w->graph->parameters[tensor->parameter].kind == PARAMETER_BALANCE_BIAS) return STORED_F32;
     if (export->keep) return hf_reader_type(export->reader, tensor->parameter) == STORED_BF16 ? STORED_BF16 : STORED_F32;
     return export->precision == PRECISION_BF16 ? STORED_BF16 : STORED_F32;
 }

@@ -53,7 +53,7 @@ static int split_layer(const char *name, const char **rest) {
 static void append_mixtral(HfTensorList *list, int parameter, const Parameter *p) {
     const char *rest = "";
     int layer = split_layer(p->name, &rest);
-    if (p->kind == PARAMETER_CONTROLLER) return;
+    if (p->kind == PARAMETER_BALANCE_BIAS) return;
     if (!strcmp(rest, "mlp.gate.weight")) {
         append(list, memory_format("model.layers.%d.block_sparse_moe.gate.weight", layer), parameter, p);
     } else if (p->rank == 3) {

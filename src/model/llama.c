@@ -56,7 +56,7 @@ static TensorId mlp(Builder *b, TensorId x) {
 static TensorId experts(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
     TensorId logits = op_linear(b->graph, x, builder_matrix(b, "mlp.gate.weight", c->experts, c->width, false), TENSOR_NONE, true);
-    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_CONTROLLER, c->experts, 0);
+    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0);
     RouterSpec spec = {.experts = c->experts, .k = c->experts_per_token, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
     return builder_experts(b, "mlp.experts", x, op_router(b->graph, logits, biases, b->share, b->loss, &spec));
 }

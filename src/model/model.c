@@ -202,7 +202,7 @@ static int64_t count_parameters(const Graph *graph, bool frozen_too) {
     int64_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (p->kind != PARAMETER_CONTROLLER && (frozen_too || !p->frozen)) count += p->count;
+        if (p->kind != PARAMETER_BALANCE_BIAS && (frozen_too || !p->frozen)) count += p->count;
     }
     return count;
 }
@@ -215,7 +215,7 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool experts = p->rank == 3 && p->kind == PARAMETER_MATRIX;
-        if (p->kind != PARAMETER_CONTROLLER) count += experts ? p->count / config->experts * config->experts_per_token : p->count;
+        if (p->kind != PARAMETER_BALANCE_BIAS) count += experts ? p->count / config->experts * config->experts_per_token : p->count;
     }
     return count;
 }
@@ -239,8 +239,8 @@ void model_initialize_part(
         .stream = hash_bytes(p->name, strlen(p->name)),
         .mean = p->init_mean,
         .deviation = p->init_std,
-        .narrow = graph_kept(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
-    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p), first = part->first, count = part->count;
+        .narrow = graph_state_type(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
+    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : graph_state_bytes(graph, p), first = part->first, count = part->count;
     if (device_is_gpu(device)) {
         gpu_normals(device, to, first, count, &normals);
     } else {
@@ -249,7 +249,7 @@ void model_initialize_part(
             initialize_block((size_t)element, normals, first + at, count - at < TASK ? count - at : TASK, (char *)to + at * element);
     }
     /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
-    if (p->kind == PARAMETER_CONTROLLER && config->family == FAMILY_ZAYA && count && first + count == p->count) {
+    if (p->kind == PARAMETER_BALANCE_BIAS && config->family == FAMILY_ZAYA && count && first + count == p->count) {
         float single = -1;
         double twice = -1;
         device_upload(device, (char *)to + (count - 1) * element, graph->precision == PRECISION_FP64 ? (void *)&twice : &single, element);
@@ -271,12 +271,12 @@ void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t se
 
 void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) to[i] = bf16_narrow(from[i]);
+    for (int64_t i = 0; i < count; i++) to[i] = bf16_from_float(from[i]);
 }
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
     if (graph->precision != PRECISION_BF16) return;
-    if (device_is_gpu(device)) gpu_cast(device, weights, master, graph->trained_extent);
+    if (device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, graph->trained_extent);
     else model_round_weights(master, weights, graph->trained_extent);
 }
 

@@ -78,7 +78,7 @@ static TensorId experts(Builder *b, TensorId x, TensorId *router_state) {
     }
     TensorId out = builder_matrix(b, "mlp.gate.router_mlp.out_proj.weight", c->experts + 1, width, false);
     TensorId logits = op_linear(graph, hidden, out, TENSOR_NONE, true);
-    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_CONTROLLER, c->experts + 1, 0);
+    TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts + 1, 0);
     RouterSpec spec = {
         .experts = c->experts, .k = c->experts_per_token, .skip = true, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
     return builder_experts(b, "mlp.experts", x, op_router(graph, logits, biases, b->share, b->loss, &spec));

@@ -21,10 +21,10 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
     double lr = update->lr, scale = update->scale;
     int64_t step = update->step;
     AdamwRates rates[RATES_COUNT];
-    rates[RATES_CONTROLLER] = adamw_rates(0.9, 0.999, 1e-8, config->controller_lr, 0, 1, step);
+    rates[RATES_BALANCE_BIAS] = adamw_rates(0.9, 0.999, 1e-8, config->balance_lr, 0, 1, step);
     rates[RATES_PLAIN] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, 0, scale, step);
     rates[RATES_DECAYED] = adamw_rates(config->beta1, config->beta2, config->epsilon, lr, config->weight_decay, scale, step);
-    size_t kept = optim_kept(optimizer, segment);
+    size_t kept = optim_state_bytes(optimizer, segment);
     if (optimizer->gpu) {
         OptimArenas arenas = optim_arenas(optimizer, segment, update);
         gpu_adamw(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, &arenas, rates);
@@ -38,8 +38,8 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
         void *momentum = optim_at(optimizer->momentum, chunk->offset, kept), *variance = optim_at(optimizer->variance, chunk->inner, kept);
         const void *gradient = optim_at(update->gradients, chunk->offset, kept);
         uint32_t seed = optim_noise_seed(chunk->key, step);
-        if (segment->narrow)
-            narrow_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);
+        if (segment->pure_bf16)
+            bf16_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);
         else optimizer->kernels->adamw(&rates[chunk->rates], chunk->count, master, weights, gradient, momentum, variance);
     }
 }

@@ -37,35 +37,35 @@ INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, co
 }
 
 /* The elements i .. i + unit - 1. */
-INLINE void update(const Update *u, int64_t i, bool narrow, int unit) {
+INLINE void update(const Update *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
     int64_t at = u->offset + i;
-    f32x4 p = load_kept(a->master, at, narrow, unit), g = load_kept(a->gradients, at, narrow, unit) * u->scale;
-    f32x4 m = load_kept(a->momentum, at, narrow, unit), v = load_kept(a->variance, u->inner + i, narrow, unit);
+    f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
+    f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->inner + i, pure_bf16, unit);
     m += (g - m) * u->one_minus_beta1;
     v = v * u->beta2 + g * g * u->one_minus_beta2;
     p *= u->keep;
     UNROLL for (int j = 0; j < unit; j++) p[j] -= u->step_size * m[j] / (__builtin_sqrtf(v[j]) * u->inverse_root_bias2 + u->epsilon);
     u32x4 of_weights = 0, of_state = 0;
-    if (narrow) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
-    store_kept(a->master, at, p, of_weights, narrow, unit);
-    store_kept(a->momentum, at, m, of_state, narrow, unit);
-    store_kept(a->variance, u->inner + i, v, of_state >> 16, narrow, unit);
+    if (pure_bf16) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
+    store_state(a->master, at, p, of_weights, pure_bf16, unit);
+    store_state(a->momentum, at, m, of_state, pure_bf16, unit);
+    store_state(a->variance, u->inner + i, v, of_state >> 16, pure_bf16, unit);
     if (!a->weights) return;
-    if (narrow) store_kept(a->weights, at, p, of_weights, true, unit);
-    else store4_narrow(a->weights + at, p, unit);
+    if (pure_bf16) store_state(a->weights, at, p, of_weights, true, unit);
+    else store4_bf16(a->weights + at, p, unit);
 }
 
-INLINE void update_chunk(const AdamwArguments *a, bool narrow) {
+INLINE void update_chunk(const AdamwArguments *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     Update u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, narrow, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, narrow, 1);
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, pure_bf16, 1);
 }
 
 KERNEL(adamw, AdamwArguments) { update_chunk(&a, false); }
-KERNEL(adamw_narrow, AdamwArguments) { update_chunk(&a, true); }
+KERNEL(adamw_bf16, AdamwArguments) { update_chunk(&a, true); }
 
 #else
 
@@ -74,12 +74,12 @@ KERNEL(adamw_narrow, AdamwArguments) { update_chunk(&a, true); }
 #include "backend/gpu/kernel_launch.h"
 
 LAUNCHER(adamw, AdamwArguments)
-LAUNCHER(adamw_narrow, AdamwArguments)
+LAUNCHER(adamw_bf16, AdamwArguments)
 
 void gpu_adamw(Device *device, const Chunk *chunks, int64_t count, const OptimArenas *arenas, const AdamwRates rates[RATES_COUNT]) {
     AdamwArguments arguments = {.chunks = chunks, .arenas = *arenas};
     memcpy(arguments.rates, rates, sizeof arguments.rates);
-    (arenas->narrow ? launch_adamw_narrow : launch_adamw)(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &arguments);
+    (arenas->pure_bf16 ? launch_adamw_bf16 : launch_adamw)(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &arguments);
 }
 
 #endif

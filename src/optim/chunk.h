@@ -30,7 +30,7 @@ static inline uint32_t optim_round(uint32_t bits, uint32_t noise) {
  * inverse_root_bias2 + epsilon), which is torch.optim.AdamW with step_size = lr / bias1. */
 typedef struct AdamwRates { double scale, beta1, beta2, step_size, inverse_root_bias2, epsilon, keep; } AdamwRates;
 
-typedef enum RateGroup { RATES_CONTROLLER, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
+typedef enum RateGroup { RATES_BALANCE_BIAS, RATES_PLAIN, RATES_DECAYED, RATES_COUNT } RateGroup;
 
 typedef struct Chunk {
     int64_t offset, count; /* elements of the master arena, of the type that the segment has */

@@ -1,5 +1,5 @@
 /* The optimizer's passes over memory for one precision and instruction set; kernels.c includes this once for each, with these defined:
- * OPTIM_NAME(x), OPTIM_TARGET (a function attribute), T, W, widen, narrow, LANES (of a vector of W), ROOT(vector). They are undefined at
+ * OPTIM_NAME(x), OPTIM_TARGET (a function attribute), T, W, widen, pure_bf16, LANES (of a vector of W), ROOT(vector). They are undefined at
  * the end.
  *
  * AdamW is written with vector types because sqrt, which may set errno, keeps compilers from vectorising a plain loop. */
@@ -28,7 +28,7 @@ INLINE void OPTIM_NAME(update)(const AdamwRates *r, W *p_at, const W *g_at, W *m
 INLINE void OPTIM_NAME(round_weights)(int64_t count, const W *restrict p, T *restrict w) {
     if ((const void *)p == (const void *)w) return;
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) w[i] = narrow(p[i]);
+    for (int64_t i = 0; i < count; i++) w[i] = pure_bf16(p[i]);
 }
 
 OPTIM_TARGET static void OPTIM_NAME(adamw)(
@@ -73,7 +73,7 @@ OPTIM_TARGET static void OPTIM_NAME(direction)(
     T *restrict out = x;
     W d = (W)decay, s = (W)scale, f = (W)factor;
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) out[i] = narrow((s * g[i] + d * m[i]) * f);
+    for (int64_t i = 0; i < count; i++) out[i] = pure_bf16((s * g[i] + d * m[i]) * f);
 }
 
 OPTIM_TARGET static void OPTIM_NAME(polynomial)(void *gram, const void *square, int64_t order, int64_t first, int64_t end) {
@@ -82,8 +82,8 @@ OPTIM_TARGET static void OPTIM_NAME(polynomial)(void *gram, const void *square, 
         const W *restrict square_row = (const W *)square + i * order;
         W diagonal = (W)NEWTON_SCHULZ_A + (W)NEWTON_SCHULZ_B * widen(row[i]) + (W)NEWTON_SCHULZ_C * square_row[i];
 #pragma omp simd
-        for (int64_t j = 0; j < i; j++) row[j] = narrow((W)NEWTON_SCHULZ_B * widen(row[j]) + (W)NEWTON_SCHULZ_C * square_row[j]);
-        row[i] = narrow(diagonal);
+        for (int64_t j = 0; j < i; j++) row[j] = pure_bf16((W)NEWTON_SCHULZ_B * widen(row[j]) + (W)NEWTON_SCHULZ_C * square_row[j]);
+        row[i] = pure_bf16(diagonal);
     }
 }
 
@@ -115,6 +115,6 @@ OPTIM_TARGET static void OPTIM_NAME(apply)(double keep, double rate, int64_t cou
 #undef T
 #undef W
 #undef widen
-#undef narrow
+#undef pure_bf16
 #undef LANES
 #undef ROOT

@@ -24,8 +24,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET AVX512
 #define T uint16_t
 #define W float
-#define widen bf16_widen
-#define narrow bf16_narrow
+#define widen bf16_to_float
+#define pure_bf16 bf16_from_float
 #define LANES 16
 #define ROOT(v) (VECTOR) _mm512_sqrt_ps((__m512)(v))
 #include "optim/kernel_template.h"
@@ -35,7 +35,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define T float
 #define W float
 #define widen
-#define narrow
+#define pure_bf16
 #define LANES 16
 #define ROOT(v) (VECTOR) _mm512_sqrt_ps((__m512)(v))
 #include "optim/kernel_template.h"
@@ -44,8 +44,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET AVX2
 #define T uint16_t
 #define W float
-#define widen bf16_widen
-#define narrow bf16_narrow
+#define widen bf16_to_float
+#define pure_bf16 bf16_from_float
 #define LANES 8
 #define ROOT(v) (VECTOR) _mm256_sqrt_ps((__m256)(v))
 #include "optim/kernel_template.h"
@@ -55,7 +55,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define T float
 #define W float
 #define widen
-#define narrow
+#define pure_bf16
 #define LANES 8
 #define ROOT(v) (VECTOR) _mm256_sqrt_ps((__m256)(v))
 #include "optim/kernel_template.h"
@@ -68,8 +68,8 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define OPTIM_TARGET
 #define T uint16_t
 #define W float
-#define widen bf16_widen
-#define narrow bf16_narrow
+#define widen bf16_to_float
+#define pure_bf16 bf16_from_float
 #define LANES 4
 #define ROOT(v) ROOT_OF_FOUR(v)
 #include "optim/kernel_template.h"
@@ -79,7 +79,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define T float
 #define W float
 #define widen
-#define narrow
+#define pure_bf16
 #define LANES 4
 #define ROOT(v) ROOT_OF_FOUR(v)
 #include "optim/kernel_template.h"
@@ -89,7 +89,7 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_
 #define T double
 #define W double
 #define widen
-#define narrow
+#define pure_bf16
 #define LANES 2
 #define ROOT(v)                                                                                                                            \
     (VECTOR) { sqrt((v)[0]), sqrt((v)[1]) }

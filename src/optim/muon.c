@@ -226,15 +226,15 @@ static void complete_gram(const Group *group, bool polynomial) {
 /* x = u / |u| with u = g + momentum * m, m updated; norms are of whole directions, from their chunks in order. */
 static void load_direction(const Group *group, const Update *update) {
     const Optimizer *o = group->optimizer;
-    size_t kept = optim_kept(o, group->segment);
+    size_t kept = optim_state_bytes(o, group->segment);
     double decay = o->config.momentum, scale = update->scale;
     int64_t first = group->matrices[0].first_chunk, end = group->matrices[group->count - 1].end_chunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
-        o->partials[i] = group->segment->narrow
-                             ? narrow_momentum(o->kernels, decay, scale, c, optim_noise_seed(c->key, update->step), momentum, gradient)
+        o->partials[i] = group->segment->pure_bf16
+                             ? bf16_momentum(o->kernels, decay, scale, c, optim_noise_seed(c->key, update->step), momentum, gradient)
                              : o->kernels->momentum(decay, scale, c->count, momentum, gradient);
     }
     for (int k = 0; k < group->count; k++) {
@@ -248,7 +248,7 @@ static void load_direction(const Group *group, const Update *update) {
         void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
         void *x = optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute);
         double factor = 1 / (o->norms[c->matrix] + MUON_EPSILON);
-        if (group->segment->narrow) narrow_direction(o->kernels, decay, scale, factor, c->count, x, momentum, gradient);
+        if (group->segment->pure_bf16) bf16_direction(o->kernels, decay, scale, factor, c->count, x, momentum, gradient);
         else o->kernels->direction(decay, scale, factor, c->count, x, momentum, gradient);
     }
 }
@@ -261,11 +261,11 @@ static void apply_direction(const Group *group, const Update *update) {
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         const Matrix *m = &o->matrices[c->matrix];
-        void *master = optim_at(update->master, c->offset, optim_kept(o, group->segment)),
+        void *master = optim_at(update->master, c->offset, optim_state_bytes(o, group->segment)),
              *x = optim_at(current(group, m), c->inner, o->compute);
         void *weights = update->weights ? optim_at(update->weights, c->offset, o->compute) : master;
-        if (group->segment->narrow)
-            narrow_apply(o->kernels, keep, muon_rate(m, update->lr), c, optim_noise_seed(c->key, update->step), master, weights, x);
+        if (group->segment->pure_bf16)
+            bf16_apply(o->kernels, keep, muon_rate(m, update->lr), c, optim_noise_seed(c->key, update->step), master, weights, x);
         else o->kernels->apply(keep, muon_rate(m, update->lr), c->count, master, weights, x);
     }
 }

@@ -15,7 +15,7 @@ typedef struct OptimArenas {
     const void GLOBAL *gradients;
     void GLOBAL *momentum, *variance;
     int64_t step;
-    bool narrow;
+    bool pure_bf16;
 } OptimArenas;
 
 /* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
@@ -36,9 +36,9 @@ typedef struct MuonGroup {
 
 #include "device/device.h"
 
-/* *norm = sqrt of the sum of squares of `gradients` (fp32, or bf16 where narrow) over `count` chunks. `partials` takes a double for each chunk. */
+/* *norm = sqrt of the sum of squares of `gradients` (fp32, or bf16 where pure_bf16) over `count` chunks. `partials` takes a double for each chunk. */
 void gpu_gradient_norm(
-    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool narrow, double *partials, double *norm);
+    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool pure_bf16, double *partials, double *norm);
 /* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count. */
 void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms);
 
@@ -65,13 +65,13 @@ INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->offset | 
 enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */
 
 /* Elements of an arena that is bf16 or fp32, which is a constant in every kernel. */
-INLINE f32x4 load_kept(const void GLOBAL *arena, int64_t at, bool narrow, int unit) {
-    return narrow ? load4_narrow((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
+INLINE f32x4 load_state(const void GLOBAL *arena, int64_t at, bool pure_bf16, int unit) {
+    return pure_bf16 ? load4_bf16((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
 }
 
 /* Rounds by chance where narrow: `noise` holds the bits. */
-INLINE void store_kept(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool narrow, int unit) {
-    if (!narrow) {
+INLINE void store_state(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool pure_bf16, int unit) {
+    if (!pure_bf16) {
         store4_wide((float GLOBAL *)arena + at, x, unit);
         return;
     }

@@ -27,7 +27,7 @@ typedef struct Segment {
     int64_t first, end; /* chunks */
     int64_t shift;
     int bucket;
-    bool primary, narrow;
+    bool primary, pure_bf16;
 } Segment;
 
 /* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts
@@ -74,9 +74,9 @@ struct Optimizer {
     OptimizerHook updated; /* or NULL */
     void *updated_context;
     Chunk *chunks;
-    int64_t controller_end, adamw_end, chunk_count, chunk_room;
+    int64_t balance_end, adamw_end, chunk_count, chunk_room;
     Segment *segments;
-    int controller_segments, adamw_segments, segment_count; /* ends in the list */
+    int balance_segments, adamw_segments, segment_count; /* ends in the list */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
     Gemm *products;   /* as many as the largest group needs; CPU */
@@ -91,8 +91,8 @@ struct Optimizer {
 };
 
 static inline void *optim_at(const void *arena, int64_t element, size_t width) { return (char *)arena + element * (int64_t)width; }
-static inline size_t optim_kept(const Optimizer *optimizer, const Segment *segment) {
-    return segment->narrow ? optimizer->compute : optimizer->wide;
+static inline size_t optim_state_bytes(const Optimizer *optimizer, const Segment *segment) {
+    return segment->pure_bf16 ? optimizer->compute : optimizer->wide;
 }
 
 /* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. `weights` is NULL where the master weights are
@@ -118,18 +118,18 @@ void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int
 
 /* The kernels' passes over a narrow chunk, a block of elements at a time: widened, updated by the same kernels, rounded by chance (narrow.c). Memory is that of
  * the chunk's elements, all bf16. */
-void narrow_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
+void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance);
-double narrow_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);
-double narrow_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
+double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);
+double bf16_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
     const uint16_t *gradient);
-void narrow_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
+void bf16_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
     const uint16_t *momentum, const uint16_t *gradient);
-void narrow_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
+void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *x);
 
 /* What GPU kernels take. */
 static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment *segment, const Update *update) {
     return (OptimArenas){
-        update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->narrow};
+        update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
 }

@@ -23,7 +23,7 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     case PARAMETER_MATRIX:
     case PARAMETER_EMBEDDING:
     case PARAMETER_CONVOLUTION: return RATES_DECAYED;
-    case PARAMETER_CONTROLLER: return RATES_CONTROLLER;
+    case PARAMETER_BALANCE_BIAS: return RATES_BALANCE_BIAS;
     default: return config->decay_vectors ? RATES_DECAYED : RATES_PLAIN;
     }
 }
@@ -77,12 +77,12 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
         .shift = (parameter->offset - p->local) / parameter->width + p->first,
         .bucket = p->bucket,
         .primary = p->primary,
-        .narrow = graph_kept(optimizer->graph, parameter) == TYPE_COMPUTE};
-    bool opens = first == 0 || first == optimizer->controller_end || first == optimizer->adamw_end;
+        .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE};
+    bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
     Segment *last = opens ? NULL : &optimizer->segments[optimizer->segment_count - 1];
     if (last && last->shift == segment.shift && last->bucket == segment.bucket && last->primary == segment.primary &&
-        last->narrow == segment.narrow) {
+        last->pure_bf16 == segment.pure_bf16) {
         last->end = segment.end;
         return;
     }
@@ -118,7 +118,7 @@ static void append_adamw_chunks(Optimizer *optimizer, bool controllers) {
         const OptimizerPiece *piece = &optimizer->pieces[i];
         RateGroup rates = rate_group(&optimizer->config, parameter_of(optimizer, i)->kind);
         int64_t first = optimizer->chunk_count;
-        if (optimizer->variance_offset[i] < 0 || (rates == RATES_CONTROLLER) != controllers) continue;
+        if (optimizer->variance_offset[i] < 0 || (rates == RATES_BALANCE_BIAS) != controllers) continue;
         const Parameter *parameter = parameter_of(optimizer, i);
         Chunk whole = chunk_of(parameter, piece->first);
         whole.offset = piece->local / parameter->width;
@@ -172,8 +172,8 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->variance_bytes = place_variance(optimizer) * optimizer->unit;
     muon_lay_out(optimizer);
     append_adamw_chunks(optimizer, true);
-    optimizer->controller_end = optimizer->chunk_count;
-    optimizer->controller_segments = optimizer->segment_count;
+    optimizer->balance_end = optimizer->chunk_count;
+    optimizer->balance_segments = optimizer->segment_count;
     append_adamw_chunks(optimizer, false);
     optimizer->adamw_end = optimizer->chunk_count;
     optimizer->adamw_segments = optimizer->segment_count;
@@ -251,7 +251,7 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* Where gradients of a segment's chunks are, by the offsets of the chunks. */
 static const void *gradients_of(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
-    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optim_kept(optimizer, segment));
+    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optim_state_bytes(optimizer, segment));
 }
 
 /* The sum of squares of each segment from `first` on, whose chunks lie at their offsets from `arena`, or from their gradients in it. Waits for a GPU. */
@@ -262,14 +262,14 @@ static void sum_segments(const Optimizer *optimizer, int first, const void *aren
         const void *from = gradients ? gradients_of(optimizer, segment, arena) : arena;
         if (optimizer->gpu) {
             gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, from,
-                segment->narrow, optimizer->partials, on_device + k);
+                segment->pure_bf16, optimizer->partials, on_device + k);
             continue;
         }
 #pragma omp parallel for schedule(static)
         for (int64_t i = segment->first; i < segment->end; i++) {
             const Chunk *chunk = &optimizer->chunks[i];
-            const void *at = optim_at(from, chunk->offset, optim_kept(optimizer, segment));
-            optimizer->partials[i] = segment->narrow ? narrow_sum_squares(optimizer->kernels, chunk->count, at)
+            const void *at = optim_at(from, chunk->offset, optim_state_bytes(optimizer, segment));
+            optimizer->partials[i] = segment->pure_bf16 ? bf16_sum_squares(optimizer->kernels, chunk->count, at)
                                                      : optimizer->kernels->sum_squares(chunk->count, at);
         }
         squares[k] = 0;
@@ -282,8 +282,8 @@ static void sum_segments(const Optimizer *optimizer, int first, const void *aren
 
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
     double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
-    sum_segments(optimizer, optimizer->controller_segments, gradients, true, squares);
-    for (int k = optimizer->controller_segments; k < optimizer->segment_count; k++)
+    sum_segments(optimizer, optimizer->balance_segments, gradients, true, squares);
+    for (int k = optimizer->balance_segments; k < optimizer->segment_count; k++)
         if (optimizer->segments[k].primary) sum += squares[k];
     free(squares);
     return sqrt(sum);
@@ -300,10 +300,10 @@ bool optimizer_is_finite(const Optimizer *optimizer, const void *master) {
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
     const Segment *segment = &optimizer->segments[index];
     Update shifted = *update;
-    bool serves = update->weights == update->master || (!segment->narrow && optimizer->unit != (int64_t)optimizer->wide);
+    bool serves = update->weights == update->master || (!segment->pure_bf16 && optimizer->unit != (int64_t)optimizer->wide);
     shifted.weights = serves ? NULL : optim_at(update->weights, optimizer->local_weights ? 0 : segment->shift, optimizer->compute);
     shifted.gradients = gradients_of(optimizer, segment, update->gradients);
-    if (index < optimizer->controller_segments && optimizer->config.controller_lr == 0) return;
+    if (index < optimizer->balance_segments && optimizer->config.balance_lr == 0) return;
     if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
     else muon_step(optimizer, segment, &shifted);
 }

@@ -9,7 +9,7 @@ enum { BLOCK = 1024 };
 static int64_t block_of(int64_t left) { return left < BLOCK ? left : BLOCK; }
 
 static void widen_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = bf16_widen(from[i]);
+    for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
 }
 
 static uint16_t round_one(float x, uint32_t noise) {
@@ -25,7 +25,7 @@ static void round_block(uint16_t *restrict to, const float *restrict from, int64
     for (int64_t i = 0; i < count; i++) to[i] = round_one(from[i], optim_noise(seed, element + i) >> shift);
 }
 
-void narrow_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
+void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance) {
     float p[BLOCK], g[BLOCK], m[BLOCK], v[BLOCK];
     uint16_t ignored[BLOCK];
@@ -43,7 +43,7 @@ void narrow_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Ch
     }
 }
 
-double narrow_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient) {
+double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient) {
     float g[BLOCK];
     double sum = 0;
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -54,7 +54,7 @@ double narrow_sum_squares(const OptimKernels *kernels, int64_t count, const uint
     return sum;
 }
 
-double narrow_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
+double bf16_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
     const uint16_t *gradient) {
     float m[BLOCK], g[BLOCK];
     double sum = 0;
@@ -68,7 +68,7 @@ double narrow_momentum(const OptimKernels *kernels, double decay, double scale, 
     return sum;
 }
 
-void narrow_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
+void bf16_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
     const uint16_t *momentum, const uint16_t *gradient) {
     float m[BLOCK], g[BLOCK];
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -79,7 +79,7 @@ void narrow_direction(const OptimKernels *kernels, double decay, double scale, d
     }
 }
 
-void narrow_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
+void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *x) {
     float p[BLOCK];
     uint16_t ignored[BLOCK];

@@ -18,19 +18,19 @@ typedef struct NormsArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE void sum_chunk(const SquaresArguments *a, bool narrow) {
+INLINE void sum_chunk(const SquaresArguments *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     int64_t fours = chunk_fours(chunk), i;
     double sum = 0;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load_kept(a->gradients, chunk->offset + i, narrow, 4));
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load_state(a->gradients, chunk->offset + i, pure_bf16, 4));
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS)
-        sum = add_squares(sum, load_kept(a->gradients, chunk->offset + i, narrow, 1));
+        sum = add_squares(sum, load_state(a->gradients, chunk->offset + i, pure_bf16, 1));
     sum = block_sum_double(sum);
     if (thread_id() == 0) a->partials[block_x()] = sum;
 }
 
 KERNEL(squares, SquaresArguments) { sum_chunk(&a, false); }
-KERNEL(squares_narrow, SquaresArguments) { sum_chunk(&a, true); }
+KERNEL(squares_bf16, SquaresArguments) { sum_chunk(&a, true); }
 
 KERNEL(norms, NormsArguments) {
     const double GLOBAL *from = a.partials + block_x() * a.each;
@@ -51,7 +51,7 @@ KERNEL(norms, NormsArguments) {
 #include "backend/gpu/kernel_launch.h"
 
 LAUNCHER(squares, SquaresArguments)
-LAUNCHER(squares_narrow, SquaresArguments)
+LAUNCHER(squares_bf16, SquaresArguments)
 LAUNCHER(norms, NormsArguments)
 
 void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms) {
@@ -59,9 +59,9 @@ void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const do
 }
 
 void gpu_gradient_norm(
-    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool narrow, double *partials, double *norm) {
+    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool pure_bf16, double *partials, double *norm) {
     LaunchShape shape = {.x = count, .threads = OPTIM_THREADS};
-    (narrow ? launch_squares_narrow : launch_squares)(device, shape, &(SquaresArguments){chunks, gradients, partials});
+    (pure_bf16 ? launch_squares_bf16 : launch_squares)(device, shape, &(SquaresArguments){chunks, gradients, partials});
     gpu_norms_of_partials(device, count, 1, partials, norm);
 }
 

@@ -35,9 +35,9 @@ typedef struct Source {
 /* Fills a parameter of the session with what the source has as its own `index`; matrices go into the arena of weights, in its type. */
 static void take(Session *session, const Parameter *p, const Source *source, int index) {
     const Graph *graph = session->model.graph;
-    bool base = graph_is_base(graph, p), narrow = base ? precision_is_bf16(graph->precision) : graph_kept(graph, p) == TYPE_COMPUTE;
+    bool base = graph_is_base(graph, p), narrow = base ? precision_is_bf16(graph->precision) : graph_state_type(graph, p) == TYPE_COMPUTE;
     int64_t unit = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : precision_unit(graph->precision);
-    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : graph_kept_bytes(graph, p));
+    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : graph_state_bytes(graph, p));
     char *to = (char *)executor_arena(session->executor, base ? ARENA_WEIGHT : ARENA_MASTER) + p->offset * unit;
     if (source->reader) {
         source_load_parameter(source->reader, index, narrow, session->backend.device, to, bytes);
@@ -113,7 +113,7 @@ static float *widened(const Adapters *adapters, const Parameter *p) {
     const Graph *graph = adapters->model.graph;
     const void *values = adapters->master + p->offset * precision_unit(graph->precision);
     float *wide = memory_allocate((size_t)p->count * sizeof *wide);
-    int64_t bytes = graph_kept_bytes(graph, p);
+    int64_t bytes = graph_state_bytes(graph, p);
     for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)bytes, values, i);
     return wide;
 }

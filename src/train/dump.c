@@ -21,7 +21,7 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 /* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
 static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
     const Graph *graph = session->model.graph;
-    size_t unit = graph_kept_bytes(graph, p);
+    size_t unit = graph_state_bytes(graph, p);
     StoredTensor tensor = {.name = p->name,
         .type = session_stored_type(graph, p),
         .rank = p->rank,

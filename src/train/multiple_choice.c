@@ -17,7 +17,7 @@ enum { MAGIC = 20240522, VERSION = 1, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * 
 enum { AT_MAGIC, AT_VERSION, AT_EXAMPLES };
 enum { AT_START, AT_BYTES, AT_INDEX, AT_LABEL, AT_ENDINGS, EXAMPLE_HEADER };
 
-bool choices_is_file(const char *path) {
+bool multiple_choice_is_file(const char *path) {
     int32_t number = 0;
     FILE *file = fopen(path, "rbe");
     bool read_all = file && fread(&number, sizeof number, 1, file) == 1;
@@ -42,12 +42,12 @@ static bool take_text(Stream *stream, ChoiceText *text) {
     return true;
 }
 
-static void note_text(Choices *choices, const ChoiceText *text) {
+static void note_text(MultipleChoice *choices, const ChoiceText *text) {
     for (int64_t i = 0; i < text->count; i++)
         if (text->tokens[i] > choices->max_token) choices->max_token = text->tokens[i];
 }
 
-static void note_example(Choices *choices, const ChoiceExample *example) {
+static void note_example(MultipleChoice *choices, const ChoiceExample *example) {
     note_text(choices, &example->context);
     for (int i = 0; i < example->endings; i++) {
         int64_t count = example->context.count + example->ending[i].count;
@@ -84,7 +84,7 @@ static const char *parse_example(Stream *stream, int64_t index, ChoiceExample *e
 
 /* -- The file ------------------------------------------------------------------------------------------------------- */
 
-static bool parse(Choices *choices, int64_t length, const char *path, Error *error) {
+static bool parse(MultipleChoice *choices, int64_t length, const char *path, Error *error) {
     const int32_t *header = (const int32_t *)choices->content;
     if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
         return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
@@ -106,18 +106,18 @@ static bool parse(Choices *choices, int64_t length, const char *path, Error *err
     return true;
 }
 
-bool choices_open(Choices *choices, const char *path, Error *error) {
+bool multiple_choice_open(MultipleChoice *choices, const char *path, Error *error) {
     int64_t length;
-    *choices = (Choices){0};
+    *choices = (MultipleChoice){0};
     choices->content = files_read_whole(path, FILE_LIMIT, &length, error);
     if (!choices->content) error->code = ERROR_DATA;
     return choices->content && parse(choices, length, path, error);
 }
 
-void choices_close(Choices *choices) {
+void multiple_choice_close(MultipleChoice *choices) {
     free(choices->examples);
     free(choices->content);
-    *choices = (Choices){0};
+    *choices = (MultipleChoice){0};
 }
 
 /* -- Scoring -------------------------------------------------------------------------------------------------------- */
@@ -158,7 +158,7 @@ static bool score_example(const Model *model, Executor *executor, const ChoiceEx
     return true;
 }
 
-bool choices_evaluate(const Model *model, Executor *executor, const Choices *choices, int64_t count, ChoiceScore *scores, Error *error) {
+bool multiple_choice_evaluate(const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error) {
     assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= choices->longest - 1);
     executor_set_scalar(executor, model->scale, 1);
     executor_set_scalar(executor, model->share, 1);

@@ -16,18 +16,18 @@ typedef struct ChoiceExample {
     int endings, label; /* at least 2; the index of the right one */
 } ChoiceExample;
 
-typedef struct Choices {
+typedef struct MultipleChoice {
     ChoiceExample *examples;
     int64_t count, longest; /* the most tokens of a context with one of its endings */
     int32_t max_token;
     char *content; /* of the file */
-} Choices;
+} MultipleChoice;
 
 /* Whether `path` is a file that opens with the format's number. */
-bool choices_is_file(const char *path);
+bool multiple_choice_is_file(const char *path);
 /* Reads the file and checks every example. ERROR_DATA naming the example and what is wrong with it. */
-bool choices_open(Choices *choices, const char *path, Error *error);
-void choices_close(Choices *choices); /* also of a zeroed or failed one */
+bool multiple_choice_open(MultipleChoice *choices, const char *path, Error *error);
+void multiple_choice_close(MultipleChoice *choices); /* also of a zeroed or failed one */
 
 typedef struct ChoiceScore {
     double loss[CHOICES_ENDINGS]; /* -log likelihood of an ending after its context, in nats */
@@ -36,4 +36,4 @@ typedef struct ChoiceScore {
 
 /* Scores the first `count` examples. `model` is a MODEL_EVALUATE program of one sequence of at least choices->longest - 1 tokens, with weights in place;
  * tokens are below its vocabulary. ERROR_NUMERICS when a loss is not finite. */
-bool choices_evaluate(const Model *model, Executor *executor, const Choices *choices, int64_t count, ChoiceScore *scores, Error *error);
+bool multiple_choice_evaluate(const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error);

@@ -26,12 +26,12 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
 static bool finite_piece(const Session *session, const OptimizerPiece *piece, void *block, int64_t block_bytes) {
     const Graph *graph = session->model.graph;
     const Parameter *p = &graph->parameters[piece->parameter];
-    int64_t element = graph_kept_bytes(graph, p), most = block_bytes / element;
+    int64_t element = graph_state_bytes(graph, p), most = block_bytes / element;
     const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + piece->local * precision_unit(graph->precision);
     for (int64_t at = 0; at < piece->count; at += most) {
         int64_t count = piece->count - at < most ? piece->count - at : most;
         device_download(session->backend.device, block, values + at * element, count * element);
-        if (first_bad(graph, block, graph_kept(graph, p), count) >= 0) return false;
+        if (first_bad(graph, block, graph_state_type(graph, p), count) >= 0) return false;
     }
     return true;
 }

@@ -78,7 +78,7 @@ static void copy_free_settings(Config *to, const Config *from) {
     to->checkpoint_store = from->checkpoint_store;
     to->checkpoint_async = from->checkpoint_async;
     to->checkpoint_whole_every = from->checkpoint_whole_every;
-    to->checkpoint_patience = from->checkpoint_patience;
+    to->checkpoint_timeout = from->checkpoint_timeout;
     to->layout = from->layout; /* within rounding */
 }
 

@@ -18,13 +18,13 @@ static int64_t bucket_bytes(const Config *config, const Device *device) {
 }
 
 /* Arenas as large as the rank's part of them. */
-static Plan plan_program(const Session *session, Graph *graph, const Timetable *timetable) {
+static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
     Plan plan = graph_plan(graph, &session->backend);
     int64_t unit = precision_unit(graph->precision), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
     if (!session->layout->stage) return plan;
     plan.bytes[ARENA_MASTER] = session->layout->local_extent * unit;
-    plan.bytes[ARENA_WEIGHT] = timetable->weight_extent * compute;
-    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = timetable->gradient_extent * unit;
+    plan.bytes[ARENA_WEIGHT] = schedule->weight_extent * compute;
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_extent * unit;
     return plan;
 }
 
@@ -51,10 +51,10 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->evaluation = model_build_adapted(&config->model, &config->lora, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     session->layout = layout_create(session->model.graph, &config->optimizer, &config->layout, bucket_bytes(config, device), rank, size);
     layout_place(session->layout, session->evaluation.graph);
-    session->timetable = timetable_create(session->layout, session->model.graph);
-    session->evaluation_timetable = timetable_create(session->layout, session->evaluation.graph);
-    session->plan = plan_program(session, session->model.graph, session->timetable);
-    session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_timetable);
+    session->schedule = comm_schedule_create(session->layout, session->model.graph);
+    session->evaluation_schedule = comm_schedule_create(session->layout, session->evaluation.graph);
+    session->plan = plan_program(session, session->model.graph, session->schedule);
+    session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
     session->plan.bytes[ARENA_WEIGHT] = larger(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
     return true;
 }
@@ -85,7 +85,7 @@ Budget session_budget(const Session *session) {
     Budget budget = {
         .weights = plan->bytes[ARENA_WEIGHT],
         .master = plan->bytes[ARENA_MASTER],
-        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->timetable),
+        .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, &part),
         .activations = plan->bytes[ARENA_ACTIVATION],
         .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, &part, device_is_gpu(session->backend.device)),
@@ -253,9 +253,9 @@ bool session_start(Session *session, Comm *comm, Error *error) {
         session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
     note_kernels(session);
-    session->exchange = exchange_create(session->layout, session->timetable, &session->ranks, session->executor, error);
+    session->exchange = exchange_create(session->layout, session->schedule, &session->ranks, session->executor, error);
     session->evaluation_exchange =
-        exchange_create(session->layout, session->evaluation_timetable, &session->ranks, session->evaluator, error);
+        exchange_create(session->layout, session->evaluation_schedule, &session->ranks, session->evaluator, error);
     if (!session->exchange || !session->evaluation_exchange) return false;
     optimizer_set_hook(session->optimizer, exchange_send_weights, session->exchange);
     return initialize(session, error);
@@ -270,8 +270,8 @@ void session_free(Session *session) {
     optimizer_free(session->optimizer);
     executor_free(session->evaluator);
     executor_free(session->executor);
-    timetable_free(session->evaluation_timetable);
-    timetable_free(session->timetable);
+    comm_schedule_free(session->evaluation_schedule);
+    comm_schedule_free(session->schedule);
     layout_free(session->layout);
     model_free(&session->evaluation);
     model_free(&session->model);
@@ -287,7 +287,7 @@ bool session_set_master(Session *session, const Graph *graph, const void *master
     for (int i = 0; i < session->layout->piece_count; i++) {
         const OptimizerPiece *piece = &session->layout->pieces[i];
         const Parameter *p = &graph->parameters[piece->parameter];
-        int64_t element = graph_kept_bytes(graph, p);
+        int64_t element = graph_state_bytes(graph, p);
         device_upload(
             device, to + piece->local * unit, (const char *)master + p->offset * unit + piece->first * element, piece->count * element);
     }

@@ -17,7 +17,7 @@ typedef struct Session {
     Ranks ranks;     /* its groups */
     Layout *
         layout; /* what this rank holds of the arenas: in its master arena, which has local offsets from stage 1 on, and of the optimizer's state */
-    Timetable *timetable, *evaluation_timetable;
+    CommSchedule *schedule, *evaluation_schedule;
     Model model, evaluation;
     Plan plan, evaluation_plan;
     Executor *executor, *evaluator;

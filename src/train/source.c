@@ -102,7 +102,7 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
     for (int i = 0; i < to->parameter_count; i++) {
         const Parameter *p = &to->parameters[i], *q = &from->parameters[i];
-        size_t bytes = graph_kept_bytes(to, p), given = graph_kept_bytes(from, q);
+        size_t bytes = graph_state_bytes(to, p), given = graph_state_bytes(from, q);
         void *values = target + p->offset * precision_unit(to->precision);
         const void *read = source + q->offset * precision_unit(from->precision);
 #pragma omp parallel for schedule(static)
@@ -110,7 +110,7 @@ static void convert(const Graph *to, char *target, const Graph *from, const char
     }
 }
 
-static bool load_kept(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+static bool load_state(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     if (source_is_run(folder) && config->lora.rank) return adapter_load_merged(folder, config, graph, master, step, error);
     if (source_is_run(folder)) return session_load_weights(graph, config, folder, master, step, error);
     return llmc_is_model(folder) ? llmc_load_weights(folder, graph, master, error)
@@ -121,11 +121,11 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
     *step = 0;
     bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
     Precision given = as_kept ? config->precision : precision_unit(graph->precision) == 8 ? PRECISION_FP64 : PRECISION_FP32;
-    if (precision_unit(given) == precision_unit(graph->precision)) return load_kept(folder, config, graph, master, step, error);
+    if (precision_unit(given) == precision_unit(graph->precision)) return load_state(folder, config, graph, master, step, error);
     Model model = model_build(&config->model, given, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     size_t bytes = model.graph->parameter_extent * precision_unit(given);
     void *weights = memory_map(bytes, error);
-    bool loaded = weights && load_kept(folder, config, model.graph, weights, step, error);
+    bool loaded = weights && load_state(folder, config, model.graph, weights, step, error);
     if (loaded) convert(graph, master, model.graph, weights);
     memory_unmap(weights, bytes);
     model_free(&model);
@@ -151,8 +151,8 @@ static bool load_folder(
     int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
-        source_load_parameter(reader, i, graph_kept(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit,
-            p->count * graph_kept_bytes(graph, p));
+        source_load_parameter(reader, i, graph_state_type(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit,
+            p->count * graph_state_bytes(graph, p));
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);

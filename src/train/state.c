@@ -33,7 +33,7 @@ static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_
 static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
 
 StoredType session_stored_type(const Graph *graph, const Parameter *parameter) {
-    int64_t bytes = graph_kept_bytes(graph, parameter);
+    int64_t bytes = graph_state_bytes(graph, parameter);
     return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
 }
 
@@ -70,7 +70,7 @@ static IntervalList session_intervals(const Session *session, bool own) {
         OptimizerPiece piece = layout->pieces[i];
         if (own && !cut_to_own(layout, piece.primary, &piece.first, &piece.count, &skipped)) continue;
         append(&list, graph, piece.parameter, memory_copy_string(graph->parameters[piece.parameter].name), piece.first, piece.count,
-            master + piece.local * unit + skipped * graph_kept_bytes(graph, &graph->parameters[piece.parameter]));
+            master + piece.local * unit + skipped * graph_state_bytes(graph, &graph->parameters[piece.parameter]));
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
@@ -80,7 +80,7 @@ static IntervalList session_intervals(const Session *session, bool own) {
         if (own && !cut_to_own(layout, state->primary, &state->first, &state->count, &skipped)) continue;
         char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->parameter].name);
         append(&list, graph, state->parameter, name, state->first, state->count,
-            (char *)state->data + skipped * graph_kept_bytes(graph, &graph->parameters[state->parameter]));
+            (char *)state->data + skipped * graph_state_bytes(graph, &graph->parameters[state->parameter]));
     }
     free(states);
     return list;
@@ -224,7 +224,7 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .ranks = comm_size(session->comm),
         .attempt = (uint64_t)attempt,
         .share = config->checkpoint_whole_every && session->step % config->checkpoint_whole_every,
-        .patience = config->checkpoint_patience};
+        .patience = config->checkpoint_timeout};
 }
 
 bool session_save_start(Session *session, Error *error) {

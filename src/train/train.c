@@ -260,7 +260,7 @@ static void report_load(Loop *loop, int64_t step) {
     int64_t layer = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (p->kind != PARAMETER_CONTROLLER) continue;
+        if (p->kind != PARAMETER_BALANCE_BIAS) continue;
         device_download(loop->session.backend.device, excess, gradients + p->offset * precision_unit(graph->precision),
             model->experts * sizeof *excess);
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
@@ -693,7 +693,7 @@ bool train(const Config *config, Device *device, Comm *comm, Error *error) {
     handle_signals(on_early_signal);
     signal(SIGPIPE, SIG_IGN); /* who reads the step lines may leave */
     share_threads(config, comm);
-    gemm_exact(config->exact_products);
+    gemm_exact(config->exact_gemm);
     bool done = start(&loop, device, error);
     handle_signals(on_signal);
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));

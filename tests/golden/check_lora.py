@@ -18,7 +18,7 @@ SMALL = ["model.width=64", "model.ffn=96", "model.layers=2", "model.heads=4"]
 MODELS = {
     "llama": ["model.family=llama", "model.kv_heads=2", "model.tied=false"],
     "mistral": ["model.family=llama", "model.kv_heads=2", "model.window=11"],
-    "mixtral": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.controller_lr=0"],
+    "mixtral": ["model.family=llama", "model.kv_heads=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "optimizer.balance_lr=0"],
     "qwen2": ["model.family=llama", "model.kv_heads=2", "model.qkv_bias=true"],
     "qwen3": ["model.family=llama", "model.kv_heads=2", "model.qk_norm=true"],
     "mpt": ["model.family=mpt", "model.kv_heads=4", "model.ffn=256"],

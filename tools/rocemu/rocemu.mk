@@ -12,7 +12,7 @@ ROCEMU_CFLAGS := -std=gnu17 -D_GNU_SOURCE -O3 -g -fPIC -fopenmp -fvisibility=hid
 ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -mcpu=gfx942 -nogpulib -ffreestanding -fvisibility=hidden
 
 # Whatever asks for check_device, the slowest first; on a real card the vendor's products too, which the emulator does not have.
-DEVICE_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,tests/test_train_gpu.c tests/test_model_gpu.c tests/test_optim.c tests/test_optim_narrow.c tests/test_gpu_gemm.c $(sort $(wildcard tests/test_kernel_*.c tests/test_op_*.c)))
+DEVICE_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,tests/test_train_gpu.c tests/test_model_gpu.c tests/test_optim.c tests/test_optim_pure_bf16.c tests/test_gpu_gemm.c $(sort $(wildcard tests/test_kernel_*.c tests/test_op_*.c)))
 ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_rocemu $(BUILD)/tests/test_rocemu_hip
 CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_vendor_gemm
 DEVICE ?= hip

@@ -16,7 +16,7 @@ static uint32_t half_towards_zero(float x) {
 }
 
 /* fp8 in the FNUZ forms (bias one more than OCP's, no infinities, NaN is 0x80): e4m3 has bias 8, e5m2 bias 16. */
-static float fp8_widen(uint8_t x, int mantissa_bits, int bias) {
+static float fp8_to_float(uint8_t x, int mantissa_bits, int bias) {
     if (x == 0x80) return NAN;
     int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
     float magnitude = exponent ? ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits)
@@ -24,9 +24,9 @@ static float fp8_widen(uint8_t x, int mantissa_bits, int bias) {
     return x & 0x80 ? -magnitude : magnitude;
 }
 /* To nearest even; too large values saturate, NaN stays NaN, -0 becomes +0. */
-static uint8_t fp8_narrow(float x, int mantissa_bits, int bias) {
+static uint8_t fp8_from_float(float x, int mantissa_bits, int bias) {
     if (x != x || isinf(x)) return 0x80;
-    float magnitude = fabsf(x), largest = fp8_widen(0x7f, mantissa_bits, bias);
+    float magnitude = fabsf(x), largest = fp8_to_float(0x7f, mantissa_bits, bias);
     if (magnitude >= largest) return (uint8_t)(0x7f | (x < 0 ? 0x80 : 0));
     int exponent = 0;
     frexpf(magnitude, &exponent);
@@ -53,9 +53,9 @@ static uint8_t fp8_narrow(float x, int mantissa_bits, int bias) {
     X(v_cvt_f16_i16, "h:w", uint32_t, 32, uint32_t, 32, half_bits((_Float16)(float)(int16_t)a))                                            \
     X(v_cvt_u16_f16, "w:h", uint32_t, 32, uint32_t, 32, umin(to_unsigned((double)half_float((uint16_t)a)), 0xffff))                        \
     X(v_cvt_i16_f16, "w:h", uint32_t, 32, uint32_t, 32, (uint32_t)imax(imin(to_signed((double)half_float((uint16_t)a)), 32767), -32768) & 0xffff) \
-    X(v_cvt_f32_fp8, "f:i", float, 32, uint32_t, 32, fp8_widen((uint8_t)a, 3, 8)) X(v_cvt_f32_bf8, "f:i", float, 32, uint32_t, 32, fp8_widen((uint8_t)a, 2, 16)) \
-    X(v_cvt_pk_f32_fp8, "P:i", uint64_t, 64, uint32_t, 32, float_bits(fp8_widen((uint8_t)a, 3, 8)) | (uint64_t)float_bits(fp8_widen((uint8_t)(a >> 8), 3, 8)) << 32) \
-    X(v_cvt_pk_f32_bf8, "P:i", uint64_t, 64, uint32_t, 32, float_bits(fp8_widen((uint8_t)a, 2, 16)) | (uint64_t)float_bits(fp8_widen((uint8_t)(a >> 8), 2, 16)) << 32)
+    X(v_cvt_f32_fp8, "f:i", float, 32, uint32_t, 32, fp8_to_float((uint8_t)a, 3, 8)) X(v_cvt_f32_bf8, "f:i", float, 32, uint32_t, 32, fp8_to_float((uint8_t)a, 2, 16)) \
+    X(v_cvt_pk_f32_fp8, "P:i", uint64_t, 64, uint32_t, 32, float_bits(fp8_to_float((uint8_t)a, 3, 8)) | (uint64_t)float_bits(fp8_to_float((uint8_t)(a >> 8), 3, 8)) << 32) \
+    X(v_cvt_pk_f32_bf8, "P:i", uint64_t, 64, uint32_t, 32, float_bits(fp8_to_float((uint8_t)a, 2, 16)) | (uint64_t)float_bits(fp8_to_float((uint8_t)(a >> 8), 2, 16)) << 32)
 #define PAIRS(X)                                                                                                                           \
     X(v_cvt_pkrtz_f16_f32, "d:ff", float, half_towards_zero(a) | half_towards_zero(b) << 16)                                               \
     X(v_cvt_pknorm_i16_f32, "d:ff", float, to_normal(a, 32767, true) | to_normal(b, 32767, true) << 16)                                    \
@@ -86,7 +86,7 @@ static void execute_pack_fp8(Wave *wave, const Instruction *in) {
             float x =
                 bits_float(operand->kind == OPERAND_VECTOR ? wave->vector[operand->index][lane] : (uint32_t)operand_scalar(wave, operand));
             x = operand->absolute ? fabsf(x) : x;
-            pair |= (uint32_t)fp8_narrow(operand->negate ? -x : x, mantissa_bits, bias) << (8 * i);
+            pair |= (uint32_t)fp8_from_float(operand->negate ? -x : x, mantissa_bits, bias) << (8 * i);
         }
         d[lane] = (d[lane] & ~(0xffffu << shift)) | pair << shift;
     }

@@ -54,11 +54,11 @@ typedef struct Tile { int64_t row, rows, column, columns; } Tile;
 /* ---- Choosing the kernel ---- */
 
 static _Atomic(const GemmIsa *) chosen_isa;
-static bool exact_products;
+static bool exact_gemm;
 
 static const GemmIsa *choose_isa(void) {
     int i = 0;
-    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact_products && gemm_isas[i].kernels[GEMM_BF16].scaled)) i++;
+    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact_gemm && gemm_isas[i].kernels[GEMM_BF16].scaled)) i++;
     return &gemm_isas[i];
 }
 
@@ -69,7 +69,7 @@ static const GemmKernel *kernel_for(GemmType type) {
 }
 
 void gemm_exact(bool exact) {
-    exact_products = exact;
+    exact_gemm = exact;
     atomic_store(&chosen_isa, NULL);
 }
 

@@ -38,22 +38,22 @@ typedef uint16_t T;
 typedef float W;
 #define KERNEL_GEMM_COMPUTE GEMM_BF16
 #define KERNEL_GEMM_WIDE GEMM_F32
-static inline W widen(T x) { return bf16_widen(x); }
-static inline T narrow(W x) { return bf16_narrow(x); }
+static inline W to_wide(T x) { return bf16_to_float(x); }
+static inline T to_compute(W x) { return bf16_from_float(x); }
 #elif defined KERNEL_FP32
 typedef float T;
 typedef float W;
 #define KERNEL_GEMM_COMPUTE GEMM_F32
 #define KERNEL_GEMM_WIDE GEMM_F32
-static inline W widen(T x) { return x; }
-static inline T narrow(W x) { return x; }
+static inline W to_wide(T x) { return x; }
+static inline T to_compute(W x) { return x; }
 #elif defined KERNEL_FP64
 typedef double T;
 typedef double W;
 #define KERNEL_GEMM_COMPUTE GEMM_F64
 #define KERNEL_GEMM_WIDE GEMM_F64
-static inline W widen(T x) { return x; }
-static inline T narrow(W x) { return x; }
+static inline W to_wide(T x) { return x; }
+static inline T to_compute(W x) { return x; }
 #endif
 
 #if defined KERNEL_FP64
@@ -99,7 +99,7 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 
 #if defined KERNEL_VARIANT
 /* The type of a COMPUTE parameter's gradient. */
-static inline GemmType kernel_gemm_kept(const OpCall *call) { return call->narrow ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
+static inline GemmType kernel_gradient_type(const OpCall *call) { return call->compute_gradients ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
 
 /* Asks for `count` elements of a row that comes up: where a row takes long to compute, or lies far from the next, the hardware does not look ahead far enough. */
 #define kernel_prefetch(row, count) kernel_prefetch_bytes(row, (count) * (int64_t)sizeof *(row))
@@ -124,12 +124,12 @@ static inline void kernel_add_partials(W *target, const W *partials, int64_t blo
 }
 
 /* target[j] += sum[j], for the gradient of a COMPUTE parameter, if it has one, from element `at` on. */
-static inline void kernel_add_kept(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
+static inline void kernel_add_to_gradient(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
     if (!target) return;
     W *restrict wide = (W *)target + at;
     T *restrict narrowed = (T *)target + at;
-    if (call->narrow)
-        for (int64_t j = 0; j < count; j++) narrowed[j] = narrow(widen(narrowed[j]) + sum[j]);
+    if (call->compute_gradients)
+        for (int64_t j = 0; j < count; j++) narrowed[j] = to_compute(to_wide(narrowed[j]) + sum[j]);
     else
         for (int64_t j = 0; j < count; j++) wide[j] += sum[j];
 }

@@ -16,14 +16,14 @@ typedef struct Choice {
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
 } Choice;
 
-struct GemmChoices {
+struct AutotuneCache {
     char *path, *prefix; /* prefix: DEVICE <tab> LIBRARY <tab> */
     size_t algorithm_bytes;
     Choice *items;
     int count;
 };
 
-char *gemm_choices_default_path(void) {
+char *autotune_cache_default_path(void) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (cache && cache[0] == '/') return memory_format("%s/smelt/gemm-choices", cache);
     return home && home[0] == '/' ? memory_format("%s/.cache/smelt/gemm-choices", home) : NULL;
@@ -43,13 +43,13 @@ static bool read_algorithm(const char *text, size_t bytes, unsigned char *algori
     return true;
 }
 
-static Choice *find(const GemmChoices *choices, const char *shape) {
+static Choice *find(const AutotuneCache *choices, const char *shape) {
     for (int i = 0; i < choices->count; i++)
         if (!strcmp(choices->items[i].shape, shape)) return &choices->items[i];
     return NULL;
 }
 
-static void keep(GemmChoices *choices, const char *shape, const unsigned char *algorithm) {
+static void keep(AutotuneCache *choices, const char *shape, const unsigned char *algorithm) {
     Choice *choice = find(choices, shape);
     if (!choice) {
         choices->items = memory_resize(choices->items, (choices->count + 1) * sizeof *choices->items);
@@ -59,7 +59,7 @@ static void keep(GemmChoices *choices, const char *shape, const unsigned char *a
     memcpy(choice->algorithm, algorithm, choices->algorithm_bytes);
 }
 
-static void read_line(GemmChoices *choices, char *line) {
+static void read_line(AutotuneCache *choices, char *line) {
     size_t prefix = strlen(choices->prefix);
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
     if (strncmp(line, choices->prefix, prefix)) return;
@@ -75,7 +75,7 @@ static char *read_file(const char *path, size_t *bytes) {
     struct stat status;
     char *text = NULL;
     if (file < 0) return NULL;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= 2 * (off_t)GEMM_CHOICES_MOST_BYTES) {
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= 2 * (off_t)AUTOTUNE_CACHE_MOST_BYTES) {
         text = memory_allocate((size_t)status.st_size + 1);
         ssize_t got = read(file, text, (size_t)status.st_size);
         *bytes = got > 0 ? (size_t)got : 0;
@@ -84,9 +84,9 @@ static char *read_file(const char *path, size_t *bytes) {
     return text;
 }
 
-GemmChoices *gemm_choices_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
-    GemmChoices *choices = memory_allocate(sizeof *choices);
-    *choices = (GemmChoices){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
+AutotuneCache *autotune_cache_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
+    AutotuneCache *choices = memory_allocate(sizeof *choices);
+    *choices = (AutotuneCache){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
     if (!path) return choices;
     size_t bytes = 0;
     char *text = read_file(path, &bytes);
@@ -99,7 +99,7 @@ GemmChoices *gemm_choices_open(const char *path, const char *device, const char 
     return choices;
 }
 
-void gemm_choices_close(GemmChoices *choices) {
+void autotune_cache_close(AutotuneCache *choices) {
     for (int i = 0; i < choices->count; i++) free(choices->items[i].shape);
     free(choices->items);
     free(choices->path);
@@ -107,7 +107,7 @@ void gemm_choices_close(GemmChoices *choices) {
     free(choices);
 }
 
-bool gemm_choices_find(const GemmChoices *choices, const char *shape, void *algorithm) {
+bool autotune_cache_find(const AutotuneCache *choices, const char *shape, void *algorithm) {
     const Choice *choice = find(choices, shape);
     if (choice) memcpy(algorithm, choice->algorithm, choices->algorithm_bytes);
     return choice != NULL;
@@ -137,14 +137,14 @@ static void append_line(const char *path, const char *line) {
     struct stat status;
     int file = open_to_append(path);
     if (file < 0) return;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size < GEMM_CHOICES_MOST_BYTES) {
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size < AUTOTUNE_CACHE_MOST_BYTES) {
         ssize_t written = write(file, line, strlen(line));
         (void)written; /* what was not remembered is measured again */
     }
     close(file);
 }
 
-void gemm_choices_add(GemmChoices *choices, const char *shape, const void *algorithm) {
+void autotune_cache_add(AutotuneCache *choices, const char *shape, const void *algorithm) {
     char hexadecimal[2 * GEMM_ALGORITHM_MOST_BYTES + 1] = "";
     const unsigned char *bytes = algorithm;
     keep(choices, shape, bytes);

@@ -6,18 +6,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { GEMM_ALGORITHM_MOST_BYTES = 64, GEMM_CHOICES_MOST_BYTES = 4 << 20 };
+enum { GEMM_ALGORITHM_MOST_BYTES = 64, AUTOTUNE_CACHE_MOST_BYTES = 4 << 20 };
 
-typedef struct GemmChoices GemmChoices;
+typedef struct AutotuneCache AutotuneCache;
 
 /* $XDG_CACHE_HOME/smelt/gemm-choices, else ~/.cache/smelt/gemm-choices; NULL without a home. The caller frees. */
-char *gemm_choices_default_path(void);
+char *autotune_cache_default_path(void);
 
 /* The lines of this device and library whose algorithms have `algorithm_bytes`. A file that is missing or cannot be read holds none; with a NULL path
  * nothing is read or written. Never NULL. */
-GemmChoices *gemm_choices_open(const char *path, const char *device, const char *library, size_t algorithm_bytes);
-void gemm_choices_close(GemmChoices *choices);
+AutotuneCache *autotune_cache_open(const char *path, const char *device, const char *library, size_t algorithm_bytes);
+void autotune_cache_close(AutotuneCache *choices);
 
-bool gemm_choices_find(const GemmChoices *choices, const char *shape, void *algorithm);
-/* Appends a line, making the folder where it is missing. A file that cannot be written, or one of GEMM_CHOICES_MOST_BYTES, stays as it is. */
-void gemm_choices_add(GemmChoices *choices, const char *shape, const void *algorithm);
+bool autotune_cache_find(const AutotuneCache *choices, const char *shape, void *algorithm);
+/* Appends a line, making the folder where it is missing. A file that cannot be written, or one of AUTOTUNE_CACHE_MOST_BYTES, stays as it is. */
+void autotune_cache_add(AutotuneCache *choices, const char *shape, const void *algorithm);

@@ -9,14 +9,14 @@ typedef struct CastArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE void narrow_unit(const CastArguments *a, int64_t at, int unit) {
-    store8_narrow(a->narrow + at, load8_wide(a->wide + at, unit), unit);
+INLINE void unit_to_bf16(const CastArguments *a, int64_t at, int unit) {
+    store8_bf16(a->narrow + at, load8_wide(a->wide + at, unit), unit);
 }
-INLINE void widen_unit(const CastArguments *a, int64_t at, int unit) {
-    store8_wide(a->wide + at, load8_narrow(a->narrow + at, unit), unit);
+INLINE void unit_to_float(const CastArguments *a, int64_t at, int unit) {
+    store8_wide(a->wide + at, load8_bf16(a->narrow + at, unit), unit);
 }
-FLAT_KERNEL(narrow_all, CastArguments, narrow_unit)
-FLAT_KERNEL(widen_all, CastArguments, widen_unit)
+FLAT_KERNEL(narrow_all, CastArguments, unit_to_bf16)
+FLAT_KERNEL(widen_all, CastArguments, unit_to_float)
 
 #else
 
@@ -25,11 +25,11 @@ FLAT_KERNEL(widen_all, CastArguments, widen_unit)
 LAUNCHER(narrow_all, CastArguments)
 LAUNCHER(widen_all, CastArguments)
 
-void gpu_cast(Device *device, bf16 *to, const float *from, int64_t count) {
+void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count) {
     launch_narrow_all(device, flat_shape(count), &(CastArguments){to, (float *)from, count});
 }
 
-void gpu_widen(Device *device, float *to, const bf16 *from, int64_t count) {
+void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count) {
     launch_widen_all(device, flat_shape(count), &(CastArguments){(bf16 *)from, to, count});
 }
 

@@ -46,7 +46,7 @@ KERNEL(add_partials, AddPartialsArguments) {
     barrier();
     if (part > 0 || column >= a.columns) return;
     for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
-    if (a.narrow) a.narrow[column] = narrow(widen(a.narrow[column]) + sum);
+    if (a.narrow) a.narrow[column] = to_bf16(to_float(a.narrow[column]) + sum);
     else target[column] += sum;
 }
 
@@ -78,9 +78,9 @@ void gpu_add_partial_sums(Device *device, float *const *targets, int count, cons
     launch_add_partials(device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = count, .threads = THREADS}, &arguments);
 }
 
-void gpu_add_partials_kept(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {
+void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {
     AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = columns};
-    if (call->narrow) arguments.narrow = target;
+    if (call->compute_gradients) arguments.narrow = target;
     else arguments.target[0] = target;
     launch_add_partials(call->device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = 1, .threads = THREADS}, &arguments);
 }

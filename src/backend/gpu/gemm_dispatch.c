@@ -10,10 +10,10 @@
 #include "backend/gpu/kernel_launch.h"
 
 void gpu_gemm_open(Device *device) {
-    char *path = gemm_choices_default_path();
+    char *path = autotune_cache_default_path();
     Error missing = {0};
     VendorGemmHost host = {
-        .device = device, .stream = device->gpu->stream, .own = gpu_gemm, .own_races = true, .narrow = gpu_cast, .choices = path};
+        .device = device, .stream = device->gpu->stream, .own = gpu_gemm, .own_races = true, .cast = gpu_cast_to_bf16, .choices = path};
     device->gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!device->gpu->vendor_gemm) log_info("products on smelt's own kernels: %s", missing.message);
     free(path);

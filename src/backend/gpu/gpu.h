@@ -78,30 +78,30 @@ INLINE float shuffle_xor(float x, int mask) { return shuffle_float(x, lane_id() 
 
 /* -- Numbers ------------------------------------------------------------------------------------------------------- */
 
-INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
-INLINE float widen_low(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
-INLINE float widen_high(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
+INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
+INLINE float to_float_low(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+INLINE float to_float_high(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
 
 /* Round to nearest even; NaN stays NaN. */
 #if defined __AMDGCN__
-INLINE bf16 narrow(float x) {
+INLINE bf16 to_bf16(float x) {
     uint32_t bits = __builtin_bit_cast(uint32_t, x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return (bf16)(x != x ? 0x7fc0 : rounded);
 }
 /* `low` in the lower half, which comes first in memory. */
-INLINE uint32_t narrow_pair(float low, float high) { return narrow(low) | (uint32_t)narrow(high) << 16; }
+INLINE uint32_t to_bf16_pair(float low, float high) { return to_bf16(low) | (uint32_t)to_bf16(high) << 16; }
 INLINE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 INLINE float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
 INLINE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 INLINE float fast_rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
 INLINE float fast_sqrt(float x) { return __builtin_amdgcn_sqrtf(x); }
 #elif defined __NVPTX__
-INLINE uint32_t narrow_pair(float low, float high) {
+INLINE uint32_t to_bf16_pair(float low, float high) {
     uint32_t pair;
     __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
-INLINE bf16 narrow(float x) { return (bf16)narrow_pair(x, 0); }
+INLINE bf16 to_bf16(float x) { return (bf16)to_bf16_pair(x, 0); }
 INLINE float fast_exp2(float x) { return __nvvm_ex2_approx_f(x); }
 INLINE float fast_log2(float x) { return __nvvm_lg2_approx_f(x); }
 INLINE float fast_reciprocal(float x) {

@@ -86,15 +86,15 @@ INLINE Reader reader_of_b(const GemmArguments *g, const Tile *t, Layout layout) 
 INLINE f32x4 read_four(GLOBAL const void *from, int64_t at, bool wide) {
     if (wide) return *(GLOBAL const f32x4 *)((GLOBAL const float *)from + at);
     u32x2 pairs = *(GLOBAL const u32x2 *)((GLOBAL const bf16 *)from + at);
-    return (f32x4){widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y)};
+    return (f32x4){to_float_low(pairs.x), to_float_high(pairs.x), to_float_low(pairs.y), to_float_high(pairs.y)};
 }
 INLINE void write_four(GLOBAL void *to, int64_t at, f32x4 x, bool wide) {
     if (wide) *(GLOBAL f32x4 *)((GLOBAL float *)to + at) = x;
-    else *(GLOBAL u32x2 *)((GLOBAL bf16 *)to + at) = (u32x2){narrow_pair(x.x, x.y), narrow_pair(x.z, x.w)};
+    else *(GLOBAL u32x2 *)((GLOBAL bf16 *)to + at) = (u32x2){to_bf16_pair(x.x, x.y), to_bf16_pair(x.z, x.w)};
 }
 INLINE void write_one(GLOBAL void *to, int64_t at, float x, bool wide) {
     if (wide) ((GLOBAL float *)to)[at] = x;
-    else ((GLOBAL bf16 *)to)[at] = narrow(x);
+    else ((GLOBAL bf16 *)to)[at] = to_bf16(x);
 }
 
 /* The sums of a pass, whose element (0, 0) is C's (row, column), one by one. */
@@ -105,7 +105,7 @@ INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, i
         int64_t at = place_of(g, t->slot, t->product, r, c);
         float x = g->alpha * pass[pass_at(i / PASS_COLUMNS, i % PASS_COLUMNS)];
         if (g->bias) x += g->bias[c];
-        if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : widen(((GLOBAL const bf16 *)g->d)[at]));
+        if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : to_float(((GLOBAL const bf16 *)g->d)[at]));
         write_one(g->c, at, x, g->wide);
         if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->product, c, r), x, g->wide);
     }

@@ -305,7 +305,7 @@ INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float 
             pair[0] += g->beta * d.x, pair[1] += g->beta * d.y;
         } else {
             uint32_t d = *(LOCAL const uint32_t *)(box + tile_at(PANEL_COLUMNS, at, block * 8) + lane * 2);
-            pair[0] += g->beta * widen_low(d), pair[1] += g->beta * widen_high(d);
+            pair[0] += g->beta * to_float_low(d), pair[1] += g->beta * to_float_high(d);
         }
     }
     warp_barrier();
@@ -349,7 +349,7 @@ INLINE void write_boxes(
                 }
             } else {
                 uint32_t w[4];
-                UNROLL for (int i = 0; i < 4; i++) w[i] = narrow_pair(sums[2 * i], sums[2 * i + 1]);
+                UNROLL for (int i = 0; i < 4; i++) w[i] = to_bf16_pair(sums[2 * i], sums[2 * i + 1]);
                 store_matrices(box + tile_at(PANEL_COLUMNS, row + lane % 16, (j % 8 + lane / 16) * 8), w);
             }
         }
@@ -375,7 +375,7 @@ INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, 
             const float *pair = x + 4 * j + 2 * r;
             if (j * 8 >= columns) continue;
             if (g->wide) *(GLOBAL f32x2 *)((GLOBAL float *)g->c + at + j * 8) = (f32x2){pair[0], pair[1]};
-            else *(GLOBAL uint32_t *)((GLOBAL bf16 *)g->c + at + j * 8) = narrow_pair(pair[0], pair[1]);
+            else *(GLOBAL uint32_t *)((GLOBAL bf16 *)g->c + at + j * 8) = to_bf16_pair(pair[0], pair[1]);
         }
     }
 }
@@ -392,7 +392,7 @@ INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t fi
     int32_t row = first + lane_id() % 4 * 4, column = t->column + lane_id() / 4, columns = row < t->end ? first / 64 * 64 - column : 0;
     GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->product, column, row);
     uint32_t w[SUMS / 2];
-    UNROLL for (int i = 0; i < SUMS / 2; i++) w[i] = transpose_matrix(narrow_pair(x[2 * i], x[2 * i + 1]));
+    UNROLL for (int i = 0; i < SUMS / 2; i++) w[i] = transpose_matrix(to_bf16_pair(x[2 * i], x[2 * i + 1]));
     exchange_rows(w, SUMS / 2);
     UNROLL for (int j = 0; j < SUMS / 4; j++) store_two_if(to + j * 8 * g->ldc, w[2 * j], w[2 * j + 1], j * 8 < columns);
 }

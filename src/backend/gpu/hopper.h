@@ -283,7 +283,7 @@ INLINE void operand_to_rows(LOCAL bf16 *tile, const int panel, const uint32_t *a
 
 /* The left operand of a product whose depth is the `columns` of x: 4 registers for each 16. */
 INLINE void sums_to_operand(uint32_t *a, const float *x, const int columns) {
-    UNROLL for (int i = 0; i < columns / 4; i++) a[i] = narrow_pair(x[2 * i], x[2 * i + 1]);
+    UNROLL for (int i = 0; i < columns / 4; i++) a[i] = to_bf16_pair(x[2 * i], x[2 * i + 1]);
 }
 
 #endif

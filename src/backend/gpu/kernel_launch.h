@@ -24,7 +24,7 @@
 extern const OpKernel *const gpu_kernels[OP_COUNT];
 
 /* The type of a COMPUTE parameter's gradient. */
-static inline GemmType gpu_gemm_kept(const OpCall *call) { return call->narrow ? GEMM_BF16 : GEMM_F32; }
+static inline GemmType gpu_gradient_type(const OpCall *call) { return call->compute_gradients ? GEMM_BF16 : GEMM_F32; }
 
 /* -- Shared by several files --------------------------------------------------------------------------------------- */
 
@@ -33,12 +33,12 @@ enum { REDUCE_ROWS = 64 };
 /* target[j] += sum over b of partials[b * columns + j]; fp32, 16-byte aligned. */
 void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns);
 /* The same where target is the gradient of a COMPUTE parameter: bf16 when the call says so. */
-void gpu_add_partials_kept(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
+void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
 /* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count, columns]; NULL targets are left out. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
 /* to[i] = from[i] rounded to bf16, and widened; both 16-byte aligned (cast.c). */
-void gpu_cast(Device *device, bf16 *to, const float *from, int64_t count);
-void gpu_widen(Device *device, float *to, const bf16 *from, int64_t count);
+void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count);
+void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count);
 /* to[i] = mean + deviation * rng_normal(seed, stream, first + i), computed in double and rounded to fp32, then to bf16 if `narrow`: the bits of the same on
  * the host (normals.c). */
 typedef struct Normals {

@@ -115,7 +115,7 @@ INLINE void operand_of(Operand *o, const Accumulator *a) {
 INLINE int accumulator_chunk(void) { return lane_id() / 16 * 8; }
 INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
     u32x4 packed;
-    UNROLL for (int i = 0; i < 4; i++) packed[i] = narrow_pair(a->x[r][0][i], a->x[r][1][i]);
+    UNROLL for (int i = 0; i < 4; i++) packed[i] = to_bf16_pair(a->x[r][0][i], a->x[r][1][i]);
     return packed;
 }
 
@@ -190,8 +190,8 @@ INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, const in
 
 INLINE void operand_of(Operand *o, const Accumulator *a) {
     UNROLL for (int s = 0; s < 2; s++) UNROLL for (int n = 0; n < 4; n++) {
-        o->x[s][n / 2][n % 2 * 2] = narrow_pair(a->x[s][n].x, a->x[s][n].y);
-        o->x[s][n / 2][n % 2 * 2 + 1] = narrow_pair(a->x[s][n].z, a->x[s][n].w);
+        o->x[s][n / 2][n % 2 * 2] = to_bf16_pair(a->x[s][n].x, a->x[s][n].y);
+        o->x[s][n / 2][n % 2 * 2 + 1] = to_bf16_pair(a->x[s][n].z, a->x[s][n].w);
     }
 }
 
@@ -207,7 +207,7 @@ INLINE void exchange_words(uint32_t *a, uint32_t *b, int step) {
 /* The four lanes of a row transpose their 4 x 4 words in two rounds. */
 INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
     uint32_t w[4];
-    UNROLL for (int n = 0; n < 4; n++) w[n] = narrow_pair(accumulator_get(a, r, 2 * n), accumulator_get(a, r, 2 * n + 1));
+    UNROLL for (int n = 0; n < 4; n++) w[n] = to_bf16_pair(accumulator_get(a, r, 2 * n), accumulator_get(a, r, 2 * n + 1));
     UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[2 * i], &w[2 * i + 1], 1);
     UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[i], &w[i + 2], 2);
     return (u32x4){w[0], w[1], w[2], w[3]};

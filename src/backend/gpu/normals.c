@@ -28,7 +28,7 @@ KERNEL(normals, NormalsArguments) {
     UNROLL for (int i = 0; i < NORMALS_OF_BITS; i++) {
         float value = (float)(a.mean + a.deviation * values[i]);
         if (at + i < 0 || at + i >= a.count) continue;
-        if (a.narrow) ((bf16 GLOBAL *)a.to)[at + i] = narrow(value);
+        if (a.narrow) ((bf16 GLOBAL *)a.to)[at + i] = to_bf16(value);
         else ((float GLOBAL *)a.to)[at + i] = value;
     }
 }

@@ -32,10 +32,10 @@ INLINE Place place_in(Tiling tiling, int unit) {
 
 INLINE f32x4 load4_wide(const float GLOBAL *from, int unit) { return unit == 1 ? (f32x4){*from} : *(const f32x4 GLOBAL *)from; }
 
-INLINE f32x4 widen4(u32x2 bits) { return (f32x4){widen_low(bits.x), widen_high(bits.x), widen_low(bits.y), widen_high(bits.y)}; }
+INLINE f32x4 to_float4(u32x2 bits) { return (f32x4){to_float_low(bits.x), to_float_high(bits.x), to_float_low(bits.y), to_float_high(bits.y)}; }
 
-INLINE f32x4 load4_narrow(const bf16 GLOBAL *from, int unit) {
-    return unit == 1 ? (f32x4){widen(*from)} : widen4(*(const u32x2 GLOBAL *)from);
+INLINE f32x4 load4_bf16(const bf16 GLOBAL *from, int unit) {
+    return unit == 1 ? (f32x4){to_float(*from)} : to_float4(*(const u32x2 GLOBAL *)from);
 }
 
 INLINE void store4_wide(float GLOBAL *to, f32x4 x, int unit) {
@@ -43,9 +43,9 @@ INLINE void store4_wide(float GLOBAL *to, f32x4 x, int unit) {
     else *(f32x4 GLOBAL *)to = x;
 }
 
-INLINE void store4_narrow(bf16 GLOBAL *to, f32x4 x, int unit) {
-    if (unit == 1) *to = narrow(x.x);
-    else *(u32x2 GLOBAL *)to = (u32x2){narrow_pair(x.x, x.y), narrow_pair(x.z, x.w)};
+INLINE void store4_bf16(bf16 GLOBAL *to, f32x4 x, int unit) {
+    if (unit == 1) *to = to_bf16(x.x);
+    else *(u32x2 GLOBAL *)to = (u32x2){to_bf16_pair(x.x, x.y), to_bf16_pair(x.z, x.w)};
 }
 
 INLINE float sum4(f32x4 x) { return (x.x + x.y) + (x.z + x.w); }
@@ -56,10 +56,10 @@ INLINE f32x8 load8_wide(const float GLOBAL *from, int unit) {
     return unit == 1 ? (f32x8){*from} : join(load4_wide(from, 4), load4_wide(from + 4, 4));
 }
 
-INLINE f32x8 load8_narrow(const bf16 GLOBAL *from, int unit) {
-    if (unit == 1) return (f32x8){widen(*from)};
+INLINE f32x8 load8_bf16(const bf16 GLOBAL *from, int unit) {
+    if (unit == 1) return (f32x8){to_float(*from)};
     u32x4 bits = *(const u32x4 GLOBAL *)from;
-    return join(widen4(bits.lo), widen4(bits.hi));
+    return join(to_float4(bits.lo), to_float4(bits.hi));
 }
 
 INLINE void store8_wide(float GLOBAL *to, f32x8 x, int unit) {
@@ -70,9 +70,9 @@ INLINE void store8_wide(float GLOBAL *to, f32x8 x, int unit) {
     }
 }
 
-INLINE void store8_narrow(bf16 GLOBAL *to, f32x8 x, int unit) {
-    if (unit == 1) *to = narrow(x[0]);
-    else *(u32x4 GLOBAL *)to = (u32x4){narrow_pair(x[0], x[1]), narrow_pair(x[2], x[3]), narrow_pair(x[4], x[5]), narrow_pair(x[6], x[7])};
+INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
+    if (unit == 1) *to = to_bf16(x[0]);
+    else *(u32x4 GLOBAL *)to = (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
 }
 
 /* Kernel NAME over flat tensors of a.count elements: body(&a, at, unit) for every 8, and one by one at the end. */

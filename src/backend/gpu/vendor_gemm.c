@@ -128,7 +128,7 @@ struct VendorGemm {
     LtApi call;
     void *file, *handle, *workspace;
     char name[48];
-    GemmChoices *choices;
+    AutotuneCache *choices;
     Solution *solutions;
     int solution_count;
 };
@@ -183,7 +183,7 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
         vendor_gemm_close(v);
         return NULL;
     }
-    v->choices = gemm_choices_open(host->choices, info->name, v->name, v->library->algorithm_bytes);
+    v->choices = autotune_cache_open(host->choices, info->name, v->name, v->library->algorithm_bytes);
     return v;
 }
 
@@ -203,7 +203,7 @@ void vendor_gemm_close(VendorGemm *v) {
         device_free(v->host.device, solution->bias, solution->shape.n * (int64_t)sizeof *solution->bias);
     }
     if (v->workspace) device_free(v->host.device, v->workspace, (int64_t)WORKSPACE_BYTES);
-    if (v->choices) gemm_choices_close(v->choices);
+    if (v->choices) autotune_cache_close(v->choices);
     if (v->handle) v->call.destroy(v->handle);
     if (v->file) dlclose(v->file);
     free(v->solutions);
@@ -292,7 +292,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
     if (g->bias) {
         const void *pointer = g->bias;
         if (bias) {
-            v->host.narrow(v->host.device, bias, g->bias, g->n);
+            v->host.cast(v->host.device, bias, g->bias, g->n);
             pointer = bias;
         }
         int result = v->call.operation_set(problem->operation, v->library->set_bias, &pointer, sizeof pointer);
@@ -531,7 +531,7 @@ static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *propos
 /* The remembered algorithm, where the library still proposes it. */
 static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals, int count, const char *shape) {
     uint64_t algorithm[ALGORITHM_WORDS] = {0};
-    if (!gemm_choices_find(v->choices, shape, algorithm)) return NULL;
+    if (!autotune_cache_find(v->choices, shape, algorithm)) return NULL;
     for (int i = 0; i < count; i++)
         if (!memcmp(proposals[i].algorithm, algorithm, sizeof algorithm)) return &proposals[i];
     return NULL;
@@ -543,7 +543,7 @@ static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *propo
     measure_all(v, trial, proposals, count);
     for (int i = 0; i < count && proposals[i].seconds < INFINITY; i++)
         if (is_trusted(v, trial, &proposals[i], shape)) {
-            gemm_choices_add(v->choices, shape, proposals[i].algorithm);
+            autotune_cache_add(v->choices, shape, proposals[i].algorithm);
             return &proposals[i];
         }
     return NULL;

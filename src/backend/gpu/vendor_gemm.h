@@ -22,7 +22,7 @@ typedef struct VendorGemmHost {
     void *stream;
     void (*own)(Device *device, const Gemm *product); /* the judge of the library's; NULL: nothing is judged */
     bool own_races;                                   /* and it is timed like them: what it does quicker is declined */
-    void (*narrow)(Device *device, uint16_t *to, const float *from, int64_t count); /* fp32 to bf16 on the device */
+    void (*cast)(Device *device, uint16_t *to, const float *from, int64_t count); /* fp32 to bf16 on the device */
     const char *choices;                                                            /* path of the file of choices; NULL: none */
 } VendorGemmHost;
 

@@ -10,16 +10,16 @@ static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573
 static void gelu_tanh(T *y, const T *x, int64_t count) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
-        W v = widen(x[i]);
-        y[i] = narrow(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))));
+        W v = to_wide(x[i]);
+        y[i] = to_compute(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))));
     }
 }
 
 static void gelu_tanh_grad(T *d_x, const T *d_y, const T *x, int64_t count) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
-        W v = widen(x[i]), s = 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)));
-        d_x[i] = narrow(widen(d_y[i]) * (s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v)));
+        W v = to_wide(x[i]), s = 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)));
+        d_x[i] = to_compute(to_wide(d_y[i]) * (s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v)));
     }
 }
 
@@ -37,8 +37,8 @@ CPU_OP(gelu) {
     for (int64_t r = 0; r < rows; r++)
 #pragma omp simd
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
-            W v = widen(x[i]);
-            y[i] = narrow((W)0.5 * v * (1 + wide_erf(v * inverse_sqrt_2)));
+            W v = to_wide(x[i]);
+            y[i] = to_compute((W)0.5 * v * (1 + wide_erf(v * inverse_sqrt_2)));
         }
 }
 
@@ -56,9 +56,9 @@ CPU_OP(gelu_grad) {
     for (int64_t r = 0; r < rows; r++)
 #pragma omp simd
         for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
-            W v = widen(x[i]);
+            W v = to_wide(x[i]);
             W cumulative = (W)0.5 * (1 + wide_erf(v * inverse_sqrt_2)), density = inverse_sqrt_2_pi * wide_exp((W)-0.5 * v * v);
-            d_x[i] = narrow(widen(d_y[i]) * (cumulative + v * density));
+            d_x[i] = to_compute(to_wide(d_y[i]) * (cumulative + v * density));
         }
 }
 
@@ -72,8 +72,8 @@ CPU_OP(swiglu) {
         T *restrict out = y + r * width;
         kernel_prefetch(gate + 2 * width, 2 * width);
         for (int64_t j = 0; j < width; j++) {
-            W g = widen(gate[j]);
-            out[j] = narrow(g / (1 + wide_exp(-g)) * widen(up[j]));
+            W g = to_wide(gate[j]);
+            out[j] = to_compute(g / (1 + wide_exp(-g)) * to_wide(up[j]));
         }
     }
 }
@@ -91,9 +91,9 @@ CPU_OP(swiglu_grad) {
         kernel_prefetch(d_out + width, width);
 #pragma omp simd
         for (int64_t j = 0; j < width; j++) {
-            W g = widen(gate[j]), d = widen(d_out[j]), s = 1 / (1 + wide_exp(-g));
-            d_gate[j] = narrow(d * widen(up[j]) * s * (1 + g * (1 - s)));
-            d_up[j] = narrow(d * g * s);
+            W g = to_wide(gate[j]), d = to_wide(d_out[j]), s = 1 / (1 + wide_exp(-g));
+            d_gate[j] = to_compute(d * to_wide(up[j]) * s * (1 + g * (1 - s)));
+            d_up[j] = to_compute(d * g * s);
         }
     }
 }
@@ -106,9 +106,9 @@ CPU_OP(clamp) {
     W limit = (W)attributes->limit;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < elements; i++) {
-        W v = widen(x[i]);
+        W v = to_wide(x[i]);
         v = v > limit ? limit : v;
-        y[i] = narrow(v < -limit ? -limit : v);
+        y[i] = to_compute(v < -limit ? -limit : v);
     }
 }
 
@@ -120,7 +120,7 @@ CPU_OP(clamp_grad) {
     W limit = (W)attributes->limit;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < elements; i++) {
-        W v = widen(x[i]);
+        W v = to_wide(x[i]);
         d_x[i] = v > limit || v < -limit ? 0 : d_y[i];
     }
 }
@@ -132,5 +132,5 @@ CPU_OP(scale) {
     int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
     W factor = (W)attributes->factor;
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) y[i] = narrow(factor * widen(x[i]));
+    for (int64_t i = 0; i < elements; i++) y[i] = to_compute(factor * to_wide(x[i]));
 }

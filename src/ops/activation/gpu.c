@@ -45,16 +45,16 @@ INLINE float gelu_tanh_slope(float x) {
 
 #define FORWARD(name, formula)                                                                                                             \
     INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
-        f32x8 x = load8_narrow(a->x + at, unit), y = 0;                                                                                    \
+        f32x8 x = load8_bf16(a->x + at, unit), y = 0;                                                                                    \
         FOR_UNIT(i, unit) y[i] = formula;                                                                                                  \
-        store8_narrow(a->y + at, y, unit);                                                                                                 \
+        store8_bf16(a->y + at, y, unit);                                                                                                 \
     }                                                                                                                                      \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 #define BACKWARD(name, formula)                                                                                                            \
     INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
-        f32x8 x = load8_narrow(a->x + at, unit), d_y = load8_narrow(a->d_y + at, unit), d_x = 0;                                           \
+        f32x8 x = load8_bf16(a->x + at, unit), d_y = load8_bf16(a->d_y + at, unit), d_x = 0;                                           \
         FOR_UNIT(i, unit) d_x[i] = formula;                                                                                                \
-        store8_narrow(a->y + at, d_x, unit);                                                                                               \
+        store8_bf16(a->y + at, d_x, unit);                                                                                               \
     }                                                                                                                                      \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
@@ -70,24 +70,24 @@ INLINE void swiglu_unit(const SwigluArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
-    f32x8 gate = load8_narrow(a->x + at, unit), up = load8_narrow(a->x + at + width, unit), y = 0;
+    f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), y = 0;
     FOR_UNIT(i, unit) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
-    store8_narrow(a->y + place.row * width + place.column, y, unit);
+    store8_bf16(a->y + place.row * width + place.column, y, unit);
 }
 
 INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t width = a->tiling.columns, at = 2 * place.row * width + place.column;
-    f32x8 gate = load8_narrow(a->x + at, unit), up = load8_narrow(a->x + at + width, unit), d_gate = 0, d_up = 0;
-    f32x8 d_y = load8_narrow(a->d_y + place.row * width + place.column, unit);
+    f32x8 gate = load8_bf16(a->x + at, unit), up = load8_bf16(a->x + at + width, unit), d_gate = 0, d_up = 0;
+    f32x8 d_y = load8_bf16(a->d_y + place.row * width + place.column, unit);
     FOR_UNIT(i, unit) {
         float s = sigmoid(gate[i]);
         d_gate[i] = d_y[i] * up[i] * s * (1 + gate[i] * (1 - s));
         d_up[i] = d_y[i] * gate[i] * s;
     }
-    store8_narrow(a->y + at, d_gate, unit);
-    store8_narrow(a->y + at + width, d_up, unit);
+    store8_bf16(a->y + at, d_gate, unit);
+    store8_bf16(a->y + at + width, d_up, unit);
 }
 
 KERNEL(swiglu_8, SwigluArguments) { swiglu_unit(&a, 8); }

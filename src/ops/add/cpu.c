@@ -18,7 +18,7 @@ CPU_OP(add) {
         const T *a = call->in[0], *b = call->in[1];
         T *sum = call->out[0];
 #pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < elements; i++) sum[i] = narrow(widen(a[i]) + widen(b[i]));
+        for (int64_t i = 0; i < elements; i++) sum[i] = to_compute(to_wide(a[i]) + to_wide(b[i]));
     }
 }
 

@@ -23,7 +23,7 @@ typedef struct ScaleAddGradArguments {
 
 INLINE void add_narrow(const AddArguments *a, int64_t at, int unit) {
     const bf16 GLOBAL *x = a->x, *y = a->y;
-    store8_narrow((bf16 GLOBAL *)a->sum + at, load8_narrow(x + at, unit) + load8_narrow(y + at, unit), unit);
+    store8_bf16((bf16 GLOBAL *)a->sum + at, load8_bf16(x + at, unit) + load8_bf16(y + at, unit), unit);
 }
 
 INLINE void add_wide(const AddArguments *a, int64_t at, int unit) {

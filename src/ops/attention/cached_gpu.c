@@ -43,7 +43,7 @@ KERNEL(attention_join, AttentionJoin) {
         float sum = 0;
         for (int chunk = 0; chunk < a.chunks; chunk++)
             sum += fast_exp2(sums[chunk * a.pairs] - largest) * a.partial_out[(chunk * a.pairs + block_x()) * a.head_dim + j];
-        a.out[(int64_t)block_x() * a.head_dim + j] = narrow(sum / total);
+        a.out[(int64_t)block_x() * a.head_dim + j] = to_bf16(sum / total);
     }
 }
 

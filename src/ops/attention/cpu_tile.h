@@ -192,7 +192,7 @@ static inline AttentionVector attention_widen(const T *from) {
     T stored[ATTENTION_LANES];
     AttentionVector x;
     memcpy(stored, from, sizeof stored);
-    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = widen(stored[i]);
+    for (int i = 0; i < ATTENTION_LANES; i++) x[i] = to_wide(stored[i]);
     return x;
 }
 
@@ -200,13 +200,13 @@ static inline AttentionVector attention_widen(const T *from) {
 static inline void attention_load_row(W *restrict to, const T *restrict from, int64_t head_dim, W scale) {
     int64_t j = 0, width = attention_width(head_dim);
     for (; j + ATTENTION_LANES <= head_dim; j += ATTENTION_LANES) *(AttentionVector *)(to + j) = scale * attention_widen(from + j);
-    for (; j < head_dim; j++) to[j] = scale * widen(from[j]);
+    for (; j < head_dim; j++) to[j] = scale * to_wide(from[j]);
     for (; j < width; j++) to[j] = 0;
 }
 
 /* to = scale * from, without padding. */
 static inline void attention_store_row(T *restrict to, const W *restrict from, int64_t head_dim, W scale) {
-    for (int64_t j = 0; j < head_dim; j++) to[j] = narrow(scale * from[j]);
+    for (int64_t j = 0; j < head_dim; j++) to[j] = to_compute(scale * from[j]);
 }
 
 /* `rows` rows, `stride` elements apart, and zero rows up to `padded`. */

@@ -77,7 +77,7 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
     }
     UNROLL for (int i = 0; i < count; i++) {
         float sum = 0;
-        UNROLL for (int e = 0; e < 4; e++) sum += widen_low(x[i][e]) * widen_low(y[i][e]) + widen_high(x[i][e]) * widen_high(y[i][e]);
+        UNROLL for (int e = 0; e < 4; e++) sum += to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
         UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         int row = first + i * at_once;
         bool there = first_row + row < a->length;
@@ -256,14 +256,14 @@ INLINE void grad_fetch(const AttentionGradHopper *g, const GradShape s, const Gr
 /* -- The threads that add to dQ ------------------------------------------------------------------------------------ */
 
 /* Whether nobody adds to a tile before the item does. */
-INLINE bool grad_begins(const GradShape s, LOCAL const GradItem *item, int tile) {
+INLINE bool grad_overwrites(const GradShape s, LOCAL const GradItem *item, int tile) {
     return item->follows > 0 ? item->block == tile * s.tile / GRAD_KEYS : item->block == 0 || tile > item->before;
 }
 
 /* One thread awaits the turns of steps ahead of those that add, and says so by `turns`. */
 INLINE void queries_await(
     const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
-    if (!grad_begins(s, item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
+    if (!grad_overwrites(s, item, w->tile)) await_value(g->marks + grad_place(g, item, w), item->block + item->follows + 1);
     if (step > 0) shared_barrier_wait(b->sums_empty, step - 1);
     shared_barrier_arrive(b->turns + step % 2);
 }
@@ -272,7 +272,7 @@ INLINE void queries_await(
 INLINE void queries_add(
     const AttentionGradHopper *g, const GradShape s, const GradBlock *b, LOCAL const GradItem *item, const GradWalk *w, int step) {
     int place = (int)grad_place(g, item, w);
-    bool begins = grad_begins(s, item, w->tile);
+    bool begins = grad_overwrites(s, item, w->tile);
     shared_barrier_wait(b->turns + step % 2, step / 2);
     global_to_async();
     UNROLL for (int i = 0; i < GRAD_GROUPS; i++) {

@@ -167,7 +167,7 @@ INLINE void values_start(float *out, const int width, const int keys, const uint
 /* Four words of a row in four lanes, of columns 8 j + 2 t: transposed, so that each lane has the eight columns from 8 t on. */
 INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     uint32_t w[4];
-    UNROLL for (int j = 0; j < 4; j++) w[j] = narrow_pair(x[4 * j + 2 * r] * factor, x[4 * j + 2 * r + 1] * factor);
+    UNROLL for (int j = 0; j < 4; j++) w[j] = to_bf16_pair(x[4 * j + 2 * r] * factor, x[4 * j + 2 * r + 1] * factor);
     UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[2 * i], &w[2 * i + 1], 1);
     UNROLL for (int i = 0; i < 2; i++) exchange_words(&w[i], &w[i + 2], 2);
     return (u32x4){w[0], w[1], w[2], w[3]};

@@ -138,7 +138,7 @@ INLINE void attention_store(GLOBAL bf16 *row, const Accumulator *x, int r, int f
     }
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         int column = first + accumulator_column(c);
-        if (column < head_dim) row[column] = narrow(accumulator_get(&scaled, r, c));
+        if (column < head_dim) row[column] = to_bf16(accumulator_get(&scaled, r, c));
     }
 }
 

@@ -48,10 +48,10 @@ KERNEL(attention_delta, AttentionGrad) {
         if (a.attention.head_dim % 2 == 0) {
             for (int i = lane_id(); i < a.attention.head_dim / 2; i += WAVE) {
                 uint32_t x = ((GLOBAL const uint32_t *)d_out)[i], y = ((GLOBAL const uint32_t *)out)[i];
-                sum += widen_low(x) * widen_low(y) + widen_high(x) * widen_high(y);
+                sum += to_float_low(x) * to_float_low(y) + to_float_high(x) * to_float_high(y);
             }
         } else {
-            for (int i = lane_id(); i < a.attention.head_dim; i += WAVE) sum += widen(d_out[i]) * widen(out[i]);
+            for (int i = lane_id(); i < a.attention.head_dim; i += WAVE) sum += to_float(d_out[i]) * to_float(out[i]);
         }
         sum = wave_sum(sum);
         if (lane_id() == 0) a.delta[at] = sum;

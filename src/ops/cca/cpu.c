@@ -27,14 +27,14 @@ static void mix(W *restrict y, const T *restrict u, int64_t head, const CcaShape
     int64_t dim = s->dim;
     if (head < s->heads) {
         const T *q = u + head * dim, *k = keys + head / s->group * dim;
-        for (int64_t i = 0; i < dim; i++) y[i] += (widen(q[i]) + widen(k[i])) / 2;
+        for (int64_t i = 0; i < dim; i++) y[i] += (to_wide(q[i]) + to_wide(k[i])) / 2;
         return;
     }
     const T *k = keys + (head - s->heads) * dim, *q = u + (head - s->heads) * s->group * dim;
     W share = (W)0.5 / s->group;
-    for (int64_t i = 0; i < dim; i++) y[i] += widen(k[i]) / 2;
+    for (int64_t i = 0; i < dim; i++) y[i] += to_wide(k[i]) / 2;
     for (int64_t h = 0; h < s->group; h++, q += dim)
-        for (int64_t i = 0; i < dim; i++) y[i] += widen(q[i]) * share;
+        for (int64_t i = 0; i < dim; i++) y[i] += to_wide(q[i]) * share;
 }
 
 static W sum_of_squares(const W *restrict y, int64_t dim) {
@@ -50,10 +50,10 @@ static void rotate(T *restrict out, const W *restrict y, W scale, const W *restr
 #pragma omp simd simdlen(8)
     for (int64_t i = 0; i < half; i++) {
         W a = y[i] * scale, b = y[half + i] * scale, c = table[i], s = table[half + i];
-        out[i] = narrow(a * c - b * s);
-        out[half + i] = narrow(b * c + a * s);
+        out[i] = to_compute(a * c - b * s);
+        out[half + i] = to_compute(b * c + a * s);
     }
-    for (int64_t i = rotated; i < dim; i++) out[i] = narrow(y[i] * scale);
+    for (int64_t i = rotated; i < dim; i++) out[i] = to_compute(y[i] * scale);
 }
 
 /* What the kernel was given; `units` and `scales` are NULL outside training. */

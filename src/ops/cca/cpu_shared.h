@@ -61,14 +61,14 @@ static inline const T *cca_row(const CcaRows *rows, int64_t r) {
 /* taps = the depthwise weights of one head, all of the previous token's before all of the current one's. */
 static inline void cca_split_taps(W *restrict taps, const T *restrict weight, int64_t dim) {
     for (int64_t i = 0; i < dim; i++) {
-        taps[i] = widen(weight[2 * i]);
-        taps[dim + i] = widen(weight[2 * i + 1]);
+        taps[i] = to_wide(weight[2 * i]);
+        taps[dim + i] = to_wide(weight[2 * i + 1]);
     }
 }
 
 static inline void cca_depthwise_row(
     T *restrict y, const T *restrict before, const T *restrict current, const W *restrict taps, const W *restrict bias, int64_t dim) {
-    for (int64_t i = 0; i < dim; i++) y[i] = narrow(bias[i] + taps[i] * widen(before[i]) + taps[dim + i] * widen(current[i]));
+    for (int64_t i = 0; i < dim; i++) y[i] = to_compute(bias[i] + taps[i] * to_wide(before[i]) + taps[dim + i] * to_wide(current[i]));
 }
 
 /* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the depthwise

@@ -46,7 +46,7 @@ INLINE u32x4 load_chunk(const bf16 GLOBAL *from, int left, bool whole) {
 
 INLINE f32x8 load_channels(const bf16 GLOBAL *from, int left, bool whole) {
     u32x4 chunk = load_chunk(from, left, whole);
-    return join(widen4(chunk.lo), widen4(chunk.hi));
+    return join(to_float4(chunk.lo), to_float4(chunk.hi));
 }
 
 INLINE f32x8 load_wide(const float GLOBAL *from, int left, bool whole) {
@@ -59,8 +59,8 @@ INLINE f32x8 load_wide(const float GLOBAL *from, int left, bool whole) {
 
 INLINE void store_channels(bf16 GLOBAL *to, f32x8 x, int left, bool whole) {
     if (left <= 0) return;
-    if (whole) store8_narrow(to, x, CHUNK);
-    else UNROLL for (int i = 0; i < CHUNK; i++) if (i < left) to[i] = narrow(x[i]);
+    if (whole) store8_bf16(to, x, CHUNK);
+    else UNROLL for (int i = 0; i < CHUNK; i++) if (i < left) to[i] = to_bf16(x[i]);
 }
 
 /* Two taps of eight channels, the earlier one in the lower half of each word. */
@@ -80,13 +80,13 @@ INLINE TapWords load_taps(const bf16 GLOBAL *from, int left, bool whole) {
 
 INLINE f32x8 earlier_taps(const TapWords *taps) {
     f32x8 x;
-    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = widen_low(taps->word[i / 4][i % 4]);
+    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = to_float_low(taps->word[i / 4][i % 4]);
     return x;
 }
 
 INLINE f32x8 later_taps(const TapWords *taps) {
     f32x8 x;
-    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = widen_high(taps->word[i / 4][i % 4]);
+    UNROLL for (int i = 0; i < CHUNK; i++) x[i] = to_float_high(taps->word[i / 4][i % 4]);
     return x;
 }
 
@@ -129,7 +129,7 @@ INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const
     u2 = before > 1 ? u2 : (f32x8)0;
     f32x8 previous = bias + earlier * u2 + later * u1, current = bias + earlier * u1 + later * u0;
     u32x4 pairs[2];
-    UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? narrow_pair(previous[i], current[i]) : 0;
+    UNROLL for (int i = 0; i < CHUNK; i++) pairs[i / 4][i % 4] = there ? to_bf16_pair(previous[i], current[i]) : 0;
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 

@@ -53,7 +53,7 @@ typedef struct Backward {
 static W dot(const T *restrict a, const T *restrict b, int64_t count) {
     W sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++) sum += widen(a[i]) * widen(b[i]);
+    for (int64_t i = 0; i < count; i++) sum += to_wide(a[i]) * to_wide(b[i]);
     return sum;
 }
 
@@ -63,16 +63,16 @@ static void normalise_grad(T *restrict g, W *restrict total, const T *restrict d
     int64_t half = rotated / 2;
 #pragma omp simd simdlen(8)
     for (int64_t i = 0; i < half; i++) {
-        W a = (widen(dy[i]) - widen(y[i]) * pull) * scale, b = (widen(dy[half + i]) - widen(y[half + i]) * pull) * scale;
+        W a = (to_wide(dy[i]) - to_wide(y[i]) * pull) * scale, b = (to_wide(dy[half + i]) - to_wide(y[half + i]) * pull) * scale;
         W c = table[i], s = table[half + i], first = a * c + b * s, second = b * c - a * s;
-        g[i] = narrow(first);
-        g[half + i] = narrow(second);
+        g[i] = to_compute(first);
+        g[half + i] = to_compute(second);
         total[i] += first;
         total[half + i] += second;
     }
     for (int64_t i = rotated; i < dim; i++) {
-        W value = (widen(dy[i]) - widen(y[i]) * pull) * scale;
-        g[i] = narrow(value);
+        W value = (to_wide(dy[i]) - to_wide(y[i]) * pull) * scale;
+        g[i] = to_compute(value);
         total[i] += value;
     }
 }
@@ -145,13 +145,13 @@ static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_
     if (head < s->heads) {
         const T *q = row + head * dim, *k = keys + head / s->group * dim;
         W share = (W)0.5 / s->group;
-        for (int64_t i = 0; i < dim; i++) d[i] = widen(q[i]) / 2 + widen(k[i]) * share;
+        for (int64_t i = 0; i < dim; i++) d[i] = to_wide(q[i]) / 2 + to_wide(k[i]) * share;
         return;
     }
     const T *k = keys + (head - s->heads) * dim, *q = row + (head - s->heads) * s->group * dim;
-    for (int64_t i = 0; i < dim; i++) d[i] = widen(k[i]) / 2;
+    for (int64_t i = 0; i < dim; i++) d[i] = to_wide(k[i]) / 2;
     for (int64_t h = 0; h < s->group; h++, q += dim)
-        for (int64_t i = 0; i < dim; i++) d[i] += widen(q[i]) / 2;
+        for (int64_t i = 0; i < dim; i++) d[i] += to_wide(q[i]) / 2;
 }
 
 /* From the gradients of the depthwise convolution's rows r and r + 1 to du, and to the sums of its weights and bias. */
@@ -166,9 +166,9 @@ static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, cons
 #pragma omp simd
     for (int64_t i = 0; i < dim; i++) {
         W d = current[i];
-        du[i] = narrow(mean[i] + tap1[i] * d + tap0[i] * following[i]);
-        sum0[i] += d * widen(before[i]);
-        sum1[i] += d * widen(u[i]);
+        du[i] = to_compute(mean[i] + tap1[i] * d + tap0[i] * following[i]);
+        sum0[i] += d * to_wide(before[i]);
+        sum1[i] += d * to_wide(u[i]);
         bias[i] += d;
     }
     if (!starts) return;
@@ -258,7 +258,7 @@ static void join_chunks(W *restrict sums, int64_t chunks, int64_t count) {
 static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
     join_chunks(sums, chunks, 2 * s->convolved);
     for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
-        for (int64_t i = 0; i < s->dim; i++) kernel_add_kept(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
+        for (int64_t i = 0; i < s->dim; i++) kernel_add_to_gradient(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
 }
 
 CPU_OP(cca_grad, workspace) {
@@ -298,7 +298,7 @@ CPU_OP(cca_grad, workspace) {
     add_taps(call, b.depthwise_sums, chunks, &s);
     kernel_add_partials(call->out[2], b.depthwise_bias_sums, chunks, s.convolved);
     join_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
-    kernel_add_kept(call, call->out[3], 0, b.grouped_sums, s.convolved * 2 * s.dim);
+    kernel_add_to_gradient(call, call->out[3], 0, b.grouped_sums, s.convolved * 2 * s.dim);
     kernel_add_partials(call->out[4], b.grouped_bias_sums, blocks, s.convolved);
     kernel_add_partials(call->out[5], b.temperature_sums, blocks, s.kv_heads);
 }

@@ -80,7 +80,7 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
         int c = channel + i, angle = c < half ? c : c - half, other = c < half ? c + half : c - half;
         if (c >= in->rotated) continue;
         float sine = c < half ? angles[half + angle] : -angles[half + angle];
-        own[i] = own[i] * angles[angle] + (widen(row->dy[other]) - widen(row->y[other]) * row->pull) * row->scale * sine;
+        own[i] = own[i] * angles[angle] + (to_float(row->dy[other]) - to_float(row->y[other]) * row->pull) * row->scale * sine;
     }
     return own;
 }
@@ -166,7 +166,7 @@ KERNEL(cca_grad_bias, CcaBiasGradArguments) {
     sum = 0;
     for (int k = part; there && k < a.dim; k += 2) {
         uint32_t taps = *(const uint32_t GLOBAL *)(a.grouped + ((int64_t)(head * a.dim + k) * a.dim + c) * 2);
-        sum += total[k] * (widen_low(taps) + widen_high(taps));
+        sum += total[k] * (to_float_low(taps) + to_float_high(taps));
     }
     parts[part][c] = sum;
     barrier();
@@ -403,8 +403,8 @@ static int64_t gpu_scratch_cca_grad(const Graph *graph, const Node *node) {
 /* The parameters' gradients that are sums over chunks of rows. */
 static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
     const char *at = call->workspace;
-    gpu_add_partials_kept(call, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
-    gpu_add_partials_kept(call, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
+    gpu_add_partials_to_gradient(call, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
+    gpu_add_partials_to_gradient(call, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
 GPU_OP(cca_grad, gpu_scratch_cca_grad) {

@@ -17,9 +17,9 @@ CPU_OP(embed) {
         const T *restrict entry = table + tokens[r] * columns;
         W *restrict row = stream + r * columns;
         if (scale)
-            for (int64_t j = 0; j < columns; j++) row[j] = (widen(entry[j]) + bias[j]) * scale[j];
+            for (int64_t j = 0; j < columns; j++) row[j] = (to_wide(entry[j]) + bias[j]) * scale[j];
         else
-            for (int64_t j = 0; j < columns; j++) row[j] = widen(entry[j]);
+            for (int64_t j = 0; j < columns; j++) row[j] = to_wide(entry[j]);
     }
 }
 
@@ -49,11 +49,11 @@ static void add_chain(const OpCall *call, int64_t row, const int32_t *rows, int6
     }
     for (int64_t j = 0; j < end - first && scale; j++) {
         W d_scaled = sum[j] * scale[first + j];
-        d_scale[first + j] += sum[j] * (widen(entry[j]) + bias[first + j]);
+        d_scale[first + j] += sum[j] * (to_wide(entry[j]) + bias[first + j]);
         d_bias[first + j] += d_scaled;
         sum[j] = d_scaled;
     }
-    kernel_add_kept(call, call->out[0], at, sum, end - first);
+    kernel_add_to_gradient(call, call->out[0], at, sum, end - first);
 }
 
 CPU_OP(embed_grad, grad_workspace) {

@@ -56,7 +56,7 @@ INLINE void embed_unit(const EmbedArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int64_t columns = a->tiling.columns;
-    f32x8 entry = load8_narrow(a->table + a->tokens[place.row] * columns + place.column, unit);
+    f32x8 entry = load8_bf16(a->table + a->tokens[place.row] * columns + place.column, unit);
     if (a->scale) entry = (entry + load8_wide(a->bias + place.column, unit)) * load8_wide(a->scale + place.column, unit);
     store8_wide(a->stream + place.row * columns + place.column, entry, unit);
 }
@@ -134,11 +134,11 @@ typedef struct RunEnd {
 INLINE int32_t sorted_token(const EmbedGradArguments *a, int64_t at) { return at >= 0 && at < a->rows ? a->sorted[at].token : -1; }
 
 INLINE f32x4 load_entry(const EmbedGradArguments *a, int64_t at, int unit) {
-    return a->narrow ? load4_narrow((const bf16 GLOBAL *)a->d_table + at, unit) : load4_wide((const float GLOBAL *)a->d_table + at, unit);
+    return a->narrow ? load4_bf16((const bf16 GLOBAL *)a->d_table + at, unit) : load4_wide((const float GLOBAL *)a->d_table + at, unit);
 }
 
 INLINE void store_entry(const EmbedGradArguments *a, int64_t at, f32x4 x, int unit) {
-    if (a->narrow) store4_narrow((bf16 GLOBAL *)a->d_table + at, x, unit);
+    if (a->narrow) store4_bf16((bf16 GLOBAL *)a->d_table + at, x, unit);
     else store4_wide((float GLOBAL *)a->d_table + at, x, unit);
 }
 
@@ -147,7 +147,7 @@ INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state,
     if (!end.ends) return end;
     int64_t entry = (int64_t)token * a->columns + state->column;
     end.d_entry = load_entry(a, entry, unit);
-    if (a->scale) end.entry = load4_narrow(a->table + entry, unit);
+    if (a->scale) end.entry = load4_bf16(a->table + entry, unit);
     return end;
 }
 
@@ -307,7 +307,7 @@ GPU_OP(embed_grad, gpu_scratch_embed_grad) {
         .rows = rows,
         .columns = columns,
         .tiles = divide_up(columns, unit * THREADS),
-        .narrow = call->narrow,
+        .narrow = call->compute_gradients,
     };
     int64_t chunks = divide_up(rows, CHUNK);
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};

@@ -37,7 +37,7 @@ static const T *narrowed(const OpCall *call, T *buffer) {
     const W *d_y = call->in[0];
     int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) buffer[i] = narrow(d_y[i]);
+    for (int64_t i = 0; i < elements; i++) buffer[i] = to_compute(d_y[i]);
     return buffer;
 }
 
@@ -63,7 +63,7 @@ static void bias_grad(W *d_bias, const T *d_y, W *partials, int64_t rows, int64_
         W *restrict partial = partials + block * columns;
         memset(partial, 0, columns * sizeof(W));
         for (int64_t r = block * KERNEL_BLOCK; r < int_min(rows, (block + 1) * KERNEL_BLOCK); r++)
-            for (int64_t j = 0; j < columns; j++) partial[j] += widen(d_y[r * columns + j]);
+            for (int64_t j = 0; j < columns; j++) partial[j] += to_wide(d_y[r * columns + j]);
     }
     kernel_add_partials(d_bias, partials, blocks, columns);
 }
@@ -73,9 +73,9 @@ CPU_OP(linear_grad_weight, weight_workspace) {
     W *partials = call->workspace;
     const T *d_y = narrowed(call, call->out[1] ? (T *)(partials + kernel_blocks(rows) * out) : call->workspace);
     gemm(&(Gemm){.transpose_a = true,
-        .accumulate = !call->fresh,
+        .accumulate = !call->overwrite,
         .input = KERNEL_GEMM_COMPUTE,
-        .output = kernel_gemm_kept(call),
+        .output = kernel_gradient_type(call),
         .m = out,
         .n = in,
         .k = rows,

@@ -28,7 +28,7 @@ KERNEL(column_sums_8, ColumnSumsArguments) {
     if (column < a.columns) {
         const bf16 GLOBAL *at = a.rows + first * a.columns + column;
         _Pragma("clang loop unroll_count(8)") for (int row = part; row < rows; row += SUM_PARTS) sum +=
-            load8_narrow(at + row * a.columns, 8);
+            load8_bf16(at + row * a.columns, 8);
     }
     UNROLL for (int i = 0; i < 8; i++) sums[part][lane * 8 + i] = sum[i];
     barrier();
@@ -46,7 +46,7 @@ KERNEL(column_sums, ColumnSumsArguments) {
     if (column >= a.columns) return;
     const bf16 GLOBAL *at = a.rows + first * a.columns + column;
     float sum = 0;
-    _Pragma("clang loop unroll_count(8)") for (int row = 0; row < rows; row++) sum += widen(at[row * a.columns]);
+    _Pragma("clang loop unroll_count(8)") for (int row = 0; row < rows; row++) sum += to_float(at[row * a.columns]);
     a.partials[block_y() * a.columns + column] = sum;
 }
 
@@ -92,7 +92,7 @@ GPU_OP(linear) {
 static const bf16 *narrowed(const OpCall *call, bf16 *buffer) {
     const LinearAttributes *attributes = call->attributes;
     if (!attributes->wide) return call->in[0];
-    gpu_cast(call->device, buffer, call->in[0], call->in_shape[0][0] * call->in_shape[0][1]);
+    gpu_cast_to_bf16(call->device, buffer, call->in[0], call->in_shape[0][0] * call->in_shape[0][1]);
     return buffer;
 }
 
@@ -130,9 +130,9 @@ GPU_OP(linear_grad_weight, gpu_scratch_linear_grad_weight) {
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
     const bf16 *d_y = narrowed(call, call->workspace);
     device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                  .accumulate = !call->fresh,
+                                  .accumulate = !call->overwrite,
                                   .input = GEMM_BF16,
-                                  .output = gpu_gemm_kept(call),
+                                  .output = gpu_gradient_type(call),
                                   .m = out,
                                   .n = in,
                                   .k = rows,

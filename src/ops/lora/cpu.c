@@ -42,12 +42,12 @@ CPU_OP(lora_grad_input) {
 CPU_OP(lora_grad_weight) {
     const LoraAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->out_shape[0][1];
-    int64_t row = rank * (int64_t)(call->narrow ? sizeof(T) : sizeof(W));
+    int64_t row = rank * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
     for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
         gemm(&(Gemm){.transpose_a = true,
-            .accumulate = !call->fresh,
+            .accumulate = !call->overwrite,
             .input = KERNEL_GEMM_COMPUTE,
-            .output = kernel_gemm_kept(call),
+            .output = kernel_gradient_type(call),
             .m = attributes->columns[p],
             .n = rank,
             .k = rows,

@@ -46,12 +46,12 @@ GPU_OP(lora_grad_input) {
 GPU_OP(lora_grad_weight) {
     const LoraAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->out_shape[0][1];
-    int64_t row = rank * (int64_t)(call->narrow ? sizeof(bf16) : sizeof(float));
+    int64_t row = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
     for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
         device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                      .accumulate = !call->fresh,
+                                      .accumulate = !call->overwrite,
                                       .input = GEMM_BF16,
-                                      .output = gpu_gemm_kept(call),
+                                      .output = gpu_gradient_type(call),
                                       .m = attributes->columns[p],
                                       .n = rank,
                                       .k = rows,

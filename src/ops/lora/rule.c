@@ -32,4 +32,4 @@ const Op op_rule_lora = {.name = "lora", .in_place = 1, .gradient = gradient, .c
 
 const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .cost = cost};
 
-const Op op_rule_lora_grad_weight = {.name = "lora_grad_weight", .adds_to = 1, .begins = 1, .cost = cost};
+const Op op_rule_lora_grad_weight = {.name = "lora_grad_weight", .adds_to = 1, .overwrites = 1, .cost = cost};

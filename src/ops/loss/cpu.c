@@ -30,8 +30,8 @@ static W row_loss(T *restrict d_logits, W *restrict logits, int32_t target, W sc
     }
     if (d_logits) {
         W factor = scale / sum;
-        for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = narrow(logits[j] * factor);
-        d_logits[target] = narrow((logits[target] / sum - 1) * scale);
+        for (int64_t j = 0; j < vocabulary; j++) d_logits[j] = to_compute(logits[j] * factor);
+        d_logits[target] = to_compute((logits[target] / sum - 1) * scale);
     }
     return (W)log(sum) - (picked - most);
 }
@@ -78,9 +78,9 @@ CPU_OP(linear_cross_entropy, workspace) {
             .ldc = columns});
         if (!call->out[2]) continue;
         gemm(&(Gemm){.transpose_a = true,
-            .accumulate = first > 0 || !call->fresh,
+            .accumulate = first > 0 || !call->overwrite,
             .input = KERNEL_GEMM_COMPUTE,
-            .output = kernel_gemm_kept(call),
+            .output = kernel_gradient_type(call),
             .m = vocabulary,
             .n = columns,
             .k = count,

@@ -62,11 +62,11 @@ INLINE void softmax_raise(Softmax *s, float most) {
 INLINE void softmax_add(Softmax *s, const u32x4 values[AHEAD]) {
     float most = s->most;
     UNROLL for (int k = 0; k < AHEAD; k++) UNROLL for (int i = 0; i < 4; i++) most =
-        __builtin_fmaxf(most, __builtin_fmaxf(widen_low(values[k][i]), widen_high(values[k][i])));
+        __builtin_fmaxf(most, __builtin_fmaxf(to_float_low(values[k][i]), to_float_high(values[k][i])));
     softmax_raise(s, most);
     UNROLL for (int k = 0; k < AHEAD; k++) UNROLL for (int i = 0; i < 4; i++) {
-        s->low += power(widen_low(values[k][i]), most);
-        s->high += power(widen_high(values[k][i]), most);
+        s->low += power(to_float_low(values[k][i]), most);
+        s->high += power(to_float_high(values[k][i]), most);
     }
 }
 
@@ -122,7 +122,7 @@ INLINE float row_log2(const Row *row) {
     }
     row_load(row, row->whole, true, values);
     softmax_add(&s, values);
-    if (thread_id() < row->rest) softmax_add_one(&s, widen(row->logits[row->count * 8 + thread_id()]));
+    if (thread_id() < row->rest) softmax_add_one(&s, to_float(row->logits[row->count * 8 + thread_id()]));
     return softmax_log2(s);
 }
 
@@ -135,7 +135,7 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
         int32_t v = first + k * THREADS + thread_id();
         u32x4 out;
         UNROLL for (int i = 0; i < 4; i++) out[i] =
-            narrow_pair(gradient_of(widen_low(values[k][i]), log2_sum, scale), gradient_of(widen_high(values[k][i]), log2_sum, scale));
+            to_bf16_pair(gradient_of(to_float_low(values[k][i]), log2_sum, scale), gradient_of(to_float_high(values[k][i]), log2_sum, scale));
         if (!cut || v < row->count) row->vectors[v] = out;
     }
 }
@@ -143,12 +143,12 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
 /* (softmax - one hot of target) * scale in place of the logits. */
 INLINE void write_gradient(const Row *row, float log2_sum, float scale, int32_t target, float x_target) {
     int32_t single = row->count * 8 + thread_id();
-    if (thread_id() < row->rest) row->logits[single] = narrow(gradient_of(widen(row->logits[single]), log2_sum, scale));
+    if (thread_id() < row->rest) row->logits[single] = to_bf16(gradient_of(to_float(row->logits[single]), log2_sum, scale));
     write_group(row, row->whole, true, log2_sum, scale);
     for (int32_t first = row->whole - STEP; first >= 0; first -= STEP) write_group(row, first, false, log2_sum, scale);
     /* by the thread that wrote there before, so the order is sure */
     int32_t writer = target < row->count * 8 ? target / 8 % THREADS : target % 8;
-    if (thread_id() == writer) row->logits[target] = narrow((gradient_of(x_target, log2_sum, 1) - 1) * scale);
+    if (thread_id() == writer) row->logits[target] = to_bf16((gradient_of(x_target, log2_sum, 1) - 1) * scale);
 }
 
 INLINE void write_zeros(const Row *row) {
@@ -162,7 +162,7 @@ KERNEL(row_loss, RowLossArguments) {
         int32_t target = a.targets[i];
         float loss = 0;
         if (target >= 0) {
-            float x_target = widen(row.logits[target]), log2_sum = row_log2(&row);
+            float x_target = to_float(row.logits[target]), log2_sum = row_log2(&row);
             loss = (log2_sum - x_target * LOG2_E) * LN_2;
             if (a.gradient) write_gradient(&row, log2_sum, *a.scale, target, x_target);
         } else if (a.gradient) {
@@ -268,9 +268,9 @@ GPU_OP(linear_cross_entropy, gpu_scratch_linear_cross_entropy) {
                                       .ldc = columns});
         if (!call->out[2]) continue;
         device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                      .accumulate = first > 0 || !call->fresh,
+                                      .accumulate = first > 0 || !call->overwrite,
                                       .input = GEMM_BF16,
-                                      .output = gpu_gemm_kept(call),
+                                      .output = gpu_gradient_type(call),
                                       .m = vocabulary,
                                       .n = columns,
                                       .k = count,

@@ -64,7 +64,7 @@ static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slo
     if (k == 1 && slot[0] >= 0) { /* top-1 models: without the buffer it runs at the speed of a copy */
         const T *row = slots + slot[0] * columns;
         W weight = gate ? gate[0] : 1;
-        for (int64_t i = 0; i < columns; i++) y[i] = narrow(weight * widen(row[i]));
+        for (int64_t i = 0; i < columns; i++) y[i] = to_compute(weight * to_wide(row[i]));
         return;
     }
     for (int64_t first = 0; first < columns; first += CHUNK) {
@@ -74,9 +74,9 @@ static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slo
             if (slot[j] < 0) continue;
             const T *row = slots + slot[j] * columns + first;
             W weight = gate ? gate[j] : 1;
-            for (int64_t i = 0; i < width; i++) sum[i] += weight * widen(row[i]);
+            for (int64_t i = 0; i < width; i++) sum[i] += weight * to_wide(row[i]);
         }
-        for (int64_t i = 0; i < width; i++) y[first + i] = narrow(sum[i]);
+        for (int64_t i = 0; i < width; i++) y[first + i] = to_compute(sum[i]);
     }
 }
 
@@ -104,9 +104,9 @@ static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *
     W dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t i = 0; i < columns; i++) {
-        W value = widen(dy[i]);
-        dot += value * widen(y_slot[i]);
-        d_y_slot[i] = narrow(gate * value);
+        W value = to_wide(dy[i]);
+        dot += value * to_wide(y_slot[i]);
+        d_y_slot[i] = to_compute(gate * value);
     }
     return dot;
 }

@@ -173,7 +173,7 @@ INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
 /* The first column of each access of this lane, whose stride is UNIT * WAVE; loads are predicated by `at < columns`. */
 #define FOR_UNITS(at, base) UNROLL for (int64_t unit = 0, at = base; unit < UNITS; unit++, at += UNIT * WAVE)
 
-INLINE f32x8 widen_8(u32x4 x) { return join(widen4(x.lo), widen4(x.hi)); }
+INLINE f32x8 to_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
 
 /* Rows are multiples of UNIT columns. By rows, not by slots: a row is read once for all its slots. */
 KERNEL(moe_permute, MoePermuteArguments) {
@@ -214,9 +214,9 @@ KERNEL(moe_combine, MoeCombineArguments) {
             float gate = a.gate ? a.gate[r * a.k + j] : 1;
             u32x4 values[UNITS];
             FOR_UNITS(at, base) values[unit] = at < a.columns ? *(const u32x4 GLOBAL *)(from + at) : (u32x4)0;
-            UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] += gate * widen_8(values[unit]);
+            UNROLL for (int unit = 0; unit < UNITS; unit++) sum[unit] += gate * to_float8(values[unit]);
         }
-        FOR_UNITS(at, base) if (at < a.columns) store8_narrow(a.rows + r * a.columns + at, sum[unit], UNIT);
+        FOR_UNITS(at, base) if (at < a.columns) store8_bf16(a.rows + r * a.columns + at, sum[unit], UNIT);
     }
 }
 
@@ -227,9 +227,9 @@ KERNEL(moe_combine_1, MoeCombineArguments) {
         float sum = 0;
         for (int32_t j = 0; j < a.k; j++) {
             int32_t slot = a.slot[r * a.k + j];
-            if (slot >= 0) sum += (a.gate ? a.gate[r * a.k + j] : 1) * widen(a.slots[slot * a.columns + i]);
+            if (slot >= 0) sum += (a.gate ? a.gate[r * a.k + j] : 1) * to_float(a.slots[slot * a.columns + i]);
         }
-        a.rows[r * a.columns + i] = narrow(sum);
+        a.rows[r * a.columns + i] = to_bf16(sum);
     }
 }
 
@@ -241,9 +241,9 @@ INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, con
         FOR_UNITS(at, base) d[unit] = at < columns ? *(const u32x4 GLOBAL *)(dy + at) : (u32x4)0;
         FOR_UNITS(at, base) y[unit] = at < columns ? *(const u32x4 GLOBAL *)(y_slot + at) : (u32x4)0;
         FOR_UNITS(at, base) {
-            f32x8 wide = widen_8(d[unit]), product = wide * widen_8(y[unit]);
+            f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
             UNROLL for (int i = 0; i < UNIT; i++) dot += product[i];
-            if (at < columns) store8_narrow(d_y_slot + at, gate * wide, UNIT);
+            if (at < columns) store8_bf16(d_y_slot + at, gate * wide, UNIT);
         }
     }
     return dot;
@@ -252,9 +252,9 @@ INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, con
 INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
     float dot = 0;
     for (int64_t i = lane_id(); i < columns; i += WAVE) {
-        float value = widen(dy[i]);
-        dot += value * widen(y_slot[i]);
-        d_y_slot[i] = narrow(gate * value);
+        float value = to_float(dy[i]);
+        dot += value * to_float(y_slot[i]);
+        d_y_slot[i] = to_bf16(gate * value);
     }
     return dot;
 }

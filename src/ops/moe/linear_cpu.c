@@ -70,9 +70,9 @@ CPU_OP(grouped_linear_grad_input, workspace) {
 CPU_OP(grouped_linear_grad_weight, workspace) {
     int64_t experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Grouped grouped = {.product = {.transpose_a = true,
-                           .accumulate = !call->fresh,
+                           .accumulate = !call->overwrite,
                            .input = KERNEL_GEMM_COMPUTE,
-                           .output = kernel_gemm_kept(call),
+                           .output = kernel_gradient_type(call),
                            .m = out,
                            .n = in,
                            .a = call->in[0],
@@ -83,7 +83,7 @@ CPU_OP(grouped_linear_grad_weight, workspace) {
                            .ldc = in},
         .a_row = out * (int64_t)sizeof(T),
         .b_row = in * (int64_t)sizeof(T),
-        .c_expert = out * in * (int64_t)(call->narrow ? sizeof(T) : sizeof(W)),
+        .c_expert = out * in * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W)),
         .slots_are_depth = true};
     grouped_run(&grouped, call, call->in[2], experts);
 }

@@ -44,9 +44,9 @@ GPU_OP(grouped_linear_grad_input) {
 GPU_OP(grouped_linear_grad_weight) {
     int64_t slots = call->in_shape[0][0], experts = call->out_shape[0][0], out = call->out_shape[0][1], in = call->out_shape[0][2];
     Gemm first = {.transpose_a = true,
-        .accumulate = !call->fresh,
+        .accumulate = !call->overwrite,
         .input = GEMM_BF16,
-        .output = gpu_gemm_kept(call),
+        .output = gpu_gradient_type(call),
         .m = out,
         .n = in,
         .k = slots,

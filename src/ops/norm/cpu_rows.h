@@ -16,7 +16,7 @@ static inline void rmsnorm_row(
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < columns; j++) sum += x[j] * x[j];
     W rstd = 1 / wide_sqrt(sum / columns + epsilon);
-    for (int64_t j = 0; j < columns; j++) y[j] = narrow(x[j] * rstd * gain[j]);
+    for (int64_t j = 0; j < columns; j++) y[j] = to_compute(x[j] * rstd * gain[j]);
     *statistics = rstd;
 }
 
@@ -30,9 +30,9 @@ static inline void layernorm_row(T *restrict y, W *restrict statistics, const W 
     for (int64_t j = 0; j < columns; j++) squares += (x[j] - mean) * (x[j] - mean);
     W rstd = 1 / wide_sqrt(squares / columns + epsilon);
     if (bias)
-        for (int64_t j = 0; j < columns; j++) y[j] = narrow((x[j] - mean) * rstd * gain[j] + bias[j]);
+        for (int64_t j = 0; j < columns; j++) y[j] = to_compute((x[j] - mean) * rstd * gain[j] + bias[j]);
     else
-        for (int64_t j = 0; j < columns; j++) y[j] = narrow((x[j] - mean) * rstd * gain[j]);
+        for (int64_t j = 0; j < columns; j++) y[j] = to_compute((x[j] - mean) * rstd * gain[j]);
     statistics[0] = rstd;
     statistics[1] = mean;
 }
@@ -47,10 +47,10 @@ static inline void rmsnorm_row_grad(
     W *restrict dx, W *restrict dgain, const T *restrict dy, const W *restrict x, const W *restrict gain, W rstd, int64_t columns) {
     W dot = 0;
 #pragma omp simd reduction(+ : dot)
-    for (int64_t j = 0; j < columns; j++) dot += widen(dy[j]) * gain[j] * x[j];
+    for (int64_t j = 0; j < columns; j++) dot += to_wide(dy[j]) * gain[j] * x[j];
     W pull = dot * rstd * rstd / columns;
     for (int64_t j = 0; j < columns; j++) {
-        W dy_j = widen(dy[j]);
+        W dy_j = to_wide(dy[j]);
         dx[j] += rstd * (dy_j * gain[j] - x[j] * pull);
         dgain[j] += dy_j * x[j] * rstd;
     }
@@ -61,17 +61,17 @@ static inline void layernorm_row_grad(W *restrict dx, W *restrict dgain, W *rest
     W sum = 0, dot = 0;
 #pragma omp simd reduction(+ : sum, dot)
     for (int64_t j = 0; j < columns; j++) {
-        W g = widen(dy[j]) * gain[j];
+        W g = to_wide(dy[j]) * gain[j];
         sum += g;
         dot += g * (x[j] - mean);
     }
     W shift = sum / columns, pull = dot * rstd * rstd / columns;
     for (int64_t j = 0; j < columns; j++) {
-        W dy_j = widen(dy[j]), centred = x[j] - mean;
+        W dy_j = to_wide(dy[j]), centred = x[j] - mean;
         dx[j] += rstd * (dy_j * gain[j] - shift - centred * pull);
         dgain[j] += dy_j * centred * rstd;
     }
-    for (int64_t j = 0; dbias && j < columns; j++) dbias[j] += widen(dy[j]);
+    for (int64_t j = 0; dbias && j < columns; j++) dbias[j] += to_wide(dy[j]);
 }
 
 /* dx += the gradient of the row; adds to dgain and, where given, dbias. */

@@ -53,7 +53,7 @@ typedef struct Team {
     float share;
 } Team; /* share: 1 / columns */
 typedef f32x4 Row[NORM_UNITS];
-typedef u32x2 NarrowRow[NORM_UNITS]; /* bf16, widened where it is used: half the registers */
+typedef u32x2 Bf16Row[NORM_UNITS]; /* bf16, widened where it is used: half the registers */
 
 /* First column of the thread's group i of 4, wherever the row ends. */
 INLINE int group_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
@@ -87,7 +87,7 @@ INLINE float team_sum(Team t, float x) {
 }
 
 INLINE void load_row_wide(Team t, Row row, const float GLOBAL *from) { FOR_UNITS(t) row[i] = load4_wide(from + column_of(t, i), 4); }
-INLINE void load_row_narrow(Team t, NarrowRow row, const bf16 GLOBAL *from) {
+INLINE void load_row_bf16(Team t, Bf16Row row, const bf16 GLOBAL *from) {
     FOR_UNITS(t) row[i] = *(const u32x2 GLOBAL *)(from + column_of(t, i));
 }
 INLINE void clear_row(Team t, Row row) { UNROLL for (int i = 0; i < t.units; i++) row[i] = (f32x4)0; }
@@ -95,8 +95,8 @@ INLINE void clear_row(Team t, Row row) { UNROLL for (int i = 0; i < t.units; i++
 INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_wide(to + column_of(t, i), x, 4);
 }
-INLINE void store_narrow_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
-    if (inside(t, i)) store4_narrow(to + column_of(t, i), x, 4);
+INLINE void store_bf16_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
+    if (inside(t, i)) store4_bf16(to + column_of(t, i), x, 4);
 }
 /* x, or zero outside. */
 INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
@@ -168,7 +168,7 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
     Team t = make_team(threads, units, a->columns);
     Row gain, bias, affine[4], x;
-    NarrowRow block;
+    Bf16Row block;
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
@@ -178,18 +178,18 @@ INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threa
         int64_t at = row * t.columns;
         load_row_wide(t, x, a->stream + at);
         if (merge != MERGE_NONE) {
-            load_row_narrow(t, block, a->block + at);
+            load_row_bf16(t, block, a->block + at);
             FOR_UNITS(t) {
                 f32x4 at_column[4];
                 if (merge == MERGE_AFFINE)
                     UNROLL for (int p = 0; p < 4; p++) at_column[p] = held ? affine[p][i] : load4_wide(a->affine[p] + column_of(t, i), 4);
-                x[i] = merge_branches(merge, widen4(block[i]), x[i], at_column);
+                x[i] = merge_branches(merge, to_float4(block[i]), x[i], at_column);
                 store_wide_unit(t, i, a->merged + at, x[i]);
             }
         }
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, layer);
-        FOR_UNITS(t) store_narrow_unit(t, i, a->normed + at, normalise(x[i], s, gain[i], bias[i]));
+        FOR_UNITS(t) store_bf16_unit(t, i, a->normed + at, normalise(x[i], s, gain[i], bias[i]));
     }
 }
 
@@ -200,7 +200,7 @@ INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
     f32x4 stream = load4_wide(a->stream + at + j, 1), affine[4];
     if (a->merge == MERGE_NONE) return stream;
     UNROLL for (int p = 0; p < 4; p++) affine[p] = load_parameter(a->affine[p], j);
-    return merge_branches(a->merge, load4_narrow(a->block + at + j, 1), stream, affine);
+    return merge_branches(a->merge, load4_bf16(a->block + at + j, 1), stream, affine);
 }
 
 /* A block per row, whatever its width. */
@@ -222,7 +222,7 @@ INLINE void norm_rows_any(const NormArguments *a) {
         s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, row, s, a->layer);
         for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS)
-            store4_narrow(
+            store4_bf16(
                 a->normed + at + j, normalise(load4_wide(merged + j, 1), s, load_parameter(a->gain, j), load_parameter(a->bias, j)), 1);
     }
 }
@@ -254,34 +254,34 @@ INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *hel
 
 /* From ds, the gradient of the merged row: those of both branches, and their sums. */
 INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
-    const NarrowRow block, const Row stream, Sums *sums) {
+    const Bf16Row block, const Row stream, Sums *sums) {
     FOR_UNITS(t) {
         f32x4 d_block = ds[i], d_stream = ds[i];
         if (merge == MERGE_AFFINE) {
-            sums->block[i] += ds[i] * widen4(block[i]);
+            sums->block[i] += ds[i] * to_float4(block[i]);
             sums->stream[i] += ds[i] * stream[i];
             sums->merged[i] += ds[i];
             d_block *= affine_at(a, t, parameters, BLOCK_SCALE, i);
             d_stream *= affine_at(a, t, parameters, STREAM_SCALE, i);
         }
-        if (merge != MERGE_NONE) store_narrow_unit(t, i, a->d_block + at, d_block);
+        if (merge != MERGE_NONE) store_bf16_unit(t, i, a->d_block + at, d_block);
         store_wide_unit(t, i, a->d_stream + at, d_stream);
     }
 }
 
 /* An affine merge is made again, with the same bits, since both branches are read anyway. */
 INLINE void load_merged(
-    const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, NarrowRow block, Row stream) {
+    const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, Bf16Row block, Row stream) {
     if (merge != MERGE_AFFINE) {
         load_row_wide(t, merged, a->merged + at);
         return;
     }
-    load_row_narrow(t, block, a->block + at);
+    load_row_bf16(t, block, a->block + at);
     load_row_wide(t, stream, a->stream + at);
     FOR_UNITS(t) {
         f32x4 affine[4];
         UNROLL for (int p = 0; p < 4; p++) affine[p] = affine_at(a, t, parameters, p, i);
-        merged[i] = merge_branches(merge, widen4(block[i]), stream[i], affine);
+        merged[i] = merge_branches(merge, to_float4(block[i]), stream[i], affine);
     }
 }
 
@@ -289,24 +289,24 @@ INLINE void norm_grad_row(
     const NormGradArguments *a, bool layer, Merge merge, Team t, const Parameters *parameters, int64_t row, Sums *sums) {
     int64_t at = row * t.columns;
     Row x, ds, stream;
-    NarrowRow dy, block;
+    Bf16Row dy, block;
     clear_row(t, ds);
     UNROLL for (int i = 0; i < t.units; i++) dy[i] = (u32x2)0;
-    if (a->d_normed) load_row_narrow(t, dy, a->d_normed + at);
+    if (a->d_normed) load_row_bf16(t, dy, a->d_normed + at);
     if (merge != MERGE_NONE && a->d_merged) load_row_wide(t, ds, a->d_merged + at);
     Statistics s = load_statistics(a->statistics, row, layer);
     load_merged(a, merge, t, parameters, at, x, block, stream);
     f32x4 sum = 0, dot = 0;
     FOR_UNITS(t) {
-        f32x4 g = widen4(dy[i]) * gain_at(a, t, parameters, i);
+        f32x4 g = to_float4(dy[i]) * gain_at(a, t, parameters, i);
         sum += counted(t, i, g);
         dot += counted(t, i, g * (x[i] - s.mean));
     }
     Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
     FOR_UNITS(t) {
-        ds[i] += normalise_grad(widen4(dy[i]), x[i], gain_at(a, t, parameters, i), s, m);
-        sums->gain[i] += widen4(dy[i]) * (x[i] - s.mean) * s.rstd;
-        if (layer) sums->bias[i] += widen4(dy[i]);
+        ds[i] += normalise_grad(to_float4(dy[i]), x[i], gain_at(a, t, parameters, i), s, m);
+        sums->gain[i] += to_float4(dy[i]) * (x[i] - s.mean) * s.rstd;
+        if (layer) sums->bias[i] += to_float4(dy[i]);
     }
     split_branches(a, merge, t, parameters, at, ds, block, stream, sums);
 }
@@ -351,13 +351,13 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     Statistics s = load_statistics(a->statistics, row, a->layer);
     float sum = 0, dot = 0;
     for (int64_t j = t.lane; a->d_normed && j < t.columns; j += NORM_THREADS) {
-        float g = widen(a->d_normed[at + j]) * a->gain[j];
+        float g = to_float(a->d_normed[at + j]) * a->gain[j];
         sum += g;
         dot += g * (a->merged[at + j] - s.mean);
     }
     Means m = row_means(t, sum, dot, s, a->layer);
     for (int64_t j = t.lane; j < t.columns; j += NORM_THREADS) {
-        f32x4 dy = a->d_normed ? load4_narrow(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->merged + at + j, 1);
+        f32x4 dy = a->d_normed ? load4_bf16(a->d_normed + at + j, 1) : (f32x4)0, x = load4_wide(a->merged + at + j, 1);
         float ds = normalise_grad(dy, x, load_parameter(a->gain, j), s, m).x;
         a->d_stream[at + j] = a->d_merged ? a->d_merged[at + j] + ds : ds;
     }
@@ -374,12 +374,12 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
     for (int64_t row = block * NORM_GRAD_ROWS; row < (block + 1) * NORM_GRAD_ROWS && row < a->rows; row++) {
         int64_t at = row * columns + j;
         Statistics s = load_statistics(a->statistics, row, a->layer);
-        float dy = a->d_normed ? widen(a->d_normed[at]) : 0, ds = a->d_stream[at];
+        float dy = a->d_normed ? to_float(a->d_normed[at]) : 0, ds = a->d_stream[at];
         gain_sum += dy * (a->merged[at] - s.mean) * s.rstd;
         bias_sum += dy;
-        if (a->merge != MERGE_NONE) a->d_block[at] = narrow(ds * block_scale);
+        if (a->merge != MERGE_NONE) a->d_block[at] = to_bf16(ds * block_scale);
         if (!affine) continue;
-        block_sum += ds * widen(a->block[at]);
+        block_sum += ds * to_float(a->block[at]);
         stream_sum += ds * a->stream[at];
         merged_sum += ds;
         a->d_stream[at] = ds * stream_scale;

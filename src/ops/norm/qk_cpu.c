@@ -23,7 +23,7 @@ static void part_row(const OpCall *call, int part, int64_t row, W *restrict buff
     T *y = (T *)call->out[OUT_QKV] + begin;
     W *statistics = (W *)call->out[OUT_QUERY_STATISTICS + part] + row * (width / group) * kept;
     for (int64_t at = 0; at < width; at += group, statistics += kept) {
-        for (int64_t j = 0; j < group; j++) buffer[j] = widen(x[at + j]);
+        for (int64_t j = 0; j < group; j++) buffer[j] = to_wide(x[at + j]);
         norm_row(&attributes->norm[part], y + at, statistics, buffer, call->in[IN_QUERY_GAIN + 2 * part],
             call->in[IN_QUERY_BIAS + 2 * part], group);
     }
@@ -58,12 +58,12 @@ static void part_row_grad(const OpCall *call, int part, int64_t row, W *restrict
     W *restrict wide = buffer + group;
     for (int64_t at = 0; at < width; at += group, statistics += kept) {
         for (int64_t j = 0; j < group; j++) {
-            buffer[j] = widen(x[at + j]);
+            buffer[j] = to_wide(x[at + j]);
             wide[j] = 0;
         }
         norm_row_grad(attributes->norm[part].kind, wide, sums->gain, sums->bias, dy + at, buffer, call->in[GRAD_QUERY_GAIN + part],
             statistics, group);
-        for (int64_t j = 0; j < group; j++) dx[at + j] = narrow(wide[j]);
+        for (int64_t j = 0; j < group; j++) dx[at + j] = to_compute(wide[j]);
     }
 }
 

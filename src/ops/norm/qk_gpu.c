@@ -34,7 +34,7 @@ INLINE int64_t pair_begin(const QkArguments *a, int64_t pair) {
     return (int64_t)row * a->stride + (int64_t)group * a->group;
 }
 
-INLINE void widen_row(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_narrow(from + column_of(t, i), 4); }
+INLINE void widen_row(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_bf16(from + column_of(t, i), 4); }
 
 INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int units) {
     Team t = make_team(threads, units, a->group);
@@ -47,7 +47,7 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
         widen_row(t, x, a->x + at);
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, pair, s, layer);
-        FOR_UNITS(t) store_narrow_unit(t, i, a->y + at, normalise(x[i], s, gain[i], bias[i]));
+        FOR_UNITS(t) store_bf16_unit(t, i, a->y + at, normalise(x[i], s, gain[i], bias[i]));
     }
 }
 
@@ -77,7 +77,7 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
         }
         Means m = row_means(t, sum4(sum), sum4(dot), s, layer);
         FOR_UNITS(t) {
-            store_narrow_unit(t, i, a->y + at, normalise_grad(dy[i], x[i], gain[i], s, m));
+            store_bf16_unit(t, i, a->y + at, normalise_grad(dy[i], x[i], gain[i], s, m));
             gain_sum[i] += dy[i] * (x[i] - s.mean) * s.rstd;
             if (layer) bias_sum[i] += dy[i];
         }
@@ -100,13 +100,13 @@ KERNEL(any, QkArguments) {
     int64_t pair = block_x(), at = pair_begin(&a, pair);
     Statistics s = {0};
     float sum = 0, squares = 0;
-    for (int j = t.lane; j < a.group; j += NORM_THREADS) sum += widen(a.x[at + j]);
+    for (int j = t.lane; j < a.group; j += NORM_THREADS) sum += to_float(a.x[at + j]);
     if (a.layer) s.mean = team_sum(t, sum) * t.share;
-    for (int j = t.lane; j < a.group; j += NORM_THREADS) squares += (widen(a.x[at + j]) - s.mean) * (widen(a.x[at + j]) - s.mean);
+    for (int j = t.lane; j < a.group; j += NORM_THREADS) squares += (to_float(a.x[at + j]) - s.mean) * (to_float(a.x[at + j]) - s.mean);
     s.rstd = fast_rsqrt(team_sum(t, squares) * t.share + a.epsilon);
     if (t.lane == 0) store_statistics(a.statistics, pair, s, a.layer);
     for (int j = t.lane; j < a.group; j += NORM_THREADS)
-        store4_narrow(a.y + at + j, normalise(load4_narrow(a.x + at + j, 1), s, load_parameter(a.gain, j), load_parameter(a.bias, j)), 1);
+        store4_bf16(a.y + at + j, normalise(load4_bf16(a.x + at + j, 1), s, load_parameter(a.gain, j), load_parameter(a.bias, j)), 1);
 }
 
 /* d_x; a block per pair. */
@@ -116,14 +116,14 @@ KERNEL(any_grad_rows, QkArguments) {
     Statistics s = load_statistics(a.statistics, pair, a.layer);
     float sum = 0, dot = 0;
     for (int j = t.lane; j < a.group; j += NORM_THREADS) {
-        float g = widen(a.d_y[at + j]) * a.gain[j];
+        float g = to_float(a.d_y[at + j]) * a.gain[j];
         sum += g;
-        dot += g * (widen(a.x[at + j]) - s.mean);
+        dot += g * (to_float(a.x[at + j]) - s.mean);
     }
     Means m = row_means(t, sum, dot, s, a.layer);
     for (int j = t.lane; j < a.group; j += NORM_THREADS)
-        store4_narrow(a.y + at + j,
-            normalise_grad(load4_narrow(a.d_y + at + j, 1), load4_narrow(a.x + at + j, 1), load_parameter(a.gain, j), s, m), 1);
+        store4_bf16(a.y + at + j,
+            normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m), 1);
 }
 
 /* The column sums; a thread per column of a group. */
@@ -136,8 +136,8 @@ KERNEL(any_grad_columns, QkArguments) {
     for (int64_t pair = span.begin; pair < span.end; pair++) {
         int64_t at = pair_begin(&a, pair) + j;
         Statistics s = load_statistics(a.statistics, pair, a.layer);
-        gain_sum += widen(a.d_y[at]) * (widen(a.x[at]) - s.mean) * s.rstd;
-        bias_sum += widen(a.d_y[at]);
+        gain_sum += to_float(a.d_y[at]) * (to_float(a.x[at]) - s.mean) * s.rstd;
+        bias_sum += to_float(a.d_y[at]);
     }
     float GLOBAL *to = a.partials + (int64_t)block * (1 + a.layer) * a.group + j;
     to[0] = gain_sum;
@@ -147,7 +147,7 @@ KERNEL(any_grad_columns, QkArguments) {
 INLINE void copy_unit(const CopyArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     int64_t at = place.row * a->stride + place.column;
-    if (place.inside) store8_narrow(a->to + at, load8_narrow(a->from + at, unit), unit);
+    if (place.inside) store8_bf16(a->to + at, load8_bf16(a->from + at, unit), unit);
 }
 
 KERNEL(copy_8, CopyArguments) { copy_unit(&a, 8); }

@@ -15,9 +15,9 @@ static void merge_row(W *restrict merged, const T *restrict block, const W *rest
     const W *restrict stream_scale = affine[STREAM_SCALE], *restrict stream_bias = affine[STREAM_BIAS];
     if (block_scale)
         for (int64_t j = 0; j < columns; j++)
-            merged[j] = (widen(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
+            merged[j] = (to_wide(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
     else
-        for (int64_t j = 0; j < columns; j++) merged[j] = widen(block[j]) + stream[j];
+        for (int64_t j = 0; j < columns; j++) merged[j] = to_wide(block[j]) + stream[j];
 }
 
 CPU_OP(residual_norm) {
@@ -44,10 +44,10 @@ static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restric
     W *restrict sum_block = sums, *restrict sum_stream = sums + columns, *restrict sum = sums + 2 * columns;
     for (int64_t j = 0; j < columns; j++) {
         W ds = d_stream[j];
-        sum_block[j] += ds * widen(block[j]);
+        sum_block[j] += ds * to_wide(block[j]);
         sum_stream[j] += ds * stream[j];
         sum[j] += ds;
-        d_block[j] = narrow(ds * block_scale[j]);
+        d_block[j] = to_compute(ds * block_scale[j]);
         d_stream[j] = ds * stream_scale[j];
     }
 }
@@ -92,7 +92,7 @@ CPU_OP(residual_norm_grad, grad_workspace) {
             if (affine)
                 merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &call->in[GRAD_AFFINE], columns);
             else
-                for (int64_t j = 0; j < columns; j++) d_block[at + j] = narrow(d_stream[at + j]);
+                for (int64_t j = 0; j < columns; j++) d_block[at + j] = to_compute(d_stream[at + j]);
         }
     }
     memset(sums, 0, width * sizeof(W));

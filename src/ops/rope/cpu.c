@@ -20,9 +20,9 @@ CPU_OP(rope_table) {
 static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restrict sine, W sign, int64_t half, int64_t head_dim) {
 #pragma omp simd /* the halves of one head do not overlap; y may be x */
     for (int64_t i = 0; i < half; i++) {
-        W a = widen(x[i]), b = widen(x[half + i]), s = sign * sine[i];
-        y[i] = narrow(a * cosine[i] - b * s);
-        y[half + i] = narrow(b * cosine[i] + a * s);
+        W a = to_wide(x[i]), b = to_wide(x[half + i]), s = sign * sine[i];
+        y[i] = to_compute(a * cosine[i] - b * s);
+        y[half + i] = to_compute(b * cosine[i] + a * s);
     }
     if (y != x) memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(T));
 }

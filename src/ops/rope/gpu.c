@@ -23,15 +23,15 @@ INLINE void rope_unit(const RopeArguments *a, int unit) {
     /* Behind the pairs of a head, and behind all heads, places skip the partners. */
     int column = head < a->rotated ? head * a->dim + within + (turns ? 0 : a->half) : place.column + a->rotated * a->half;
     int64_t at = place.row * a->columns + column;
-    f32x8 x = load8_narrow(a->x + at, unit);
+    f32x8 x = load8_bf16(a->x + at, unit);
     if (turns) {
         const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within;
-        f32x8 partner = load8_narrow(a->x + at + a->half, unit), cosine = load8_wide(angles, unit),
+        f32x8 partner = load8_bf16(a->x + at + a->half, unit), cosine = load8_wide(angles, unit),
               sine = load8_wide(angles + a->half, unit) * a->sign;
-        store8_narrow(a->y + at + a->half, partner * cosine + x * sine, unit);
+        store8_bf16(a->y + at + a->half, partner * cosine + x * sine, unit);
         x = x * cosine - partner * sine;
     }
-    store8_narrow(a->y + at, x, unit);
+    store8_bf16(a->y + at, x, unit);
 }
 
 KERNEL(rope_8, RopeArguments) { rope_unit(&a, 8); }

@@ -33,10 +33,10 @@ typedef struct Fixture {
 
 static void set(const Fixture *f, int arena, int parameter, const float *values) {
     const Parameter *p = &f->graph->parameters[parameter];
-    int64_t element = graph_kept_bytes(f->graph, p);
+    int64_t element = graph_state_bytes(f->graph, p);
     char *kept = malloc((size_t)(p->count * element));
     for (int64_t i = 0; i < p->count; i++) {
-        if (element == 2) ((uint16_t *)kept)[i] = bf16_narrow(values[i]);
+        if (element == 2) ((uint16_t *)kept)[i] = bf16_from_float(values[i]);
         else ((float *)kept)[i] = values[i];
     }
     device_upload(f->device, f->arenas[arena] + p->offset * precision_unit(f->graph->precision), kept, p->count * element);
@@ -46,11 +46,11 @@ static void set(const Fixture *f, int arena, int parameter, const float *values)
 /* The parameter's values, for the caller to free. */
 static float *values_of(const Fixture *f, int parameter) {
     const Parameter *p = &f->graph->parameters[parameter];
-    int64_t element = graph_kept_bytes(f->graph, p);
+    int64_t element = graph_state_bytes(f->graph, p);
     char *kept = malloc((size_t)(p->count * element));
     float *values = malloc((size_t)p->count * sizeof *values);
     device_download(f->device, kept, f->arenas[0] + p->offset * precision_unit(f->graph->precision), p->count * element);
-    for (int64_t i = 0; i < p->count; i++) values[i] = element == 2 ? bf16_widen(((uint16_t *)kept)[i]) : ((float *)kept)[i];
+    for (int64_t i = 0; i < p->count; i++) values[i] = element == 2 ? bf16_to_float(((uint16_t *)kept)[i]) : ((float *)kept)[i];
     free(kept);
     return values;
 }
@@ -60,7 +60,7 @@ static void fill(const Fixture *f, int arena, uint64_t stream, double scale) {
     float values[COUNT];
     for (int parameter = 0; parameter < 2; parameter++) {
         for (int i = 0; i < COUNT; i++)
-            values[i] = bf16_widen(bf16_narrow((float)(scale * rng_normal(3, stream + (uint64_t)parameter, (uint64_t)i))));
+            values[i] = bf16_to_float(bf16_from_float((float)(scale * rng_normal(3, stream + (uint64_t)parameter, (uint64_t)i))));
         set(f, arena, parameter, values);
     }
 }
@@ -109,10 +109,10 @@ static float spacing(float x) { return ldexpf(1, ilogbf(fabsf(x) + 1e-30f) - 7);
 
 static void check_neighbours(int name) {
     OptimizerConfig config = config_of(name);
-    Fixture narrow = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
-    update(&narrow, 1, 0.01);
+    Fixture pure_bf16 = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
+    update(&pure_bf16, 1, 0.01);
     update(&wide, 1, 0.01);
-    float *a = values_of(&narrow, 1), *b = values_of(&wide, 1), *vector = values_of(&narrow, 0), *same = values_of(&wide, 0);
+    float *a = values_of(&pure_bf16, 1), *b = values_of(&wide, 1), *vector = values_of(&pure_bf16, 0), *same = values_of(&wide, 0);
     int up = 0;
     for (int i = 0; i < COUNT; i++) {
         if (!(fabsf(a[i] - b[i]) < spacing(b[i]))) fail_msg("element %d is %.8g, no neighbour of %.8g", i, a[i], b[i]);
@@ -121,7 +121,7 @@ static void check_neighbours(int name) {
     assert_true(up > COUNT * 0.45 && up < COUNT * 0.55); /* eight deviations of a fair coin */
     assert_memory_equal(vector, same, VECTOR * sizeof *vector);
     free(a), free(b), free(vector), free(same);
-    drop(&narrow);
+    drop(&pure_bf16);
     drop(&wide);
 }
 
@@ -137,20 +137,20 @@ static void small_updates_add_up(void **state) {
     enum { STEPS = 200 };
     OptimizerConfig config = config_of(OPTIMIZER_ADAMW);
     config.weight_decay = 0;
-    Fixture narrow = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
-    float *before = values_of(&narrow, 1), ones[COUNT];
+    Fixture pure_bf16 = make(device_cpu(), PRECISION_PURE_BF16, &config), wide = make(device_cpu(), PRECISION_BF16, &config);
+    float *before = values_of(&pure_bf16, 1), ones[COUNT];
     for (int i = 0; i < COUNT; i++) ones[i] = 1;
-    set(&narrow, 1, 1, ones);
+    set(&pure_bf16, 1, 1, ones);
     set(&wide, 1, 1, ones);
-    for (int step = 1; step <= STEPS; step++) update(&narrow, step, 1e-4), update(&wide, step, 1e-4);
-    float *a = values_of(&narrow, 1), *b = values_of(&wide, 1);
+    for (int step = 1; step <= STEPS; step++) update(&pure_bf16, step, 1e-4), update(&wide, step, 1e-4);
+    float *a = values_of(&pure_bf16, 1), *b = values_of(&wide, 1);
     double moved = 0, expected = 0;
     for (int i = 0; i < COUNT; i++) moved += before[i] - a[i], expected += before[i] - b[i];
     assert_true(fabs(expected / COUNT - STEPS * 1e-4) < 1e-5);
     /* A step's rounding deviates by half of 2^-7, 200 steps of 7,392 elements by sqrt(200 / 7392) of that for the mean: 6e-4; and all of it were lost. */
     assert_true(fabs(moved - expected) < 0.1 * expected);
     free(before), free(a), free(b);
-    drop(&narrow);
+    drop(&pure_bf16);
     drop(&wide);
 }
 
@@ -160,7 +160,7 @@ static void infinity_and_nan_stay_what_they_are(void **state) {
     for (uint32_t noise = 0; noise < 0x10000; noise += 0xff) {
         assert_int_equal(optim_round(infinity, noise), 0x7f80);
         assert_int_equal(optim_round(infinity | 0x80000000u, noise), 0xff80);
-        assert_true(isnan(bf16_widen((uint16_t)optim_round(nan, noise))));
+        assert_true(isnan(bf16_to_float((uint16_t)optim_round(nan, noise))));
         assert_int_equal(optim_round(0x3f800000, noise), 0x3f80); /* 1 is a bf16 */
     }
 }
