@@ -10,6 +10,7 @@ LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -l
 
 PACKAGES := gcc libc6-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
 TEST_PACKAGES := libcmocka-dev libdnnl-dev openmpi-bin libcurl4 swift-proxy swift-account swift-container swift-object librocm-smi64-1
+CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
@@ -105,7 +106,7 @@ $(TESTS): %: %.o $(TEST_SUPPORT) $(LIBRARY) $(BUILD)/smelt
 	@$(CC) $(SANITIZE) -o $@ $< $(TEST_SUPPORT) $(LIBRARY) $(LIBRARIES) -lcmocka
 
 .SECONDARY:
-.PHONY: help test test-asan test-cluster run-tests demo packages gpu-report clean
+.PHONY: help check host-objects test test-asan test-cluster run-tests demo packages gpu-report clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -117,6 +118,15 @@ demo: packages ## install what is missing, build, train a small ZAYA1 on real te
 	@tools/install-packages.sh $(DEMO_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(BUILD)/smelt
 	@tools/demo.sh $(BUILD)/smelt $(BUILD)/demo
+
+check: packages ## what takes no running program: format, structure, documents, clang as host compiler, clang-tidy (under 6 minutes on 2 cores)
+	@tools/install-packages.sh $(CHECK_PACKAGES)
+	@tools/format.sh --check
+	@tools/check-structure
+	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19
+	@echo "clang: every host file compiles without warnings"
+
+host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
 test: packages ## install what is missing, build, run every test
 	@tools/install-packages.sh $(TEST_PACKAGES)
