@@ -196,8 +196,8 @@ static void numbers_of_fp8_are_those_of_both_forms(void **state) {
         assert_true(fp8_to_float(known[i].code, false) == known[i].ocp);
         assert_true(fp8_to_float(known[i].code, true) == known[i].fnuz);
     }
-    assert_true(
-        fp8_to_float(0x7f, true) == 240 && isnan(fp8_to_float(0x7f, false)) && isnan(fp8_to_float(0xff, false)) && isnan(fp8_to_float(0x80, true)));
+    assert_true(fp8_to_float(0x7f, true) == 240 && isnan(fp8_to_float(0x7f, false)) && isnan(fp8_to_float(0xff, false)) &&
+                isnan(fp8_to_float(0x80, true)));
 }
 
 /* Every number is its own nearest one; halfway between two neighbours lies the one with an even code. */

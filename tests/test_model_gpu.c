@@ -104,8 +104,7 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
         char *cpu = memory_format("cpu-%d", i), *moved = memory_format("moved-%d", i);
         train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu %s", cpu, STEPS, varieties[i].settings);
         train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu stop_at=3 %s", moved, STEPS, varieties[i].settings);
-        train_good(
-            "run=%s steps=%d precision=bf16 exact_gemm=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
+        train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=%s stop_at=6 %s", moved, STEPS, device, varieties[i].settings);
         assert_true(has_checkpoint(moved, 6));
         train_good("run=%s steps=%d precision=bf16 exact_gemm=true device=cpu %s", moved, STEPS, varieties[i].settings);
         char *text = steps_text(moved); /* no step is missing or repeated */

@@ -255,7 +255,8 @@ static bool check_choices(const MultipleChoice *choices, const ModelConfig *mode
     return true;
 }
 
-static bool eval_choices(const char *folder, const MultipleChoice *choices, const Config *config, const EvalOptions *options, Error *error) {
+static bool eval_choices(
+    const char *folder, const MultipleChoice *choices, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_choices(choices, &config->model, error)) return false;
     int64_t count = options->batches && options->batches < choices->count ? options->batches : choices->count;
     Program program = {0};
@@ -270,8 +271,8 @@ static bool eval_choices(const char *folder, const MultipleChoice *choices, cons
 
 static bool eval_choices_file(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
     MultipleChoice choices;
-    bool done =
-        multiple_choice_open(&choices, data, error) && (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
+    bool done = multiple_choice_open(&choices, data, error) &&
+                (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
     multiple_choice_close(&choices);
     return done;
 }

@@ -25,7 +25,7 @@ struct Executor {
     void *stop_context;
     bool overwrite;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.overwrites) do */
     bool *overwrites; /* by node: it does, being the first that has to do with its output */
-    Span *gaps;   /* of the gradient arena: what no such node writes and executor_zero zeroes */
+    Span *gaps;       /* of the gradient arena: what no such node writes and executor_zero zeroes */
     int gap_count;
     int runs[2];                     /* by `overwrite`, without a hook */
     DeviceRecording **recordings[2]; /* by `overwrite`; one per segment, or NULL */

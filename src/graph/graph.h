@@ -33,7 +33,9 @@ static inline Precision precision_for_inference(Precision precision) {
     return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision;
 }
 /* The type in which what is kept of a parameter of type `type` is kept. */
-static inline TypeClass precision_state_type(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
+static inline TypeClass precision_state_type(Precision precision, TypeClass type) {
+    return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE;
+}
 /* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */
 static inline int64_t precision_unit(Precision precision) {
     return (int64_t)precision_bytes(precision, precision_state_type(precision, TYPE_COMPUTE));
@@ -70,12 +72,12 @@ typedef struct Tensor {
 
 /* What the optimizer does with a parameter. */
 typedef enum ParameterKind {
-    PARAMETER_MATRIX,      /* hidden 2-D weights (3-D: a stack of them): Muon or AdamW, decayed */
-    PARAMETER_EMBEDDING,   /* token tables and output heads: AdamW, decayed */
-    PARAMETER_CONVOLUTION, /* AdamW, decayed */
-    PARAMETER_NORM,        /* gains, residual scales, temperatures: AdamW */
-    PARAMETER_BIAS,        /* AdamW */
-    PARAMETER_BALANCE_BIAS,  /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
+    PARAMETER_MATRIX,       /* hidden 2-D weights (3-D: a stack of them): Muon or AdamW, decayed */
+    PARAMETER_EMBEDDING,    /* token tables and output heads: AdamW, decayed */
+    PARAMETER_CONVOLUTION,  /* AdamW, decayed */
+    PARAMETER_NORM,         /* gains, residual scales, temperatures: AdamW */
+    PARAMETER_BIAS,         /* AdamW */
+    PARAMETER_BALANCE_BIAS, /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
     PARAMETER_KIND_COUNT
 } ParameterKind;
 const char *parameter_kind_name(ParameterKind kind);

@@ -25,9 +25,9 @@ typedef struct OpCall {
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
     const void *attributes;
     void *workspace;
-    bool overwrite;     /* output Op.overwrites holds nothing yet: write it instead of adding to it */
-    bool compute_gradients;    /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
-    Device *device; /* whose memory it is */
+    bool overwrite;         /* output Op.overwrites holds nothing yet: write it instead of adding to it */
+    bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
+    Device *device;         /* whose memory it is */
 } OpCall;
 
 /* How one back end runs an operation: ops/NAME/cpu.c and gpu.c each define one (CPU_OP, GPU_OP). */

@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 static Heartbeat *map(int file, int ranks, Error *error) {
-    void *page = mmap(NULL, (size_t)ranks * sizeof(Heartbeat), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
+    void *page =
+        mmap(NULL, (size_t)ranks * sizeof(Heartbeat), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
     if (page != MAP_FAILED) return page;
     error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' heartbeats: %s", strerror(errno));
     return NULL;

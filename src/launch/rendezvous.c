@@ -75,8 +75,9 @@ Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
         while ((rendezvous->listener = socket_listen(rendezvous->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
                errno == EADDRINUSE && log_seconds() < until && !*place->stop)
             usleep((useconds_t)(slice * 1e6));
-        opened = rendezvous->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
-                                            "node 0 cannot listen at port %d: %s; give another MASTER_PORT", place->port, strerror(errno));
+        opened =
+            rendezvous->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
+                                             "node 0 cannot listen at port %d: %s; give another MASTER_PORT", place->port, strerror(errno));
         rendezvous->seats = memory_allocate((size_t)place->nodes * sizeof *rendezvous->seats);
         for (int node = 0; node < place->nodes; node++) rendezvous->seats[node] = (Seat){.socket = -1, .member = true};
     }
@@ -131,7 +132,8 @@ static void note_address(const Rendezvous *rendezvous, Seat *seat) {
     seat->address[0] = 0;
     if (getpeername(seat->socket, (struct sockaddr *)&from, &size) == 0)
         getnameinfo((struct sockaddr *)&from, size, seat->address, sizeof seat->address, NULL, 0, NI_NUMERICHOST);
-    if (!seat->address[0] || socket_is_loopback(seat->address)) snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
+    if (!seat->address[0] || socket_is_loopback(seat->address))
+        snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
 }
 
 /* Takes in all who wait at the door, for a moment. */
@@ -179,7 +181,8 @@ static void describe_absent(const Rendezvous *rendezvous, char *text, size_t siz
         const Seat *seat = &rendezvous->seats[node];
         const char *comma = length ? "; " : "";
         if (!seat->here && seat->member)
-            length += (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, rendezvous->place.away);
+            length +=
+                (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, rendezvous->place.away);
         else if (!seat->here) length += (size_t)snprintf(text + length, size - length, "%snode %d is still away", comma, node);
         else if (!takes_part(seat))
             length +=
@@ -259,7 +262,8 @@ static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport 
         }
         double now = log_seconds();
         if (any && !rendezvous->began) rendezvous->began = now;
-        if (all || find_end(rendezvous) || (rendezvous->began && now - rendezvous->began > rendezvous->place.away)) return decide(rendezvous, answer);
+        if (all || find_end(rendezvous) || (rendezvous->began && now - rendezvous->began > rendezvous->place.away))
+            return decide(rendezvous, answer);
         if (patience > 0 && now - start > patience) return RENDEZVOUS_AGAIN;
     }
     return RENDEZVOUS_STOPPED;
@@ -269,7 +273,8 @@ static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport 
 
 /* -1 when node 0 does not answer now. */
 static int report_to_first(const Rendezvous *rendezvous, const NodeReport *own) {
-    Hello hello = {.magic = MAGIC, .node = rendezvous->place.node, .nodes = rendezvous->place.nodes, .job = rendezvous->job, .report = *own};
+    Hello hello = {
+        .magic = MAGIC, .node = rendezvous->place.node, .nodes = rendezvous->place.nodes, .job = rendezvous->job, .report = *own};
     double until = log_seconds() + HELLO_SECONDS;
     int made = socket_connect(&rendezvous->first, LOST_SECONDS, until);
     if (made < 0 || socket_send(made, &hello, sizeof hello, until)) return made;
@@ -290,8 +295,8 @@ static bool hear(int socket, RendezvousVerdict *verdict, RendezvousAnswer *answe
 
 static RendezvousVerdict first_is_lost(const Rendezvous *rendezvous, RendezvousAnswer *answer) {
     *answer = (RendezvousAnswer){.code = ERROR_COMMUNICATION};
-    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", rendezvous->place.address, rendezvous->place.port,
-        rendezvous->place.away);
+    snprintf(answer->reason, sizeof answer->reason, "node 0 at %.200s:%d was not there for %.0f s", rendezvous->place.address,
+        rendezvous->place.port, rendezvous->place.away);
     return RENDEZVOUS_OVER;
 }
 

@@ -70,14 +70,14 @@ typedef struct Verdict {
 typedef struct Supervisor {
     const LaunchOptions *options;
     RankPlan plan;
-    char **command;        /* with on_nan=skip at its end, once that is needed */
-    char address[256];     /* of node 0 */
-    int node, nodes, port; /* port: of node 0 */
-    Rendezvous *rendezvous;            /* NULL: one node */
-    RendezvousAnswer part;       /* what this node does in the attempt, on several nodes */
-    int fewest;            /* nodes that ever took part */
-    int own_failures;      /* in a row, without progress, whose cause was a rank of this node */
-    bool suspect, over;    /* the node is to be tested before ranks start; the run was declared over */
+    char **command;         /* with on_nan=skip at its end, once that is needed */
+    char address[256];      /* of node 0 */
+    int node, nodes, port;  /* port: of node 0 */
+    Rendezvous *rendezvous; /* NULL: one node */
+    RendezvousAnswer part;  /* what this node does in the attempt, on several nodes */
+    int fewest;             /* nodes that ever took part */
+    int own_failures;       /* in a row, without progress, whose cause was a rank of this node */
+    bool suspect, over;     /* the node is to be tested before ranks start; the run was declared over */
     int devices[1024], failed_device, failures;
     char *visible;     /* the devices that are left, for the vendors' variables; NULL: as they were */
     int64_t best_step; /* over all attempts */
@@ -445,13 +445,13 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     supervisor->fewest = supervisor->nodes;
     supervisor->suspect = true;
     supervisor->rendezvous = rendezvous_open(&(RendezvousPlace){.node = supervisor->node,
-                                     .nodes = supervisor->nodes,
-                                     .least = least ? (int)least : supervisor->nodes,
-                                     .address = supervisor->address,
-                                     .port = supervisor->port,
-                                     .away = supervisor->options->away,
-                                     .command = supervisor->command,
-                                     .stop = &stop_signals},
+                                                 .nodes = supervisor->nodes,
+                                                 .least = least ? (int)least : supervisor->nodes,
+                                                 .address = supervisor->address,
+                                                 .port = supervisor->port,
+                                                 .away = supervisor->options->away,
+                                                 .command = supervisor->command,
+                                                 .stop = &stop_signals},
         error);
     return supervisor->rendezvous != NULL;
 }

@@ -270,7 +270,7 @@ static void sum_segments(const Optimizer *optimizer, int first, const void *aren
             const Chunk *chunk = &optimizer->chunks[i];
             const void *at = optim_at(from, chunk->offset, optim_state_bytes(optimizer, segment));
             optimizer->partials[i] = segment->pure_bf16 ? bf16_sum_squares(optimizer->kernels, chunk->count, at)
-                                                     : optimizer->kernels->sum_squares(chunk->count, at);
+                                                        : optimizer->kernels->sum_squares(chunk->count, at);
         }
         squares[k] = 0;
         for (int64_t i = segment->first; i < segment->end; i++) squares[k] += optimizer->partials[i];

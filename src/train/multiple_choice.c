@@ -158,7 +158,8 @@ static bool score_example(const Model *model, Executor *executor, const ChoiceEx
     return true;
 }
 
-bool multiple_choice_evaluate(const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error) {
+bool multiple_choice_evaluate(
+    const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error) {
     assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= choices->longest - 1);
     executor_set_scalar(executor, model->scale, 1);
     executor_set_scalar(executor, model->share, 1);

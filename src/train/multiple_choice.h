@@ -36,4 +36,5 @@ typedef struct ChoiceScore {
 
 /* Scores the first `count` examples. `model` is a MODEL_EVALUATE program of one sequence of at least choices->longest - 1 tokens, with weights in place;
  * tokens are below its vocabulary. ERROR_NUMERICS when a loss is not finite. */
-bool multiple_choice_evaluate(const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error);
+bool multiple_choice_evaluate(
+    const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error);

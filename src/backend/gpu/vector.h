@@ -32,7 +32,9 @@ INLINE Place place_in(Tiling tiling, int unit) {
 
 INLINE f32x4 load4_wide(const float GLOBAL *from, int unit) { return unit == 1 ? (f32x4){*from} : *(const f32x4 GLOBAL *)from; }
 
-INLINE f32x4 to_float4(u32x2 bits) { return (f32x4){to_float_low(bits.x), to_float_high(bits.x), to_float_low(bits.y), to_float_high(bits.y)}; }
+INLINE f32x4 to_float4(u32x2 bits) {
+    return (f32x4){to_float_low(bits.x), to_float_high(bits.x), to_float_low(bits.y), to_float_high(bits.y)};
+}
 
 INLINE f32x4 load4_bf16(const bf16 GLOBAL *from, int unit) {
     return unit == 1 ? (f32x4){to_float(*from)} : to_float4(*(const u32x2 GLOBAL *)from);
@@ -72,7 +74,9 @@ INLINE void store8_wide(float GLOBAL *to, f32x8 x, int unit) {
 
 INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
     if (unit == 1) *to = to_bf16(x[0]);
-    else *(u32x4 GLOBAL *)to = (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
+    else
+        *(u32x4 GLOBAL *)to =
+            (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
 }
 
 /* Kernel NAME over flat tensors of a.count elements: body(&a, at, unit) for every 8, and one by one at the end. */

@@ -77,7 +77,8 @@ INLINE void hopper_deltas(const AttentionGradHopper *g, GLOBAL HopperRows *to, c
     }
     UNROLL for (int i = 0; i < count; i++) {
         float sum = 0;
-        UNROLL for (int e = 0; e < 4; e++) sum += to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
+        UNROLL for (int e = 0; e < 4; e++) sum +=
+            to_float_low(x[i][e]) * to_float_low(y[i][e]) + to_float_high(x[i][e]) * to_float_high(y[i][e]);
         UNROLL for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
         int row = first + i * at_once;
         bool there = first_row + row < a->length;

@@ -258,7 +258,8 @@ static void join_chunks(W *restrict sums, int64_t chunks, int64_t count) {
 static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
     join_chunks(sums, chunks, 2 * s->convolved);
     for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
-        for (int64_t i = 0; i < s->dim; i++) kernel_add_to_gradient(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
+        for (int64_t i = 0; i < s->dim; i++)
+            kernel_add_to_gradient(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
 }
 
 CPU_OP(cca_grad, workspace) {

@@ -27,8 +27,7 @@ KERNEL(column_sums_8, ColumnSumsArguments) {
     f32x8 sum = 0;
     if (column < a.columns) {
         const bf16 GLOBAL *at = a.rows + first * a.columns + column;
-        _Pragma("clang loop unroll_count(8)") for (int row = part; row < rows; row += SUM_PARTS) sum +=
-            load8_bf16(at + row * a.columns, 8);
+        _Pragma("clang loop unroll_count(8)") for (int row = part; row < rows; row += SUM_PARTS) sum += load8_bf16(at + row * a.columns, 8);
     }
     UNROLL for (int i = 0; i < 8; i++) sums[part][lane * 8 + i] = sum[i];
     barrier();

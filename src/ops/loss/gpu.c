@@ -134,8 +134,8 @@ INLINE void write_group(const Row *row, int32_t first, bool cut, float log2_sum,
     UNROLL for (int k = 0; k < AHEAD; k++) {
         int32_t v = first + k * THREADS + thread_id();
         u32x4 out;
-        UNROLL for (int i = 0; i < 4; i++) out[i] =
-            to_bf16_pair(gradient_of(to_float_low(values[k][i]), log2_sum, scale), gradient_of(to_float_high(values[k][i]), log2_sum, scale));
+        UNROLL for (int i = 0; i < 4; i++) out[i] = to_bf16_pair(
+            gradient_of(to_float_low(values[k][i]), log2_sum, scale), gradient_of(to_float_high(values[k][i]), log2_sum, scale));
         if (!cut || v < row->count) row->vectors[v] = out;
     }
 }

@@ -122,8 +122,8 @@ KERNEL(any_grad_rows, QkArguments) {
     }
     Means m = row_means(t, sum, dot, s, a.layer);
     for (int j = t.lane; j < a.group; j += NORM_THREADS)
-        store4_bf16(a.y + at + j,
-            normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m), 1);
+        store4_bf16(
+            a.y + at + j, normalise_grad(load4_bf16(a.d_y + at + j, 1), load4_bf16(a.x + at + j, 1), load_parameter(a.gain, j), s, m), 1);
 }
 
 /* The column sums; a thread per column of a group. */
