@@ -91,10 +91,10 @@ $(BUILD)/gpu/objects.c: $(GPU_OBJECTS)
 $(BUILD)/gpu/objects.o: $(BUILD)/gpu/objects.c $(GPU_OBJECTS)
 	@$(CC) $(BASE_FLAGS) $(CFLAGS) -c -o $@ $<
 
-# Tests: one program per tests/test_*.c, linked with the library and the shared checks.
-TEST_SOURCES := $(sort $(wildcard tests/test_*.c))
-TESTS := $(TEST_SOURCES:tests/%.c=$(BUILD)/tests/%)
-TEST_SUPPORT := $(BUILD)/tests/check.o
+# Tests mirror src/: each test_*.c is a program, linked with the library and tests/support.
+TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c tests/*/*/test_*.c))
+TESTS := $(TEST_SOURCES:%.c=$(BUILD)/%)
+TEST_SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 
 $(BUILD)/tests/%.o: tests/%.c
 	@mkdir -p $(@D)
@@ -143,7 +143,7 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 	@tests/cluster/network.sh $(BUILD)/smelt
 
 run-tests: $(TESTS)
-	@SMELT=$(BUILD)/smelt tests/run.sh $(TESTS)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh $(TESTS)
 
 gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
 	@tools/install-packages.sh llvm-19
@@ -153,6 +153,6 @@ gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD 
 clean: ## remove what was built
 	rm -rf $(BUILD)
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(BUILD)/tests/check.d
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d)
 
 include tools/rocemu/rocemu.mk

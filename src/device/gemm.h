@@ -13,7 +13,7 @@
  * least power of two with which the integers' squares add up to less than 2^30. So 32-bit sums of their products cannot overflow, whatever
  * the other line (Cauchy and Schwarz); they are exact, and added in fp32. Elements are rounded to a multiple of the scale: of normal
  * numbers those of an eleventh of a deviation and more keep all their 8 bits, and results are off by a tenth of what rounding the operands
- * to bf16 had cost (tests/test_gemm.c). An infinity makes its row or column NaN. Where a root of a sum of squares is below 2^-48 or above
+ * to bf16 had cost (tests/backend/cpu/test_cpu_gemm.c). An infinity makes its row or column NaN. Where a root of a sum of squares is below 2^-48 or above
  * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero, and columns of B with numbers above 2^97 may overflow.
  * Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond
  * et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */

@@ -1,4 +1,4 @@
-"""Writes what tests/test_lora.c compares with: adapters that PEFT trains beside models of tests/golden, in float32.
+"""Writes what tests/model/test_lora.c compares with: adapters that PEFT trains beside models of tests/golden, in float32.
 
     python tests/golden/lora.py            needs torch, transformers and peft
 

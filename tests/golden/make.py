@@ -1,4 +1,4 @@
-"""Writes the models of tests/test_golden.c: small random models of every family as transformers saves them, and what PyTorch makes of them in float32.
+"""Writes the models of tests/model/test_golden.c: small random models of every family as transformers saves them, and what PyTorch makes of them in float32.
 
     python tests/golden/make.py [FAMILY ...]
 

@@ -2,7 +2,7 @@
 
     python tests/golden/optim.py > tests/golden/optim.h
 
-Parameters and gradients follow from an exact formula that tests/test_optim.c repeats, so only results are stored. Everything is in float64; Muon
+Parameters and gradients follow from an exact formula that tests/optim/test_optim.c repeats, so only results are stored. Everything is in float64; Muon
 orthogonalises in bfloat16, and once more in float64, by giving its module float64 under the name bfloat16, to check the formula itself.
 """
 import torch

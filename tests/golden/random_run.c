@@ -1,7 +1,7 @@
 /* The C half of check_export.py and check_families.py: makes run folders with random weights, and prints logits of smelt without the cache.
  *     random_run make RUN [key=value ...]
  *     random_run logits RUN TEXT */
-#include "random_run.h"
+#include "support/random_run.h"
 
 #include "infer/generate.h"
 #include "train/source.h"

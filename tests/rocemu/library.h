@@ -1,4 +1,4 @@
-/* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of tests/rocemu (in the folder ROCEMU_KERNELS), memory and
+/* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of tests/rocemu/kernels (in the folder ROCEMU_KERNELS), memory and
  * launches, random values. Everything is static inline, so a test program uses what it needs. */
 #pragma once
 

@@ -6,15 +6,17 @@ ROCEMU_LLVM ?= /usr/lib/llvm-19
 ROCEMU_SOURCES := $(wildcard tools/rocemu/*.c)
 ROCEMU_OBJECTS := $(ROCEMU_SOURCES:tools/rocemu/%.c=$(BUILD)/rocemu/%.o)
 ROCEMU_LIBRARY := $(BUILD)/rocemu/libamdhip64.so
-ROCEMU_KERNELS := $(patsubst tests/rocemu/%.c,$(BUILD)/rocemu/%.co,$(wildcard tests/rocemu/*.c))
+ROCEMU_KERNELS := $(patsubst tests/rocemu/kernels/%.c,$(BUILD)/rocemu/%.co,$(wildcard tests/rocemu/kernels/*.c))
 ROCEMU_CFLAGS := -std=gnu17 -D_GNU_SOURCE -O3 -g -fPIC -fopenmp -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-trapping-math \
 	-I$(ROCEMU_LLVM)/include $(WARNINGS) -MMD -MP
 ROCEMU_DEVICE_FLAGS := -std=gnu17 -O2 -target amdgcn-amd-amdhsa -mcpu=gfx942 -nogpulib -ffreestanding -fvisibility=hidden
 
-# Whatever asks for check_device, the slowest first; on a real card the vendor's products too, which the emulator does not have.
-DEVICE_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,tests/test_train_gpu.c tests/test_model_gpu.c tests/test_optim.c tests/test_optim_pure_bf16.c tests/test_gpu_gemm.c $(sort $(wildcard tests/test_kernel_*.c tests/test_op_*.c)))
-ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_rocemu $(BUILD)/tests/test_rocemu_hip
-CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/test_vendor_gemm
+# Programs that run on the GPU of SMELT_TEST_DEVICE, the slowest first; on a real card the vendor's GEMM too, which the emulator does not have.
+DEVICE_TEST_SOURCES := $(addprefix tests/,train/test_train_gpu.c model/test_model_gpu.c optim/test_optim.c optim/test_pure_bf16.c graph/test_in_place.c bench/test_stream.c \
+	$(addprefix backend/gpu/,test_gpu_gemm.c test_cast.c test_normals.c)) $(sort $(wildcard tests/ops/test_*.c))
+DEVICE_TESTS := $(DEVICE_TEST_SOURCES:%.c=$(BUILD)/%)
+ROCEMU_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/rocemu/test_rocemu $(BUILD)/tests/rocemu/test_rocemu_hip
+CARD_TESTS := $(DEVICE_TESTS) $(BUILD)/tests/backend/gpu/test_vendor_gemm
 DEVICE ?= hip
 
 $(BUILD)/rocemu/%.o: tools/rocemu/%.c
@@ -26,7 +28,7 @@ $(ROCEMU_LIBRARY): $(ROCEMU_OBJECTS)
 	@echo "  LD $@"
 	@$(CC) -shared -fopenmp -Wl,-soname,libamdhip64.so -Wl,-z,defs -o $@ $^ -L$(ROCEMU_LLVM)/lib -Wl,-rpath,$(ROCEMU_LLVM)/lib -lLLVM-19 -lm -lpthread
 
-$(BUILD)/rocemu/%.co: tests/rocemu/%.c
+$(BUILD)/rocemu/%.co: tests/rocemu/kernels/%.c
 	@mkdir -p $(@D)
 	@echo "  GPU $@"
 	@$(GPU_CC) $(ROCEMU_DEVICE_FLAGS) -MMD -MF $@.d -o $@ $<

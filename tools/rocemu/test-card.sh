@@ -25,7 +25,7 @@ products() { for program in "$@"; do case $program in */test_gpu_gemm) SMELT_TES
 
 {
     machine
-    tests/run.sh "$@" && echo "all tests passed" || echo "TESTS FAILED"
+    tests/support/run.sh "$@" && echo "all tests passed" || echo "TESTS FAILED"
     products "$@"
     some_steps
 } 2>&1 | tee "$report"

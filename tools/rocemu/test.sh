@@ -17,12 +17,12 @@ export LD_LIBRARY_PATH="$emulator" ROCEMU_LIBRARY="$emulator/libamdhip64.so" ROC
 runs() { # lines of "target program"
     for program in "$@"; do echo "gfx942 $program"; done
     case $objects in *.gfx90a*) for program in "$@"; do
-        case $program in */test_op* | */test_kernel_* | */test_gpu_gemm) echo "gfx90a $program" ;; esac
+        case $program in */rocemu/* | */train/* | */model/*) ;; *) echo "gfx90a $program" ;; esac
     done ;; esac
 }
 # Each program through run.sh, whose last line is the sum.
 # shellcheck disable=SC2016
-one='lines=$work/$(basename "$2").$1; ROCEMU_GPU=$1 tests/run.sh "$2" >"$lines"; sed "\$d; 1s/\$/, $1/" "$lines"'
+one='lines=$work/$(basename "$2").$1; ROCEMU_GPU=$1 tests/support/run.sh "$2" >"$lines"; sed "\$d; 1s/\$/, $1/" "$lines"'
 runs "$@" | xargs -P "$(nproc)" -n 2 sh -c "$one" sh
 tail -q -n 1 "$work"/*.gfx* | awk '{ passed += $1; failed += $3; skipped += $5 } END { print passed + 0, failed + 0, skipped + 0 }' >"$work/counts"
 read -r passed bad skipped <"$work/counts"

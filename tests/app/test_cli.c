@@ -1,0 +1,94 @@
+/* What all commands have in common: standard descriptors that are closed, output that is lost, help, and arguments that would destroy or do nothing. */
+#include "support/train_run.h"
+
+/* Runs a command of the shell; $SMELT is the program. */
+static ProcessResult shell(const char *command) {
+    char *arguments[] = {"/bin/sh", "-c", (char *)command, NULL};
+    Process process = process_start(arguments);
+    return process_finish(&process);
+}
+
+/* The error may be part of a line; "" demands none. */
+static void expect(const char *command, int code, const char *told) {
+    ProcessResult result = shell(command);
+    expect_code(&result, code, command);
+    if (!strstr(result.errors, told)) fail_msg("%s: no '%s' in: %s", command, told, result.errors);
+    process_free(&result);
+}
+
+static void messages_never_go_into_files_when_descriptors_are_closed(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY " stop_at=3 run=r <&- >&- 2>&-", 0, "");
+    char *records = (char *)read_bytes("r/metrics.jsonl", &(size_t){0});
+    assert_true(process_lines(records, "{\"kind\"") >= 4);
+    assert_int_equal(process_lines(records, "{\"kind\""), process_lines(records, ""));
+    free(records);
+}
+
+static void lost_output_is_an_error_of_every_command_but_a_training(void **state) {
+    (void)state;
+    static const char *const commands[] = {"--help", "help train", "data show s", "doctor --help", "train " TINY " run=r plan=true"};
+    write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char *command = memory_format("$SMELT %s >/dev/full", commands[i]);
+        expect(command, ERROR_INTERNAL, "error: not all output could be written to stdout: No space left on device\n");
+        free(command);
+    }
+    expect("$SMELT data show s >&-", ERROR_INTERNAL, "stdout: Bad file descriptor\n");
+    expect("$SMELT train " TINY " stop_at=3 run=r >/dev/full", 0, "");
+}
+
+static void help_stands_before_or_after(void **state) {
+    (void)state;
+    static const char *const others[] = {"help train", "train c.yaml --help", "train c.yaml steps=3 -h"};
+    ProcessResult help = smelt("train --help");
+    assert_non_null(strstr(help.output, "Usage: smelt train"));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        ProcessResult other = smelt(others[i]);
+        expect_code(&other, 0, others[i]);
+        assert_string_equal(other.output, help.output);
+        process_free(&other);
+    }
+    process_free(&help);
+    expect("$SMELT help nonsense", ERROR_USAGE, "unknown command 'nonsense'");
+}
+
+static void a_vocabulary_does_not_replace_the_text_that_it_is_learned_from(void **state) {
+    (void)state;
+    expect("mkdir texts && cp text texts/a && cp text before && ln -s texts link", 0, "");
+    expect("$SMELT data train-tokenizer text text vocabulary=300", ERROR_USAGE, "text is both input and output");
+    expect("$SMELT data train-tokenizer texts texts/a vocabulary=300", ERROR_USAGE, "texts/a is both input and output");
+    expect("$SMELT data train-tokenizer link texts/a vocabulary=300", ERROR_USAGE, "texts/a is both input and output");
+    expect("cmp before text && cmp before texts/a", 0, "");
+    expect("$SMELT data train-tokenizer texts texts.json vocabulary=300", 0, "");
+    expect("$SMELT data train-tokenizer texts texts.json vocabulary=300", 0, "");
+}
+
+static void prompts_with_an_equals_sign_go_after_two_dashes(void **state) {
+    (void)state;
+    expect("$SMELT generate none a=b", ERROR_USAGE, "is given after --");
+    expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
+    ProcessResult result = smelt("generate r tokens=0 -- a=b");
+    expect_code(&result, 0, "generate");
+    assert_string_equal(result.output, "a=b\n");
+    process_free(&result);
+}
+
+static void losses_are_refused_where_nothing_is_compared_with_them(void **state) {
+    (void)state;
+    expect("$SMELT train " TINY " stop_at=1 run=r", 0, "");
+    expect("$SMELT eval r text losses=1,2", ERROR_USAGE, "losses= is for a debug state");
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(messages_never_go_into_files_when_descriptors_are_closed),
+        TRAIN_TEST(lost_output_is_an_error_of_every_command_but_a_training),
+        TRAIN_TEST(help_stands_before_or_after),
+        TRAIN_TEST(a_vocabulary_does_not_replace_the_text_that_it_is_learned_from),
+        TRAIN_TEST(prompts_with_an_equals_sign_go_after_two_dashes),
+        TRAIN_TEST(losses_are_refused_where_nothing_is_compared_with_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

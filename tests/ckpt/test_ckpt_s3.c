@@ -1,0 +1,317 @@
+/* Checkpoints in a bucket, against a real S3 server (tests/support/s3_server.py) that each group of tests starts; where its
+ * packages are missing the tests are skipped. What is tested is what a bucket does differently from a folder: signed
+ * requests, parts, listings, copies, and a server that dies. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "ckpt/store.h"
+#include "support/ckpt_fixture.h"
+
+/* -- The server ---------------------------------------------------------------------------------------------------- */
+
+static struct {
+    char folder[64];
+    pid_t process;
+    int port; /* 0: it could not be started */
+} server;
+
+static const char BUCKET[] = "smelt-tests";
+static const char WHERE[] = "s3://smelt-tests/some prefix/run+1";
+
+static void server_start(void) {
+    int ends[2];
+    char port[16], line[64] = "";
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    snprintf(port, sizeof port, "%d", server.port);
+    server.process = fork();
+    assert_true(server.process >= 0);
+    if (server.process == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        int log = open("/dev/null", O_WRONLY);
+        dup2(log, STDERR_FILENO);
+        execl("/usr/bin/python3", "python3", "tests/support/s3_server.py", server.folder, BUCKET, port, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    FILE *output = fdopen(ends[0], "r");
+    if (!fgets(line, sizeof line, output) || sscanf(line, "ready %d", &server.port) != 1) server.port = 0;
+    fclose(output);
+}
+
+static void server_stop(void) {
+    kill(server.process, SIGKILL);
+    waitpid(server.process, NULL, 0);
+}
+
+/* -- A tensor whose bytes tell where they are ------------------------------------------------------------------------ */
+
+typedef struct Tensor {
+    uint32_t *values;
+    Interval interval;
+} Tensor;
+
+static Tensor tensor_new(const char *name, int64_t count, uint32_t seed) {
+    Tensor tensor = {.values = memory_allocate((size_t)count * sizeof *tensor.values)};
+    for (int64_t i = 0; i < count; i++) tensor.values[i] = (uint32_t)i * 2654435761u + seed;
+    tensor.interval = (Interval){.name = name, .type = STORED_F32, .rank = 1, .shape = {count}, .count = count, .data = tensor.values};
+    return tensor;
+}
+
+static void save_good(int64_t step, const Interval *intervals, size_t count, int keep) {
+    Error error = {0};
+    if (!checkpoint_save(WHERE, step, intervals, count, NULL, keep, NULL, &error)) fail_msg("%s", error.message);
+}
+
+static void assert_loads(int64_t step, const Tensor *tensor, int64_t first, int64_t count) {
+    Error error = {0};
+    uint32_t *loaded = memory_allocate((size_t)count * sizeof *loaded);
+    Interval wanted = tensor->interval;
+    wanted.first = first, wanted.count = count, wanted.data = loaded;
+    if (!checkpoint_load(WHERE, step, &wanted, 1, NULL, &error)) fail_msg("%s", error.message);
+    assert_memory_equal(loaded, tensor->values + first, (size_t)count * sizeof *loaded);
+    free(loaded);
+}
+
+static size_t object_count(const char *folder) {
+    Error error = {0};
+    StoreListing listing;
+    Store *store = store_open(WHERE, &error);
+    assert_non_null(store);
+    if (!store_list(store, folder, &listing, &error)) fail_msg("%s", error.message);
+    size_t count = listing.count;
+    store_listing_free(&listing);
+    store_close(store);
+    return count;
+}
+
+/* -- Tests ----------------------------------------------------------------------------------------------------------- */
+
+enum { SMALL = 1000, LARGE = 9 << 19 /* 18 MiB: two parts */ };
+
+static void small_and_large_checkpoints_come_back_whole_and_in_part(void **state) {
+    (void)state;
+    Tensor tensors[2] = {tensor_new("small", SMALL, 1), tensor_new("large", LARGE, 2)};
+    Interval intervals[2] = {tensors[0].interval, tensors[1].interval};
+    save_good(1, intervals, 2, 2);
+    assert_int_equal(latest_good(WHERE), 1);
+    assert_loads(1, &tensors[0], 0, SMALL);
+    assert_loads(1, &tensors[1], 0, LARGE);
+    assert_loads(1, &tensors[1], LARGE / 3, LARGE / 2);
+    assert_int_equal(object_count("checkpoints/step-00000001"), 2);
+    free(tensors[0].values);
+    free(tensors[1].values);
+}
+
+static void the_newest_ones_are_kept_and_a_step_is_replaced(void **state) {
+    (void)state;
+    Tensor old = tensor_new("v", SMALL, 1), new = tensor_new("v", SMALL, 7);
+    for (int64_t step = 1; step <= 4; step++) save_good(step, &old.interval, 1, 2);
+    assert_int_equal(object_count("checkpoints"), 2);
+    CheckpointPlan again = {.where = WHERE, .step = 4, .intervals = &new.interval, .count = 1, .keep = 2, .ranks = 1, .attempt = 99};
+    Error error = {0};
+    assert_true(checkpoint_write(&again, NULL, &error));
+    assert_loads(4, &new, 0, SMALL);
+    assert_loads(3, &old, 0, SMALL);
+    assert_int_equal(object_count("checkpoints/step-00000004"), 2);
+    free(old.values);
+    free(new.values);
+}
+
+static void unchanged_parts_are_copied_by_the_server(void **state) {
+    (void)state;
+    Tensor still = tensor_new("still", LARGE, 1), moving = tensor_new("moving", SMALL, 2);
+    Interval intervals[2] = {still.interval, moving.interval};
+    Error error = {0};
+    CheckpointStats stats = {0};
+    for (int64_t step = 1; step <= 3; step++) {
+        moving.values[0] = (uint32_t)step;
+        CheckpointPlan plan = {.where = WHERE,
+            .step = step,
+            .intervals = intervals,
+            .count = 2,
+            .keep = 1,
+            .ranks = 1,
+            .attempt = (uint64_t)step,
+            .share = true};
+        if (!checkpoint_write(&plan, &stats, &error)) fail_msg("%s", error.message);
+        assert_int_equal(stats.shared, step == 1 ? 0 : LARGE * sizeof(uint32_t));
+    }
+    assert_int_equal(object_count("checkpoints"), 1);
+    assert_int_equal(latest_good(WHERE), 3);
+    assert_loads(3, &still, 0, LARGE);
+    assert_loads(3, &moving, 0, SMALL);
+    free(still.values);
+    free(moving.values);
+}
+
+static void several_ranks_write_one_checkpoint(void **state) {
+    (void)state;
+    enum { RANKS = 3 };
+    Tensor tensor = tensor_new("v", LARGE, 3);
+    CheckpointJob *jobs[RANKS];
+    Interval parts[RANKS];
+    Error error = {0};
+    for (int r = 0; r < RANKS; r++) {
+        parts[r] = tensor.interval;
+        parts[r].first = (int64_t)LARGE * r / RANKS;
+        parts[r].count = (int64_t)LARGE * (r + 1) / RANKS - parts[r].first;
+        parts[r].data = tensor.values + parts[r].first;
+        jobs[r] = checkpoint_start(&(CheckpointPlan){.where = WHERE,
+            .step = 1,
+            .intervals = &parts[r],
+            .count = 1,
+            .keep = 1,
+            .rank = r,
+            .ranks = RANKS,
+            .attempt = 5,
+            .patience = 20});
+    }
+    for (int r = 0; r < RANKS; r++)
+        if (!checkpoint_finish(jobs[r], NULL, &error)) fail_msg("%s", error.message);
+    assert_int_equal(object_count("checkpoints/step-00000001"), RANKS + 1);
+    assert_loads(1, &tensor, 0, LARGE);
+    free(tensor.values);
+}
+
+static void a_server_that_dies_in_mid_upload_costs_only_the_new_checkpoint(void **state) {
+    (void)state;
+    Tensor tensor = tensor_new("v", LARGE, 4);
+    Error error = {0};
+    save_good(1, &tensor.interval, 1, 2);
+    setenv("AWS_MAX_ATTEMPTS", "2", 1);
+    CheckpointPlan plan = {.where = WHERE, .step = 2, .intervals = &tensor.interval, .count = 1, .keep = 2, .ranks = 1, .attempt = 8};
+    kill(server.process, SIGSTOP); /* or a fast machine would have the whole upload behind it by then */
+    CheckpointJob *job = checkpoint_start(&plan);
+    nanosleep(&(struct timespec){.tv_nsec = 150000000}, NULL);
+    server_stop();
+    assert_false(checkpoint_finish(job, NULL, &error));
+    assert_message(&error, "step 2 was not saved");
+    unsetenv("AWS_MAX_ATTEMPTS");
+    server_start();
+    assert_int_equal(latest_good(WHERE), 1);
+    assert_loads(1, &tensor, 0, LARGE);
+    save_good(3, &tensor.interval, 1, 2);
+    assert_int_equal(latest_good(WHERE), 3);
+    assert_int_equal(object_count("checkpoints"), 2);
+    free(tensor.values);
+}
+
+static void a_server_that_comes_back_in_time_costs_nothing(void **state) {
+    (void)state;
+    Tensor tensor = tensor_new("v", LARGE, 6);
+    Error error = {0};
+    CheckpointPlan plan = {.where = WHERE, .step = 1, .intervals = &tensor.interval, .count = 1, .keep = 2, .ranks = 1, .attempt = 9};
+    CheckpointJob *job = checkpoint_start(&plan);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    server_stop();
+    server_start();
+    if (!checkpoint_finish(job, NULL, &error)) fail_msg("%s", error.message);
+    assert_loads(1, &tensor, 0, LARGE);
+    free(tensor.values);
+}
+
+static void wrong_secrets_are_refused_and_not_printed(void **state) {
+    Fixture *fixture = *state;
+    Error error = {0};
+    Tensor tensor = tensor_new("v", SMALL, 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "hunter2-is-wrong", 1);
+    assert_false(checkpoint_save(WHERE, 1, &tensor.interval, 1, NULL, 1, NULL, &error));
+    setenv("AWS_SECRET_ACCESS_KEY", "testing", 1);
+    assert_message(&error, "403");
+    assert_null(strstr(error.message, "hunter2"));
+    assert_null(strstr(error.message, "test:tester"));
+    assert_false(warned(fixture, "hunter2"));
+    free(tensor.values);
+}
+
+static void credentials_come_from_the_files_of_the_profile(void **state) {
+    Fixture *fixture = *state;
+    char *credentials = memory_format("%s/credentials", fixture->folder), *config = memory_format("%s/config", fixture->folder);
+    char *endpoint = memory_copy_string(getenv("AWS_ENDPOINT_URL")), *text;
+    static const char keys[] =
+        "[default]\naws_access_key_id = nobody\n[tests]\naws_access_key_id=test:tester\n aws_secret_access_key = nested\n"
+        "aws_secret_access_key = testing\n";
+    text = memory_format("[profile tests]\nregion = us-east-1\nendpoint_url = %s/\n", endpoint);
+    file_write(credentials, keys, sizeof keys - 1);
+    file_write(config, text, strlen(text));
+    unsetenv("AWS_ACCESS_KEY_ID"), unsetenv("AWS_SECRET_ACCESS_KEY"), unsetenv("AWS_ENDPOINT_URL");
+    setenv("AWS_SHARED_CREDENTIALS_FILE", credentials, 1), setenv("AWS_CONFIG_FILE", config, 1), setenv("AWS_PROFILE", "tests", 1);
+    Tensor tensor = tensor_new("v", SMALL, 1);
+    save_good(1, &tensor.interval, 1, 1);
+    assert_loads(1, &tensor, 0, SMALL);
+    setenv("AWS_PROFILE", "absent", 1);
+    Error error = {0};
+    assert_null(store_open(WHERE, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_non_null(strstr(error.message, "no S3 credentials"));
+    unsetenv("AWS_SHARED_CREDENTIALS_FILE"), unsetenv("AWS_CONFIG_FILE"), unsetenv("AWS_PROFILE");
+    setenv("AWS_ACCESS_KEY_ID", "test:tester", 1), setenv("AWS_SECRET_ACCESS_KEY", "testing", 1), setenv("AWS_ENDPOINT_URL", endpoint, 1);
+    free(credentials), free(config), free(endpoint), free(text), free(tensor.values);
+}
+
+static void a_missing_bucket_is_named(void **state) {
+    (void)state;
+    Error error = {0};
+    Tensor tensor = tensor_new("v", SMALL, 1);
+    assert_false(checkpoint_save("s3://smelt-absent/run", 1, &tensor.interval, 1, NULL, 1, NULL, &error));
+    assert_message(&error, "s3://smelt-absent/run");
+    assert_message(&error, "NoSuchBucket");
+    free(tensor.values);
+}
+
+/* -- Setup ----------------------------------------------------------------------------------------------------------- */
+
+static int group_setup(void **state) {
+    (void)state;
+    snprintf(server.folder, sizeof server.folder, "/tmp/smelt-test-s3-XXXXXX");
+    assert_non_null(mkdtemp(server.folder));
+    server_start();
+    if (server.port == 0) return 0;
+    char endpoint[64];
+    snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", server.port);
+    setenv("AWS_ENDPOINT_URL", endpoint, 1);
+    setenv("AWS_ACCESS_KEY_ID", "test:tester", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "testing", 1);
+    setenv("AWS_REGION", "us-east-1", 1);
+    unsetenv("AWS_SESSION_TOKEN");
+    unsetenv("AWS_ENDPOINT_URL_S3");
+    return 0;
+}
+
+static int group_teardown(void **state) {
+    (void)state;
+    Error error = {0};
+    server_stop();
+    return files_remove_tree(server.folder, &error) ? 0 : -1;
+}
+
+static int setup(void **state) {
+    Error error = {0};
+    if (server.port == 0) {
+        print_message("no S3 server here: skipped; install swift-proxy, swift-account, swift-container and swift-object to include it\n");
+        skip();
+    }
+    Store *store = store_open(WHERE, &error);
+    bool removed = store && store_remove(store, "checkpoints", &error);
+    store_close(store);
+    if (!removed) fail_msg("%s", error.message);
+    return fixture_setup(state);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(small_and_large_checkpoints_come_back_whole_and_in_part),
+        TEST(the_newest_ones_are_kept_and_a_step_is_replaced),
+        TEST(unchanged_parts_are_copied_by_the_server),
+        TEST(several_ranks_write_one_checkpoint),
+        TEST(a_server_that_dies_in_mid_upload_costs_only_the_new_checkpoint),
+        TEST(a_server_that_comes_back_in_time_costs_nothing),
+        TEST(wrong_secrets_are_refused_and_not_printed),
+        TEST(credentials_come_from_the_files_of_the_profile),
+        TEST(a_missing_bucket_is_named),
+    };
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}

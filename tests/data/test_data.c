@@ -1,0 +1,535 @@
+/* Tests of token shards: reading, refusing what is damaged, writing. Each test gets a temporary folder of its own, which
+ * is the working directory while it runs and is removed afterwards; run by `make test`. */
+#include <inttypes.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "support/data_files.h"
+
+#include "base/rng.h"
+
+/* -- Reading ----------------------------------------------------------------------------------------------------- */
+
+/* Opening must fail as bad data, with a message that contains `part`, and must leave nothing to close. */
+static void assert_refused(const char *prefix, const char *part) {
+    Shard shard;
+    Error error = {0};
+    assert_false(shard_open(&shard, prefix, &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
+    assert_null(shard.tokens);
+    assert_null(shard.document_end);
+}
+
+static void a_shard_gives_back_what_was_written(void **state) {
+    (void)state;
+    static const int widths[] = {1, 2, 4};
+    static const int32_t largest[] = {255, 65535, INT32_MAX};
+    static const int64_t lengths[] = {3, 1, 0, 4};
+    for (int i = 0; i < 3; i++) {
+        int32_t tokens[] = {0, largest[i], 7, 42, 1, 2, 3, 4};
+        write_shard("s", widths[i], tokens, lengths, 4);
+        Shard shard = open_shard("s");
+        assert_int_equal(shard.token_bytes, widths[i]);
+        assert_int_equal(shard.token_count, 8);
+        assert_int_equal(shard.document_count, 4);
+        assert_int_equal(shard.max_token, largest[i]);
+        assert_true(shard.checksummed);
+        static const int64_t ends[] = {3, 4, 4, 8};
+        assert_memory_equal(shard.document_end, ends, sizeof ends);
+        for (int t = 0; t < 8; t++) assert_int_equal(shard_token(&shard, t), tokens[t]);
+        shard_close(&shard);
+    }
+}
+
+static void a_shard_written_by_hand_as_megatron_defines_it_is_read(void **state) {
+    (void)state;
+    write_hand_shard();
+    Shard shard = open_shard("m");
+    static const int32_t tokens[] = {5, 256 + 6, 2 * 65536 + 7, 8, 9, 10};
+    static const int64_t ends[] = {3, 6};
+    assert_int_equal(shard.token_count, 6);
+    for (int i = 0; i < 6; i++) assert_int_equal(shard_token(&shard, i), tokens[i]);
+    assert_int_equal(shard.document_count, 2);
+    assert_memory_equal(shard.document_end, ends, sizeof ends);
+    assert_int_equal(shard.max_token, 2 * 65536 + 7);
+    assert_false(shard.checksummed);
+    shard_close(&shard);
+}
+
+static void the_writer_leaves_megatrons_bytes_and_then_its_checksums(void **state) {
+    (void)state;
+    static const unsigned char expected[] = {
+        'M',
+        'M',
+        'I',
+        'D',
+        'I',
+        'D',
+        'X',
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        8,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        3,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        'S',
+        'M',
+        'E',
+        'L',
+        'T',
+        'S',
+        'U',
+        'M',
+    };
+    write_shard("s", 2, (const int32_t[]){1, 256, 3}, (const int64_t[]){2, 1}, 2);
+    size_t size;
+    unsigned char *index = read_bytes("s.idx", &size);
+    assert_int_equal(size, sizeof expected + 16);
+    assert_memory_equal(index, expected, sizeof expected);
+    free(index);
+    unsigned char *tokens = read_bytes("s.bin", &size);
+    assert_int_equal(size, 6);
+    assert_memory_equal(tokens, ((const unsigned char[]){1, 0, 0, 1, 3, 0}), 6);
+    free(tokens);
+}
+
+/* One field of the hand-written index takes a wrong value. */
+typedef struct Mutation {
+    size_t offset;
+    int bytes;
+    int64_t value;
+    const char *message;
+} Mutation;
+
+static void a_wrong_value_in_any_field_is_refused_with_a_reason(void **state) {
+    (void)state;
+    static const Mutation mutations[] = {
+        {0, 1, 'X', "not a Megatron index"},
+        {7, 1, 1, "not a Megatron index"},
+        {8, 1, 1, "not a Megatron index"},
+        {9, 8, 0, "version 0"},
+        {9, 8, 2, "version 2"},
+        {9, 8, (int64_t)1 << 56, "version"},
+        {17, 1, 0, "type 0"},
+        {17, 1, 9, "type 9"},
+        {17, 1, 255, "type 255"},
+        {17, 1, 1, "ends at byte"},
+        {17, 1, 2, "(i8)"},
+        {17, 1, 3, "(i16)"},
+        {17, 1, 5, "(i64)"},
+        {17, 1, 6, "(f64)"},
+        {17, 1, 7, "(f32)"},
+        {17, 1, 8, "ends at byte"},
+        {18, 8, 0, "claims 0 sequences"},
+        {18, 8, 2, "after its"},
+        {18, 8, 4, "claims 3 document entries"},
+        {18, 8, 6, "claims 6 sequences"},
+        {18, 8, 15, "claims 15 sequences"},
+        {18, 8, -1, "claims 18446744073709551615 sequences"},
+        {18, 8, INT64_MAX, "sequences"},
+        {26, 8, 0, "claims 0 document entries"},
+        {26, 8, 1, "claims 1 document entries"},
+        {26, 8, 2, "after its"},
+        {26, 8, 4, "claims 4 document entries"},
+        {26, 8, -1, "document entries"},
+        {26, 8, (int64_t)1 << 61, "document entries"},
+        {34, 4, 1, "ends at byte 4"},
+        {34, 4, 3, "ends at byte 12"},
+        {34, 4, -1, "length of -1"},
+        {34, 4, INT32_MAX, "length of 2147483647"},
+        {42, 4, 2, "has 24 bytes but its index describes 20"},
+        {42, 4, 4, "length of 4"},
+        {42, 4, INT32_MIN, "length of -2147483648"},
+        {46, 8, 4, "sequence 0 at byte 4"},
+        {46, 8, -8, "sequence 0 at byte -8"},
+        {54, 8, 0, "sequence 1 at byte 0"},
+        {62, 8, INT64_MAX, "sequence 2 at byte"},
+        {70, 8, 1, "first document"},
+        {70, 8, -1, "first document"},
+        {78, 8, 4, "document 0"},
+        {78, 8, -1, "document 0"},
+        {78, 8, INT64_MIN, "document 0"},
+        {86, 8, 1, "document 1"},
+        {86, 8, 2, "last document"},
+        {86, 8, 4, "document 1"},
+    };
+    write_hand_shard();
+    for (size_t i = 0; i < sizeof mutations / sizeof *mutations; i++) {
+        unsigned char index[sizeof hand_index];
+        memcpy(index, hand_index, sizeof index);
+        memcpy(index + mutations[i].offset, &mutations[i].value, (size_t)mutations[i].bytes);
+        write_bytes("m.idx", index, sizeof index);
+        assert_refused("m", mutations[i].message);
+    }
+}
+
+static void an_index_of_any_other_length_is_refused(void **state) {
+    (void)state;
+    write_hand_shard();
+    for (size_t size = 0; size < sizeof hand_index; size++) {
+        write_bytes("m.idx", hand_index, size);
+        assert_refused("m", "m.idx");
+    }
+    unsigned char longer[sizeof hand_index + 40] = {0};
+    memcpy(longer, hand_index, sizeof hand_index);
+    for (size_t size = sizeof hand_index + 1; size <= sizeof longer; size++) {
+        write_bytes("m.idx", longer, size);
+        assert_refused("m", "after its 3 document entries");
+    }
+}
+
+static void tokens_of_any_other_length_are_refused(void **state) {
+    (void)state;
+    write_hand_shard();
+    unsigned char longer[sizeof hand_tokens + 8] = {0};
+    memcpy(longer, hand_tokens, sizeof hand_tokens);
+    for (size_t size = 0; size <= sizeof longer; size++) {
+        if (size == sizeof hand_tokens) continue;
+        write_bytes("m.bin", longer, size);
+        assert_refused("m", size < sizeof hand_tokens ? "cut off" : "do not belong together");
+    }
+}
+
+static void a_negative_token_is_refused_with_its_place(void **state) {
+    (void)state;
+    write_hand_shard();
+    unsigned char tokens[sizeof hand_tokens];
+    memcpy(tokens, hand_tokens, sizeof tokens);
+    memset(tokens + 16, 255, 4);
+    write_bytes("m.bin", tokens, sizeof tokens);
+    assert_refused("m", "token -1 at index 4");
+}
+
+static void every_flipped_bit_of_a_shard_that_smelt_wrote_is_noticed(void **state) {
+    (void)state;
+    static const int32_t tokens[] = {104, 105, 256, 97, 256};
+    write_shard("s", 2, tokens, (const int64_t[]){3, 2}, 2);
+    static const char *const names[] = {"s.idx", "s.bin"};
+    for (int file = 0; file < 2; file++) {
+        size_t size;
+        unsigned char *bytes = read_bytes(names[file], &size);
+        for (size_t bit = 0; bit < size * 8; bit++) {
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+            write_bytes(names[file], bytes, size);
+            assert_refused("s", names[file]);
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        }
+        write_bytes(names[file], bytes, size);
+        free(bytes);
+    }
+    Shard shard = open_shard("s");
+    shard_close(&shard);
+}
+
+static void a_shard_cut_short_anywhere_is_refused(void **state) {
+    (void)state;
+    write_shard("s", 1, (const int32_t[]){1, 2, 3}, (const int64_t[]){2, 1}, 2);
+    size_t size;
+    unsigned char *index = read_bytes("s.idx", &size);
+    for (size_t cut = 0; cut < size; cut++) {
+        if (cut == size - 24) continue; /* without the checksums it is Megatron's own form */
+        write_bytes("s.idx", index, cut);
+        assert_refused("s", "s.idx");
+    }
+    free(index);
+}
+
+/* What every accepted shard promises to its readers. */
+static void assert_consistent(const Shard *shard) {
+    assert_int_equal((uint64_t)shard->token_count * (uint64_t)shard->token_bytes, shard->mapped_bytes);
+    int64_t before = 0;
+    for (int64_t i = 0; i < shard->document_count; i++) {
+        assert_true(shard->document_end[i] >= before);
+        before = shard->document_end[i];
+    }
+    assert_int_equal(before, shard->token_count);
+    for (int64_t i = 0; i < shard->token_count; i++) assert_in_range(shard_token(shard, i), 0, shard->max_token);
+}
+
+/* Values that break careless arithmetic. */
+static uint64_t hostile_value(uint32_t random) {
+    static const uint64_t values[] = {0, 1, 2, 3, 4, 8, 255, 1u << 31, UINT32_MAX, (uint64_t)1 << 61, (uint64_t)1 << 62, (uint64_t)1 << 63,
+        INT64_MAX, UINT64_MAX, UINT64_MAX / 12, UINT64_MAX - 33};
+    return values[random % (sizeof values / sizeof *values)];
+}
+
+static void a_mutated_index_is_refused_or_stays_consistent(void **state) {
+    (void)state;
+    write_hand_shard();
+    int accepted = 0, refused = 0;
+    for (uint64_t round = 0; round < 6000; round++) {
+        unsigned char index[sizeof hand_index + 32] = {0};
+        memcpy(index, hand_index, sizeof hand_index);
+        RngBits bits = rng_bits(1, 99, round);
+        size_t size = sizeof hand_index;
+        for (uint32_t change = 0; change <= bits.word[0] % 3; change++) {
+            RngBits more = rng_bits(2 + change, 99, round);
+            uint64_t value = hostile_value(more.word[1]);
+            size_t place = more.word[0] % (sizeof hand_index - 8);
+            if (more.word[2] % 4 == 0) memcpy(index + place, &more.word[3], 4);
+            else memcpy(index + place, &value, more.word[2] % 2 ? 8 : 1);
+        }
+        if (bits.word[1] % 8 == 0) size = bits.word[2] % (sizeof index + 1);
+        write_bytes("m.idx", index, size);
+        Shard shard;
+        Error error = {0};
+        if (shard_open(&shard, "m", &error)) {
+            assert_consistent(&shard);
+            shard_close(&shard);
+            accepted++;
+        } else {
+            assert_int_equal(error.code, ERROR_DATA);
+            assert_true(strlen(error.message) > 20);
+            refused++;
+        }
+    }
+    assert_true(refused > 3000 && accepted > 10); /* both sides of the decision were exercised */
+}
+
+static void a_shard_that_is_not_there_is_refused_by_name(void **state) {
+    (void)state;
+    assert_refused("none", "none.bin");
+    write_bytes("m.bin", hand_tokens, sizeof hand_tokens);
+    assert_refused("m", "m.idx");
+}
+
+static void a_pipe_or_folder_in_place_of_a_shard_is_refused_without_waiting(void **state) {
+    (void)state;
+    write_hand_shard();
+    assert_int_equal(unlink("m.idx"), 0);
+    assert_int_equal(mkfifo("m.idx", 0600), 0);
+    assert_refused("m", "not a regular file");
+    assert_int_equal(unlink("m.bin"), 0);
+    assert_int_equal(mkdir("m.bin", 0700), 0);
+    assert_refused("m", "not a regular file");
+}
+
+static void mapping_reads_the_index_alone(void **state) {
+    (void)state;
+    write_shard("s", 2, (const int32_t[]){1, 2, 3}, (const int64_t[]){3}, 1);
+    write_bytes("s.bin", (const unsigned char[]){1, 0, 9, 0, 3, 0}, 6);
+    Shard shard;
+    Error error = {0};
+    assert_true(shard_map(&shard, "s", &error));
+    assert_int_equal(shard.token_count, 3);
+    assert_false(shard_verify(&shard, &error));
+    assert_non_null(strstr(error.message, "s.bin has checksum"));
+    shard_close(&shard);
+}
+
+/* -- Writing ----------------------------------------------------------------------------------------------------- */
+
+static void a_token_that_does_not_fit_its_width_is_refused_with_its_value(void **state) {
+    (void)state;
+    static const struct {
+        int width;
+        int32_t token;
+    } cases[] = {{1, 256}, {2, 65536}, {1, -1}, {2, -1}, {4, -1}, {4, INT32_MIN}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error error = {0};
+        ShardWriter *writer = shard_writer_open("s", cases[i].width, &error);
+        int32_t tokens[] = {1, 2, cases[i].token, 3};
+        char expected[64];
+        snprintf(expected, sizeof expected, "token %" PRId32 " does not fit into s.bin", cases[i].token);
+        assert_false(shard_writer_document(writer, tokens, 4, &error));
+        assert_int_equal(error.code, ERROR_DATA);
+        assert_non_null(strstr(error.message, expected));
+        shard_writer_cancel(writer);
+        assert_int_equal(count_entries(), 0);
+    }
+}
+
+static void nothing_has_the_final_name_before_the_writer_finishes(void **state) {
+    (void)state;
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open("s", 2, &error);
+    assert_true(shard_writer_document(writer, (const int32_t[]){1}, 1, &error));
+    assert_int_equal(access("s.bin", F_OK), -1);
+    assert_int_equal(access("s.idx", F_OK), -1);
+    assert_true(shard_writer_finish(writer, &error));
+    assert_int_equal(count_entries(), 2);
+}
+
+static void a_writer_without_tokens_fails_and_leaves_nothing(void **state) {
+    (void)state;
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open("s", 2, &error);
+    assert_true(shard_writer_document(writer, NULL, 0, &error));
+    assert_false(shard_writer_finish(writer, &error));
+    assert_int_equal(error.code, ERROR_DATA);
+    assert_int_equal(count_entries(), 0);
+}
+
+static void a_writer_in_a_missing_folder_fails_by_name(void **state) {
+    (void)state;
+    Error error = {0};
+    assert_null(shard_writer_open("missing/s", 2, &error));
+    assert_int_equal(error.code, ERROR_USAGE);
+    assert_non_null(strstr(error.message, "missing/s.bin"));
+}
+
+static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) {
+    (void)state;
+    static const char *const kept[] = {"run-1.bin", "notes.tmp-1", "run.bin.tmp-draft"};
+    for (int i = 0; i < 3; i++) write_text(kept[i], "");
+    pid_t child = fork();
+    if (child == 0) {
+        Error error = {0};
+        _exit(shard_writer_open("s", 2, &error) && shard_writer_open("t", 2, &error) ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    write_text("s.idx.tmp-4711-99", "");
+    assert_int_equal(count_entries(), 6);
+    shard_writer_remove_leftovers(".");
+    assert_int_equal(count_entries(), 3);
+    for (int i = 0; i < 3; i++) assert_int_equal(access(kept[i], F_OK), 0);
+    shard_writer_remove_leftovers("missing");
+}
+
+static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(void **state) {
+    (void)state;
+    write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
+    struct rlimit before, limited;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    limited = before;
+    limited.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open("s", 4, &error);
+    int32_t *tokens = memory_allocate(5000 * sizeof *tokens);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limited), 0);
+    bool good = shard_writer_document(writer, tokens, 5000, &error) && shard_writer_finish(writer, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    free(tokens);
+    assert_false(good);
+    assert_int_equal(error.code, ERROR_CHECKPOINT);
+    assert_non_null(strstr(error.message, "s.bin"));
+    assert_int_equal(count_entries(), 2);
+    Shard shard = open_shard("s");
+    assert_int_equal(shard.token_count, 2);
+    shard_close(&shard);
+}
+
+static void a_document_written_piece_by_piece_is_the_same_shard(void **state) {
+    (void)state;
+    enum { COUNT = 300000 }; /* more than the writer's buffer */
+    int32_t *tokens = memory_allocate(COUNT * sizeof *tokens);
+    for (int i = 0; i < COUNT; i++) tokens[i] = i % 60000;
+    write_shard("whole", 2, tokens, (const int64_t[]){COUNT}, 1);
+    Error error = {0};
+    ShardWriter *writer = shard_writer_open("pieces", 2, &error);
+    for (int at = 0; at < COUNT; at += 7001)
+        assert_true(shard_writer_append(writer, tokens + at, COUNT - at < 7001 ? COUNT - at : 7001, &error));
+    shard_writer_end_document(writer);
+    assert_true(shard_writer_finish(writer, &error));
+    size_t size, other;
+    unsigned char *whole = read_bytes("whole.idx", &size), *pieces = read_bytes("pieces.idx", &other);
+    assert_int_equal(size, other);
+    assert_memory_equal(whole, pieces, size); /* the index holds the checksum of the tokens */
+    Shard shard = open_shard("pieces");
+    for (int i = 0; i < COUNT; i++) assert_int_equal(shard_token(&shard, i), tokens[i]);
+    shard_close(&shard);
+    free(whole);
+    free(pieces);
+    free(tokens);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        IN_FOLDER(a_shard_gives_back_what_was_written),
+        IN_FOLDER(a_shard_written_by_hand_as_megatron_defines_it_is_read),
+        IN_FOLDER(the_writer_leaves_megatrons_bytes_and_then_its_checksums),
+        IN_FOLDER(a_wrong_value_in_any_field_is_refused_with_a_reason),
+        IN_FOLDER(an_index_of_any_other_length_is_refused),
+        IN_FOLDER(tokens_of_any_other_length_are_refused),
+        IN_FOLDER(a_negative_token_is_refused_with_its_place),
+        IN_FOLDER(every_flipped_bit_of_a_shard_that_smelt_wrote_is_noticed),
+        IN_FOLDER(a_shard_cut_short_anywhere_is_refused),
+        IN_FOLDER(a_mutated_index_is_refused_or_stays_consistent),
+        IN_FOLDER(a_shard_that_is_not_there_is_refused_by_name),
+        IN_FOLDER(a_pipe_or_folder_in_place_of_a_shard_is_refused_without_waiting),
+        IN_FOLDER(mapping_reads_the_index_alone),
+        IN_FOLDER(a_token_that_does_not_fit_its_width_is_refused_with_its_value),
+        IN_FOLDER(nothing_has_the_final_name_before_the_writer_finishes),
+        IN_FOLDER(a_writer_without_tokens_fails_and_leaves_nothing),
+        IN_FOLDER(a_writer_in_a_missing_folder_fails_by_name),
+        IN_FOLDER(what_a_killed_writer_left_is_removed_and_nothing_else),
+        IN_FOLDER(a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was),
+        IN_FOLDER(a_document_written_piece_by_piece_is_the_same_shard),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,401 @@
+/* Tests of packing text and of `smelt data`. Each test runs in a temporary folder of its own; run by `make test`. */
+#include <fcntl.h>
+
+#include "support/data_files.h"
+
+int cmd_data(int argc, char **argv);
+
+/* -- Packing ----------------------------------------------------------------------------------------------------- */
+
+static PackResult pack(const char *input, double valid, const char *separator) {
+    PackOptions options = {input, "out", valid, separator};
+    PackResult result;
+    Error error = {0};
+    if (!pack_text(&options, &result, &error)) fail_msg("%s", error.message);
+    return result;
+}
+
+static void assert_pack_fails(const char *input, double valid, const char *separator, ErrorCode code, const char *part) {
+    PackOptions options = {input, "out", valid, separator};
+    PackResult result;
+    Error error = {0};
+    int entries = count_entries();
+    assert_false(pack_text(&options, &result, &error));
+    assert_int_equal(error.code, code);
+    if (!strstr(error.message, part)) fail_msg("\"%s\" does not contain \"%s\"", error.message, part);
+    assert_int_equal(count_entries(), entries);
+}
+
+/* A shard of byte tokens as text, "|" for the separator token; the caller frees. */
+static char *shard_text(const char *prefix) {
+    Shard shard = open_shard(prefix);
+    assert_int_equal(shard.token_bytes, 2);
+    char *text = memory_allocate((size_t)shard.token_count + 1);
+    int64_t document = 0;
+    for (int64_t i = 0; i < shard.token_count; i++) {
+        int32_t token = shard_token(&shard, i);
+        text[i] = token == BYTE_SEPARATOR ? '|' : (char)token;
+        if (token == BYTE_SEPARATOR) assert_int_equal(shard.document_end[document++], i + 1);
+    }
+    assert_int_equal(document, shard.document_count);
+    shard_close(&shard);
+    return text;
+}
+
+static void assert_shard_text(const char *prefix, const char *expected) {
+    char *text = shard_text(prefix);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+static void a_file_becomes_its_bytes_and_one_separator(void **state) {
+    (void)state;
+    unsigned char bytes[256];
+    for (int i = 0; i < 256; i++) bytes[i] = (unsigned char)i;
+    write_bytes("in", bytes, sizeof bytes);
+    PackResult result = pack("in", 0, "");
+    assert_int_equal(result.documents, 1);
+    assert_int_equal(result.train_tokens, 257);
+    assert_int_equal(result.valid_tokens, 0);
+    assert_int_equal(result.bytes, 256);
+    Shard shard = open_shard("out");
+    for (int i = 0; i < 257; i++) assert_int_equal(shard_token(&shard, i), i);
+    shard_close(&shard);
+}
+
+static void a_file_larger_than_every_buffer_comes_through_whole(void **state) {
+    (void)state;
+    enum { SIZE = 1000003 };
+    char *text = memory_allocate(SIZE + 1);
+    for (int i = 0; i < SIZE; i++) text[i] = (char)('a' + i * 7 % 23);
+    write_bytes("in", text, SIZE);
+    pack("in", 0, "");
+    char *packed = shard_text("out");
+    assert_memory_equal(packed, text, SIZE);
+    assert_string_equal(packed + SIZE, "|");
+    free(packed);
+    free(text);
+}
+
+static void a_folder_is_read_recursively_in_byte_order_of_paths(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    assert_int_equal(mkdir("in/a", 0700), 0);
+    assert_int_equal(mkdir("in/a/deep", 0700), 0);
+    assert_int_equal(mkdir("in/empty", 0700), 0);
+    write_text("in/b", "5");
+    write_text("in/B", "1");
+    write_text("in/a.txt", "2"); /* '.' sorts before '/' */
+    write_text("in/a/z", "4");
+    write_text("in/a/deep/x", "3");
+    write_text("in/c", "");
+    PackResult result = pack("in", 0, "");
+    assert_shard_text("out", "1|2|3|4|5|");
+    assert_int_equal(result.documents, 5);
+}
+
+static void separator_lines_divide_documents(void **state) {
+    (void)state;
+    write_text("in", "one\ntwo\n%\nthree %\n%four\n%%\n%\r\nfive");
+    PackResult result = pack("in", 0, "%");
+    assert_shard_text("out", "one\ntwo\n|three %\n%four\n%%\n|five|");
+    assert_int_equal(result.documents, 3);
+    assert_int_equal(result.train_tokens, (int64_t)strlen("one\ntwo\n|three %\n%four\n%%\n|five|"));
+}
+
+static void empty_documents_between_separators_are_left_out(void **state) {
+    (void)state;
+    write_text("in", "%\n%\na\n%\n%\n\n%\n%");
+    pack("in", 0, "%");
+    assert_shard_text("out", "a\n|\n|");
+}
+
+static void a_long_separator_is_matched_as_a_whole_line(void **state) {
+    (void)state;
+    write_text("in", "a\n<|end|>\nb <|end|>\n <|end|>\n<|end|>");
+    pack("in", 0, "<|end|>");
+    assert_shard_text("out", "a\n|b <|end|>\n <|end|>\n|");
+}
+
+static void the_tail_of_every_file_goes_to_validation_at_a_line_end(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    write_text("in/1", "aaaa\nbbbb\ncccc\ndddd\n");
+    write_text("in/2", "eeeeeeee\nffff\ngg\n");
+    PackResult result = pack("in", 0.25, "");
+    assert_shard_text("out-train", "aaaa\nbbbb\ncccc\n|eeeeeeee\nffff\n|");
+    assert_shard_text("out-valid", "dddd\n|gg\n|");
+    assert_int_equal(result.documents, 4);
+    assert_int_equal(result.train_tokens + result.valid_tokens, result.bytes + 4);
+    assert_int_equal(access("out.bin", F_OK), -1);
+}
+
+static void the_split_is_close_to_the_fraction_and_loses_nothing(void **state) {
+    (void)state;
+    enum { LINES = 20000 };
+    char *text = memory_allocate(LINES * 12 + 1), *at = text;
+    for (int i = 0; i < LINES; i++) at += sprintf(at, "%d\n", i * 37);
+    write_text("in", text);
+    PackResult result = pack("in", 0.05, "");
+    assert_true(result.valid_tokens > result.bytes * 0.0499 && result.valid_tokens < result.bytes * 0.0501);
+    char *train = shard_text("out-train"), *valid = shard_text("out-valid");
+    size_t head = strlen(train) - 1, tail = strlen(valid) - 1;
+    assert_int_equal(head + tail, strlen(text));
+    assert_memory_equal(train, text, head);
+    assert_memory_equal(valid, text + head, tail);
+    assert_int_equal(text[head - 1], '\n');
+    free(train);
+    free(valid);
+    free(text);
+}
+
+static void with_separators_the_cut_falls_between_documents(void **state) {
+    (void)state;
+    write_text("in", "a1\na2\n%\nb1\nb2\nb3\n%\nc1\nc2\nc3\nc4\n%\nd\n%\n");
+    PackResult result = pack("in", 0.3, "%");
+    assert_shard_text("out-train", "a1\na2\n|b1\nb2\nb3\n|c1\nc2\nc3\nc4\n|");
+    assert_shard_text("out-valid", "d\n|");
+    assert_int_equal(result.documents, 4);
+}
+
+static void a_long_last_line_is_cut_before_it_unless_it_is_most_of_the_file(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    write_text("in/1", "aa\nbb\ncc\ndddd\n");
+    write_text("in/2", "e\nffffffffffffffffffff\n");
+    pack("in", 0.1, "");
+    assert_shard_text("out-train", "aa\nbb\ncc\n|e\nffffffffffffffffffff\n|");
+    assert_shard_text("out-valid", "dddd\n|");
+}
+
+static void a_corpus_without_a_line_end_to_cut_at_gives_no_validation_part(void **state) {
+    (void)state;
+    write_text("in", "all on one line\n");
+    assert_pack_fails("in", 0.1, "", ERROR_DATA, "set valid=0");
+}
+
+static void an_empty_corpus_is_bad_data(void **state) {
+    (void)state;
+    write_text("empty", "");
+    write_text("separators", "%\n%\n%\n");
+    assert_int_equal(mkdir("folder", 0700), 0);
+    assert_pack_fails("empty", 0, "", ERROR_DATA, "holds no text");
+    assert_pack_fails("separators", 0, "%", ERROR_DATA, "holds no text");
+    assert_pack_fails("folder", 0.1, "", ERROR_DATA, "holds no text");
+    assert_pack_fails("missing", 0, "", ERROR_DATA, "cannot read missing");
+}
+
+static void links_loops_and_pipes_in_a_folder_are_skipped(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    assert_int_equal(mkdir("in/sub", 0700), 0);
+    write_text("in/sub/a", "text");
+    assert_int_equal(symlink("..", "in/sub/up"), 0);
+    assert_int_equal(symlink("self", "in/self"), 0);
+    assert_int_equal(symlink("nowhere", "in/dangling"), 0);
+    assert_int_equal(symlink("sub/a", "in/again"), 0);
+    assert_int_equal(mkfifo("in/pipe", 0600), 0);
+    pack("in", 0, "");
+    assert_shard_text("out", "text|");
+}
+
+static void a_link_to_the_input_itself_is_followed(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("real", 0700), 0);
+    write_text("real/a", "text");
+    assert_int_equal(symlink("real", "in"), 0);
+    pack("in", 0, "");
+    assert_shard_text("out", "text|");
+}
+
+static void files_in_a_folder_that_are_not_text_are_skipped(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0700), 0);
+    write_text("in/a", "text");
+    write_bytes("in/a.dat", "\0\0\0\2", 4);
+    PackResult result = pack("in", 0, "");
+    assert_shard_text("out", "text|");
+    assert_int_equal(result.bytes, 4);
+}
+
+static void a_pipe_as_the_input_is_refused_without_waiting(void **state) {
+    (void)state;
+    assert_int_equal(mkfifo("in", 0600), 0);
+    assert_pack_fails("in", 0, "", ERROR_DATA, "not a regular file");
+}
+
+/* Root may read everything, so the test steps down for the moment of packing. */
+static void a_file_or_folder_that_cannot_be_read_is_an_error(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("in", 0755), 0);
+    write_text("in/a", "text");
+    write_text("in/b", "secret");
+    assert_int_equal(chmod("in/b", 0), 0);
+    assert_int_equal(chmod(".", 0777), 0);
+    uid_t user = geteuid();
+    if (user == 0) assert_int_equal(seteuid(65534), 0);
+    assert_pack_fails("in", 0, "", ERROR_DATA, "cannot open in/b: Permission denied");
+    if (user == 0) assert_int_equal(seteuid(user), 0);
+    assert_int_equal(chmod("in", 0), 0);
+    if (user == 0) assert_int_equal(seteuid(65534), 0);
+    PackOptions options = {"in", "out", 0, ""};
+    PackResult result;
+    Error error = {0};
+    bool good = pack_text(&options, &result, &error);
+    if (user == 0) assert_int_equal(seteuid(user), 0);
+    assert_int_equal(chmod("in", 0755), 0);
+    assert_false(good);
+    assert_non_null(strstr(error.message, "cannot read folder in: Permission denied"));
+}
+
+static void an_output_that_would_replace_the_input_is_refused(void **state) {
+    (void)state;
+    write_text("out.bin", "precious text");
+    assert_pack_fails("out.bin", 0, "", ERROR_USAGE, "both input and output");
+    size_t size;
+    unsigned char *text = read_bytes("out.bin", &size);
+    assert_string_equal((char *)text, "precious text");
+    free(text);
+}
+
+static void a_file_of_a_shard_is_no_text_and_its_prefix_is_named(void **state) {
+    (void)state;
+    write_text("in", "text");
+    PackOptions options = {"in", "s", 0, ""};
+    PackResult result;
+    Error error = {0};
+    assert_true(pack_text(&options, &result, &error));
+    assert_pack_fails(
+        "s.bin", 0, "", ERROR_DATA, "s.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=s");
+    assert_pack_fails("./s.idx", 0, "", ERROR_DATA, "as in data.train=./s");
+    assert_int_equal(unlink("s.idx"), 0);
+    pack("s.bin", 0, ""); /* any bytes, as there is no shard */
+}
+
+static void values_out_of_range_are_usage_errors(void **state) {
+    (void)state;
+    write_text("in", "text");
+    assert_pack_fails("in", -0.1, "", ERROR_USAGE, "valid is -0.1");
+    assert_pack_fails("in", 0.6, "", ERROR_USAGE, "valid is 0.6");
+    assert_pack_fails("in", 0.0 / 0.0, "", ERROR_USAGE, "0 to 0.5");
+    assert_pack_fails("in", 0, "a\nb", ERROR_USAGE, "line end");
+    assert_pack_fails("", 0, "", ERROR_USAGE, "input is empty");
+}
+
+static void packing_twice_gives_the_same_bytes(void **state) {
+    (void)state;
+    write_text("in", "a\nb\nc\nd\n");
+    pack("in", 0.3, "");
+    size_t first_size, second_size;
+    unsigned char *first = read_bytes("out-train.idx", &first_size);
+    pack("in", 0.3, "");
+    unsigned char *second = read_bytes("out-train.idx", &second_size);
+    assert_int_equal(first_size, second_size);
+    assert_memory_equal(first, second, first_size);
+    free(first);
+    free(second);
+}
+
+/* -- The command ------------------------------------------------------------------------------------------------- */
+
+/* Runs `smelt data` with up to six arguments; *output is what it printed and the caller frees it. stderr is kept away.
+ */
+static int run_data(const char *const arguments[], char **output) {
+    char *argv[8] = {(char *)"data"};
+    int argc = 1;
+    while (argc < 7 && arguments[argc - 1]) {
+        argv[argc] = (char *)arguments[argc - 1];
+        argc++;
+    }
+    fflush(stdout);
+    fflush(stderr);
+    int saved_out = dup(STDOUT_FILENO), saved_error = dup(STDERR_FILENO);
+    int target = open("stdout", O_RDWR | O_CREAT | O_TRUNC, 0600), quiet = open("/dev/null", O_WRONLY);
+    dup2(target, STDOUT_FILENO);
+    dup2(quiet, STDERR_FILENO);
+    int status = cmd_data(argc, argv);
+    fflush(stdout);
+    dup2(saved_out, STDOUT_FILENO);
+    dup2(saved_error, STDERR_FILENO);
+    close(target), close(quiet), close(saved_out), close(saved_error);
+    size_t size;
+    *output = (char *)read_bytes("stdout", &size);
+    return status;
+}
+
+static void assert_data(const char *const arguments[], int status, const char *part) {
+    char *output;
+    assert_int_equal(run_data(arguments, &output), status);
+    if (!strstr(output, part)) fail_msg("\"%s\" does not contain \"%s\"", output, part);
+    free(output);
+}
+
+static void the_command_packs_and_shows(void **state) {
+    (void)state;
+    write_text("in", "a\n%\nb\tc\n%\n\"d\"\n");
+    assert_data((const char *[]){"pack", "in", "out", "valid=0.3", "--separator", "%", NULL}, 0, "out-valid: 5 tokens\n");
+    assert_data((const char *[]){"show", "out-train", NULL}, 0, "first tokens:     \"a\\n<end>b\\tc\\n<end>\"\n");
+    assert_data((const char *[]){"show", "out-train.idx", NULL}, 0, "documents:        2\n");
+    assert_data((const char *[]){"show", "--check=true", "out-valid", NULL}, 0, "largest token:    256\n");
+    assert_data((const char *[]){"show", "out-valid", "check=true", NULL}, 0, "check:            passed");
+}
+
+static void the_command_shows_tokens_of_other_vocabularies_as_numbers(void **state) {
+    (void)state;
+    write_hand_shard();
+    assert_data((const char *[]){"show", "m", NULL}, 0, "first tokens:     5 262 131079 8 9 10\n");
+}
+
+static void the_command_returns_the_exit_code_of_the_error(void **state) {
+    (void)state;
+    write_text("in", "text");
+    assert_data((const char *[]){NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"unpack", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"pack", "in", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"pack", "in", "out", "more", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"pack", "in", "out", "vallid=0.1", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"pack", "in", "out", "valid=0.9", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"pack", "in", "out", "--valid", NULL}, ERROR_USAGE, "");
+    assert_data((const char *[]){"show", "none", NULL}, ERROR_DATA, "");
+    write_shard("s", 2, (const int32_t[]){1, 2}, (const int64_t[]){2}, 1);
+    write_bytes("s.bin", (const unsigned char[]){1, 0, 3, 0}, 4);
+    assert_data((const char *[]){"show", "s", NULL}, 0, "tokens:           2\n");
+    assert_data((const char *[]){"show", "s", "check=true", NULL}, ERROR_DATA, "");
+}
+
+static void help_prints_usage_and_the_options(void **state) {
+    (void)state;
+    assert_data((const char *[]){"--help", NULL}, 0, "usage: smelt data show PREFIX");
+    assert_data((const char *[]){"pack", "--help", NULL}, 0, "separator");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        IN_FOLDER(a_file_becomes_its_bytes_and_one_separator),
+        IN_FOLDER(a_file_larger_than_every_buffer_comes_through_whole),
+        IN_FOLDER(a_folder_is_read_recursively_in_byte_order_of_paths),
+        IN_FOLDER(separator_lines_divide_documents),
+        IN_FOLDER(empty_documents_between_separators_are_left_out),
+        IN_FOLDER(a_long_separator_is_matched_as_a_whole_line),
+        IN_FOLDER(the_tail_of_every_file_goes_to_validation_at_a_line_end),
+        IN_FOLDER(the_split_is_close_to_the_fraction_and_loses_nothing),
+        IN_FOLDER(with_separators_the_cut_falls_between_documents),
+        IN_FOLDER(a_long_last_line_is_cut_before_it_unless_it_is_most_of_the_file),
+        IN_FOLDER(a_corpus_without_a_line_end_to_cut_at_gives_no_validation_part),
+        IN_FOLDER(an_empty_corpus_is_bad_data),
+        IN_FOLDER(links_loops_and_pipes_in_a_folder_are_skipped),
+        IN_FOLDER(a_link_to_the_input_itself_is_followed),
+        IN_FOLDER(files_in_a_folder_that_are_not_text_are_skipped),
+        IN_FOLDER(a_pipe_as_the_input_is_refused_without_waiting),
+        IN_FOLDER(a_file_or_folder_that_cannot_be_read_is_an_error),
+        IN_FOLDER(an_output_that_would_replace_the_input_is_refused),
+        IN_FOLDER(a_file_of_a_shard_is_no_text_and_its_prefix_is_named),
+        IN_FOLDER(values_out_of_range_are_usage_errors),
+        IN_FOLDER(packing_twice_gives_the_same_bytes),
+        IN_FOLDER(the_command_packs_and_shows),
+        IN_FOLDER(the_command_shows_tokens_of_other_vocabularies_as_numbers),
+        IN_FOLDER(the_command_returns_the_exit_code_of_the_error),
+        IN_FOLDER(help_prints_usage_and_the_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,262 @@
+/* The supervisor of one node, over a small stand-in for training. */
+#include <math.h>
+
+#include "support/launch_run.h"
+
+#include "launch/straggler.h"
+#include "launch/rules.h"
+
+enum { KILLS = 8 };
+
+static Process start_run(const char *misfortune, const char *option) {
+    char *arguments[] = {"/proc/self/exe", "supervise", "ranks=3", (char *)option, "--", "train", folder, (char *)misfortune, NULL};
+    return process_start(arguments);
+}
+
+static ProcessResult run(const char *misfortune, const char *option) {
+    Process process = start_run(misfortune, option);
+    return process_finish(&process);
+}
+
+/* The result is that of three ranks without misfortunes. */
+static void expect_sum(void) {
+    State state = load(folder);
+    double sum = 0;
+    for (int64_t step = 0; step < STEPS; step++) {
+        double next = 1.0 / (step + 1);
+        for (int rank = 1; rank < 3; rank++) next += 1.0 / (step + rank + 1);
+        sum += next;
+    }
+    assert_int_equal(state.step, STEPS);
+    assert_memory_equal(&state.sum, &sum, sizeof sum);
+}
+
+static void only_the_first_rank_is_shown_unless_all_are_asked_for(void **state) {
+    (void)state;
+    ProcessResult result = run("", "output=first");
+    expect(&result, 0, "rank 0 starts at step 0");
+    expect_sum();
+    assert_null(strstr(result.errors, "rank 1 starts"));
+    process_free(&result);
+    remove_folder(state);
+    make_folder(state);
+    result = run("", "output=all");
+    expect(&result, 0, "[1] rank 1 starts at step 0");
+    process_free(&result);
+}
+
+static void ranks_killed_at_random_moments_do_not_change_the_result(void **state) {
+    (void)state;
+    Process process = start_run("", "restarts=100");
+    siginfo_t info = {0};
+    int kills = 0;
+    for (int i = 0; i < KILLS * 4 && kills < KILLS && info.si_pid == 0; i++) {
+        process_sleep(0.02 + i * 7 % 10 * 0.02);
+        pid_t victim = process_of(i % 3);
+        if (victim > 0 && kill(victim, SIGKILL) == 0) {
+            kills++;
+            for (int rank = 0; rank < 3; rank++) { /* their successors write new ones */
+                char path[128];
+                snprintf(path, sizeof path, "%s/process.%d", folder, rank);
+                unlink(path);
+            }
+        }
+        waitid(P_PID, (id_t)process.id, &info, WEXITED | WNOHANG | WNOWAIT);
+    }
+    assert_true(kills >= 3);
+    ProcessResult result = process_finish(&process);
+    expect(&result, 0, "was killed by signal 9");
+    expect_sum();
+    process_free(&result);
+}
+
+static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **state) {
+    (void)state;
+    ProcessResult result = run("hang", "restarts=3");
+    expect(&result, 0, "made no progress for 1 s after step 7: ended by its watchdog");
+    expect(&result, 0, "last collectives of rank 0, newest first:");
+    expect(&result, 0, "all_reduce     'sum' 16 B, running");
+    expect(&result, 0, "stack of thread");
+    expect(&result, 0, "starting all ranks again");
+    expect_sum();
+    process_free(&result);
+}
+
+static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) {
+    (void)state;
+    ProcessResult result = run("stop", "hang=1.5");
+    expect(&result, 0, "hung: starting all ranks again");
+    expect_sum();
+    process_free(&result);
+}
+
+static void failures_without_progress_are_bounded(void **state) {
+    (void)state;
+    ProcessResult result = run("crash", "restarts=1");
+    expect(&result, ERROR_INTERNAL,
+        "rank 1 was killed by signal 6 (Aborted); given up after 2 failures in a row without progress (restarts=1)");
+    expect(&result, ERROR_INTERNAL, "the last output of rank 1:\nrank 1 starts at step");
+    process_free(&result);
+}
+
+static void a_wrong_setting_is_not_tried_again(void **state) {
+    (void)state;
+    ProcessResult result = run("usage", "restarts=3");
+    expect(&result, ERROR_USAGE, "rank 1 refused its settings (exit code 2): starting again would not help");
+    assert_null(strstr(result.errors, "starting all ranks again"));
+    process_free(&result);
+}
+
+static void nan_stops_or_goes_back_and_skips_as_told(void **state) {
+    (void)state;
+    ProcessResult result = run("nan", "on_nan=stop");
+    expect(&result, ERROR_NUMERICS, "rank 1 met NaN or infinity");
+    process_free(&result);
+    result = run("nan", "on_nan=skip");
+    expect(&result, 0, "starting all ranks again");
+    expect_sum();
+    process_free(&result);
+}
+
+static void a_line_of_output_can_start_all_again_or_stop_them(void **state) {
+    (void)state;
+    ProcessResult result = run("line", "restart_on=NCCL WARN.*timed out");
+    expect(&result, 0, "rank 1 printed a line that restart_on names: starting all ranks again");
+    expect_sum();
+    process_free(&result);
+    remove_folder(state);
+    make_folder(state);
+    result = run("line", "stop_on=NCCL WARN");
+    expect(&result, ERROR_INTERNAL, "rank 1 printed a line that stop_on names");
+    process_free(&result);
+}
+
+static void await_steps(int64_t steps) {
+    for (int i = 0; i < 500 && load(folder).step < steps; i++) process_sleep(0.02);
+}
+
+static void sigterm_reaches_the_ranks_and_the_run_continues_later(void **state) {
+    (void)state;
+    Process process = start_run("", "grace=20");
+    await_steps(5);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect(&result, ERROR_PREEMPTED, "the same command continues");
+    process_free(&result);
+    result = run("", "grace=20");
+    expect(&result, 0, "rank 0 starts at step");
+    assert_null(strstr(result.errors, "rank 0 starts at step 0"));
+    expect_sum();
+    process_free(&result);
+}
+
+static void ranks_that_do_not_stop_are_killed_after_the_grace_time(void **state) {
+    (void)state;
+    Process process = start_run("stubborn", "grace=0.5");
+    double start = log_seconds();
+    await_steps(5);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect(&result, ERROR_PREEMPTED, "stopped after step");
+    assert_true(log_seconds() - start < 10);
+    process_free(&result);
+}
+
+static void a_rank_that_fails_again_and_again_is_left_out_if_wanted(void **state) {
+    (void)state;
+    char *arguments[] = {"/proc/self/exe", "supervise", "ranks=2", "shrink=true", "restarts=5", "--", "train", folder, "crash", NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect(&result, 0, "leaving out rank 1, which failed twice in a row without progress: going on with 1 ranks");
+    process_free(&result);
+}
+
+static void a_node_is_tested_after_a_failure_that_may_be_the_hardwares(void **state) {
+    (void)state;
+    make_file(folder, "sick.0");
+    ProcessResult result = run("abort", "restarts=3");
+    expect(&result, ERROR_DEVICE, "given up: this node fails its smoke test: error smoke.product GPU 3: 7 elements are wrong");
+    process_free(&result);
+    remove_file(folder, "sick.0");
+    remove_file(folder, "broke");
+    result = run("abort", "restarts=3");
+    expect(&result, 0, "was killed by signal 6 (Aborted): starting all ranks again");
+    expect_sum();
+    process_free(&result);
+}
+
+static void the_smoke_test_can_be_left_out(void **state) {
+    (void)state;
+    make_file(folder, "sick.0");
+    ProcessResult result = run("abort", "smoke=false");
+    expect(&result, 0, "starting all ranks again");
+    process_free(&result);
+}
+
+static void the_rank_nearest_to_the_cause_decides(void **state) {
+    (void)state;
+    LaunchOptions options = {0};
+    assert_true(rules_find(EVENT_SIGNAL, SIGKILL, &options) < rules_find(EVENT_EXIT, ERROR_COMMUNICATION, &options));
+    assert_true(rules_find(EVENT_EXIT, ERROR_USAGE, &options) < rules_find(EVENT_EXIT, ERROR_COMMUNICATION, &options));
+    assert_int_equal(rules_find(EVENT_EXIT, ERROR_NUMERICS, &options)->action, ACTION_STOP);
+    options.on_nan = LAUNCH_NAN_SKIP;
+    assert_int_equal(rules_find(EVENT_EXIT, ERROR_NUMERICS, &options)->action, ACTION_RESTART_SKIPPING);
+    assert_int_equal(rules_find(EVENT_EXIT, 99, &options)->action, ACTION_RESTART);
+}
+
+static void slurms_host_lists_give_their_first_host(void **state) {
+    (void)state;
+    static const struct {
+        const char *list, *host;
+    } cases[] = {{"node[07-12,15],login", "node07"}, {"a,b", "a"}, {"gpu-1", "gpu-1"}, {"n[3]", "n3"}, {"x[1,2]", "x1"}};
+    char host[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(comm_first_host(cases[i].list, host, sizeof host));
+        assert_string_equal(host, cases[i].host);
+    }
+    assert_false(comm_first_host("", host, sizeof host));
+    assert_false(comm_first_host("n[", host, sizeof host));
+    assert_false(comm_first_host("n[a]", host, sizeof host));
+    assert_false(comm_first_host("a-very-long-name", host, 4));
+}
+
+static void a_rank_that_computes_much_longer_than_the_others_is_found(void **state) {
+    (void)state;
+    double busy[4] = {0.1, 0.11, 0.2, 0.1}, ratio;
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), 2);
+    assert_true(fabs(ratio - 2) < 1e-12);
+    assert_int_equal(straggler_slowest(busy + 1, 2, &ratio), 1);
+    assert_int_equal(straggler_slowest(busy, 2, &ratio), -1);
+    assert_int_equal(straggler_slowest(busy, 1, &ratio), -1);
+    busy[2] = 0.14;
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
+    busy[3] = 0;
+    busy[2] = 9;
+    assert_int_equal(straggler_slowest(busy, 4, &ratio), -1);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+
+int main(int argc, char **argv) {
+    int code = launch_stand_in(argc, argv);
+    if (code >= 0) return code;
+    const struct CMUnitTest tests[] = {
+        TEST(only_the_first_rank_is_shown_unless_all_are_asked_for),
+        TEST(ranks_killed_at_random_moments_do_not_change_the_result),
+        TEST(a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks),
+        TEST(a_rank_that_shows_no_life_is_killed_by_the_supervisor),
+        TEST(failures_without_progress_are_bounded),
+        TEST(a_wrong_setting_is_not_tried_again),
+        TEST(nan_stops_or_goes_back_and_skips_as_told),
+        TEST(a_line_of_output_can_start_all_again_or_stop_them),
+        TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),
+        TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),
+        TEST(a_rank_that_fails_again_and_again_is_left_out_if_wanted),
+        TEST(a_node_is_tested_after_a_failure_that_may_be_the_hardwares),
+        TEST(the_smoke_test_can_be_left_out),
+        TEST(the_rank_nearest_to_the_cause_decides),
+        TEST(slurms_host_lists_give_their_first_host),
+        TEST(a_rank_that_computes_much_longer_than_the_others_is_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,864 @@
+/* Model folders that others wrote: what config.json says becomes a configuration, tensors find their places whatever their type, file and layout, and
+ * what is missing, superfluous, contradictory or damaged is one line that names file and tensor. */
+#include "support/hf_fixture.h"
+
+#include <math.h>
+
+enum { TENSORS = 200 };
+
+static FixtureSettings zaya = {"model.family=zaya", "model.experts=3", "model.heads=4", "model.kv_heads=2", "model.head_dim=8",
+    "model.width=24", "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=2"};
+static FixtureSettings mistral = {"model.family=llama", "model.heads=3", "model.kv_heads=1", "model.width=32", "model.head_dim=8",
+    "model.ffn=40", "model.layers=1", "model.window=9", "model.rope_theta=5e5"};
+static FixtureSettings mixtral = {"model.family=llama", "model.heads=2", "model.kv_heads=2", "model.width=16", "model.ffn=12",
+    "model.layers=2", "model.experts=3", "model.experts_per_token=2", "model.renormalise=true", "model.auxiliary_loss=0.01"};
+static FixtureSettings qwen2 = {
+    "model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40", "model.layers=1", "model.qkv_bias=true"};
+static FixtureSettings qwen3 = {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=40",
+    "model.layers=1", "model.head_dim=12", "model.qk_norm=true", "model.tied=false"};
+static FixtureSettings mpt = {"model.family=mpt", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=128", "model.layers=2",
+    "model.clip_qkv=2", "model.softmax_scale=0.3"};
+static FixtureSettings gpt2 = {
+    "model.family=gpt2", "model.heads=4", "model.kv_heads=4", "model.width=32", "model.ffn=40", "model.layers=2"};
+static const char *const *const models[] = {zaya, llama, mistral, mixtral, qwen2, qwen3, mpt, gpt2};
+enum { MODELS = sizeof models / sizeof *models };
+
+/* The model is written to f->out. */
+static void start_sharded(Fixture *f, const char *const *settings, Precision precision, int64_t shard_bytes) {
+    Error error = {0};
+    fixture_start(f, settings, precision);
+    f->export.shard_bytes = shard_bytes;
+    if (!hf_write(&f->export, f->out, false, &error)) fail_msg("%s", error.message);
+}
+
+static void start(Fixture *f, const char *const *settings) { start_sharded(f, settings, PRECISION_FP32, 0); }
+
+static float *load(const Fixture *f, Error *error) {
+    float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
+    if (hf_load_weights(f->out, &f->config.model, f->model.graph, master, error)) return master;
+    free(master);
+    return NULL;
+}
+
+static float *load_good(const Fixture *f) {
+    Error error = {0};
+    float *master = load(f, &error);
+    if (!master) fail_msg("%s", error.message);
+    return master;
+}
+
+static void assert_error(const Error *error, const char *first, const char *second) {
+    assert_int_equal(error->code, ERROR_CHECKPOINT);
+    if (!strstr(error->message, first) || !strstr(error->message, second))
+        fail_msg("\"%s\" does not contain \"%s\" and \"%s\"", error->message, first, second);
+}
+
+static void assert_load_refused(const Fixture *f, const char *file, const char *what) {
+    Error error = {0};
+    assert_null(load(f, &error));
+    assert_error(&error, file, what);
+}
+
+static int find_parameter(const Graph *graph, const char *name) {
+    for (int i = 0; i < graph->parameter_count; i++)
+        if (!strcmp(graph->parameters[i].name, name)) return i;
+    fail_msg("%s is no parameter", name);
+    return -1;
+}
+
+static void assert_same_weights(const Fixture *f, const float *master) {
+    const Graph *graph = f->model.graph;
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (memcmp(master + p->offset, f->export.master + p->offset, p->count * sizeof(float))) fail_msg("%s differs", p->name);
+    }
+}
+
+/* -- Changing folders ------------------------------------------------------------------------------------------------ */
+
+static char *path_of(const Fixture *f, const char *name) { return memory_format("%s/%s", f->out, name); }
+
+/* Sets a field of a JSON file to a value in JSON; NULL removes it. */
+static void edit_json(const Fixture *f, const char *name, const char *key, const char *value) {
+    char *path = path_of(f, name);
+    json_t *content = json_load_file(path, 0, NULL);
+    assert_non_null(content);
+    if (value) assert_int_equal(json_object_set_new(content, key, json_loads(value, JSON_DECODE_ANY, NULL)), 0);
+    else assert_int_equal(json_object_del(content, key), 0);
+    assert_int_equal(json_dump_file(content, path, 0), 0);
+    json_decref(content);
+    free(path);
+}
+
+/* The tensors of model.safetensors, to be changed and written back. */
+typedef struct Edit {
+    Safetensors file;
+    StoredTensor tensors[TENSORS];
+    size_t count;
+} Edit;
+
+static void edit_open(const Fixture *f, Edit *edit) {
+    Error error = {0};
+    char *path = path_of(f, "model.safetensors");
+    assert_true(safetensors_open(&edit->file, path, &error));
+    assert_true(edit->file.count < TENSORS);
+    edit->count = edit->file.count;
+    memcpy(edit->tensors, edit->file.tensors, edit->count * sizeof *edit->tensors);
+    free(path);
+}
+
+static void edit_write(const Fixture *f, Edit *edit) {
+    Error error = {0};
+    char *path = path_of(f, "model.safetensors"), *fresh = path_of(f, "fresh");
+    if (!safetensors_write(fresh, edit->tensors, edit->count, NULL, &error)) fail_msg("%s", error.message);
+    assert_int_equal(rename(fresh, path), 0);
+    safetensors_close(&edit->file);
+    free(fresh);
+    free(path);
+}
+
+static StoredTensor *edit_find(Edit *edit, const char *name) {
+    for (size_t i = 0; i < edit->count; i++)
+        if (!strcmp(edit->tensors[i].name, name)) return &edit->tensors[i];
+    fail_msg("%s is not in the file", name);
+    return NULL;
+}
+
+/* -- Configurations -------------------------------------------------------------------------------------------------- */
+
+static void what_was_written_is_read_back(void **state) {
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        Fixture f;
+        HfModel model;
+        Error error = {0};
+        char text[512] = "";
+        start_sharded(&f, models[i], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
+        if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
+        Config read = f.config;
+        read.model = model.config;
+        read.model.router_width = f.config.model.family == FAMILY_ZAYA ? read.model.router_width : f.config.model.router_width;
+        if (options_difference(&config_table, &f.config, &read, text, sizeof text)) fail_msg("model %d: %s", i, text);
+        assert_int_equal(model.precision, f.export.precision);
+        assert_true(model.bytes);
+        hf_release(&model);
+        fixture_stop(&f);
+    }
+}
+
+static void fields_that_files_leave_out_have_the_defaults_of_their_class(void **state) {
+    (void)state;
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    start(&f, llama);
+    const char *const absent[] = {
+        "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "tie_word_embeddings", "rms_norm_eps", "dtype"};
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) edit_json(&f, "config.json", absent[i], NULL);
+    assert_true(hf_read(f.out, &model, &error));
+    assert_int_equal(model.config.kv_heads, 4);
+    assert_int_equal(model.config.head_dim, 8);
+    assert_true(model.config.rope_theta == 10000 && model.config.rope_factor == 1 && model.config.norm_epsilon == 1e-6);
+    assert_false(model.config.tied);
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
+/* Two choices of experts per token and four layers: transformers' loss is 2 where choices are even, and ours 4. */
+static void the_weight_of_mixtrals_router_loss_means_the_same(void **state) {
+    (void)state;
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    start(&f, mixtral);
+    edit_json(&f, "config.json", "num_hidden_layers", "4");
+    edit_json(&f, "config.json", "router_aux_loss_coef", "0.02");
+    assert_true(hf_read(f.out, &model, &error));
+    assert_true(fabs(model.config.auxiliary_loss - 0.01) < 1e-12);
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
+static void what_our_models_cannot_compute_is_refused_by_field(void **state) {
+    (void)state;
+    const struct {
+        const char *const *settings;
+        const char *key, *value, *message;
+    } cases[] = {
+        {llama, "model_type", "\"gemma\"", "model_type is \"gemma\""},
+        {llama, "model_type", "\"qwe\\n3\"", "model_type is \"qwe\\n3\"; smelt has"},
+        {llama, "model_type", "[]", "model_type is missing"},
+        {llama, "hidden_size", NULL, "hidden_size is missing"},
+        {llama, "hidden_size", "\"32\"", "hidden_size is not an integer"},
+        {llama, "hidden_size", "-32", "model.width would be -32"},
+        {mpt, "logit_scale", "\"sqrt\"", "logit_scale is neither a number other than 0"},
+        {mpt, "logit_scale", "0", "logit_scale is neither a number other than 0"},
+        {gpt2, "n_embd", "8192", "model.head_dim would be 2048"},
+        {llama, "vocab_size", "1000000000000000", "model.vocabulary would be 1e+15"},
+        {llama, "num_hidden_layers", "0", "model.layers would be 0"},
+        {llama, "num_key_value_heads", "3", "model.kv_heads=3"},
+        {llama, "rms_norm_eps", "null", ""},
+        {llama, "rms_norm_eps", "0", "model.norm_epsilon would be 0"},
+        {llama, "rms_norm_eps", "true", "rms_norm_eps is not a number"},
+        {llama, "hidden_act", "\"gelu\"", "hidden_act has another value"},
+        {llama, "attention_bias", "true", "attention_bias is true"},
+        {llama, "mlp_bias", "1", "mlp_bias is neither true nor false"},
+        {llama, "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}", "rope_type is another scaling"},
+        {llama, "rope_scaling", "{\"type\": \"linear\", \"factor\": 4}", "rope_type is another scaling"},
+        {llama, "rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 4}", "low_freq_factor is missing"},
+        {llama, "rope_scaling", "[]", "rope_parameters is not an object"},
+        {llama, "quantization_config", "{}", "quantization_config is set"},
+        {qwen2, "use_sliding_window", "true", "use_sliding_window is true"},
+        {mpt, "attn_config", "{\"alibi\": false}", "alibi is false"},
+        {mpt, "attn_config", "{\"attn_type\": \"multiquery_attention\", \"prefix_lm\": true}", "prefix_lm is true"},
+        {mpt, "no_bias", "false", "no_bias is false"},
+        {mpt, "expansion_ratio", "1000000000000000000", "expansion_ratio is too large"},
+        {gpt2, "activation_function", "\"relu\"", "activation_function has another value"},
+        {gpt2, "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx is true"},
+        {gpt2, "n_embd", NULL, "n_embd is missing"},
+        {mixtral, "num_local_experts", NULL, "num_local_experts is missing"},
+        {mixtral, "num_experts_per_tok", "4", "model.experts_per_token=4"},
+        {zaya, "layer_types", "[\"hybrid\", \"hybrid_sliding\"]", "layer_types differ"},
+        {zaya, "layer_types", "[\"hybrid\"]", "layer_types does not hold one name"},
+        {zaya, "layer_types", "[\"mamba\", \"mamba\"]", "layer_types holds something else"},
+        {zaya, "layer_types", "[\"hybrid_sliding\", \"hybrid_sliding\"]", "sliding_window is missing"},
+        {zaya, "num_experts_per_tok", "2", "num_experts_per_tok is not 1"},
+        {zaya, "cca_time0", "4", "cca_time0 is not 2"},
+        {zaya, "zaya_layers", "[\"a\", 3, 3, \"a\"]", "zaya_layers is not"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        HfModel model;
+        Error error = {0};
+        start(&f, cases[i].settings);
+        edit_json(&f, "config.json", cases[i].key, cases[i].value);
+        bool read = hf_read(f.out, &model, &error);
+        if (cases[i].message[0]) {
+            assert_false(read);
+            assert_error(&error, "out/config.json: ", cases[i].message);
+        } else {
+            assert_true(read);
+            hf_release(&model);
+        }
+        fixture_stop(&f);
+    }
+}
+
+static void a_file_that_is_not_json_is_named_with_its_line(void **state) {
+    (void)state;
+    const char *const contents[] = {"", "{\"hidden_size\": 4,\n \"hidden_size\": 4}", "[1", "\xff", "7"};
+    for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+        Fixture f;
+        HfModel model;
+        Error error = {0};
+        start(&f, llama);
+        char *path = path_of(&f, "config.json");
+        assert_true(files_write_atomic(path, contents[i], strlen(contents[i]), &error));
+        assert_false(hf_read(f.out, &model, &error));
+        assert_error(&error, "config.json", "JSON");
+        free(path);
+        fixture_stop(&f);
+    }
+}
+
+/* -- Tensors --------------------------------------------------------------------------------------------------------- */
+
+static void weights_come_back_bit_for_bit(void **state) {
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        Fixture f;
+        start(&f, models[i]);
+        float *master = load_good(&f);
+        assert_same_weights(&f, master);
+        free(master);
+        fixture_stop(&f);
+    }
+}
+
+static char *read_file(const char *folder, const char *name, int64_t *length) {
+    Error error = {0};
+    char *path = memory_format("%s/%s", folder, name), *content = files_read_whole(path, 1 << 24, length, &error);
+    if (!content) fail_msg("%s", error.message);
+    free(path);
+    return content;
+}
+
+static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * MODELS; i++) {
+        Fixture f;
+        Error error = {0};
+        int64_t before, after;
+        start_sharded(&f, models[i / 2], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
+        float *master = load_good(&f);
+        char *again = memory_format("%s/again", f.folder);
+        HfExport export = f.export;
+        export.master = master;
+        assert_true(hf_write(&export, again, false, &error));
+        char *first = read_file(f.out, "model.safetensors", &before), *second = read_file(again, "model.safetensors", &after);
+        assert_int_equal(before, after);
+        assert_memory_equal(first, second, before);
+        free(second);
+        free(first);
+        free(again);
+        free(master);
+        fixture_stop(&f);
+    }
+}
+
+static void shards_are_bounded_listed_and_read_back(void **state) {
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        const int64_t limit = 9000;
+        Fixture f;
+        start_sharded(&f, models[i], PRECISION_FP32, limit);
+        char *path = path_of(&f, "model.safetensors.index.json");
+        json_t *index = json_load_file(path, 0, NULL), *value;
+        const char *name;
+        assert_non_null(index);
+        assert_int_not_equal(access("model.safetensors", F_OK), 0);
+        assert_true(json_object_size(json_object_get(index, "weight_map")) > 10);
+        json_object_foreach(json_object_get(index, "weight_map"), name, value) {
+            Safetensors file;
+            Error error = {0};
+            char *shard = path_of(&f, json_string_value(value));
+            assert_true(safetensors_open(&file, shard, &error));
+            assert_non_null(safetensors_find(&file, name));
+            assert_true(file.count == 1 || (int64_t)file.mapped_bytes < limit + 8192);
+            safetensors_close(&file);
+            free(shard);
+        }
+        float *master = load_good(&f);
+        assert_same_weights(&f, master);
+        free(master);
+        json_decref(index);
+        free(path);
+        fixture_stop(&f);
+    }
+}
+
+static void overwriting_shards_with_one_file_leaves_none_of_them(void **state) {
+    (void)state;
+    Fixture f;
+    Error error = {0};
+    start_sharded(&f, llama, PRECISION_FP32, 9000);
+    f.export.shard_bytes = 0;
+    assert_true(hf_write(&f.export, f.out, true, &error));
+    char *path = path_of(&f, "model.safetensors.index.json");
+    assert_int_not_equal(access(path, F_OK), 0);
+    free(path);
+    fixture_stop(&f);
+}
+
+/* 1, the least subnormal, -0, the greatest number, -2. */
+static void halves_become_the_floats_of_the_same_value(void **state) {
+    (void)state;
+    const uint16_t halves[] = {0x3c00, 0x0001, 0x8000, 0x7bff, 0xc000};
+    const float floats[] = {1, 0x1p-24f, -0.0f, 65504, -2};
+    Fixture f;
+    Edit edit;
+    uint16_t values[32] = {0};
+    start(&f, llama);
+    edit_open(&f, &edit);
+    StoredTensor *tensor = edit_find(&edit, "model.norm.weight");
+    memcpy(values, halves, sizeof halves);
+    tensor->type = STORED_F16;
+    tensor->data = values;
+    edit_write(&f, &edit);
+    float *master = load_good(&f);
+    const Parameter *p = &f.model.graph->parameters[find_parameter(f.model.graph, "model.norm.weight")];
+    assert_memory_equal(master + p->offset, floats, sizeof floats);
+    free(master);
+    fixture_stop(&f);
+}
+
+static void doubles_hold_what_the_file_says(void **state) {
+    (void)state;
+    Fixture f;
+    Error error = {0};
+    start(&f, zaya);
+    Model wide = model_build(&f.config.model, PRECISION_FP64, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    double *master = memory_allocate(wide.graph->parameter_extent * sizeof *master);
+    assert_true(hf_load_weights(f.out, &f.config.model, wide.graph, master, &error));
+    for (int i = 0; i < wide.graph->parameter_count; i++)
+        for (int64_t j = 0, at = wide.graph->parameters[i].offset; j < wide.graph->parameters[i].count; j++)
+            assert_true(master[at + j] == f.export.master[at + j]);
+    free(master);
+    model_free(&wide);
+    fixture_stop(&f);
+}
+
+/* As OpenAI's: without the leading name, matrices [in, out], and with the mask of attention as a buffer. */
+static void gpt2_folders_may_lack_the_leading_name(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    static const char trunk[] = "transformer.";
+    start(&f, gpt2);
+    edit_open(&f, &edit);
+    assert_int_equal(edit_find(&edit, "transformer.h.0.mlp.c_fc.weight")->shape[1], 40);
+    for (size_t i = 0; i < edit.count; i++) edit.tensors[i].name += strlen(trunk);
+    edit.tensors[edit.count++] = (StoredTensor){.name = "h.1.attn.bias", .rank = 1, .shape = {2}, .data = (float[]){1, 1}};
+    edit_write(&f, &edit);
+    float *master = load_good(&f);
+    assert_same_weights(&f, master);
+    free(master);
+    fixture_stop(&f);
+}
+
+static void a_missing_tensor_is_named_with_its_file(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    start(&f, llama);
+    edit_open(&f, &edit);
+    *edit_find(&edit, "lm_head.weight") = edit.tensors[--edit.count];
+    edit_write(&f, &edit);
+    assert_load_refused(&f, "out/model.safetensors: ", "tensor lm_head.weight is missing");
+    fixture_stop(&f);
+}
+
+static void a_superfluous_tensor_is_named_with_its_file(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    start(&f, llama);
+    edit_open(&f, &edit);
+    edit.tensors[edit.count++] = (StoredTensor){.name = "model.extra", .rank = 0, .data = (float[]){1}};
+    edit_write(&f, &edit);
+    assert_load_refused(&f, "out/model.safetensors: ", "tensor model.extra is none of the model");
+    fixture_stop(&f);
+}
+
+static void another_shape_is_told_with_the_one_that_is_asked_for(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    start(&f, llama);
+    edit_open(&f, &edit);
+    StoredTensor *tensor = edit_find(&edit, "model.layers.1.mlp.down_proj.weight");
+    tensor->shape[0] = 40;
+    tensor->shape[1] = 32;
+    edit_write(&f, &edit);
+    assert_load_refused(&f, "model.layers.1.mlp.down_proj.weight has shape [40, 32]", "asks for [32, 40]");
+    fixture_stop(&f);
+}
+
+static void tensors_of_integers_are_refused(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    start(&f, llama);
+    edit_open(&f, &edit);
+    edit_find(&edit, "model.norm.weight")->type = STORED_I32;
+    edit_write(&f, &edit);
+    assert_load_refused(&f, "tensor model.norm.weight", "of type I32");
+    fixture_stop(&f);
+}
+
+static void a_file_that_ends_early_is_refused(void **state) {
+    (void)state;
+    Fixture f;
+    start(&f, llama);
+    char *path = path_of(&f, "model.safetensors");
+    assert_int_equal(truncate(path, 20000), 0);
+    assert_load_refused(&f, "out/model.safetensors", "truncated");
+    free(path);
+    fixture_stop(&f);
+}
+
+static void a_tied_head_may_repeat_the_embedding_but_not_differ_from_it(void **state) {
+    (void)state;
+    Fixture f;
+    Edit edit;
+    start(&f, mistral);
+    edit_open(&f, &edit);
+    StoredTensor head = *edit_find(&edit, "model.embed_tokens.weight");
+    head.name = "lm_head.weight";
+    edit.tensors[edit.count++] = head;
+    edit_write(&f, &edit);
+    free(load_good(&f));
+    float *other = memory_allocate(320 * 32 * sizeof *other);
+    edit_open(&f, &edit);
+    edit_find(&edit, "lm_head.weight")->data = other;
+    edit_write(&f, &edit);
+    free(other);
+    assert_load_refused(&f, "tensor lm_head.weight", "differs from the embedding");
+    fixture_stop(&f);
+}
+
+static void what_the_index_says_must_be_so(void **state) {
+    (void)state;
+    const struct {
+        const char *key, *value, *first, *second;
+    } cases[] = {
+        {"weight_map", "{}", "index.json", "no weight_map"},
+        {"weight_map", "7", "index.json", "no weight_map"},
+        {"weight_map", "{\"model.norm.weight\": \"../out/model.safetensors\"}", "tensor model.norm.weight", "no file of this folder"},
+        {"weight_map", "{\"model.norm.weight\": 3}", "tensor model.norm.weight", "no file of this folder"},
+        {"weight_map", "{\"model.norm\\n.weight\": \"one.safetensors\"}", "index.json", "a control character"},
+        {"weight_map", "{\"model.norm.weight\": \"one\\u001b.safetensors\"}", "index.json", "a control character"},
+        {"weight_map", "{\"model.norm.weight\": \"absent.safetensors\"}", "absent.safetensors", "cannot open"},
+        {"weight_map", "{\"model.nose.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor model.nose.weight", "is missing"},
+        {"weight_map", "{\"model.norm.weight\": \"one.safetensors\"}", "out/one.safetensors: tensor ", "is not in the index"},
+        {"weight_map", "{\"model.norm.weight\": \"one.safetensors\", \"lm_head.weight\": \"two.safetensors\"}",
+            "tensor lm_head.weight is in", "too"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        Error error = {0};
+        int64_t length;
+        start(&f, llama);
+        char *index = path_of(&f, "model.safetensors.index.json"), *one = path_of(&f, "one.safetensors"),
+             *two = path_of(&f, "two.safetensors");
+        char *whole = path_of(&f, "model.safetensors"), *content = read_file(f.out, "model.safetensors", &length);
+        assert_true(files_write_atomic(index, "{}", 2, &error) && files_write_atomic(two, content, length, &error));
+        assert_int_equal(rename(whole, one), 0);
+        edit_json(&f, "model.safetensors.index.json", cases[i].key, cases[i].value);
+        assert_load_refused(&f, cases[i].first, cases[i].second);
+        free(content);
+        free(whole);
+        free(two);
+        free(one);
+        free(index);
+        fixture_stop(&f);
+    }
+}
+
+static void a_folder_without_weights_says_so(void **state) {
+    (void)state;
+    Fixture f;
+    start(&f, llama);
+    char *path = path_of(&f, "model.safetensors");
+    assert_int_equal(unlink(path), 0);
+    assert_load_refused(&f, "out has neither model.safetensors", "index.json");
+    free(path);
+    fixture_stop(&f);
+}
+
+/* From folders of either type; those of bf16 hold what is rounded already. */
+static void matrices_can_be_read_in_bf16(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * MODELS; i++) {
+        Fixture f;
+        Error error = {0};
+        start_sharded(&f, models[i / 2], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
+        HfReader *reader = hf_reader_open(f.out, &f.config.model, f.model.graph, &error);
+        assert_non_null(reader);
+        for (int j = 0; j < f.model.graph->parameter_count; j++) {
+            const Parameter *p = &f.model.graph->parameters[j];
+            if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION) continue;
+            uint16_t *values = memory_allocate(2 * p->count * sizeof *values), *expected = values + p->count;
+            hf_reader_load_bf16(reader, j, values);
+            model_round_weights(f.export.master + p->offset, expected, p->count);
+            assert_memory_equal(values, expected, p->count * sizeof *values);
+            free(values);
+        }
+        hf_reader_close(reader);
+        fixture_stop(&f);
+    }
+}
+
+/* -- From folder to folder ------------------------------------------------------------------------------------------- */
+
+/* Writes the model of f->out to the folder `name` beside it, tensor by tensor; the caller frees the path. */
+static char *rewrite(const Fixture *f, const char *name, bool keep, Precision precision) {
+    Error error = {0};
+    char *to = memory_format("%s/%s", f->folder, name);
+    HfReader *reader = hf_reader_open(f->out, &f->config.model, f->model.graph, &error);
+    HfExport export = f->export;
+    export.master = NULL;
+    export.reader = reader;
+    export.keep = keep;
+    export.precision = precision;
+    if (!reader || !hf_write(&export, to, false, &error)) fail_msg("%s", error.message);
+    hf_reader_close(reader);
+    return to;
+}
+
+/* As convert does for runs: all weights in memory, then the folder. */
+static char *rewrite_by_memory(const Fixture *f, const char *name, Precision precision) {
+    Error error = {0};
+    char *to = memory_format("%s/%s", f->folder, name);
+    HfExport export = f->export;
+    float *master = load_good(f);
+    export.master = master;
+    export.precision = precision;
+    if (!hf_write(&export, to, false, &error)) fail_msg("%s", error.message);
+    free(master);
+    return to;
+}
+
+static void assert_same_file(const char *first, const char *second, const char *name) {
+    int64_t before, after;
+    char *expected = read_file(first, name, &before), *content = read_file(second, name, &after);
+    assert_int_equal(before, after);
+    assert_memory_equal(expected, content, before);
+    free(content);
+    free(expected);
+}
+
+static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **state) {
+    (void)state;
+    for (int i = 0; i < 4 * MODELS; i++) {
+        Fixture f;
+        Precision from = i & 1 ? PRECISION_BF16 : PRECISION_FP32, to = i & 2 ? PRECISION_BF16 : PRECISION_FP32;
+        start_sharded(&f, models[i / 4], from, 0);
+        char *direct = rewrite(&f, "direct", false, to), *through = rewrite_by_memory(&f, "through", to);
+        assert_same_file(through, direct, "model.safetensors");
+        assert_same_file(through, direct, "config.json");
+        free(direct);
+        free(through);
+        fixture_stop(&f);
+    }
+}
+
+/* A NaN with a payload of its own, which no conversion would leave as it is, and an fp16 and an fp32 tensor among those of bf16. */
+static void tensors_that_keep_their_types_keep_every_bit(void **state) {
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        Fixture f;
+        Edit edit;
+        uint16_t halves[4096];
+        start_sharded(&f, models[i], PRECISION_BF16, 0);
+        edit_open(&f, &edit);
+        for (int j = 0; j < 4096; j++) halves[j] = (uint16_t)(j % 7 ? 0x3c00 + j : 0x7e01);
+        int changed = 0;
+        for (size_t j = 0; j < edit.count && !changed; j++)
+            if (edit.tensors[j].rank == 1 && edit.tensors[j].type == STORED_BF16) {
+                edit.tensors[j].type = STORED_F16;
+                edit.tensors[j].data = halves;
+                changed++;
+            }
+        assert_int_equal(changed, 1);
+        edit_write(&f, &edit);
+        char *again = rewrite(&f, "again", true, PRECISION_BF16), *path = memory_format("%s/model.safetensors", again),
+             *first = path_of(&f, "model.safetensors");
+        Safetensors before, after;
+        Error error = {0};
+        assert_true(safetensors_open(&before, first, &error) && safetensors_open(&after, path, &error));
+        assert_int_equal(before.count, after.count);
+        for (size_t j = 0; j < before.count; j++) {
+            const StoredTensor *a = &before.tensors[j], *b = &after.tensors[j];
+            int64_t elements = 1;
+            for (int d = 0; d < a->rank; d++) elements *= a->shape[d];
+            assert_string_equal(a->name, b->name);
+            assert_int_equal(a->type, b->type);
+            assert_memory_equal(a->data, b->data, elements * stored_type_bytes(a->type));
+        }
+        safetensors_close(&before);
+        safetensors_close(&after);
+        free(first);
+        free(path);
+        free(again);
+        fixture_stop(&f);
+    }
+}
+
+/* -- ZAYA1's first folders ------------------------------------------------------------------------------------------- */
+
+/* Zyphra's names for the tensors of a model of two layers, three experts each. */
+static const struct {
+    const char *native, *legacy;
+} legacy_names[] = {
+    {"model.embed_tokens.weight", "model.embed_tokens.weight"},
+    {"model.norm.weight", "model.final_norm.weight"},
+    {"model.input_hidden_states_scale", "model.layers.0.res_scale.hidden_states_scale"},
+    {"model.input_hidden_states_bias", "model.layers.0.res_scale.hidden_states_bias"},
+    {"model.layers.0.input_layernorm.weight", "model.layers.0.input_norm.weight"},
+    {"model.layers.0.self_attn.qkv_proj.q_proj.weight", "model.layers.0.self_attn.qkv.linear_q.weight"},
+    {"model.layers.0.self_attn.qkv_proj.k_proj.weight", "model.layers.0.self_attn.qkv.linear_k.weight"},
+    {"model.layers.0.self_attn.qkv_proj.v_proj_current.weight", "model.layers.0.self_attn.qkv.val_proj1.weight"},
+    {"model.layers.0.self_attn.qkv_proj.v_proj_delayed.weight", "model.layers.0.self_attn.qkv.val_proj2.weight"},
+    {"model.layers.0.self_attn.qkv_proj.conv_qk_depthwise.weight", "model.layers.0.self_attn.qkv.conv_qk.0.weight"},
+    {"model.layers.0.self_attn.qkv_proj.conv_qk_depthwise.bias", "model.layers.0.self_attn.qkv.conv_qk.0.bias"},
+    {"model.layers.0.self_attn.qkv_proj.conv_qk_grouped.weight", "model.layers.0.self_attn.qkv.conv_qk.1.weight"},
+    {"model.layers.0.self_attn.qkv_proj.conv_qk_grouped.bias", "model.layers.0.self_attn.qkv.conv_qk.1.bias"},
+    {"model.layers.0.self_attn.qk_norm.temp", "model.layers.0.self_attn.qkv.temp"},
+    {"model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight"},
+    {"model.layers.0.post_attention_layernorm.weight", "model.layers.1.input_norm.weight"},
+    {"model.layers.0.post_attention_residual_scale.hidden_states_scale", "model.layers.1.res_scale.hidden_states_scale"},
+    {"model.layers.0.post_attention_residual_scale.hidden_states_bias", "model.layers.1.res_scale.hidden_states_bias"},
+    {"model.layers.0.post_attention_residual_scale.residual_scale", "model.layers.1.res_scale.residual_scale"},
+    {"model.layers.0.post_attention_residual_scale.residual_bias", "model.layers.1.res_scale.residual_bias"},
+    {"model.layers.0.post_mlp_residual_scale.hidden_states_scale", "model.layers.2.res_scale.hidden_states_scale"},
+    {"model.layers.0.post_mlp_residual_scale.hidden_states_bias", "model.layers.2.res_scale.hidden_states_bias"},
+    {"model.layers.0.post_mlp_residual_scale.residual_scale", "model.layers.2.res_scale.residual_scale"},
+    {"model.layers.0.post_mlp_residual_scale.residual_bias", "model.layers.2.res_scale.residual_bias"},
+    {"model.layers.1.input_layernorm.weight", "model.layers.2.input_norm.weight"},
+    {"model.layers.1.self_attn.qkv_proj.q_proj.weight", "model.layers.2.self_attn.qkv.linear_q.weight"},
+    {"model.layers.1.self_attn.qkv_proj.k_proj.weight", "model.layers.2.self_attn.qkv.linear_k.weight"},
+    {"model.layers.1.self_attn.qkv_proj.v_proj_current.weight", "model.layers.2.self_attn.qkv.val_proj1.weight"},
+    {"model.layers.1.self_attn.qkv_proj.v_proj_delayed.weight", "model.layers.2.self_attn.qkv.val_proj2.weight"},
+    {"model.layers.1.self_attn.qkv_proj.conv_qk_depthwise.weight", "model.layers.2.self_attn.qkv.conv_qk.0.weight"},
+    {"model.layers.1.self_attn.qkv_proj.conv_qk_depthwise.bias", "model.layers.2.self_attn.qkv.conv_qk.0.bias"},
+    {"model.layers.1.self_attn.qkv_proj.conv_qk_grouped.weight", "model.layers.2.self_attn.qkv.conv_qk.1.weight"},
+    {"model.layers.1.self_attn.qkv_proj.conv_qk_grouped.bias", "model.layers.2.self_attn.qkv.conv_qk.1.bias"},
+    {"model.layers.1.self_attn.qk_norm.temp", "model.layers.2.self_attn.qkv.temp"},
+    {"model.layers.1.self_attn.o_proj.weight", "model.layers.2.self_attn.o_proj.weight"},
+    {"model.layers.1.post_attention_layernorm.weight", "model.layers.3.input_norm.weight"},
+    {"model.layers.1.post_attention_residual_scale.hidden_states_scale", "model.layers.3.res_scale.hidden_states_scale"},
+    {"model.layers.1.post_attention_residual_scale.hidden_states_bias", "model.layers.3.res_scale.hidden_states_bias"},
+    {"model.layers.1.post_attention_residual_scale.residual_scale", "model.layers.3.res_scale.residual_scale"},
+    {"model.layers.1.post_attention_residual_scale.residual_bias", "model.layers.3.res_scale.residual_bias"},
+    {"model.layers.1.post_mlp_residual_scale.hidden_states_scale", "model.res_scale.hidden_states_scale"},
+    {"model.layers.1.post_mlp_residual_scale.hidden_states_bias", "model.res_scale.hidden_states_bias"},
+    {"model.layers.1.post_mlp_residual_scale.residual_scale", "model.res_scale.residual_scale"},
+    {"model.layers.1.post_mlp_residual_scale.residual_bias", "model.res_scale.residual_bias"},
+    {"model.layers.0.mlp.gate.down_proj.weight", "model.layers.1.zaya_block.router.down_proj.weight"},
+    {"model.layers.0.mlp.gate.down_proj.bias", "model.layers.1.zaya_block.router.down_proj.bias"},
+    {"model.layers.0.mlp.gate.router_mlp.norm.weight", "model.layers.1.zaya_block.router.rmsnorm_eda.weight"},
+    {"model.layers.0.mlp.gate.router_mlp.fc1.weight", "model.layers.1.zaya_block.router.router_mlp.0.weight"},
+    {"model.layers.0.mlp.gate.router_mlp.fc1.bias", "model.layers.1.zaya_block.router.router_mlp.0.bias"},
+    {"model.layers.0.mlp.gate.router_mlp.fc2.weight", "model.layers.1.zaya_block.router.router_mlp.2.weight"},
+    {"model.layers.0.mlp.gate.router_mlp.fc2.bias", "model.layers.1.zaya_block.router.router_mlp.2.bias"},
+    {"model.layers.0.mlp.gate.router_mlp.out_proj.weight", "model.layers.1.zaya_block.router.router_mlp.4.weight"},
+    {"model.layers.0.mlp.gate.balancing_biases", "model.layers.1.zaya_block.router.balancing_biases"},
+    {"model.layers.1.mlp.gate.router_states_scale", "model.layers.3.zaya_block.router.router_states_scale"},
+    {"model.layers.1.mlp.gate.down_proj.weight", "model.layers.3.zaya_block.router.down_proj.weight"},
+    {"model.layers.1.mlp.gate.down_proj.bias", "model.layers.3.zaya_block.router.down_proj.bias"},
+    {"model.layers.1.mlp.gate.router_mlp.norm.weight", "model.layers.3.zaya_block.router.rmsnorm_eda.weight"},
+    {"model.layers.1.mlp.gate.router_mlp.fc1.weight", "model.layers.3.zaya_block.router.router_mlp.0.weight"},
+    {"model.layers.1.mlp.gate.router_mlp.fc1.bias", "model.layers.3.zaya_block.router.router_mlp.0.bias"},
+    {"model.layers.1.mlp.gate.router_mlp.fc2.weight", "model.layers.3.zaya_block.router.router_mlp.2.weight"},
+    {"model.layers.1.mlp.gate.router_mlp.fc2.bias", "model.layers.3.zaya_block.router.router_mlp.2.bias"},
+    {"model.layers.1.mlp.gate.router_mlp.out_proj.weight", "model.layers.3.zaya_block.router.router_mlp.4.weight"},
+    {"model.layers.1.mlp.gate.balancing_biases", "model.layers.3.zaya_block.router.balancing_biases"},
+};
+enum { LEGACY_NAMES = sizeof legacy_names / sizeof *legacy_names };
+
+static void write_legacy_config(const Fixture *f, json_t *variant) {
+    char *path = path_of(f, "config.json");
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:b, s:b, s:b, s:s, s:b}", "model_type", "zaya",
+        "hidden_size", 24, "vocab_size", 320, "max_position_embeddings", 256, "moe_router_topk", 1, "norm_epsilon", 1e-5,
+        "zaya_mlp_expansion", 12, "rope_theta", 10000.0, "partial_rotary_factor", 0.5, "zaya_use_eda", 1, "zaya_use_mod", 1,
+        "scale_residual_merge", 1, "dtype", "bfloat16", "rope_scaling", 0);
+    assert_non_null(config);
+    json_object_update(config, variant);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+    json_decref(variant);
+    free(path);
+}
+
+/* The same weights under the other names, experts one by one. */
+static void make_legacy(const Fixture *f) {
+    Edit edit;
+    char names[12][96];
+    int experts = 0;
+    edit_open(f, &edit);
+    for (int i = 0; i < LEGACY_NAMES; i++) edit_find(&edit, legacy_names[i].native)->name = legacy_names[i].legacy;
+    for (int layer = 0; layer < 2; layer++)
+        for (int fc = 1; fc <= 2; fc++) {
+            char stack[64];
+            snprintf(stack, sizeof stack, "model.layers.%d.mlp.experts.%s", layer, fc == 1 ? "gate_up_proj" : "down_proj");
+            StoredTensor *whole = edit_find(&edit, stack), part = *whole;
+            *whole = edit.tensors[--edit.count];
+            part.rank = 2;
+            memmove(part.shape, part.shape + 1, 2 * sizeof *part.shape);
+            for (int e = 0; e < 3; e++) {
+                snprintf(names[experts], sizeof *names, "model.layers.%d.zaya_block.experts.local_experts.%d.linear_fc%d.weight",
+                    2 * layer + 1, e, fc);
+                part.name = names[experts++];
+                edit.tensors[edit.count++] = part;
+                part.data = (const char *)part.data + part.shape[0] * part.shape[1] * sizeof(float);
+            }
+        }
+    edit_write(f, &edit);
+}
+
+static void assert_legacy_is_read(json_t *variant) {
+    Fixture f;
+    HfModel model;
+    Error error = {0};
+    char text[512] = "";
+    start(&f, zaya);
+    make_legacy(&f);
+    write_legacy_config(&f, variant);
+    if (!hf_read(f.out, &model, &error)) fail_msg("%s", error.message);
+    Config read = f.config;
+    read.model = model.config;
+    if (options_difference(&config_table, &f.config, &read, text, sizeof text)) fail_msg("%s", text);
+    float *master = load_good(&f);
+    assert_same_weights(&f, master);
+    char *today = rewrite(&f, "today", true, PRECISION_BF16), *through = rewrite_by_memory(&f, "through", PRECISION_FP32);
+    assert_same_file(through, today, "model.safetensors");
+    free(today);
+    free(through);
+    free(master);
+    hf_release(&model);
+    fixture_stop(&f);
+}
+
+/* As ZAYA1-base: lists with an entry per step, and scalars beside them that are wrong. */
+static void zaya_folders_with_lists_of_steps_are_read(void **state) {
+    (void)state;
+    assert_legacy_is_read(json_pack("{s:[s,i,s,i], s:[i,i,i,i], s:[i,i,i,i], s:[i,i,i,i], s:i, s:i, s:i}", "zaya_layers", "a", 3, "a", 3,
+        "cca_num_q_heads", 4, 0, 4, 0, "num_query_groups_list", 2, 0, 2, 0, "ffn_hidden_size_list", 0, 40, 0, 40, "kv_channels", 8,
+        "num_hidden_layers", 120, "num_attention_heads", 8));
+}
+
+/* As ZAYA1-8B's first form. */
+static void zaya_folders_with_twice_the_layers_are_read(void **state) {
+    (void)state;
+    assert_legacy_is_read(json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "num_hidden_layers", 4, "num_attention_heads", 4, "num_query_groups",
+        2, "ffn_hidden_size", 40, "head_dim", 8, "num_experts", 3));
+}
+
+static void the_scale_of_an_mpts_logits_is_in_its_last_norm(void **state) {
+    (void)state;
+    const struct {
+        const char *value;
+        float scale;
+    } cases[] = {{"null", 1}, {"0.25", 0.25f}, {"-2", -2}, {"\"inv_sqrt_d_model\"", 0.17677669529f /* 1 / sqrt(32) */}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Fixture f;
+        start(&f, mpt);
+        edit_json(&f, "config.json", "logit_scale", cases[i].value);
+        float *master = load_good(&f);
+        const Parameter *norm = &f.model.graph->parameters[find_parameter(f.model.graph, "transformer.norm_f.weight")];
+        for (int64_t j = norm->offset; j < norm->offset + norm->count; j++) {
+            assert_true(master[j] == f.export.master[j] * cases[i].scale);
+            master[j] = f.export.master[j];
+        }
+        assert_same_weights(&f, master);
+        char *direct = rewrite(&f, "direct", true, PRECISION_FP32), *through = rewrite_by_memory(&f, "through", PRECISION_FP32);
+        assert_same_file(through, direct, "model.safetensors");
+        free(direct);
+        free(through);
+        free(master);
+        fixture_stop(&f);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_written_is_read_back),
+        cmocka_unit_test(fields_that_files_leave_out_have_the_defaults_of_their_class),
+        cmocka_unit_test(the_weight_of_mixtrals_router_loss_means_the_same),
+        cmocka_unit_test(what_our_models_cannot_compute_is_refused_by_field),
+        cmocka_unit_test(a_file_that_is_not_json_is_named_with_its_line),
+        cmocka_unit_test(weights_come_back_bit_for_bit),
+        cmocka_unit_test(a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte),
+        cmocka_unit_test(shards_are_bounded_listed_and_read_back),
+        cmocka_unit_test(overwriting_shards_with_one_file_leaves_none_of_them),
+        cmocka_unit_test(halves_become_the_floats_of_the_same_value),
+        cmocka_unit_test(doubles_hold_what_the_file_says),
+        cmocka_unit_test(matrices_can_be_read_in_bf16),
+        cmocka_unit_test(a_model_goes_from_folder_to_folder_as_it_does_through_memory),
+        cmocka_unit_test(tensors_that_keep_their_types_keep_every_bit),
+        cmocka_unit_test(gpt2_folders_may_lack_the_leading_name),
+        cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
+        cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),
+        cmocka_unit_test(another_shape_is_told_with_the_one_that_is_asked_for),
+        cmocka_unit_test(tensors_of_integers_are_refused),
+        cmocka_unit_test(a_file_that_ends_early_is_refused),
+        cmocka_unit_test(a_tied_head_may_repeat_the_embedding_but_not_differ_from_it),
+        cmocka_unit_test(what_the_index_says_must_be_so),
+        cmocka_unit_test(a_folder_without_weights_says_so),
+        cmocka_unit_test(zaya_folders_with_lists_of_steps_are_read),
+        cmocka_unit_test(zaya_folders_with_twice_the_layers_are_read),
+        cmocka_unit_test(the_scale_of_an_mpts_logits_is_in_its_last_norm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,439 @@
+/* Adapters: against those that PEFT trains (tests/golden/lora.py), what a frozen model takes of memory, and whole runs from the base to what is made of them. */
+#include "support/train_run.h"
+
+#include "layout/layout.h"
+#include "model/hf.h"
+#include "graph/op.h"
+#include "train/session.h"
+#include "train/source.h"
+#include "backend/backend.h"
+
+/* -- Against PEFT --------------------------------------------------------------------------------------------------- */
+
+enum { STEPS = 10 };
+static const char *const families[] = {"llama", "gpt2", "zaya"};
+enum { FAMILIES = sizeof families / sizeof *families };
+static const LoraConfig golden_lora = {.rank = 3, .alpha = 8, .targets = LORA_ALL};
+
+/* The program of one rank, with the base of a family in place. */
+typedef struct Golden {
+    Config config;
+    OptionStrings strings;
+    Safetensors expected;
+    Layout *layout;
+    Model model;
+    Plan plan;
+    Executor *executor;
+} Golden;
+
+static const StoredTensor *expect(const Golden *g, const char *kind, const char *name) {
+    char *full = memory_format("%s%s", kind, name);
+    const StoredTensor *tensor = safetensors_find(&g->expected, full);
+    if (!tensor) fail_msg("there is no %s", full);
+    free(full);
+    return tensor;
+}
+
+static float value(const StoredTensor *tensor, int64_t index) {
+    float result;
+    memcpy(&result, (const char *)tensor->data + index * (int64_t)sizeof result, sizeof result);
+    return result;
+}
+
+static void put_tokens(const Golden *g, const StoredTensor *stored, int64_t sequences, int64_t length) {
+    int32_t *tokens = executor_tensor(g->executor, g->model.tokens), *positions = executor_tensor(g->executor, g->model.positions);
+    int32_t *targets = g->model.targets ? executor_tensor(g->executor, g->model.targets) : NULL;
+    for (int64_t i = 0; i < sequences * length; i++) {
+        const char *at = (const char *)stored->data + (i / length * (length + 1) + i % length) * (int64_t)sizeof(int32_t);
+        memcpy(&tokens[i], at, sizeof(int32_t));
+        if (targets) memcpy(&targets[i], at + sizeof(int32_t), sizeof(int32_t));
+        positions[i] = (int32_t)(i % length);
+    }
+}
+
+/* The base: parameters of the folder by name, for which a graph without adapters is filled. */
+static void load_base(const Golden *g, const char *folder) {
+    Model base = model_build(&g->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    const Graph *graph = g->model.graph;
+    Error error = {0};
+    float *master = memory_allocate((size_t)base.graph->parameter_extent * sizeof *master), *to = executor_arena(g->executor, ARENA_MASTER);
+    if (!hf_load_weights(folder, &g->config.model, base.graph, master, &error)) fail_msg("%s", error.message);
+    for (int i = 0, j = 0; i < graph->parameter_count; i++) {
+        if (!graph->parameters[i].frozen) continue;
+        const Parameter *p = &base.graph->parameters[j++];
+        assert_string_equal(p->name, graph->parameters[i].name);
+        memcpy(to + graph->parameters[i].offset, master + p->offset, (size_t)p->count * sizeof *master);
+    }
+    free(master);
+    model_free(&base);
+}
+
+static void load_adapters(const Golden *g, const char *kind) {
+    float *to = executor_arena(g->executor, ARENA_MASTER);
+    for (int i = 0; i < g->model.graph->parameter_count; i++) {
+        const Parameter *p = &g->model.graph->parameters[i];
+        if (!p->frozen) memcpy(to + p->offset, expect(g, kind, p->name)->data, (size_t)p->count * sizeof *to);
+    }
+}
+
+static void start(Golden *g, const char *family, ModelMode mode) {
+    Error error = {0};
+    *g = (Golden){0};
+    char *folder = memory_format("tests/golden/%s", family), *path = memory_format("tests/golden/lora/%s.safetensors", family);
+    if (!source_read_config(folder, &g->config, &g->strings, &error) || !safetensors_open(&g->expected, path, &error))
+        fail_msg("%s", error.message);
+    const StoredTensor *tokens = expect(g, "tokens", "");
+    int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
+    g->model = model_build_adapted(&g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
+    g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20, 0, 1);
+    Backend backend = op_cpu_backend(PRECISION_FP32);
+    g->plan = graph_plan(g->model.graph, &backend);
+    g->executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
+    if (!g->executor) fail_msg("%s", error.message);
+    put_tokens(g, tokens, sequences, length);
+    load_base(g, folder);
+    free(folder);
+    free(path);
+}
+
+static void stop(Golden *g) {
+    executor_free(g->executor);
+    layout_free(g->layout);
+    model_free(&g->model);
+    safetensors_close(&g->expected);
+    options_free_strings(&g->strings);
+}
+
+static double run(const Golden *g) {
+    executor_set_scalar(g->executor, g->model.scale, 1.0 / (double)(g->model.sequences * g->model.length));
+    executor_set_scalar(g->executor, g->model.share, 1);
+    executor_zero(g->executor);
+    executor_run(g->executor);
+    return executor_get_metric(g->executor, g->model.loss, 0);
+}
+
+/* Relative error of all adapters' elements of an arena; `count` receives how many adapters there are. */
+static double difference(const Golden *g, Arena arena, const char *kind, size_t *count) {
+    const float *ours = executor_arena(g->executor, arena);
+    double worst = 0;
+    *count = 0;
+    for (int i = 0; i < g->model.graph->parameter_count; i++) {
+        const Parameter *p = &g->model.graph->parameters[i];
+        double sum = 0, norm = 0;
+        if (p->frozen) continue;
+        const StoredTensor *theirs = expect(g, kind, p->name);
+        assert_int_equal(theirs->shape[0], p->shape[0]);
+        assert_int_equal(theirs->shape[1], p->shape[1]);
+        for (int64_t j = 0; j < p->count; j++) {
+            double other = value(theirs, j);
+            sum += (ours[p->offset + j] - other) * (ours[p->offset + j] - other);
+            norm += other * other;
+        }
+        worst = fmax(worst, sqrt(sum / norm));
+        ++*count;
+    }
+    return worst;
+}
+
+/* Sums in other orders differ by about 1e-6 of a tensor's norm. */
+static void the_first_gradients_are_those_of_peft(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        size_t count, stored = 0;
+        start(&g, families[f], MODEL_TRAIN);
+        load_adapters(&g, "start/");
+        run(&g);
+        double worst = difference(&g, ARENA_GRADIENT, "gradient/", &count);
+        if (!(worst < 1e-4)) fail_msg("%s: a gradient differs by %g of its norm", families[f], worst);
+        for (size_t i = 0; i < g.expected.count; i++) stored += !strncmp(g.expected.tensors[i].name, "gradient/", strlen("gradient/"));
+        assert_int_equal(count, stored);
+        stop(&g);
+    }
+}
+
+/* Rounding grows with the steps, to about 1e-6 of losses near 4; AdamW moves each element by about the same, however small its gradient. */
+static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        Error error = {0};
+        size_t count;
+        start(&g, families[f], MODEL_TRAIN);
+        load_adapters(&g, "start/");
+        OptimizerPart part = layout_part(g.layout);
+        Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, &part, device_cpu(), &error);
+        assert_non_null(optimizer);
+        void *master = executor_arena(g.executor, ARENA_MASTER);
+        for (int step = 1; step <= STEPS; step++) {
+            double loss = run(&g), theirs = value(expect(&g, "losses", ""), step - 1);
+            if (!(fabs(loss - theirs) < 1e-5))
+                fail_msg("%s: the loss before step %d is %.7f, and PEFT has %.7f", families[f], step, loss, theirs);
+            optimizer_step(optimizer, master, master, executor_arena(g.executor, ARENA_GRADIENT), step, 0.003, 1);
+        }
+        double worst = difference(&g, ARENA_MASTER, "trained/", &count);
+        if (!(worst < 1e-3)) fail_msg("%s: an adapter differs by %g of its norm", families[f], worst);
+        optimizer_free(optimizer);
+        stop(&g);
+    }
+}
+
+static void logits_with_adapters_are_those_of_peft(void **state) {
+    (void)state;
+    for (int f = 0; f < FAMILIES; f++) {
+        Golden g;
+        start(&g, families[f], MODEL_LOGITS);
+        load_adapters(&g, "trained/");
+        executor_run(g.executor);
+        const float *logits = executor_tensor(g.executor, g.model.logits);
+        const StoredTensor *expected = expect(&g, "logits", "");
+        double worst = 0;
+        for (int64_t i = 0; i < expected->shape[0] * expected->shape[1]; i++) worst = fmax(worst, fabs(logits[i] - value(expected, i)));
+        if (!(worst < 2e-5)) fail_msg("%s: logits differ by %g", families[f], worst); /* as in test_golden.c */
+        stop(&g);
+    }
+}
+
+/* -- What is not there ---------------------------------------------------------------------------------------------- */
+
+static Config config_of(const char *path, OptionStrings *strings) {
+    Config config;
+    Error error = {0};
+    options_defaults(&config_table, &config, strings);
+    if (!options_read_yaml(&config_table, &config, strings, path, &error) || !config_check(&config, &error)) fail_msg("%s", error.message);
+    return config;
+}
+
+static Budget budget_of(const Config *config) {
+    Session session;
+    Error error = {0};
+    if (!session_plan(&session, config, device_cpu(), &error)) fail_msg("%s", error.message);
+    Budget budget = session_budget(&session);
+    session_free(&session);
+    return budget;
+}
+
+static void a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = config_of("configs/llama3.1-8b.yaml", &strings);
+    config.batch.sequences = 1;
+    config.lora = (LoraConfig){.rank = 16, .alpha = 16, .targets = LORA_ALL};
+    const double base = 8030261248, adapters = 41943040; /* as PEFT counts them */
+    config.precision = PRECISION_BF16;
+    Budget half = budget_of(&config);
+    config.precision = PRECISION_FP32;
+    Budget single = budget_of(&config);
+    assert_true((double)half.weights < 2.01 * (base + adapters));
+    assert_true((double)half.master < 4.1 * adapters && (double)half.gradients < 4.1 * adapters && (double)half.optimizer < 8.1 * adapters);
+    assert_int_equal(single.weights, 0);
+    assert_true((double)single.master < 4.01 * (base + adapters) && (double)single.gradients < 4.1 * adapters);
+    options_free_strings(&strings);
+}
+
+static void frozen_parameters_have_no_gradient_and_no_product_makes_one(void **state) {
+    (void)state;
+    OptionStrings strings = {0};
+    Config config = config_of("configs/llama-tiny.yaml", &strings);
+    LoraConfig lora = {.rank = 4, .alpha = 4, .targets = LORA_ATTENTION};
+    Model model = model_build_adapted(&config.model, &lora, PRECISION_BF16, MODEL_TRAIN, 1, 16, RECOMPUTE_NONE);
+    const Graph *graph = model.graph;
+    int products = 0;
+    for (int i = 1; i < graph->tensor_count; i++)
+        if (graph->tensors[i].arena == ARENA_GRADIENT) assert_non_null(strstr(graph->tensors[i].name, "lora_"));
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        assert_true(node->op != OP_embed_grad);
+        products += node->op == OP_linear_grad_weight || node->op == OP_lora_grad_weight;
+        if (node->op == OP_linear_cross_entropy) assert_true(node->out[1] && !node->out[2]);
+    }
+    assert_int_equal(products, config.model.layers * 4); /* down and up of queries, keys and values together, and of the output */
+    model_free(&model);
+    options_free_strings(&strings);
+}
+
+/* -- Whole runs ----------------------------------------------------------------------------------------------------- */
+
+/* What adapts the model in BASE; %s: more settings. */
+#define ADAPT                                                                                                                              \
+    "train data.train=text data.valid=text data.length=32 batch.sequences=4 batch.tokens=256 eval.batches=0 threads=2 tensorboard=false steps=8 "      \
+    "init=base lora.rank=4 optimizer.lr=1e-2 %s"
+
+static ProcessResult command(int code, const char *format, const char *settings) {
+    char *words = memory_format(format, settings);
+    ProcessResult result = smelt(words);
+    expect_code(&result, code, words);
+    free(words);
+    return result;
+}
+
+static void good(const char *format, const char *settings) {
+    ProcessResult result = command(ERROR_NONE, format, settings);
+    process_free(&result);
+}
+
+static void says(int code, const char *fragment, const char *format, const char *settings) {
+    ProcessResult result = command(code, format, settings);
+    if (!strstr(result.errors, fragment)) fail_msg("\"%s\" is not in:\n%s", fragment, result.errors);
+    process_free(&result);
+}
+
+/* A text of a few hundred words and a base that has learnt a little of it. */
+static int setup(void **state) {
+    if (enter_folder(state) != 0) return -1;
+    write_corpus("text", 600);
+    train_good("run=base model.family=llama model.experts=0 precision=fp32 steps=5");
+    return 0;
+}
+
+#define LORA_TEST(test) cmocka_unit_test_setup_teardown(test, setup, leave_folder)
+
+/* The loss that `smelt eval` prints. */
+static double evaluated(const char *folder) {
+    ProcessResult result = command(ERROR_NONE, "eval %s text", folder);
+    const char *at = strstr(result.output, "loss");
+    assert_non_null(at);
+    double loss = strtod(at + strlen("loss"), NULL);
+    process_free(&result);
+    return loss;
+}
+
+static void a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(void **state) {
+    (void)state;
+    static const char *const precisions[] = {"bf16", "fp32"};
+    for (int i = 0; i < 2; i++) {
+        char *whole = memory_format("run=whole%d precision=%s", i, precisions[i]),
+             *parts = memory_format("run=parts%d precision=%s", i, precisions[i]);
+        char *first = memory_format("%s stop_at=3", parts), *run = memory_format("whole%d", i), *other = memory_format("parts%d", i);
+        good(ADAPT, whole);
+        good(ADAPT, first);
+        says(ERROR_NONE, "after step 3", ADAPT, parts);
+        assert_true(same_checkpoint(run, other, 8));
+        assert_same_steps(run, other);
+        free(whole);
+        free(parts);
+        free(first);
+        free(run);
+        free(other);
+    }
+}
+
+static void a_model_folder_is_the_base_that_its_run_is(void **state) {
+    (void)state;
+    static const char *const precisions[] = {"bf16", "fp32", "pure_bf16"};
+    good("convert base %s", "folder");
+    for (int i = 0; i < 3; i++) {
+        char *of_run = memory_format("run=run%d precision=%s", i, precisions[i]),
+             *of_folder = memory_format("run=folder%d init=folder precision=%s", i, precisions[i]);
+        char *run = memory_format("run%d", i), *folder = memory_format("folder%d", i);
+        good(ADAPT, of_run);
+        good(ADAPT, of_folder);
+        assert_true(same_checkpoint(run, folder, 8));
+        free(of_run);
+        free(of_folder);
+        free(run);
+        free(folder);
+    }
+}
+
+static void checkpoints_hold_the_adapters_and_their_state_alone(void **state) {
+    (void)state;
+    Safetensors file;
+    Error error = {0};
+    good(ADAPT, "run=adapted");
+    char *path = shard_path("adapted", 8);
+    assert_true(safetensors_open(&file, path, &error));
+    assert_int_equal(file.count, 3 * 2 * 7 * 2); /* weights, momentum and variance of both halves, of 7 layers in each of 2 blocks */
+    for (size_t i = 0; i < file.count; i++) assert_non_null(strstr(file.tensors[i].name, ".lora_"));
+    safetensors_close(&file);
+    free(path);
+}
+
+/* The same model in another order of sums, over texts of a few thousand tokens: losses near 5 agree to about 1e-6, and are printed with six digits. */
+static void merged_weights_have_the_loss_of_weights_with_adapters(void **state) {
+    (void)state;
+    good(ADAPT, "run=adapted precision=fp32");
+    double trained = recorded("adapted", "evaluation", -1, "loss");
+    good("convert adapted %s", "folder");
+    assert_true(fabs(evaluated("adapted") - trained) < 1e-5);
+    assert_true(fabs(evaluated("folder") - trained) < 1e-5);
+    double base = evaluated("base");
+    if (!(base - trained > 1e-3)) fail_msg("adapters changed the loss from %g to %g alone", base, trained); /* a hundred times that */
+}
+
+/* Sums over ranks have another order, for each number of ranks. */
+static void ranks_share_out_what_is_trained(void **state) {
+    (void)state;
+    good(ADAPT, "run=alone precision=bf16");
+    double alone = recorded("alone", "evaluation", -1, "loss");
+    static const char *const stages[] = {"0", "1", "2"};
+    for (int i = 0; i < 3; i++) {
+        char *settings = memory_format("run=stage%s layout.zero=%s precision=bf16", stages[i], stages[i]),
+             *run = memory_format("stage%s", stages[i]);
+        good("launch -n 2 -- " ADAPT, settings);
+        assert_true(fabs(recorded(run, "evaluation", -1, "loss") - alone) < 1e-3);
+        free(settings);
+        free(run);
+    }
+    says(ERROR_USAGE, "layout.zero=3 shares out weights that are trained", "launch -n 2 -- " ADAPT, "run=stage3 layout.zero=3");
+}
+
+static void the_adapters_are_written_as_peft_reads_them(void **state) {
+    (void)state;
+    static const char name[] = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight";
+    Safetensors file;
+    Error error = {0};
+    good(ADAPT, "run=adapted lora.alpha=6");
+    good("convert adapted %s adapter=true", "adapter");
+    assert_true(safetensors_open(&file, "adapter/adapter_model.safetensors", &error));
+    const StoredTensor *up = safetensors_find(&file, name);
+    assert_true(up && up->type == STORED_F32 && up->rank == 2 && up->shape[0] == 32 && up->shape[1] == 4);
+    assert_int_equal(file.count, 2 * 7 * 2);
+    safetensors_close(&file);
+    json_t *config = json_load_file("adapter/adapter_config.json", 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(config, "peft_type")), "LORA");
+    assert_string_equal(json_string_value(json_object_get(config, "base_model_name_or_path")), "base");
+    assert_int_equal(json_integer_value(json_object_get(config, "r")), 4);
+    assert_true(json_number_value(json_object_get(config, "lora_alpha")) == 6);
+    assert_int_equal(json_array_size(json_object_get(config, "target_modules")), 7);
+    json_decref(config);
+    says(ERROR_USAGE, "is not empty", "convert adapted %s adapter=true", "adapter");
+    says(ERROR_USAGE, "trains no adapters", "convert base %s adapter=true", "other");
+}
+
+static void what_cannot_be_adapted_is_refused(void **state) {
+    (void)state;
+    train_says(ERROR_USAGE, "give its folder, init=FOLDER", "run=alone lora.rank=4");
+    train_says(ERROR_USAGE, "has no layer to adapt in a model with experts", "run=experts lora.rank=4 lora.targets=mlp");
+    says(ERROR_USAGE, "of which a run with lora.rank has few", ADAPT, "run=dumped dump=dump");
+    good(ADAPT, "run=adapted");
+    says(ERROR_USAGE, "trains adapters itself", ADAPT, "run=twice init=adapted");
+    good(ADAPT, "run=full init=adapted lora.rank=0"); /* its merged weights */
+}
+
+static void a_run_without_its_base_says_which_is_missing(void **state) {
+    (void)state;
+    good(ADAPT, "run=adapted");
+    assert_int_equal(rename("base", "moved"), 0);
+    says(ERROR_CHECKPOINT, "adapted has adapters of init=base", "eval %s text", "adapted");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_gradients_are_those_of_peft),
+        cmocka_unit_test(ten_steps_have_the_losses_and_the_adapters_of_peft),
+        cmocka_unit_test(logits_with_adapters_are_those_of_peft),
+        cmocka_unit_test(a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32),
+        cmocka_unit_test(frozen_parameters_have_no_gradient_and_no_product_makes_one),
+        LORA_TEST(a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped),
+        LORA_TEST(a_model_folder_is_the_base_that_its_run_is),
+        LORA_TEST(checkpoints_hold_the_adapters_and_their_state_alone),
+        LORA_TEST(merged_weights_have_the_loss_of_weights_with_adapters),
+        LORA_TEST(ranks_share_out_what_is_trained),
+        LORA_TEST(the_adapters_are_written_as_peft_reads_them),
+        LORA_TEST(what_cannot_be_adapted_is_refused),
+        LORA_TEST(a_run_without_its_base_says_which_is_missing),
+    };
+    train_main();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,656 @@
+/* Rotary embedding and attention: gradients, precisions and threads by check_op; what they compute, against plain loops in double. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "support/check.h"
+#include "backend/gpu/kernel_launch.h"
+#include "backend/backend.h"
+#include "ops/attention/attention.h"
+#include "ops/heads.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+typedef struct Shape {
+    int64_t sequences;
+    AttentionSpec spec;
+    int64_t document; /* tokens of a document; 0: one document per sequence */
+} Shape;
+
+static int64_t shape_rows(const Shape *s) { return s->sequences * s->spec.length; }
+static int64_t shape_columns(const Heads *h) { return (h->heads + 2 * h->kv_heads) * h->head_dim; }
+
+/* Positions that start again with every sequence and document. The caller frees. */
+static int32_t *make_positions(const Shape *s) {
+    int32_t *positions = memory_allocate(shape_rows(s) * sizeof *positions);
+    for (int64_t r = 0; r < shape_rows(s); r++) {
+        int64_t at = r % s->spec.length;
+        positions[r] = (int32_t)(s->document ? at % s->document : at);
+    }
+    return positions;
+}
+
+/* -- A graph run once in fp64, with its input filled --------------------------------------------------------------- */
+
+typedef struct Run {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+} Run;
+
+static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISION_FP64, training)}; }
+
+static void run_plan(Run *run) {
+    Error error = {0};
+    Backend backend = op_cpu_backend(run->graph->precision);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+static void run_end(Run *run) {
+    executor_free(run->executor);
+    graph_free(run->graph);
+}
+
+static double random_value(int64_t index) { return rng_normal(11, 1, index); }
+
+static TensorId input(Run *run, TypeClass type, int64_t rows, int64_t columns) {
+    return graph_tensor(run->graph, ARENA_INPUT, type, 2, (int64_t[]){rows, columns}, "input");
+}
+
+/* -- Rotary embedding ---------------------------------------------------------------------------------------------- */
+
+static const RopeSpec llama3 = {
+    .theta = 500000, .dimensions = 64, .positions = 12, .factor = 32, .low_frequency = 1, .high_frequency = 4, .original_positions = 8192};
+
+/* Frequencies of Llama 3.2 1B as transformers computes them ("rope_type": "llama3", fp32): pairs on both sides of the cut-offs, and 15, 16 and 17
+ * between them. */
+static const struct {
+    int pair;
+    double frequency;
+} llama3_frequencies[] = {
+    {0, 1},
+    {8, 0.0376060307},
+    {14, 0.00321144611},
+    {15, 0.00129054801},
+    {16, 0.000429556705},
+    {17, 9.70828623e-05},
+    {20, 8.57025589e-06},
+    {31, 9.41830649e-08},
+};
+
+static void llama3_scaling_gives_the_frequencies_of_transformers(void **state) {
+    (void)state;
+    Run run = run_begin(false);
+    TensorId table = op_rope_table(run.graph, &llama3);
+    run_plan(&run);
+    const double *values = executor_tensor(run.executor, table);
+    for (size_t i = 0; i < COUNT(llama3_frequencies); i++)
+        for (int position = 0; position < 12; position++) {
+            double angle = position * llama3_frequencies[i].frequency;
+            const double *row = values + position * 64 + llama3_frequencies[i].pair;
+            assert_true(fabs(row[0] - cos(angle)) < 1e-6); /* fp32 frequencies are off by 6e-8, angles reach 11 radians */
+            assert_true(fabs(row[32] - sin(angle)) < 1e-6);
+        }
+    run_end(&run);
+}
+
+static void without_scaling_frequencies_are_powers_of_theta(void **state) {
+    (void)state;
+    RopeSpec spec = {.theta = 10000, .dimensions = 6, .positions = 5};
+    Run run = run_begin(false);
+    TensorId table = op_rope_table(run.graph, &spec);
+    run_plan(&run);
+    const double *values = executor_tensor(run.executor, table);
+    for (int position = 0; position < 5; position++)
+        for (int i = 0; i < 3; i++) {
+            double angle = position * exp(-log(10000) * i / 3);
+            assert_true(fabs(values[position * 6 + i] - cos(angle)) < 1e-12); /* a few roundings of double */
+            assert_true(fabs(values[position * 6 + 3 + i] - sin(angle)) < 1e-12);
+        }
+    run_end(&run);
+}
+
+/* Channel i turns with channel i + 2 of the first four of six; the sixth part and the values stay. */
+static void rope_turns_pairs_half_a_rotation_apart(void **state) {
+    (void)state;
+    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 6};
+    RopeSpec spec = {.theta = 100, .dimensions = 4, .positions = 9};
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, 1, 24), positions = input(&run, TYPE_INT32, 1, 1);
+    TensorId y = op_rope(run.graph, x, positions, op_rope_table(run.graph, &spec), &heads);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    for (int i = 0; i < 24; i++) from[i] = random_value(i);
+    *(int32_t *)executor_tensor(run.executor, positions) = 7;
+    executor_run(run.executor);
+    for (int i = 0; i < 24; i++) {
+        int channel = i % 6, pair = channel % 2;
+        double angle = 7 * pow(100, -pair / 2.0), expected = from[i];
+        if (i < 18 && channel < 2) expected = from[i] * cos(angle) - from[i + 2] * sin(angle);
+        else if (i < 18 && channel < 4) expected = from[i] * cos(angle) + from[i - 2] * sin(angle);
+        assert_true(fabs(to[i] - expected) < 1e-12);
+    }
+    run_end(&run);
+}
+
+typedef struct RopeShape {
+    int64_t rows;
+    Heads heads;
+    int64_t dimensions;
+    const int32_t *positions;
+} RopeShape;
+
+static void build_rope(Check *check, const void *argument) {
+    const RopeShape *s = argument;
+    RopeSpec spec = {.theta = 10000, .dimensions = s->dimensions, .positions = 80};
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0, 1);
+    TensorId positions = check_integers(check, 1, &s->rows, s->positions);
+    check_output(check, op_rope(check->graph, qkv, positions, op_rope_table(check->graph, &spec), &s->heads));
+}
+
+static void rope_gradients_match_central_differences(void **state) {
+    (void)state;
+    static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40};
+    const RopeShape shapes[] = {
+        {1, {1, 1, 2}, 2, positions},
+        {7, {2, 1, 8}, 8, positions},
+        {7, {4, 2, 34}, 34, positions},
+        {5, {3, 3, 20}, 10, positions},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_rope, &shapes[i], (CheckBounds){0});
+}
+
+/* -- Norms of queries and keys ------------------------------------------------------------------------------------- */
+
+typedef struct QkShape {
+    int64_t rows;
+    Heads heads;
+    int64_t query, key;
+    NormKind kind;
+    bool biased;
+} QkShape;
+
+static Norm norm_of(Check *check, const QkShape *s, int64_t columns) {
+    Norm norm = {.kind = s->kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.3)};
+    if (s->biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
+    return norm;
+}
+
+static void build_qk_norm(Check *check, const void *argument) {
+    const QkShape *s = argument;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0.2, 1);
+    Norm query = norm_of(check, s, s->query), key = norm_of(check, s, s->key);
+    check_output(check, op_qk_norm(check->graph, qkv, &query, &key, &s->heads));
+}
+
+/* Per head, over all heads, and over two heads of four. */
+static void qk_norm_passes(void **state) {
+    (void)state;
+    static const QkShape shapes[] = {
+        {1, {1, 1, 1}, 1, 1, NORM_RMS, false},
+        {3, {4, 2, 17}, 17, 17, NORM_RMS, false},
+        {70, {2, 1, 6}, 6, 6, NORM_RMS, false},
+        {3, {3, 1, 10}, 30, 10, NORM_LAYER, false},
+        {67, {2, 2, 8}, 16, 16, NORM_LAYER, true},
+        {5, {4, 2, 9}, 18, 18, NORM_LAYER, true},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) check_op(build_qk_norm, &shapes[i], (CheckBounds){0});
+}
+
+/* With gains that differ by head and column, so that a mix-up of queries, keys, heads or values shows. */
+static void qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values(void **state) {
+    (void)state;
+    Heads heads = {.heads = 2, .kv_heads = 1, .head_dim = 3};
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, 1, 12);
+    Norm query = {.epsilon = 0.5, .gain = graph_parameter(run.graph, "query", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
+    Norm key = {.epsilon = 0.25, .gain = graph_parameter(run.graph, "key", PARAMETER_NORM, 1, &heads.head_dim, 1, 0, false)};
+    TensorId y = op_qk_norm(run.graph, x, &query, &key, &heads);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    double *from = executor_tensor(run.executor, x), *to = executor_tensor(run.executor, y);
+    for (int i = 0; i < 12; i++) from[i] = random_value(i);
+    for (int i = 0; i < 3; i++) {
+        ((double *)executor_tensor(run.executor, query.gain))[i] = 1 + i;
+        ((double *)executor_tensor(run.executor, key.gain))[i] = 5 - i;
+    }
+    executor_run(run.executor);
+    for (int i = 0; i < 12; i++) {
+        const double *head = from + i / 3 * 3;
+        double square = (head[0] * head[0] + head[1] * head[1] + head[2] * head[2]) / 3;
+        double expected = i < 6   ? from[i] / sqrt(square + 0.5) * (1 + i % 3)
+                          : i < 9 ? from[i] / sqrt(square + 0.25) * (5 - i % 3)
+                                  : from[i];
+        assert_true(fabs(to[i] - expected) < 1e-13);
+    }
+    run_end(&run);
+}
+
+/* -- Attention ----------------------------------------------------------------------------------------------------- */
+
+/* Small ones for central differences, which run each hundreds of times. */
+static const Shape small_shapes[] = {
+    {1, {{1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16}, 1, 0}, 0},
+    {2, {{2, 1, 8}, 5, 0}, 0},
+    {1, {{2, 1, 6}, 70, 0}, 0},
+    {1, {{1, 1, 20}, 67, 0}, 1},
+    {1, {{1, 1, 18}, 66, 0}, 33},
+    {1, {{1, 1, 5}, 80, 40}, 0},
+    {1, {{1, 1, 80}, 18, 0}, 0},
+    {1, {{2, 1, 48}, 37, 0}, 7},
+    {1, {{1, 1, 64}, 65, 0}, 0},
+    {1, {{3, 1, 8}, 70, 0, .alibi = 8}, 0},
+    {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
+};
+
+/* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */
+static const Shape shapes[] = {
+    {1, {{1, 1, 1}, 1, 0}, 0},
+    {2, {{1, 1, 16}, 1, 0}, 0},
+    {3, {{4, 2, 6}, 70, 0}, 0},
+    {2, {{2, 2, 20}, 67, 0}, 1},
+    {1, {{2, 1, 18}, 130, 0}, 33},
+    {1, {{3, 1, 8}, 130, 40}, 0},
+    {1, {{1, 1, 16}, 200, 1}, 0},
+    {1, {{2, 1, 80}, 64, 0}, 20},
+    {1, {{1, 1, 8}, 260, 70}, 150},
+    {4, {{16, 16, 3}, 140, 0}, 0},
+    {1, {{30, 30, 4}, 330, 0}, 0},
+    {1, {{60, 30, 4}, 330, 129}, 190},
+    {1, {{4, 4, 8}, 200, 0, .alibi = 8}, 0},
+    {2, {{6, 2, 20}, 130, 0, .alibi = 8}, 33},
+    {1, {{1, 1, 4}, 70, 0, .alibi = 5}, 0},
+    {1, {{5, 5, 8}, 150, 40, .scale = 0.7, .alibi = 2}, 70},
+    {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
+};
+
+/* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every second one first. */
+static double reference_slope(const AttentionSpec *spec, int64_t head) {
+    static const struct {
+        int64_t heads;
+        double sixteenths[6];
+    } orders[] = {
+        /* exponents in sixteenths of alibi, by head */
+        {1, {16}},
+        {2, {8, 16}},
+        {3, {8, 16, 4}},
+        {4, {4, 8, 12, 16}},
+        {5, {4, 8, 12, 16, 2}},
+        {6, {4, 8, 12, 16, 2, 6}},
+    };
+    return spec->alibi > 0 ? exp2(-spec->alibi / 16 * orders[spec->heads.heads - 1].sixteenths[head]) : 0;
+}
+
+static void build_attention(Check *check, const void *argument) {
+    const Shape *s = *(const Shape *const *)argument;
+    const int32_t *positions = *((const int32_t *const *)argument + 1);
+    int64_t rows = shape_rows(s);
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    check_output(check, op_attention(check->graph, qkv, check_integers(check, 1, &rows, positions), &s->spec));
+}
+
+static void attention_gradients_match_central_differences(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(small_shapes); i++) {
+        int32_t *positions = make_positions(&small_shapes[i]);
+        const void *argument[] = {&small_shapes[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
+/* What GPU kernels cut differently: every width of their tiles, several tiles, masks across them, heads that share keys. */
+static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
+    (void)state;
+    static const Shape wide[] = {
+        {2, {{3, 1, 32}, 140, 0}, 50},
+        {1, {{2, 1, 64}, 200, 70}, 0},
+        {1, {{2, 2, 64}, 140, 0, .alibi = 8}, 0},
+        {1, {{2, 1, 96}, 140, 0}, 0},
+        {1, {{2, 1, 128}, 200, 0}, 90},
+        {1, {{2, 1, 200}, 70, 50, .scale = 0.05, .alibi = 2}, 0},
+        {1, {{1, 1, 256}, 140, 0}, 0},
+    };
+    for (size_t i = 0; i < COUNT(wide); i++) {
+        int32_t *positions = make_positions(&wide[i]);
+        const void *argument[] = {&wide[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
+static void skip_without_device(void) {
+    if (check_device()) return;
+    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
+    skip();
+}
+
+/* Lengths of many tiles, and of tiles that are not full; too long for central differences. */
+static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
+    (void)state;
+    skip_without_device();
+    static const Shape longer[] = {
+        {1, {{2, 1, 64}, 128, 0}, 0},
+        {1, {{1, 1, 128}, 128, 0}, 0},
+        {2, {{4, 1, 64}, 300, 0}, 0},
+        {2, {{4, 1, 128}, 300, 0}, 0},
+        {1, {{8, 2, 64}, 1000, 0}, 0},
+        {1, {{8, 2, 128}, 1000, 0}, 0},
+        {1, {{4, 4, 64}, 777, 150}, 0},
+        {1, {{4, 4, 128}, 777, 150}, 0},
+        {2, {{4, 1, 64}, 640, 0}, 210},
+        {2, {{4, 1, 128}, 640, 0}, 33},
+        {1, {{4, 2, 64}, 513, 300}, 400},
+        {1, {{4, 2, 128}, 513, 300, .alibi = 8}, 0},
+        {2, {{6, 2, 64}, 200, 0, .scale = 0.3, .alibi = 8}, 70},
+        {3, {{2, 1, 64}, 1, 0}, 0},
+        {3, {{2, 1, 128}, 65, 7}, 0},
+        {2, {{24, 24, 64}, 300, 0}, 0},
+        {4, {{12, 12, 128}, 330, 0}, 100}, /* more blocks of keys than processors */
+    };
+    for (size_t i = 0; i < COUNT(longer); i++) {
+        int32_t *positions = make_positions(&longer[i]);
+        const void *argument[] = {&longer[i], positions};
+        check_op(build_attention, argument, (CheckBounds){0});
+        free(positions);
+    }
+}
+
+/* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
+static void reference_row(
+    const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
+    const Heads *h = &spec->heads;
+    int64_t columns = shape_columns(h), dim = h->head_dim, seen = row - low + 1, query = row * columns + head * dim;
+    int64_t key = low * columns + (h->heads + head / (h->heads / h->kv_heads)) * dim, value = key + h->kv_heads * dim;
+    double total = 0, *weight = memory_allocate(seen * sizeof *weight), delta = 0;
+    double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)dim), slope = reference_slope(spec, head);
+    for (int64_t k = 0; k < seen; k++) {
+        double score = 0;
+        for (int64_t j = 0; j < dim; j++) score += qkv[query + j] * qkv[key + k * columns + j];
+        total += weight[k] = exp(score * scale - slope * (seen - 1 - k));
+    }
+    memset(out, 0, dim * sizeof *out);
+    for (int64_t k = 0; k < seen; k++)
+        for (int64_t j = 0; j < dim; j++) out[j] += weight[k] / total * qkv[value + k * columns + j];
+    for (int64_t j = 0; d_qkv && j < dim; j++) delta += out[j] * d_out[j];
+    for (int64_t k = 0; d_qkv && k < seen; k++) {
+        double d_weight = 0;
+        for (int64_t j = 0; j < dim; j++) d_weight += d_out[j] * qkv[value + k * columns + j];
+        double d_score = weight[k] / total * (d_weight - delta) * scale;
+        for (int64_t j = 0; j < dim; j++) {
+            d_qkv[query + j] += d_score * qkv[key + k * columns + j];
+            d_qkv[key + k * columns + j] += d_score * qkv[query + j];
+            d_qkv[value + k * columns + j] += weight[k] / total * d_out[j];
+        }
+    }
+    free(weight);
+}
+
+static double largest_difference(const double *a, const double *b, int64_t count) {
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(a[i] - b[i]) <= largest)) largest = fabs(a[i] - b[i]);
+    return largest;
+}
+
+/* Compares the output, and the gradients where given, with the reference. */
+static void compare_with_reference(
+    const Shape *s, const double *qkv, const int32_t *positions, const double *out, const double *d_out, const double *d_qkv) {
+    const Heads *h = &s->spec.heads;
+    int64_t cells = shape_rows(s) * shape_columns(h);
+    double *expected = memory_allocate(h->head_dim * sizeof *expected), *gradients = memory_allocate(cells * sizeof *gradients);
+    for (int64_t r = 0; r < shape_rows(s); r++) {
+        int64_t back = positions[r] < r % s->spec.length ? positions[r] : r % s->spec.length;
+        if (s->spec.window && back > s->spec.window - 1) back = s->spec.window - 1;
+        for (int64_t head = 0; head < h->heads; head++) {
+            int64_t at = (r * h->heads + head) * h->head_dim;
+            reference_row(qkv, &s->spec, r, r - back, head, expected, d_qkv ? d_out + at : NULL, d_qkv ? gradients : NULL);
+            assert_true(
+                largest_difference(out + at, expected, h->head_dim) < 1e-12); /* sums of a few hundred terms of order one, in double */
+        }
+    }
+    if (d_qkv) assert_true(largest_difference(d_qkv, gradients, cells) < 1e-11); /* likewise, with values of up to a hundred */
+    free(gradients);
+    free(expected);
+}
+
+/* Runs attention and its gradient in fp64 over random values, scaled so that some softmaxes are sharp, and compares. */
+static void expect_reference(const Shape *s, const int32_t *values) {
+    int64_t rows = shape_rows(s), columns = shape_columns(&s->spec.heads), out_columns = s->spec.heads.heads * s->spec.heads.head_dim;
+    Run run = run_begin(true);
+    TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
+    TensorId seed = input(&run, TYPE_COMPUTE, rows, out_columns), y = op_attention(run.graph, x, positions, &s->spec);
+    graph_differentiate(run.graph, RECOMPUTE_NONE, &(Seed){y, seed}, 1);
+    TensorId gradient = graph_get(run.graph, x)->gradient;
+    run.graph->tensors[y].keep = run.graph->tensors[gradient].keep = true;
+    run_plan(&run);
+    double *qkv = executor_tensor(run.executor, x), *d_out = executor_tensor(run.executor, seed);
+    for (int64_t i = 0; i < rows * columns; i++) qkv[i] = 3 * random_value(i);
+    for (int64_t i = 0; i < rows * out_columns; i++) d_out[i] = random_value(i + 1000000);
+    memcpy(executor_tensor(run.executor, positions), values, rows * sizeof *values);
+    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
+    executor_run(run.executor);
+    compare_with_reference(s, qkv, values, executor_tensor(run.executor, y), d_out, executor_tensor(run.executor, gradient));
+    run_end(&run);
+}
+
+static void attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        int32_t *positions = make_positions(&shapes[i]);
+        expect_reference(&shapes[i], positions);
+        free(positions);
+    }
+}
+
+static void a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence(void **state) {
+    (void)state;
+    Shape s = {2, {{1, 1, 4}, 70, 0}, 0};
+    int32_t *positions = make_positions(&s);
+    for (int64_t r = 0; r < shape_rows(&s); r++) positions[r] += 500;
+    expect_reference(&s, positions);
+    free(positions);
+}
+
+/* Documents of lengths 1, 2, 3, ...: boundaries fall everywhere in blocks. */
+static void documents_of_all_lengths_stay_apart(void **state) {
+    (void)state;
+    Shape s = {2, {{2, 1, 8}, 300, 0}, 0};
+    int32_t *positions = make_positions(&s);
+    for (int64_t r = 0, length = 1, at = 0; r < shape_rows(&s); r++) {
+        if (r % s.spec.length == 0 || at == length) at = 0, length++;
+        positions[r] = (int32_t)at++;
+    }
+    expect_reference(&s, positions);
+    free(positions);
+}
+
+/* -- Attention with a cache ---------------------------------------------------------------------------------------- */
+
+enum { CONTEXT = 200 };
+
+/* Attention of `rows` new rows from position `first` on, over a cache that lives outside. */
+static void cached_chunk(const AttentionSpec *spec, const double *qkv, int64_t first, int64_t rows, double *cache, double *out) {
+    int64_t columns = shape_columns(&spec->heads), cached = 2 * spec->heads.kv_heads * spec->heads.head_dim;
+    Run run = run_begin(false);
+    TensorId x = input(&run, TYPE_COMPUTE, rows, columns), positions = input(&run, TYPE_INT32, rows, 1);
+    TensorId memory = graph_tensor(run.graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){CONTEXT, cached}, "cache");
+    TensorId y = op_attention_cached(run.graph, x, positions, memory, spec);
+    run.graph->tensors[y].keep = true;
+    run_plan(&run);
+    memset(executor_arena(run.executor, ARENA_ACTIVATION), 0xff, run.plan.bytes[ARENA_ACTIVATION]);
+    memcpy(executor_tensor(run.executor, x), qkv + first * columns, rows * columns * sizeof *qkv);
+    memcpy(executor_tensor(run.executor, memory), cache, CONTEXT * cached * sizeof *cache);
+    for (int64_t r = 0; r < rows; r++) ((int32_t *)executor_tensor(run.executor, positions))[r] = (int32_t)(first + r);
+    executor_run(run.executor);
+    memcpy(cache, executor_tensor(run.executor, memory), CONTEXT * cached * sizeof *cache);
+    int64_t out_columns = spec->heads.heads * spec->heads.head_dim;
+    memcpy(out + first * out_columns, executor_tensor(run.executor, y), rows * out_columns * sizeof *out);
+    run_end(&run);
+}
+
+static void a_prefix_in_chunks_gives_what_the_whole_gives(void **state) {
+    (void)state;
+    static const Shape cached[] = {
+        {1, {{4, 2, 8}, CONTEXT, 0}, 0},
+        {1, {{3, 1, 20}, CONTEXT, 30}, 0},
+        {1, {{2, 2, 6}, CONTEXT, 1}, 0},
+        {1, {{70, 1, 4}, CONTEXT, 0}, 0},
+        {1, {{6, 2, 8}, CONTEXT, 0, .alibi = 8}, 0},
+        {1, {{5, 5, 12}, CONTEXT, 30, .scale = 0.4, .alibi = 8}, 0},
+    };
+    static const int64_t chunks[] = {1, 1, 60, 5, 64, 2, 66, 1};
+    for (size_t i = 0; i < COUNT(cached); i++) {
+        const Heads *h = &cached[i].spec.heads;
+        int64_t columns = shape_columns(h), cells = CONTEXT * 2 * h->kv_heads * h->head_dim;
+        double *qkv = memory_allocate(CONTEXT * columns * sizeof *qkv), *out = memory_allocate(CONTEXT * columns * sizeof *out);
+        double *cache = memory_allocate(cells * sizeof *cache);
+        for (int64_t j = 0; j < CONTEXT * columns; j++) qkv[j] = 2 * random_value(j);
+        for (int64_t j = 0; j < cells; j++) cache[j] = NAN; /* rows not yet written must not be read */
+        for (int64_t j = 0, at = 0; j < (int64_t)COUNT(chunks); at += chunks[j++])
+            cached_chunk(&cached[i].spec, qkv, at, chunks[j], cache, out);
+        int32_t *positions = make_positions(&cached[i]);
+        compare_with_reference(&cached[i], qkv, positions, out, NULL, NULL);
+        free(positions), free(cache), free(out), free(qkv);
+    }
+}
+
+/* `document` is the number of rows of the cache beyond the new ones, which stay unwritten. */
+static void build_cached(Check *check, const void *argument) {
+    const Shape *s = argument;
+    static const int32_t positions[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
+    int64_t rows = s->spec.length, cached = 2 * s->spec.heads.kv_heads * s->spec.heads.head_dim;
+    TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){rows, shape_columns(&s->spec.heads)}, 0, 1);
+    TensorId cache = graph_tensor(check->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){rows + s->document, cached}, "cache");
+    check_output(check, op_attention_cached(check->graph, qkv, check_integers(check, 1, &rows, positions), cache, &s->spec));
+}
+
+static void cached_attention_agrees_in_all_precisions(void **state) {
+    (void)state;
+    static const Shape cached[] = {
+        {1, {{1, 1, 1}, 1, 0}, 0},
+        {1, {{8, 2, 17}, 21, 0}, 0},
+        {1, {{3, 3, 64}, 20, 6}, 0},
+        {1, {{6, 3, 9}, 21, 0, .alibi = 8}, 0},
+        {1, {{4, 1, 128}, 1, 0}, 700},
+        {1, {{4, 2, 256}, 21, 0}, 300},
+    };
+    for (size_t i = 0; i < COUNT(cached); i++) check_op(build_cached, &cached[i], (CheckBounds){.forward_only = true});
+}
+
+/* -- Speed --------------------------------------------------------------------------------------------------------- */
+
+enum { SPEED_RUNS = 10 };
+
+static int by_value(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+/* On the device; bf16 of random sign and about 0.5 to 1, since clocks depend on the data. */
+static void *speed_values(int64_t count) {
+    Error error = {0};
+    uint16_t *values = memory_allocate((size_t)count * 2);
+    void *memory = device_allocate(check_device(), count * 2, &error);
+    if (!memory) fail_msg("%s", error.message);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (uint16_t)(0x3f00 | ((uint64_t)i * 0x9e3779b97f4a7c15u >> 40 & 0x807f)); /* sign and mantissa */
+    device_upload(check_device(), memory, values, count * 2);
+    free(values);
+    return memory;
+}
+
+static double median_seconds(OpId op, const OpCall *call) {
+    double seconds[SPEED_RUNS];
+    gpu_kernels[op]->run(call);
+    for (int i = 0; i < SPEED_RUNS; i++) {
+        device_timer_start(check_device());
+        gpu_kernels[op]->run(call);
+        seconds[i] = device_timer_stop(check_device());
+    }
+    qsort(seconds, SPEED_RUNS, sizeof *seconds, by_value);
+    return (seconds[SPEED_RUNS / 2 - 1] + seconds[SPEED_RUNS / 2]) / 2;
+}
+
+/* FLOP as usual: two products of all seen pairs forward, five backward. */
+static void speed_of_shape(const Shape *s) {
+    const Heads *h = &s->spec.heads;
+    Error error = {0};
+    int64_t rows = shape_rows(s), columns = shape_columns(h), out_columns = h->heads * h->head_dim, workspace = 1 << 30;
+    void *qkv = speed_values(rows * columns), *out = speed_values(rows * out_columns), *d_out = speed_values(rows * out_columns);
+    void *d_qkv = speed_values(rows * columns), *log_sum = speed_values(2 * rows * h->heads), *positions = speed_values(2 * rows);
+    void *scratch = device_allocate(check_device(), workspace, &error);
+    if (!scratch) fail_msg("%s", error.message);
+    int32_t *values = make_positions(s);
+    device_upload(check_device(), positions, values, rows * 4);
+    OpCall forward = {.device = check_device(),
+        .attributes = &s->spec,
+        .in = {qkv, positions},
+        .in_shape = {{rows, columns, 1, 1}},
+        .out = {out, log_sum},
+        .workspace = scratch};
+    OpCall backward = {.device = check_device(),
+        .attributes = &s->spec,
+        .in = {d_out, qkv, positions, out, log_sum},
+        .in_shape = {{rows, out_columns, 1, 1}},
+        .out = {d_qkv},
+        .workspace = scratch};
+    double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
+    double there = median_seconds(OP_attention, &forward), back = median_seconds(OP_attention_grad, &backward);
+    print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n",
+        (long)s->sequences, (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6,
+        2 * flops / there / 1e12, back * 1e6, 5 * flops / back / 1e12);
+    void *memory[] = {qkv, out, d_out, d_qkv, log_sum, positions, scratch};
+    int64_t bytes[] = {
+        rows * columns * 2, rows * out_columns * 2, rows * out_columns * 2, rows * columns * 2, rows * h->heads * 4, rows * 4, workspace};
+    for (size_t i = 0; i < COUNT(memory); i++) device_free(check_device(), memory[i], bytes[i]);
+    free(values);
+    if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
+}
+
+static void speed(void **state) {
+    (void)state;
+    skip_without_device();
+    if (!getenv("SMELT_TEST_SPEED")) skip();
+    static const Shape timed[] = {
+        {4, {{32, 8, 64}, 4096, 0}, 0},
+        {2, {{32, 8, 128}, 8192, 0}, 0},
+        {64, {{12, 12, 64}, 1024, 0}, 0},
+        {4, {{16, 4, 128}, 4096, 0}, 0},
+    };
+    for (size_t i = 0; i < COUNT(timed); i++) speed_of_shape(&timed[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(llama3_scaling_gives_the_frequencies_of_transformers),
+        cmocka_unit_test(without_scaling_frequencies_are_powers_of_theta),
+        cmocka_unit_test(rope_turns_pairs_half_a_rotation_apart),
+        cmocka_unit_test(rope_gradients_match_central_differences),
+        cmocka_unit_test(qk_norm_passes),
+        cmocka_unit_test(qk_norm_divides_each_head_by_its_root_mean_square_and_leaves_values),
+        cmocka_unit_test(attention_and_its_gradient_are_those_of_a_softmax_over_what_a_row_sees),
+        cmocka_unit_test(a_document_that_began_in_an_earlier_sequence_is_cut_at_the_sequence),
+        cmocka_unit_test(documents_of_all_lengths_stay_apart),
+        cmocka_unit_test(attention_gradients_match_central_differences),
+        cmocka_unit_test(attention_agrees_in_all_precisions_over_tiles_of_every_width),
+        cmocka_unit_test(attention_on_a_gpu_agrees_over_many_tiles),
+        cmocka_unit_test(a_prefix_in_chunks_gives_what_the_whole_gives),
+        cmocka_unit_test(cached_attention_agrees_in_all_precisions),
+        cmocka_unit_test(speed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

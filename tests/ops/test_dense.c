@@ -1,0 +1,286 @@
+/* The operations that every family shares: embedding, norms, linear, sums, activations, head with cross-entropy. Gradients, precisions and
+ * threads by check_op; the forward meaning by direct formulas where gradients alone would not notice. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/check.h"
+#include "backend/backend.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/embed/embed.h"
+#include "ops/linear/linear.h"
+#include "ops/lora/lora.h"
+#include "ops/loss/loss.h"
+#include "ops/norm/norm.h"
+
+typedef struct Case {
+    int64_t rows, columns, other;
+    bool flag, flag2;
+} Case;
+#define CHECK_ALL(build, cases) \
+    for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], (CheckBounds){0})
+
+/* A graph without parameters' gradients, run once in fp64. */
+typedef struct Run {
+    Graph *graph;
+    Plan plan;
+    Executor *executor;
+} Run;
+
+static void run_plan(Run *run) {
+    Error error = {0};
+    Backend backend = op_cpu_backend(run->graph->precision);
+    run->plan = graph_plan(run->graph, &backend);
+    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
+    if (!run->executor) fail_msg("%s", error.message);
+}
+
+static void run_end(Run *run) {
+    executor_free(run->executor);
+    graph_free(run->graph);
+}
+
+/* A norm of random parameters; its LayerNorm may have a bias. */
+static Norm norm_of(Check *check, NormKind kind, bool biased, int64_t columns) {
+    Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
+    if (biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
+    return norm;
+}
+
+/* flag: LayerNorm; flag2: with a bias. */
+static void build_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0.3, 1);
+    Norm norm = norm_of(check, c->flag ? NORM_LAYER : NORM_RMS, c->flag2, c->columns);
+    check_output(check, op_norm(check->graph, x, &norm));
+}
+
+static void rmsnorm_passes(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1}, {1, 16}, {3, 17}, {65, 40}, {130, 7}};
+    CHECK_ALL(build_norm, cases);
+}
+
+/* Not one column: its result is always the bias, and the gradient of x is what rounding left. */
+static void layernorm_passes_with_and_without_bias(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {1, 5, 0, true, true}, {1, 16, 0, true, false}, {3, 17, 0, true, true}, {65, 40, 0, true, false}, {130, 7, 0, true, true}};
+    CHECK_ALL(build_norm, cases);
+}
+
+static void norms_are_those_of_their_definitions(void **state) {
+    (void)state;
+    const int64_t columns = 5;
+    static const double x[] = {3, -1, 4, 1, -5}; /* mean 0.4, mean square 10.4, variance 10.24 = 3.2^2 */
+    for (NormKind kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
+        Run run = {.graph = graph_create(PRECISION_FP64, false)};
+        TensorId input = graph_tensor(run.graph, ARENA_INPUT, TYPE_WIDE, 2, (int64_t[]){1, columns}, "x");
+        Norm norm = {.kind = kind, .epsilon = 0.01, .gain = graph_parameter(run.graph, "gain", PARAMETER_NORM, 1, &columns, 1, 0, false)};
+        if (kind == NORM_LAYER) norm.bias = graph_parameter(run.graph, "bias", PARAMETER_BIAS, 1, &columns, 0, 0, false);
+        TensorId y = op_norm(run.graph, input, &norm);
+        run.graph->tensors[y].keep = true;
+        run_plan(&run);
+        for (int j = 0; j < columns; j++) {
+            ((double *)executor_tensor(run.executor, input))[j] = x[j];
+            ((double *)executor_tensor(run.executor, norm.gain))[j] = 2 + j;
+            if (norm.bias) ((double *)executor_tensor(run.executor, norm.bias))[j] = 10 * j;
+        }
+        executor_run(run.executor);
+        for (int j = 0; j < columns; j++) {
+            double expected = kind == NORM_RMS ? x[j] / sqrt(10.41) * (2 + j) : (x[j] - 0.4) / sqrt(10.25) * (2 + j) + 10 * j;
+            assert_true(fabs(((double *)executor_tensor(run.executor, y))[j] - expected) < 1e-13); /* a few roundings of values up to 40 */
+        }
+        run_end(&run);
+    }
+}
+
+/* other: 0 RMSNorm, 1 LayerNorm, 2 with a bias. */
+static void build_residual_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
+    Norm norm = norm_of(check, c->other ? NORM_LAYER : NORM_RMS, c->other == 2, c->columns);
+    for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
+    ResidualNorm out = op_residual_norm(check->graph, block, stream, c->flag ? affine : NULL, &norm);
+    if (!c->flag2) check_output(check, out.stream);
+    check_output(check, out.normed);
+}
+
+static void residual_norm_passes_with_and_without_scales_and_a_dead_stream(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {1, 1, 0, true, false}, {1, 16, 0, false, false}, {3, 17, 0, true, true}, {70, 24, 0, true, false}, {130, 7, 0, false, true}};
+    CHECK_ALL(build_residual_norm, cases);
+}
+
+static void residual_layernorm_passes_likewise(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {1, 5, 1, true, false}, {1, 16, 2, false, false}, {3, 17, 2, true, true}, {70, 24, 1, false, false}, {130, 7, 2, false, true}};
+    CHECK_ALL(build_residual_norm, cases);
+}
+
+static void build_linear(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
+    TensorId w = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
+    TensorId bias = c->flag ? check_parameter(check, PARAMETER_BIAS, 1, &c->other, 0, 1) : TENSOR_NONE;
+    check_output(check, op_linear(check->graph, x, w, bias, c->flag2));
+}
+
+static void linear_passes_with_and_without_bias_and_wide(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 1, true, false}, {1, 33, 5, false, true}, {67, 17, 9, true, true}, {40, 64, 32, false, false}};
+    CHECK_ALL(build_linear, cases);
+}
+
+/* Adapters of a product of two or three parts, whose other reader keeps y where it is (flag). */
+static void build_lora(Check *check, const void *argument) {
+    const Case *c = argument;
+    const int64_t rank = c->other, columns[] = {c->columns, 2 * c->columns, 3};
+    int parts = c->flag2 ? 3 : 2;
+    int64_t out = 3 * c->columns + (parts == 3 ? 3 : 0);
+    TensorId y = op_scale(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, out}, 0, 1), 0.5);
+    TensorId u = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, parts * rank}, 0, 1);
+    TensorId b = check_parameter(check, PARAMETER_MATRIX, 2, (int64_t[]){out, rank}, 0, 0.5);
+    TensorId adapted = op_lora(check->graph, y, op_scale(check->graph, u, 1.75), b, columns, parts);
+    check_output(check, c->flag ? op_add(check->graph, adapted, y) : adapted);
+}
+
+static void lora_and_scale_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 1, false, false}, {67, 5, 3, true, true}, {40, 32, 8, false, true}, {33, 16, 16, true, false}};
+    CHECK_ALL(build_lora, cases);
+}
+
+static void build_two_readers(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
+    TensorId y = op_gelu(check->graph, x, GELU_EXACT);
+    check_output(check, op_add(check->graph, y, op_gelu(check->graph, y, GELU_EXACT)));
+}
+
+static void a_tensor_with_two_readers_gets_the_sum_of_their_gradients(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1}, {5, 19}};
+    CHECK_ALL(build_two_readers, cases);
+}
+
+static void build_scale_add(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId x = check_input(check, TYPE_WIDE, 2, shape, 0, 1), previous = check_input(check, TYPE_WIDE, 2, shape, 0, 1);
+    check_output(check, op_scale_add(check->graph, x, previous, check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5)));
+}
+
+static void scale_add_passes(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1}, {66, 18}};
+    CHECK_ALL(build_scale_add, cases);
+}
+
+static void build_activation(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 2);
+    check_output(check, c->flag ? op_swiglu(check->graph, x) : op_gelu(check->graph, x, c->flag2 ? GELU_TANH : GELU_EXACT));
+}
+
+static void gelu_and_swiglu_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 2, 0, false, false}, {1, 2, 0, true, false}, {9, 34, 0, false, false}, {9, 34, 0, true, false},
+        {1, 1, 0, false, true}, {9, 35, 0, false, true}};
+    CHECK_ALL(build_activation, cases);
+}
+
+static void gelu_is_that_of_its_definitions(void **state) {
+    (void)state;
+    static const double x[] = {-300, -12, -3, -0.5, 0, 0.1, 1, 4, 12, 300};
+    const int count = sizeof x / sizeof *x;
+    for (GeluKind kind = GELU_EXACT; kind <= GELU_TANH; kind++) {
+        Run run = {.graph = graph_create(PRECISION_FP64, false)};
+        TensorId input = graph_tensor(run.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){1, count}, "x"),
+                 y = op_gelu(run.graph, input, kind);
+        run.graph->tensors[y].keep = true;
+        run_plan(&run);
+        memcpy(executor_tensor(run.executor, input), x, sizeof x);
+        executor_run(run.executor);
+        for (int i = 0; i < count; i++) {
+            double inner = kind == GELU_TANH ? tanh(sqrt(2 / M_PI) * (x[i] + 0.044715 * pow(x[i], 3))) : erf(x[i] / sqrt(2));
+            assert_true(fabs(((double *)executor_tensor(run.executor, y))[i] - 0.5 * x[i] * (1 + inner)) < 1e-13); /* a few roundings */
+        }
+        run_end(&run);
+    }
+}
+
+static void build_clamp(Check *check, const void *argument) {
+    const Case *c = argument;
+    check_output(check, op_clamp(check->graph, check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0.1, 1), 0.8001));
+}
+
+static void clamp_passes(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1}, {3, 17}, {65, 40}};
+    CHECK_ALL(build_clamp, cases);
+}
+
+static const int32_t tokens[] = {4, 0, 4, 4, 2, 6, 0, 4, 1, 5, 6, 6, 3};
+
+static void build_embed(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId ids = check_integers(check, 1, &c->rows, tokens);
+    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){7, c->columns}, 0, 1), bias = TENSOR_NONE,
+             scale = TENSOR_NONE;
+    if (c->flag) {
+        bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
+        scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
+    }
+    check_output(check, op_embed(check->graph, ids, table, bias, scale));
+}
+
+static void embed_passes_with_repeated_tokens(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 0, true, false}, {13, 70, 0, true, false}, {13, 33, 0, false, false}};
+    CHECK_ALL(build_embed, cases);
+}
+
+static const int32_t targets[] = {1, 0, -1, 3, 2, 0, 0, 4, 1, -1, 2, 2, 3};
+
+static void build_cross_entropy(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, c->columns}, 0, 1);
+    TensorId w = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->other, c->columns}, 0, 0.5);
+    op_linear_cross_entropy(
+        check->graph, x, w, check_integers(check, 1, &c->rows, targets), check_scalar(check, 0.25), check_loss(check, 1));
+}
+
+static void cross_entropy_passes_with_targets_to_ignore(void **state) {
+    (void)state;
+    static const Case cases[] = {{1, 1, 5}, {13, 18, 5}, {13, 64, 37}};
+    CHECK_ALL(build_cross_entropy, cases);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rmsnorm_passes),
+        cmocka_unit_test(layernorm_passes_with_and_without_bias),
+        cmocka_unit_test(norms_are_those_of_their_definitions),
+        cmocka_unit_test(residual_layernorm_passes_likewise),
+        cmocka_unit_test(residual_norm_passes_with_and_without_scales_and_a_dead_stream),
+        cmocka_unit_test(linear_passes_with_and_without_bias_and_wide),
+        cmocka_unit_test(lora_and_scale_pass),
+        cmocka_unit_test(a_tensor_with_two_readers_gets_the_sum_of_their_gradients),
+        cmocka_unit_test(scale_add_passes),
+        cmocka_unit_test(gelu_and_swiglu_pass),
+        cmocka_unit_test(gelu_is_that_of_its_definitions),
+        cmocka_unit_test(clamp_passes),
+        cmocka_unit_test(embed_passes_with_repeated_tokens),
+        cmocka_unit_test(cross_entropy_passes_with_targets_to_ignore),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

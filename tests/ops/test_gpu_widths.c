@@ -1,0 +1,225 @@
+/* GPU kernels at the shapes that choose between them: every width that has a kernel of its own, its neighbours, and those that only the kernels for any width
+ * take. Small shapes are in test_dense.c and test_attention.c. Skipped without SMELT_TEST_DEVICE. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/check.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/embed/embed.h"
+#include "ops/heads.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+
+/* Rounding to bf16 is off by 2^-9 / sqrt(3) = 0.1% on average, a few times over; one wrong column among 8,192 shows as 1%. */
+static const CheckBounds bounds = {.bf16 = 0.006};
+
+#define CHECK_ALL(build, cases)                                                                                                            \
+    do {                                                                                                                                   \
+        if (!check_device()) skip();                                                                                                       \
+        for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], bounds);                                 \
+    } while (0)
+
+typedef struct Case {
+    int64_t rows, columns;
+    NormKind kind;
+    bool biased, affine;
+} Case;
+
+static Norm norm_of(Check *check, NormKind kind, bool biased, int64_t columns) {
+    Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
+    if (biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
+    return norm;
+}
+
+static void build_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0.3, 1);
+    Norm norm = norm_of(check, c->kind, c->biased, c->columns);
+    check_output(check, op_norm(check->graph, x, &norm));
+}
+
+static void norms_of_every_width_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {70, 4, NORM_RMS},
+        {70, 256, NORM_RMS},
+        {33, 512, NORM_RMS},
+        {33, 516, NORM_RMS},
+        {33, 1024, NORM_RMS},
+        {33, 1028, NORM_RMS},
+        {33, 2048, NORM_RMS},
+        {3, 2052, NORM_RMS},
+        {35, 4096, NORM_RMS},
+        {2, 8192, NORM_RMS},
+        {2, 8196, NORM_RMS},
+        {34, 1027, NORM_RMS},
+        {70, 64, NORM_LAYER, true},
+        {33, 508, NORM_LAYER},
+        {33, 768, NORM_LAYER, true},
+        {33, 1600, NORM_LAYER, true},
+        {3, 2560, NORM_LAYER},
+        {2, 8192, NORM_LAYER, true},
+        {33, 1025, NORM_LAYER, true},
+        {2, 9000, NORM_LAYER},
+    };
+    CHECK_ALL(build_norm, cases);
+}
+
+static void build_residual_norm(Check *check, const void *argument) {
+    const Case *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
+    for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
+    Norm norm = norm_of(check, c->kind, c->biased, c->columns);
+    ResidualNorm merged = op_residual_norm(check->graph, block, stream, c->affine ? affine : NULL, &norm);
+    check_output(check, merged.stream);
+    check_output(check, merged.normed);
+}
+
+static void merges_of_every_width_pass(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {70, 256, NORM_RMS},
+        {33, 516, NORM_RMS},
+        {33, 1028, NORM_RMS},
+        {3, 4096, NORM_RMS},
+        {2, 8192, NORM_RMS},
+        {34, 1027, NORM_RMS},
+        {70, 256, NORM_LAYER, true},
+        {33, 768, NORM_LAYER, true},
+        {33, 2048, NORM_LAYER},
+        {3, 4096, NORM_LAYER, true},
+        {2, 8192, NORM_LAYER},
+        {70, 256, NORM_RMS, false, true},
+        {33, 1024, NORM_RMS, false, true},
+        {70, 2048, NORM_RMS, false, true},
+        {33, 4096, NORM_RMS, false, true},
+        {2, 8192, NORM_RMS, false, true},
+        {34, 1027, NORM_RMS, false, true},
+        {33, 512, NORM_LAYER, true, true},
+    };
+    CHECK_ALL(build_residual_norm, cases);
+}
+
+enum { ROWS = 700, MANY_ROWS = 8500 /* more than 256 chunks of 32 */ };
+typedef struct Embedding {
+    int64_t rows, columns, vocabulary;
+    int shape;
+    bool affine;
+} Embedding;
+static int32_t tokens[MANY_ROWS];
+
+/* Shape 0: all the same; 1: all different; 2: some often, many once. */
+static void build_embed(Check *check, const void *argument) {
+    const Embedding *c = argument;
+    for (uint32_t i = 0; i < c->rows; i++) {
+        uint32_t scattered = (i * 2654435761u >> 7) % (uint32_t)c->vocabulary;
+        tokens[i] = c->shape == 0   ? c->vocabulary - 1
+                    : c->shape == 1 ? i * (c->vocabulary / c->rows)
+                    : i % 3         ? scattered % 7 * (c->vocabulary / 7)
+                                    : scattered;
+    }
+    TensorId table = check_parameter(check, PARAMETER_EMBEDDING, 2, (int64_t[]){c->vocabulary, c->columns}, 0, 1), bias = TENSOR_NONE,
+             scale = TENSOR_NONE;
+    if (c->affine) {
+        bias = check_parameter(check, PARAMETER_BIAS, 1, &c->columns, 0, 1);
+        scale = check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5);
+    }
+    check_output(check, op_embed(check->graph, check_integers(check, 1, &c->rows, tokens), table, bias, scale));
+}
+
+static void tokens_that_repeat_over_blocks_add_to_their_entry(void **state) {
+    (void)state;
+    static const Embedding cases[] = {
+        {ROWS, 8, 70000, 0, false},
+        {ROWS, 8, 70000, 1, true},
+        {ROWS, 8, 70000, 2, true},
+        {ROWS, 4, 300, 2, false},
+        {ROWS, 3, 1000, 2, true},
+        {ROWS, 1032, 700, 2, true},
+        {32, 8, 1000, 0, true},
+        {33, 8, 1000, 0, false},
+        {64, 260, 1, 0, true},
+        {ROWS, 1, 1000, 1, false},
+        {MANY_ROWS, 4, 300, 0, true},
+    };
+    CHECK_ALL(build_embed, cases);
+}
+
+typedef struct Rows { int64_t rows, columns; } Rows;
+
+static void build_elementwise(Check *check, const void *argument) {
+    const Rows *c = argument;
+    int64_t shape[] = {c->rows, 2 * c->columns};
+    TensorId x = check_input(check, TYPE_COMPUTE, 2, shape, 0, 2);
+    check_output(
+        check, op_swiglu(check->graph, op_gelu(check->graph, op_gelu(check->graph, op_clamp(check->graph, x, 3), GELU_EXACT), GELU_TANH)));
+}
+
+static void build_scale_add(Check *check, const void *argument) {
+    const Rows *c = argument;
+    int64_t shape[] = {c->rows, c->columns};
+    TensorId x = check_input(check, TYPE_WIDE, 2, shape, 0, 1), previous = check_input(check, TYPE_WIDE, 2, shape, 0, 1);
+    TensorId sum = op_scale_add(check->graph, x, previous, check_parameter(check, PARAMETER_NORM, 1, &c->columns, 1, 0.5));
+    check_output(check, op_add(check->graph, sum, sum));
+}
+
+static void wide_rows_pass_through_elementwise_kernels(void **state) {
+    (void)state;
+    static const Rows cases[] = {{130, 256}, {67, 2056}, {3, 1031}, {1, 5}};
+    CHECK_ALL(build_elementwise, cases);
+    CHECK_ALL(build_scale_add, cases);
+}
+
+typedef struct Qkv {
+    int64_t rows;
+    Heads heads;
+    int64_t query, key, rotated;
+    NormKind kind;
+    bool biased;
+} Qkv;
+
+static void build_qkv(Check *check, const void *argument) {
+    static const int32_t positions[] = {0, 1, 2, 79, 0, 1, 40, 41, 42, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+    const Qkv *c = argument;
+    RopeSpec spec = {.theta = 10000, .dimensions = c->rotated, .positions = 80};
+    TensorId qkv =
+        check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.2, 1);
+    Norm query = norm_of(check, c->kind, c->biased, c->query), key = norm_of(check, c->kind, c->biased, c->key);
+    TensorId normed = op_qk_norm(check->graph, qkv, &query, &key, &c->heads);
+    check_output(
+        check, op_rope(check->graph, normed, check_integers(check, 1, &c->rows, positions), op_rope_table(check->graph, &spec), &c->heads));
+}
+
+static void heads_of_every_width_are_normed_and_turned(void **state) {
+    (void)state;
+    static const Qkv cases[] = {
+        {17, {5, 2, 128}, 128, 128, 128, NORM_RMS, false},
+        {20, {4, 1, 64}, 64, 64, 32, NORM_LAYER, true},
+        {17, {2, 1, 256}, 512, 256, 64, NORM_RMS, false},
+        {17, {8, 8, 128}, 1024, 1024, 128, NORM_LAYER, true},
+        {17, {16, 8, 128}, 2048, 1024, 16, NORM_LAYER, false},
+        {3, {32, 16, 128}, 4096, 2048, 128, NORM_RMS, false},
+        {2, {64, 1, 128}, 8192, 128, 128, NORM_LAYER, true},
+        {17, {3, 1, 90}, 270, 90, 36, NORM_RMS, false},
+        {2, {65, 1, 128}, 8320, 128, 128, NORM_LAYER, true},
+        {17, {3, 2, 34}, 34, 68, 34, NORM_LAYER, true},
+    };
+    CHECK_ALL(build_qkv, cases);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(norms_of_every_width_pass),
+        cmocka_unit_test(merges_of_every_width_pass),
+        cmocka_unit_test(tokens_that_repeat_over_blocks_add_to_their_entry),
+        cmocka_unit_test(wide_rows_pass_through_elementwise_kernels),
+        cmocka_unit_test(heads_of_every_width_are_normed_and_turned),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

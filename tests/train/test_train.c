@@ -1,0 +1,553 @@
+/* End to end: the real program trains tiny models. What is shown here is what people rely on: stopping, killing, other threads or less
+ * memory change no bit of a run, signals and broken numbers lose nothing, evaluation only looks, and the reports are there. */
+#include "support/train_run.h"
+
+static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 tokens, the first of which ends documents */
+
+/* -- Bit for bit --------------------------------------------------------------------------------------------------- */
+
+typedef struct Variety { const char *name, *settings; } Variety;
+
+static const Variety varieties[] = {
+    {"zaya-adamw", "model.family=zaya optimizer.name=adamw"},
+    {"zaya-muon", "model.family=zaya optimizer.name=muon"},
+    {"llama-adamw", "model.family=llama model.experts=0 optimizer.name=adamw"},
+    {"llama-moe-muon", "model.family=llama model.experts_per_token=2 model.auxiliary_loss=0.01 optimizer.name=muon"},
+};
+#define SCHEDULED "batch.ramp_tokens=128 batch.ramp_steps=30 schedule.kind=wsd schedule.decay=10"
+
+static void a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof varieties / sizeof *varieties; i++) {
+        const char *name = varieties[i].name, *settings = varieties[i].settings;
+        char *whole = memory_format("%s-whole", name), *parts = memory_format("%s-parts", name);
+        train_good("run=%s %s %s", whole, SCHEDULED, settings);
+        train_good("run=%s %s %s stop_at=20", parts, SCHEDULED, settings);
+        assert_true(has_checkpoint(parts, 20));
+        assert_int_equal(count_records(parts, "step"), 20);
+        /* These may change from start to start: they change no result. */
+        train_good("run=%s %s %s threads=1 recompute=block eval.every=7 checkpoint.every=9", parts, SCHEDULED, settings);
+        assert_same_steps(whole, parts);
+        assert_true(same_checkpoint(whole, parts, 40));
+        assert_true(recorded(whole, "evaluation", -1, "loss") == recorded(parts, "evaluation", -1, "loss"));
+        free(whole);
+        free(parts);
+    }
+}
+
+static void every_recomputation_and_any_number_of_threads_gives_the_same_bits(void **state) {
+    (void)state;
+    train_good("run=two threads=2");
+    train_good("run=again threads=2");
+    train_good("run=one threads=1");
+    train_good("run=norm recompute=norm");
+    train_good("run=attention recompute=attention");
+    static const char *const others[] = {"again", "one", "norm", "attention"};
+    for (int i = 0; i < 4; i++) {
+        assert_same_steps("two", others[i]);
+        assert_true(same_checkpoint("two", others[i], 40));
+    }
+}
+
+static void another_seed_gives_another_run(void **state) {
+    (void)state;
+    train_good("run=first seed=1 steps=5");
+    train_good("run=second seed=2 steps=5");
+    assert_false(same_checkpoint("first", "second", 5));
+    assert_true(recorded("first", "step", 0, "loss") != recorded("second", "step", 0, "loss"));
+}
+
+/* -- Learning ------------------------------------------------------------------------------------------------------- */
+
+static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof varieties / sizeof *varieties; i++) {
+        const char *run = varieties[i].name;
+        train_good("run=%s steps=100 eval.every=20 %s", run, varieties[i].settings);
+        double first = recorded(run, "step", 0, "loss"), last = recorded(run, "step", -1, "loss");
+        double early = recorded(run, "evaluation", 0, "loss"), late = recorded(run, "evaluation", -1, "loss");
+        /* 320 equally likely tokens; initial logits are far below 1, so their loss differs by little. */
+        assert_float_equal(first, log(320), 0.1);
+        /* The text has some 25 letters: knowing that alone gives 3.2. */
+        if (!(last < 3.2) || !(late < 3.2) || !(late < early - 0.1))
+            fail_msg("%s: loss %g to %g, validation %g to %g", run, first, last, early, late);
+    }
+}
+
+/* -- kill -9 -------------------------------------------------------------------------------------------------------- */
+
+static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **state) {
+    (void)state;
+    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1, STEPS = 200, EVALUATIONS = 8 };
+    const char *settings = "run=killed steps=200 checkpoint.every=3 eval.every=25";
+    train_good("%s run=whole", settings);
+    double step_seconds = recorded("whole", "step", -1, "milliseconds") * 1e-3;
+    int killed = 0;
+    for (int i = 0; i < KILLS; i++) {
+        RngBits bits = rng_bits(7, 1, (uint64_t)i);
+        Process process = train_start(settings);
+        /* One in four dies while it starts, the others after some steps: so the run comes forward between two deaths. */
+        if (bits.word[0] % 4) process_await_lines(&process, HEADER + 1 + (int)(bits.word[1] % MOST_STEPS));
+        process_sleep(rng_uniform(7, 2, (uint64_t)i) * (bits.word[0] % 4 ? 3 * step_seconds : 0.03));
+        kill(process.id, SIGKILL);
+        ProcessResult result = process_finish(&process);
+        if (result.signal != SIGKILL) expect_code(&result, ERROR_NONE, settings);
+        killed += result.signal == SIGKILL;
+        process_free(&result);
+    }
+    train_good("%s", settings);
+    json_t *starts = records("killed", "start"), *start;
+    size_t index;
+    int resumed = 0;
+    json_array_foreach(starts, index, start) resumed += number(start, "step") > 0;
+    json_decref(starts);
+    if (killed <= KILLS / 2 || resumed <= KILLS / 4)
+        fail_msg("only %d of %d were killed, %d resumed: not much was tested", killed, KILLS, resumed);
+    assert_same_steps("whole", "killed");
+    assert_true(same_checkpoint("whole", "killed", STEPS));
+    assert_int_equal(count_records("killed", "evaluation"), EVALUATIONS);
+    for (int i = 0; i < EVALUATIONS; i++)
+        assert_true(recorded("whole", "evaluation", i, "loss") == recorded("killed", "evaluation", i, "loss"));
+}
+
+/* -- Signals --------------------------------------------------------------------------------------------------------- */
+
+static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **state) {
+    (void)state;
+    const struct {
+        int number;
+        const char *name, *run;
+    } signals[] = {{SIGTERM, "SIGTERM", "term"}, {SIGINT, "SIGINT", "int"}, {SIGHUP, "SIGHUP", "hang-up"}};
+    for (int i = 0; i < 3; i++) {
+        const char *run = signals[i].run;
+        char *settings = memory_format("run=%s steps=100000", run);
+        Process process = train_start(settings);
+        process_await_lines(&process, 6);
+        kill(process.id, signals[i].number);
+        ProcessResult result = process_finish(&process);
+        expect_code(&result, ERROR_PREEMPTED, settings);
+        int64_t step = process_lines(result.output, " ") - 1; /* below the header */
+        char *message = memory_format("error: %s after step %lld: a checkpoint was written", signals[i].name, (long long)step);
+        if (!strstr(result.errors, message)) fail_msg("\"%s\" is not in:\n%s", message, result.errors);
+        assert_true(has_checkpoint(run, step));
+        assert_int_equal(count_records(run, "step"), step);
+        train_good("%s stop_at=%lld", settings, (long long)step + 3);
+        train_good("run=%s-whole steps=100000 stop_at=%lld", run, (long long)step + 3);
+        char *whole = memory_format("%s-whole", run);
+        assert_same_steps(run, whole);
+        assert_true(same_checkpoint(run, whole, step + 3));
+        free(whole);
+        free(message);
+        process_free(&result);
+        free(settings);
+    }
+}
+
+/* The evaluation reads all of the text 200 times, which takes seconds; the run goes on with it. */
+static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void **state) {
+    (void)state;
+    write_corpus("long", 2000000);
+    const char *settings = "run=run steps=8 eval.every=4 data.valid=long";
+    Process process = train_start(settings);
+    process_await_lines(&process, 5);
+    process_sleep(0.2);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_PREEMPTED, settings);
+    assert_non_null(strstr(result.errors, "SIGTERM after step 4: a checkpoint was written"));
+    assert_int_equal(count_records("run", "evaluation"), 0);
+    train_good("%s eval.batches=3", settings);
+    assert_int_equal(count_records("run", "evaluation"), 2);
+    process_free(&result);
+}
+
+static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs(void **state) {
+    (void)state;
+    Process process = train_start("run=run steps=100000 hang=1");
+    process_await_lines(&process, 3);
+    kill(process.id, SIGSTOP);
+    process_sleep(1.5);
+    kill(process.id, SIGCONT);
+    process_await_lines(&process, 10);
+    process_sleep(0.3);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_PREEMPTED, "after SIGCONT");
+    assert_null(strstr(result.errors, "made no progress"));
+    process_free(&result);
+}
+
+static void another_store_does_not_start_a_run_over(void **state) {
+    (void)state;
+    train_good("run=run stop_at=5");
+    train_says(ERROR_USAGE, "run has checkpoints in run, and store has none", "run=run checkpoint.store=store");
+    assert_int_equal(count_records("run", "step"), 5);
+    assert_int_equal(mkdir("store", 0777), 0);
+    assert_int_equal(rename("run/checkpoints", "store/checkpoints"), 0);
+    train_good("run=run checkpoint.store=store");
+    train_good("run=whole");
+    assert_true(same_checkpoint("whole", "store", 40));
+}
+
+static void a_finished_run_is_left_as_it_is(void **state) {
+    (void)state;
+    train_good("run=done steps=6");
+    train_good("run=copy steps=6");
+    train_good("run=done steps=6");
+    assert_same_steps("done", "copy");
+    assert_true(same_checkpoint("done", "copy", 6));
+}
+
+static void profiling_leaves_records_and_checkpoints_as_they_are(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=20");
+    Process process = train_start("run=run profile=3");
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, "profile");
+    assert_non_null(strstr(result.output, "optimizer"));
+    process_free(&result);
+    assert_int_equal(count_records("run", "step"), 20);
+    assert_false(has_checkpoint("run", 24));
+    train_good("run=run");
+    assert_same_steps("whole", "run");
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+static void only_one_process_trains_in_a_folder(void **state) {
+    (void)state;
+    Process first = train_start("run=shared steps=100000");
+    process_await_lines(&first, 3);
+    train_says(ERROR_USAGE, "another process trains in shared", "run=shared steps=100000");
+    kill(first.id, SIGTERM);
+    ProcessResult result = process_finish(&first);
+    expect_code(&result, ERROR_PREEMPTED, "first");
+    process_free(&result);
+    char *steps = steps_text("shared");
+    free(steps);
+}
+
+/* -- Numbers that break ----------------------------------------------------------------------------------------------- */
+
+/* Each update multiplies the weights by 1 - lr * weight_decay, some -10^4: infinity is a few steps away. */
+#define EXPLODING "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100"
+
+static void broken_numbers_stop_the_run_name_step_and_tensor_and_leave_the_checkpoint(void **state) {
+    (void)state;
+    train_good("run=nan %s stop_at=2", EXPLODING);
+    char *path = shard_path("nan", 2);
+    assert_true(rename(path, "before") == 0);
+    size_t length;
+    unsigned char *bytes = read_bytes("before", &length);
+    write_bytes(path, bytes, length);
+    free(bytes);
+    train_says(ERROR_NUMERICS, ": NaN or infinity in tensor ", "run=nan %s", EXPLODING);
+    char *message = memory_format("error: step %lld: NaN", (long long)recorded("nan", "step", -1, "step") + 1);
+    train_says(ERROR_NUMERICS, message, "run=nan %s", EXPLODING);
+    assert_true(same_bytes("before", path));
+    assert_false(has_checkpoint("nan", 3));
+    free(message);
+    free(path);
+}
+
+static void skipping_broken_updates_gives_up_after_twenty_in_a_row(void **state) {
+    (void)state;
+    train_says(ERROR_NUMERICS, "21 updates in a row had NaN or infinity", "run=skip on_nan=skip %s", EXPLODING);
+    json_t *list = records("skip", "step"), *record;
+    size_t index;
+    int skipped = 0;
+    json_array_foreach(list, index, record) skipped += json_is_true(json_object_get(record, "skipped"));
+    json_decref(list);
+    assert_int_equal(skipped, 20);
+    assert_false(has_checkpoint("skip", 40));
+}
+
+/* Loads all tensors of a checkpoint as its manifest lists them, changes one element, and saves it as the same step. */
+static void poison(const char *run, int64_t step, const char *tensor, int64_t element, float value) {
+    char *path = checkpoint_file(run, step, "manifest.json");
+    json_t *manifest = json_load_file(path, 0, NULL), *list = json_object_get(manifest, "intervals"), *item, *dimension;
+    size_t count = json_array_size(list), index, axis;
+    Interval *intervals = memory_allocate(count * sizeof *intervals);
+    json_array_foreach(list, index, item) {
+        Interval *interval = &intervals[index];
+        assert_string_equal(json_string_value(json_object_get(item, "dtype")), "F32");
+        *interval = (Interval){.name = json_string_value(json_object_get(item, "tensor")), .type = STORED_F32};
+        json_array_foreach(json_object_get(item, "shape"), axis, dimension) interval->shape[interval->rank++] =
+            json_integer_value(dimension);
+        interval->count = json_integer_value(json_object_get(item, "count"));
+        interval->data = memory_allocate((size_t)interval->count * sizeof(float));
+    }
+    Error error = {0};
+    if (!checkpoint_load(run, step, intervals, count, NULL, &error)) fail_msg("%s", error.message);
+    int found = 0;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(intervals[i].name, tensor) == 0) ((float *)intervals[i].data)[element] = value, found++;
+    assert_int_equal(found, 1);
+    if (!checkpoint_save(run, step, intervals, count, NULL, 2, NULL, &error)) fail_msg("%s", error.message);
+    for (size_t i = 0; i < count; i++) free(intervals[i].data);
+    free(intervals);
+    json_decref(manifest);
+    free(path);
+}
+
+static void a_parameter_that_is_broken_is_named(void **state) {
+    (void)state;
+    train_good("run=bad stop_at=4");
+    poison("bad", 4, "model.norm.weight", 3, NAN);
+    train_says(ERROR_NUMERICS, "step 5: NaN or infinity in parameter model.norm.weight", "run=bad");
+}
+
+static void weights_that_are_broken_are_never_saved_though_no_loss_shows_it(void **state) {
+    (void)state;
+    train_good("run=bad model.tied=false stop_at=4");
+    poison("bad", 4, "model.embed_tokens.weight", 300 * 32, INFINITY); /* token 300 does not occur */
+    train_says(ERROR_NUMERICS, "step 6: its update made NaN or infinity in parameter model.embed_tokens.weight",
+        "run=bad model.tied=false checkpoint.every=6");
+    assert_false(has_checkpoint("bad", 6));
+    assert_true(has_checkpoint("bad", 4));
+}
+
+/* -- Evaluation ------------------------------------------------------------------------------------------------------- */
+
+static void evaluation_does_not_change_training(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        char *never = memory_format("never-%zu", i), *often = memory_format("often-%zu", i);
+        train_good("run=%s eval.every=0 %s", never, varieties[i].settings);
+        train_good("run=%s eval.every=5 %s", often, varieties[i].settings);
+        assert_same_steps(never, often);
+        assert_true(same_checkpoint(never, often, 40));
+        assert_int_equal(count_records(never, "evaluation"), 1);
+        assert_int_equal(count_records(often, "evaluation"), 8);
+        assert_true(recorded(never, "evaluation", 0, "loss") == recorded(often, "evaluation", 7, "loss"));
+        free(never);
+        free(often);
+    }
+}
+
+/* Without updates, one training step over all samples and an evaluation of the same shard are two ways to the same number. */
+static void validation_loss_is_the_mean_over_every_target(void **state) {
+    (void)state;
+    enum { SAMPLES = 62, LENGTH = 32 }; /* not a multiple of 4: the last microbatch of the evaluation is filled up */
+    size_t length;
+    unsigned char *text = read_bytes("text", &length);
+    write_bytes("small", text, (SAMPLES + 2) * LENGTH + 1);
+    write_bytes("smaller", text, SAMPLES * LENGTH + 1);
+    free(text);
+    for (size_t i = 0; i < sizeof varieties / sizeof *varieties; i++) {
+        const char *run = varieties[i].name;
+        train_good("run=%s data.train=small data.valid=small precision=fp32 batch.tokens=2048 steps=1 schedule.warmup=0 optimizer.lr=0 "
+                   "optimizer.balance_lr=0 %s",
+            run, varieties[i].settings);
+        double trained = recorded(run, "step", 0, "loss"), evaluated = recorded(run, "evaluation", 0, "loss");
+        assert_float_equal(trained, evaluated, 1e-5); /* fp32 sums of 2,048 terms near 6 */
+        assert_int_equal((int)recorded(run, "evaluation", 0, "tokens"), 2048);
+        assert_float_equal(recorded(run, "evaluation", 0, "bits_per_byte"), evaluated / log(2), 1e-9); /* no separator among the targets */
+    }
+    train_good("run=rest data.train=small data.valid=smaller steps=4");
+    assert_int_equal((int)recorded("rest", "evaluation", -1, "tokens"), SAMPLES * LENGTH);
+    train_good("run=part data.train=small data.valid=smaller steps=4 eval.batches=3");
+    assert_int_equal((int)recorded("part", "evaluation", 0, "tokens"), 3 * 4 * LENGTH);
+}
+
+/* -- Reports ---------------------------------------------------------------------------------------------------------- */
+
+static void the_step_line_has_eleven_columns(void **state) {
+    (void)state;
+    static const char *const names[] = {"step/steps", "loss", "grad_norm", "lr", "ms", "tok/s", "TFLOP/s", "%peak", "%best", "GiB", "left"};
+    enum { COLUMNS = 11, STEPS = 12 };
+    Process process = train_start("run=lines steps=12");
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, "lines");
+    assert_int_equal(process_lines(result.output, ""), STEPS + 1);
+    char *rest = result.output;
+    size_t width = 0;
+    for (int row = 0; row <= STEPS; row++) {
+        char *line = strsep(&rest, "\n");
+        if (row == 0) width = strlen(line);
+        assert_int_equal(strlen(line), width);
+        for (int column = 0; column < COLUMNS; column++) {
+            char *word = strtok_r(line, " ", &line), *end;
+            assert_non_null(word);
+            if (row == 0) assert_string_equal(word, names[column]);
+            else if (column == 0) assert_int_equal(strtol(word, &end, 10), row);
+            else if (strcmp(word, "unknown") != 0 && column < COLUMNS - 1) assert_true(isfinite(strtod(word, &end)) && *end == '\0');
+        }
+        assert_null(strtok_r(line, " ", &line));
+    }
+    process_free(&result);
+}
+
+static void assert_fields(const json_t *record, const char *const *names) {
+    for (int i = 0; names[i]; i++)
+        if (!json_is_number(json_object_get(record, names[i]))) fail_msg("no number %s", names[i]);
+}
+
+static void every_json_line_carries_its_fields(void **state) {
+    (void)state;
+    train_good("run=json steps=4 eval.every=2 checkpoint.every=2 model.family=llama");
+    static const struct {
+        const char *kind;
+        int count;
+        const char *fields[16];
+    } kinds[] = {
+        {"start", 1, {"step", "time", "parameters", "active_parameters", "threads"}},
+        {"step", 4,
+            {"step", "time", "loss", "auxiliary", "grad_norm", "lr", "milliseconds", "tokens", "tokens_seen", "tokens_per_second", "tflops",
+                "best_percent", "memory_bytes"}},
+        {"load", 4, {"step", "time"}},
+        {"evaluation", 2, {"step", "time", "loss", "bits_per_byte", "tokens", "milliseconds"}},
+        {"checkpoint", 2, {"step", "time", "bytes", "milliseconds"}},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        json_t *list = records("json", kinds[i].kind), *record;
+        size_t index;
+        assert_int_equal(json_array_size(list), kinds[i].count);
+        json_array_foreach(list, index, record) assert_fields(record, kinds[i].fields);
+        json_decref(list);
+    }
+    json_t *list = records("json", "load"), *rows = json_object_get(json_array_get(list, 0), "load");
+    assert_int_equal(json_array_size(rows), 2);
+    double sum = 0;
+    for (size_t e = 0; e < 4; e++) sum += json_number_value(json_array_get(json_array_get(rows, 0), e));
+    assert_float_equal(sum, 1, 1e-4); /* four parts, rounded to a millionth each */
+    json_decref(list);
+}
+
+/* -- Tokenizers ----------------------------------------------------------------------------------------------------- */
+
+static char *generated(const char *model, const char *prompt, const char *tokens) {
+    char *arguments[] = {getenv("SMELT"), "generate", (char *)model, (char *)prompt, (char *)tokens, "temperature=0", "threads=1", NULL};
+    Process process = process_start(arguments);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_NONE, model);
+    char *text = memory_copy_string(result.output);
+    process_free(&result);
+    return text;
+}
+
+static void a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on(void **state) {
+    (void)state;
+    size_t length;
+    unsigned char *bytes = read_bytes(bpe, &length);
+    write_bytes("bpe.json", bytes, length);
+    free(bytes);
+    const char *settings = "run=run data.tokenizer=bpe.json steps=3 schedule.warmup=0";
+    train_says(ERROR_USAGE, "model.vocabulary=320 is below the 700 tokens of data.tokenizer=bpe.json", "%s", settings);
+    train_good("%s model.vocabulary=704", settings);
+    assert_true(same_bytes("bpe.json", "run/tokenizer/tokenizer.json"));
+    unlink("bpe.json");
+    train_good("%s model.vocabulary=704", settings);
+
+    char *echo = generated("run", "A model, naïvely 写", "tokens=0"), *more = generated("run", "The step", "tokens=20");
+    assert_string_equal(echo, "A model, naïvely 写\n");
+    assert_int_equal(strncmp(more, "The step", 8), 0);
+    assert_true(strlen(more) > 20);
+
+    ProcessResult result = smelt("convert run folder");
+    expect_code(&result, ERROR_NONE, "convert");
+    process_free(&result);
+    char *again = generated("folder", "The step", "tokens=20");
+    assert_string_equal(again, more);
+    json_t *config = json_load_file("folder/config.json", 0, NULL);
+    assert_true(json_is_integer(json_object_get(config, "eos_token_id")));
+    assert_int_equal(json_integer_value(json_object_get(config, "eos_token_id")), 0);
+    json_decref(config);
+    free(echo);
+    free(more);
+    free(again);
+}
+
+/* TINY's settings, of which those of the model are the folder's. */
+static void training_from_a_model_folder_uses_its_tokenizer(void **state) {
+    (void)state;
+    train_good("run=first data.tokenizer=%s steps=2 schedule.warmup=0 model.vocabulary=704", bpe);
+    ProcessResult result = smelt("convert first folder");
+    expect_code(&result, ERROR_NONE, "convert");
+    process_free(&result);
+    const char *const origins[][2] = {{"folder", "data.tokenizer=folder/tokenizer.json, as of init=folder"},
+        {"first", "data.tokenizer=first/tokenizer/tokenizer.json, as of init=first"}};
+    for (int i = 0; i < 2; i++) {
+        char *words = memory_format(
+            "train init=%s run=from-%s data.train=text data.length=32 batch.sequences=4 batch.tokens=256 steps=2 tensorboard=false",
+            origins[i][0], origins[i][0]);
+        result = smelt(words);
+        expect_code(&result, ERROR_NONE, words);
+        assert_non_null(strstr(result.errors, origins[i][1]));
+        process_free(&result);
+        result = smelt(words); /* the run goes on, or rather is at its end, with the same command */
+        expect_code(&result, ERROR_NONE, words);
+        process_free(&result);
+        free(words);
+    }
+    assert_true(same_bytes("folder/tokenizer.json", "from-folder/tokenizer/tokenizer.json"));
+    assert_true(same_bytes("first/data/text-train.bin", "from-first/data/text-train.bin"));
+}
+
+static void text_is_evaluated_in_the_folder_that_TMPDIR_names(void **state) {
+    (void)state;
+    train_good("run=run steps=1 schedule.warmup=0");
+    assert_int_equal(mkdir("scratch", 0700), 0);
+    setenv("TMPDIR", "scratch", 1);
+    ProcessResult result = smelt("eval run text");
+    expect_code(&result, ERROR_NONE, "TMPDIR=scratch");
+    process_free(&result);
+    assert_int_equal(rmdir("scratch"), 0); /* nothing is left in it */
+    result = smelt("eval run text");
+    unsetenv("TMPDIR");
+    expect_code(&result, ERROR_DATA, "TMPDIR that is gone");
+    assert_non_null(strstr(result.errors, "cannot make a folder for the packed text in scratch"));
+    process_free(&result);
+}
+
+/* The first token is the first newline alone: it is no target, the other bytes are all in targets. */
+static void bits_per_byte_count_the_bytes_of_text_behind_the_tokens(void **state) {
+    (void)state;
+    const char *text = "\nthe license of the work is in the work.\n";
+    write_text("other", text);
+    train_good("run=run data.tokenizer=%s steps=3 schedule.warmup=0 model.vocabulary=704", bpe);
+    assert_true(recorded("run", "evaluation", 0, "bits_per_byte") < 0.9 * recorded("run", "evaluation", 0, "loss") / log(2));
+    ProcessResult result = smelt("eval run other");
+    expect_code(&result, ERROR_NONE, "eval");
+    int tokens;
+    double loss, bits;
+    assert_int_equal(sscanf(result.output, "tokens %d loss %lf nats per token perplexity %*f bits per byte %lf", &tokens, &loss, &bits), 3);
+    assert_in_range(tokens, 2, strlen(text) / 2);
+    assert_float_equal(loss * tokens / log(2) / bits, strlen(text) - 1, 0.01); /* six decimals are printed */
+    process_free(&result);
+}
+
+int main(void) {
+    train_main();
+    bpe = realpath("tests/golden/tokenizers/gpt2.json", NULL);
+    assert_non_null(bpe);
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_run_that_stops_and_goes_on_equals_an_unbroken_one_bit_for_bit),
+        TRAIN_TEST(every_recomputation_and_any_number_of_threads_gives_the_same_bits),
+        TRAIN_TEST(another_seed_gives_another_run),
+        TRAIN_TEST(the_loss_starts_at_that_of_a_guess_and_falls),
+        TRAIN_TEST(a_run_killed_at_random_moments_ends_like_an_unbroken_one),
+        TRAIN_TEST(a_signal_writes_a_checkpoint_and_the_same_command_goes_on),
+        TRAIN_TEST(a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for),
+        TRAIN_TEST(a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs),
+        TRAIN_TEST(another_store_does_not_start_a_run_over),
+        TRAIN_TEST(a_finished_run_is_left_as_it_is),
+        TRAIN_TEST(profiling_leaves_records_and_checkpoints_as_they_are),
+        TRAIN_TEST(only_one_process_trains_in_a_folder),
+        TRAIN_TEST(broken_numbers_stop_the_run_name_step_and_tensor_and_leave_the_checkpoint),
+        TRAIN_TEST(skipping_broken_updates_gives_up_after_twenty_in_a_row),
+        TRAIN_TEST(a_parameter_that_is_broken_is_named),
+        TRAIN_TEST(weights_that_are_broken_are_never_saved_though_no_loss_shows_it),
+        TRAIN_TEST(evaluation_does_not_change_training),
+        TRAIN_TEST(validation_loss_is_the_mean_over_every_target),
+        TRAIN_TEST(the_step_line_has_eleven_columns),
+        TRAIN_TEST(every_json_line_carries_its_fields),
+        TRAIN_TEST(a_run_with_a_tokenizer_reads_and_writes_text_and_hands_it_on),
+        TRAIN_TEST(training_from_a_model_folder_uses_its_tokenizer),
+        TRAIN_TEST(text_is_evaluated_in_the_folder_that_TMPDIR_names),
+        TRAIN_TEST(bits_per_byte_count_the_bytes_of_text_behind_the_tokens),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(bpe);
+    return failed;
+}

@@ -1,0 +1,91 @@
+/* `smelt train` on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU: tiny models of two families, ten steps in bf16 from the same weights
+ * and data. On AMD's emulator (tools/rocemu) this runs the real code objects from the first token to the checkpoint. */
+#include "support/train_run.h"
+
+/* Both machines round to bf16 in the same places and differ in the order of sums, so logits of order one may be off by a rounding, 2^-9. A loss is the mean over hundreds
+ * of tokens and comes closer than that; a step that is wrong moves it by a tenth. */
+static const double LOSS_BOUND = 1.0 / 512;
+/* A norm is a sum over all weights' gradients, each off by a few roundings. */
+static const double NORM_BOUND = 0.02;
+enum { STEPS = 10 };
+
+static void train_on(const char *device, const char *run, const char *settings) {
+    train_good("%s threads=1 exact_gemm=true steps=%d data.valid_fraction=0 device=%s run=%s", settings, STEPS, device, run);
+}
+
+static void assert_close_steps(const char *run, const char *reference) {
+    for (int i = 0; i < STEPS; i++) {
+        double loss = recorded(run, "step", i, "loss"), expected = recorded(reference, "step", i, "loss");
+        double norm = recorded(run, "step", i, "grad_norm"), expected_norm = recorded(reference, "step", i, "grad_norm");
+        if (!(fabs(loss - expected) <= LOSS_BOUND))
+            fail_msg("step %d: loss %.6f, on the CPU %.6f, bound %.4f", i + 1, loss, expected, LOSS_BOUND);
+        if (!(fabs(norm - expected_norm) <= NORM_BOUND * expected_norm))
+            fail_msg("step %d: gradient norm %.5f, on the CPU %.5f", i + 1, norm, expected_norm);
+    }
+}
+
+/* Ten steps, again, and on the CPU. */
+static void check_steps(const char *settings) {
+    const char *device = getenv("SMELT_TEST_DEVICE");
+    if (!device) skip();
+    train_on(device, "first", settings);
+    train_on(device, "second", settings);
+    train_on("cpu", "reference", settings);
+    assert_close_steps("first", "reference");
+    assert_same_steps("first", "second");
+    assert_true(same_checkpoint("first", "second", STEPS));
+}
+
+static void check_training(const char *settings) {
+    check_steps(settings);
+    double first = recorded("first", "step", 0, "loss"), last = recorded("first", "step", STEPS - 1, "loss");
+    if (!(last < first - 0.3)) fail_msg("nothing was learned: loss %.3f after %.3f", last, first);
+}
+
+static void assert_same_text(const char *words) {
+    ProcessResult first = smelt(words), second = smelt(words);
+    expect_code(&first, ERROR_NONE, words);
+    expect_code(&second, ERROR_NONE, words);
+    assert_true(strlen(first.output) > 0);
+    assert_string_equal(first.output, second.output);
+    process_free(&first);
+    process_free(&second);
+}
+
+static void a_tiny_zaya_trains_with_muon_as_on_the_cpu_and_generates(void **state) {
+    (void)state;
+    check_training("model.family=zaya optimizer.name=muon precision=bf16");
+    char *words = memory_format("generate first 65 tokens=4 text=false threads=1 device=%s", getenv("SMELT_TEST_DEVICE"));
+    assert_same_text(words);
+    free(words);
+}
+
+static void a_tiny_llama_trains_with_adamw_as_on_the_cpu(void **state) {
+    (void)state;
+    check_training("model.family=llama optimizer.name=adamw precision=bf16");
+}
+
+static void tiny_models_without_masters_train_as_on_the_cpu(void **state) {
+    (void)state;
+    check_training("model.family=zaya optimizer.name=muon precision=pure_bf16");
+}
+
+/* Of a frozen zaya: convolutions, norms, router and experts pass gradients on and make none. Beside an embedding that ten steps have hardly changed from a random
+ * one there is little to learn. */
+static void adapters_train_as_on_the_cpu(void **state) {
+    (void)state;
+    if (!getenv("SMELT_TEST_DEVICE")) skip();
+    train_on("cpu", "base", "model.family=zaya precision=bf16");
+    check_steps("model.family=zaya precision=bf16 init=base lora.rank=4 optimizer.lr=2e-2");
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_tiny_zaya_trains_with_muon_as_on_the_cpu_and_generates),
+        TRAIN_TEST(a_tiny_llama_trains_with_adamw_as_on_the_cpu),
+        TRAIN_TEST(tiny_models_without_masters_train_as_on_the_cpu),
+        TRAIN_TEST(adapters_train_as_on_the_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

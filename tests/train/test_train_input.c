@@ -1,0 +1,379 @@
+/* End to end: what `smelt train` says and does when settings, data, checkpoints or the disk are bad. One clear line, the documented exit
+ * code, and nothing that was good is lost. Some tests mount a small disk in a mount namespace of their own and are skipped where that is
+ * not permitted. */
+#include <sched.h>
+#include <sys/mount.h>
+
+#include "support/train_run.h"
+
+static char *plan_config; /* configs/zaya1-8b.yaml as an absolute path */
+
+/* The description of 8.8 billion parameters takes about 5 MB, the parameters alone would take 35 GB. */
+#ifdef __SANITIZE_ADDRESS__
+enum { MOST_PLAN_BYTES = 1500000000 }; /* it keeps what was freed */
+#else
+enum { MOST_PLAN_BYTES = 100000000 };
+#endif
+
+/* -- Settings ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct BadSetting { const char *settings, *fragment; } BadSetting;
+
+static void a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written(void **state) {
+    (void)state;
+    static const BadSetting settings[] = {
+        {"model.widht=64", "unknown key 'model.widht'"},
+        {"model.width=4", "model.width"},
+        {"model.width=33", "model.width=33 is not divisible by model.heads=2"},
+        {"model.heads=3 model.head_dim=8 model.kv_heads=2", "model.heads=3 is not a multiple of model.kv_heads=2"},
+        {"model.experts=0", "model.experts=0"},
+        {"model.experts=1000", "model.experts=1000"},
+        {"model.experts=512", "family zaya has at most 511"},
+        {"model.layers=10000 model.width=1Mi model.ffn=16Mi model.experts=511", "at most 1e+14 are possible"},
+        {"data.length=16Mi batch.sequences=16Mi batch.tokens=256Ti", "make it smaller, batch.tokens may stay"},
+        {"data.length=16Mi batch.sequences=100 batch.tokens=1600Mi model.width=1Mi", "activations in this model"},
+        {"model.experts_per_token=5", "model.experts_per_token=5 is more than model.experts=4"},
+        {"steps=0", "steps"},
+        {"steps=ten", "'ten'"},
+        {"steps=3", "schedule.warmup=4"},
+        {"optimizer.lr=1e30", "optimizer.lr"},
+        {"optimizer.lr=nan", "optimizer.lr"},
+        {"optimizer.name=sgd", "adamw|muon"},
+        {"batch.tokens=100", "batch.tokens=100 is not a multiple"},
+        {"model.context=16", "data.length=32 is above model.context=16"},
+        {"data.train=", "data.train is not set"},
+        {"device=tpu", "auto|cpu|hip|cuda"},
+        {"more.yaml", "'more.yaml': the configuration file comes first"},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        train_says(ERROR_USAGE, settings[i].fragment, "run=bad %s", settings[i].settings);
+        if (access("bad/checkpoints", F_OK) == 0 || access("bad/metrics.jsonl", F_OK) == 0)
+            fail_msg("%s left a run behind", settings[i].settings);
+    }
+    train_says(ERROR_USAGE, "run is not set", "steps=10");
+}
+
+static void a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line(void **state) {
+    (void)state;
+    const struct {
+        const char *text, *fragment;
+    } files[] = {
+        {NULL, "bad.yaml: No such file or directory"},
+        {"steps: 10\nmodel:\n  widht: 64\n", "bad.yaml:3"},
+        {"steps: [\n", "bad.yaml"},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (files[i].text) write_text("bad.yaml", files[i].text);
+        ProcessResult result = smelt("train bad.yaml run=bad");
+        expect_code(&result, ERROR_USAGE, "bad.yaml");
+        if (!strstr(result.errors, files[i].fragment)) fail_msg("\"%s\" is not in: %s", files[i].fragment, result.errors);
+        assert_int_equal(process_lines(result.errors, ""), 1);
+        assert_true(access("bad", F_OK) != 0);
+        process_free(&result);
+    }
+}
+
+static void other_settings_are_named_once_a_checkpoint_binds_the_run(void **state) {
+    (void)state;
+    train_good("run=bound stop_at=4");
+    rename("bound/config.yaml", "config");
+    assert_int_equal(link("config", "bound/config.yaml"), 0);
+    ProcessResult result;
+    Process process = train_start("run=bound optimizer.lr=1e-4 seed=9 threads=1");
+    result = process_finish(&process);
+    expect_code(&result, ERROR_USAGE, "bound");
+    assert_non_null(strstr(result.errors, "optimizer.lr: 0.005 -> 0.0001\n"));
+    assert_non_null(strstr(result.errors, "seed: 1 -> 9\n"));
+    assert_null(strstr(result.errors, "threads"));
+    process_free(&result);
+    assert_true(same_bytes("config", "bound/config.yaml"));
+    train_good("run=bound");
+}
+
+static void settings_may_change_until_the_first_checkpoint(void **state) {
+    (void)state;
+    write_text("other", "0123456789\n9876543210\n0123456789\n9876543210\n0123456789\n9876543210\n0123456789\n9876543210\n");
+    train_says(ERROR_DATA, "/nowhere", "run=new data.train=/nowhere");
+    train_says(ERROR_DATA, "tokens but one sequence of 32", "run=new data.train=other");
+    train_good("run=new seed=5");
+    train_good("run=fresh seed=5");
+    assert_same_steps("new", "fresh");
+    assert_true(same_checkpoint("new", "fresh", 40));
+}
+
+static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("mine", 0777), 0);
+    write_text("mine/config.yaml", "steps: 7 # by hand\nmodel: {experts: 4}\n");
+    train_says(ERROR_USAGE, "steps: 7 -> 40", "run=mine");
+    write_text("copy", "steps: 7 # by hand\nmodel: {experts: 4}\n");
+    assert_true(same_bytes("mine/config.yaml", "copy"));
+    unlink("mine/config.yaml");
+    write_text("file", "");
+    train_says(ERROR_CHECKPOINT, "file", "run=file");
+}
+
+/* -- Data --------------------------------------------------------------------------------------------------------------- */
+
+static void text_that_cannot_be_trained_on_is_refused(void **state) {
+    (void)state;
+    write_text("empty", "");
+    write_text("short", "too short\nfor that\n");
+    const struct {
+        const char *settings, *fragment;
+    } inputs[] = {
+        {"data.train=missing", "data.train=missing: cannot read missing: No such file or directory"},
+        {"data.train=empty", "data.train=empty"},
+        {"data.train=short data.valid_fraction=0", "has 20 tokens but one sequence of 32 needs 33"},
+        {"data.valid=missing", "data.valid=missing"},
+        {"data.valid=short", "data.valid=short: "},
+        {"data.valid_fraction=0.0001", "data.valid_fraction=0.0001"},
+        {"model.vocabulary=100", "has token "},
+    };
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+        train_says(ERROR_DATA, inputs[i].fragment, "run=run %s", inputs[i].settings);
+        if (access("run/metrics.jsonl", F_OK) == 0) fail_msg("%s: found only after the start", inputs[i].settings);
+    }
+    train_good("run=run");
+}
+
+static void pack_shard(const char *prefix) {
+    char *words = memory_format("data pack text %s", prefix);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    process_free(&result);
+    free(words);
+}
+
+static void a_damaged_shard_is_refused(void **state) {
+    (void)state;
+    pack_shard("whole");
+    train_good("run=whole data.train=whole");
+    pack_shard("flipped");
+    flip_bit("flipped.bin");
+    train_says(ERROR_DATA, "flipped.bin has checksum", "run=flipped data.train=flipped");
+    pack_shard("index");
+    flip_bit("index.idx");
+    train_says(ERROR_DATA, "index.idx", "run=index data.train=index");
+    const char *const parts[] = {"cut.bin", "cut.idx"};
+    for (int i = 0; i < 2; i++) {
+        pack_shard("cut");
+        size_t length;
+        free(read_bytes(parts[i], &length));
+        for (size_t keep = 0; keep < length; keep += length / 3) {
+            assert_int_equal(truncate(parts[i], (off_t)keep), 0);
+            train_says(ERROR_DATA, "data.train=cut: cut.", "run=cut data.train=cut");
+            pack_shard("cut");
+        }
+    }
+    assert_int_equal(unlink("cut.bin"), 0);
+    train_says(ERROR_DATA, "cut.bin", "run=cut data.train=cut");
+}
+
+static void a_file_of_a_shard_in_place_of_its_prefix_is_refused(void **state) {
+    (void)state;
+    pack_shard("p1");
+    train_says(ERROR_DATA,
+        "data.train=p1.bin: p1.bin is a file of a token shard, not text; name the shard by its prefix, as in data.train=p1\n",
+        "run=run data.train=p1.bin");
+    train_says(ERROR_DATA, "data.valid=p1.idx: p1.idx is a file of a token shard", "run=run data.valid=p1.idx");
+    train_good("run=run data.train=p1 stop_at=1");
+}
+
+static void what_a_killed_pack_left_in_the_run_is_removed(void **state) {
+    (void)state;
+    static const char *const left[] = {
+        "run/data/text-train.bin.tmp-4711-0", "run/data/text-valid.bin.tmp-4711-0", "run/data/text-valid.idx.tmp-4711-0"};
+    assert_true(mkdir("run", 0777) == 0 && mkdir("run/data", 0777) == 0);
+    for (int i = 0; i < 3; i++) write_text(left[i], "half");
+    train_good("run=run stop_at=1");
+    for (int i = 0; i < 3; i++) assert_true(access(left[i], F_OK) != 0);
+    assert_true(access("run/data/text-train.idx", F_OK) == 0);
+}
+
+/* -- Checkpoints ---------------------------------------------------------------------------------------------------------- */
+
+static void a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run checkpoint.every=10 stop_at=20");
+    damage_checkpoint("run", 20);
+    train_says(ERROR_NONE, "warning: checkpoint of step 20 is skipped", "run=run");
+    assert_same_steps("whole", "run");
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+static void when_every_checkpoint_is_damaged_nothing_is_started_or_removed(void **state) {
+    (void)state;
+    train_good("run=run checkpoint.every=10 stop_at=20");
+    damage_checkpoint("run", 10);
+    damage_checkpoint("run", 20);
+    assert_int_equal(rename("run/metrics.jsonl", "metrics"), 0);
+    train_says(ERROR_CHECKPOINT, "has 2 checkpoints and none is good", "run=run");
+    assert_true(has_checkpoint("run", 10) && has_checkpoint("run", 20));
+    assert_true(access("run/metrics.jsonl", F_OK) != 0);
+    damage_checkpoint("run", 20); /* the same bit: whole again */
+    assert_int_equal(rename("metrics", "run/metrics.jsonl"), 0);
+    train_good("run=run");
+    char *steps = steps_text("run");
+    assert_int_equal(process_lines(steps, "step"), 40);
+    free(steps);
+}
+
+static void a_half_written_checkpoint_is_reported_and_removed(void **state) {
+    (void)state;
+    train_good("run=whole");
+    train_good("run=run stop_at=20");
+    const char *half = "run/checkpoints/step-00000030.partial-12345";
+    assert_int_equal(mkdir(half, 0777), 0);
+    write_text("run/checkpoints/step-00000030.partial-12345/shard-00000-of-00001.safetensors", "half");
+    train_says(ERROR_NONE, "step-00000030.partial-12345 is half-written and skipped", "run=run");
+    assert_true(access(half, F_OK) != 0);
+    assert_true(same_checkpoint("whole", "run", 40));
+}
+
+/* -- The disk -------------------------------------------------------------------------------------------------------------- */
+
+static void mount_or_skip(const char *folder, const char *size) {
+    assert_int_equal(mkdir(folder, 0777), 0);
+    if (mount("smelt-test", folder, "tmpfs", 0, size) == 0) return;
+    print_message("a small disk cannot be mounted here: skipped; run as root to include it\n");
+    skip();
+}
+
+static int unmount_and_leave(void **state) {
+    umount2("disk", MNT_DETACH); /* fails where nothing is mounted, and that is fine */
+    return leave_folder(state);
+}
+
+static void a_disk_that_fills_up_costs_only_the_new_checkpoint(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=1100k"); /* a checkpoint takes 630 KB: one fits, two do not */
+    train_good("run=whole");
+    train_says(ERROR_CHECKPOINT, "No space left on device", "run=disk/run checkpoint.every=5");
+    assert_true(has_checkpoint("disk/run", 5));
+    assert_false(has_checkpoint("disk/run", 10));
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
+    train_says(ERROR_NONE, "continuing disk/run after step 5", "run=disk/run checkpoint.every=5");
+    assert_same_steps("whole", "disk/run");
+    assert_true(same_checkpoint("whole", "disk/run", 40));
+}
+
+static void a_disk_without_room_for_the_packed_text_is_named_and_left_clean(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=64k"); /* the tokens take about 100 KB */
+    train_says(ERROR_CHECKPOINT, "No space left on device", "run=disk/run data.valid_fraction=0");
+    assert_int_equal(rmdir("disk/run/data"), 0); /* it is empty */
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
+    train_good("run=disk/run stop_at=1");
+}
+
+/* Writes until the disk has no more room than `pages` pages. */
+static void fill_disk(int pages) {
+    static const char page[4096];
+    int file = open("disk/filler", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    while (write(file, page, sizeof page) == (ssize_t)sizeof page) continue;
+    assert_int_equal(ftruncate(file, lseek(file, 0, SEEK_END) / 4096 * 4096 - pages * 4096), 0);
+    close(file);
+}
+
+static void a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=1100k");
+    train_good("run=whole");
+    train_good("run=disk/run stop_at=5");
+    fill_disk(0);
+    train_says(ERROR_CHECKPOINT, "No space left on device", "run=disk/run");
+    assert_true(has_checkpoint("disk/run", 5));
+    assert_int_equal(unlink("disk/filler"), 0);
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
+    train_good("run=disk/run");
+    assert_same_steps("whole", "disk/run");
+    assert_true(same_checkpoint("whole", "disk/run", 40));
+}
+
+/* One page more holds the records of some steps, not those of all. */
+static void a_disk_without_room_for_records_costs_only_these(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=2m");
+    train_good("run=whole");
+    train_good("run=disk/run checkpoint.store=store tensorboard=false stop_at=2");
+    fill_disk(1);
+    train_says(ERROR_NONE, "training goes on without records", "run=disk/run checkpoint.store=store tensorboard=false");
+    assert_true(same_checkpoint("whole", "store", 40));
+}
+
+static void a_read_only_disk_is_named(void **state) {
+    (void)state;
+    mount_or_skip("disk", "size=4m");
+    train_good("run=disk/run stop_at=5");
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT | MS_RDONLY, "size=4m"), 0);
+    train_says(ERROR_CHECKPOINT, "disk/new: Read-only file system", "run=disk/new");
+    train_says(ERROR_CHECKPOINT, "Read-only file system", "run=disk/run");
+    assert_true(has_checkpoint("disk/run", 5));
+    assert_int_equal(mount(NULL, "disk", NULL, MS_REMOUNT, "size=4m"), 0);
+    train_good("run=disk/run");
+}
+
+/* -- Plans ---------------------------------------------------------------------------------------------------------------- */
+
+static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing(void **state) {
+    (void)state;
+    int entries = count_entries();
+    char *words = memory_format("train %s plan=true run=planned data.train=text", plan_config);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_NONE, words);
+    assert_non_null(strstr(result.output, "8840488784"));
+    assert_in_range(result.peak_bytes, 1, MOST_PLAN_BYTES);
+    assert_int_equal(count_entries(), entries);
+    process_free(&result);
+    free(words);
+}
+
+static void a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched(void **state) {
+    (void)state;
+    char *words = memory_format(
+        "train %s run=large data.train=text data.length=1Mi batch.sequences=16 model.context=1Mi batch.ramp_tokens=0", plan_config);
+    ProcessResult result = smelt(words);
+    expect_code(&result, ERROR_MEMORY, words);
+    assert_non_null(strstr(result.errors, "the plan needs "));
+    assert_in_range(result.peak_bytes, 1, MOST_PLAN_BYTES);
+    assert_true(access("large/data", F_OK) != 0);
+    process_free(&result);
+    free(words);
+}
+
+#define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, train_setup, unmount_and_leave)
+
+int main(void) {
+    train_main();
+    plan_config = realpath("configs/zaya1-8b.yaml", NULL);
+    if (!plan_config) return fprintf(stderr, "run this from the repository's root: configs/zaya1-8b.yaml is not here\n"), 1;
+    /* What is mounted below stays invisible outside and vanishes with this process. Without the right to do so, mount fails too, and its
+     * tests are skipped. */
+    if (unshare(CLONE_NEWNS) == 0) mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written),
+        TRAIN_TEST(a_configuration_that_cannot_be_read_is_refused_with_its_name_and_line),
+        TRAIN_TEST(other_settings_are_named_once_a_checkpoint_binds_the_run),
+        TRAIN_TEST(settings_may_change_until_the_first_checkpoint),
+        TRAIN_TEST(a_file_of_the_user_in_the_way_is_not_replaced),
+        TRAIN_TEST(text_that_cannot_be_trained_on_is_refused),
+        TRAIN_TEST(a_damaged_shard_is_refused),
+        TRAIN_TEST(a_file_of_a_shard_in_place_of_its_prefix_is_refused),
+        TRAIN_TEST(what_a_killed_pack_left_in_the_run_is_removed),
+        TRAIN_TEST(a_damaged_checkpoint_costs_only_the_steps_since_the_one_before),
+        TRAIN_TEST(when_every_checkpoint_is_damaged_nothing_is_started_or_removed),
+        TRAIN_TEST(a_half_written_checkpoint_is_reported_and_removed),
+        DISK_TEST(a_disk_that_fills_up_costs_only_the_new_checkpoint),
+        DISK_TEST(a_disk_without_room_for_the_packed_text_is_named_and_left_clean),
+        DISK_TEST(a_disk_without_room_for_a_checkpoint_is_named_before_the_first_step),
+        DISK_TEST(a_disk_without_room_for_records_costs_only_these),
+        DISK_TEST(a_read_only_disk_is_named),
+        TRAIN_TEST(a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing),
+        TRAIN_TEST(a_plan_that_does_not_fit_is_refused_before_memory_or_disk_are_touched),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(plan_config);
+    return failed;
+}
