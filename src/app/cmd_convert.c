@@ -25,15 +25,11 @@ typedef struct ConvertOptions {
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    {"dtype", OPTION_CHOICE, FIELD(dtype), "same", 0, 0, "same|bf16|fp32", "",
-        "type of the tensors; same: those of a folder, bf16 for bf16 runs"},
-    {"tokenizer", OPTION_CHOICE, FIELD(tokenizer), "bytes", 0, 0, "bytes|none", "",
-        "of a run without data.tokenizer; none: its token shards are of another"},
-    {"shard_bytes", OPTION_INT, FIELD(shard_bytes), "5G", 1, 1e15, NULL, "bytes",
-        "of tensors in one file at most, unless one tensor is larger"},
-    {"overwrite", OPTION_BOOL, FIELD(overwrite), "false", 0, 0, NULL, "", "replace a folder that was written before"},
-    {"adapter", OPTION_BOOL, FIELD(adapter), "false", 0, 0, NULL, "",
-        "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"},
+    CHOICE_OPTION(dtype, "same", "same|bf16|fp32", "type of the tensors; same: those of a folder, bf16 for bf16 runs"),
+    CHOICE_OPTION(tokenizer, "bytes", "bytes|none", "of a run without data.tokenizer; none: its token shards are of another"),
+    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "of tensors in one file at most, unless one tensor is larger"),
+    BOOL_OPTION(overwrite, "false", "replace a folder that was written before"),
+    BOOL_OPTION(adapter, "false", "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"),
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};

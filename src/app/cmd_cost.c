@@ -22,7 +22,7 @@ typedef struct NamedOffer {
 
 #define FIELD(name) offsetof(CostOptions, name)
 static const Option rows[] = {
-    {"tokens", OPTION_REAL, FIELD(tokens), "1T", 1, 1e18, NULL, "tokens", "the budget"},
+    REAL_OPTION(tokens, "1T", 1, 1e18, "tokens", "the budget"),
     {"price", OPTION_REAL, FIELD(offer.price), "0", 0, 1e6, NULL, "$/h", "of a GPU"},
     {"rate", OPTION_REAL, FIELD(offer.rate), "0", 0, 1e12, NULL, "tokens/s", "of a GPU, as measured or as smelt forecast models it"},
     {"gpus", OPTION_INT, FIELD(offer.gpus), "8", 1, 1e7, NULL, "GPUs", "at work together"},

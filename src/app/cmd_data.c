@@ -24,33 +24,28 @@ typedef struct DataOptions {
     int pattern;
 } DataOptions;
 
+#define FIELD(name) offsetof(DataOptions, name)
 #define SEPARATOR_ROW                                                                                                  \
-    {"separator", OPTION_STRING, offsetof(DataOptions, separator), "", 0, 0, NULL, "",                                 \
-     "a line equal to this separates documents (% for fortunes); empty: one document per file"}
+    STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
 static const Option pack_rows[] = {
-    {"valid", OPTION_REAL, offsetof(DataOptions, valid), "0", 0, 0.5, NULL, "",
-        "part of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"},
+    REAL_OPTION(valid, "0", 0, 0.5, "", "part of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
     SEPARATOR_ROW,
-    {"tokenizer", OPTION_STRING, offsetof(DataOptions, tokenizer), "", 0, 0, NULL, "",
-        "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"},
-    {"special", OPTION_BOOL, offsetof(DataOptions, special), "true", 0, 0, NULL, "",
-        "special tokens that a text spells out become those tokens; false: they stay ordinary text"},
+    STRING_OPTION(tokenizer, "", "", "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"),
+    BOOL_OPTION(special, "true", "special tokens that a text spells out become those tokens; false: they stay ordinary text"),
 };
 
 #define PATTERNS "gpt2|llama3|qwen"
 static const char *const pattern_names[] = {"gpt2", "llama3", "qwen"};
 static const Option train_rows[] = {
-    {"vocabulary", OPTION_INT, offsetof(DataOptions, vocabulary), "32768", 257, 1 << 22, NULL, "tokens",
-        "tokens in all: <|endoftext|>, 256 bytes, and what is learned"},
-    {"pattern", OPTION_CHOICE, offsetof(DataOptions, pattern), "llama3", 0, 0, PATTERNS, "", "how text is divided into words"},
-    {"minimum_count", OPTION_INT, offsetof(DataOptions, minimum_count), "2", 1, 1e15, NULL, "",
-        "a pair that is seen less often does not become a token"},
+    INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "tokens in all: <|endoftext|>, 256 bytes, and what is learned"),
+    CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
+    INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that is seen less often does not become a token"),
     SEPARATOR_ROW,
 };
 
 static const Option show_rows[] = {
-    {"check", OPTION_BOOL, offsetof(DataOptions, check), "false", 0, 0, NULL, "", "read all tokens and compare them with the checksum"},
+    BOOL_OPTION(check, "false", "read all tokens and compare them with the checksum"),
 };
 
 typedef struct Action {

@@ -14,10 +14,10 @@ typedef struct DoctorOptions {
 
 #define FIELD(name) offsetof(DoctorOptions, name)
 static const Option rows[] = {
-    {"folder", OPTION_STRING, FIELD(folder), ".", 0, 0, NULL, "", "whose disk is tried; empty: none"},
-    {"smoke", OPTION_BOOL, FIELD(smoke), "false", 0, 0, NULL, "", "compute, copy and communicate too, in under a minute"},
-    {"json", OPTION_BOOL, FIELD(json), "false", 0, 0, NULL, "", "print JSON in place of text; --json is the same"},
-    {"strict", OPTION_BOOL, FIELD(strict), "false", 0, 0, NULL, "", "warnings make the exit code 1 too"},
+    STRING_OPTION(folder, ".", "", "whose disk is tried; empty: none"),
+    BOOL_OPTION(smoke, "false", "compute, copy and communicate too, in under a minute"),
+    BOOL_OPTION(json, "false", "print JSON in place of text; --json is the same"),
+    BOOL_OPTION(strict, "false", "warnings make the exit code 1 too"),
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};

@@ -35,23 +35,16 @@ enum { PRECISION_OF_MODEL, DEFAULT_LENGTH = 1024 }; /* the choices after the fir
 
 #define FIELD(name) offsetof(EvalOptions, name)
 static const Option rows[] = {
-    {"length", OPTION_INT, FIELD(length), "0", 0, 1 << 24, NULL, "tokens",
-        "of a sequence; 0: as in training; of folders the model's context, at most 1024"},
-    {"sequences", OPTION_INT, FIELD(sequences), "4", 1, 1 << 20, NULL, "sequences", "at a time"},
-    {"batches", OPTION_INT, FIELD(batches), "0", 0, 1e15, NULL, "batches", "at most, or examples of multiple choice; 0: all of the data"},
-    {"separator", OPTION_STRING, FIELD(separator), "", 0, 0, NULL, "",
-        "a line that separates documents in text; empty: one document per file"},
-    {"document_mask", OPTION_BOOL, FIELD(document_mask), "true", 0, 0, NULL, "",
-        "attention, convolution and positions stop at document starts"},
-    {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},
-    {"json", OPTION_BOOL, FIELD(json), "false", 0, 0, NULL, "",
-        "print JSON lines in place of text, for multiple choice one for each example and the sum"},
-    {"losses", OPTION_STRING, FIELD(losses), "", 0, 0, NULL, "",
-        "ten numbers with commas between them: what the ten steps of a debug state are compared with"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "",
-        "type of matrices and activations; same: as in training"},
-    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "",
-        "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"},
+    INT_OPTION(length, "0", 0, 1 << 24, "tokens", "of a sequence; 0: as in training; of folders the model's context, at most 1024"),
+    INT_OPTION(sequences, "4", 1, 1 << 20, "sequences", "at a time"),
+    INT_OPTION(batches, "0", 0, 1e15, "batches", "at most, or examples of multiple choice; 0: all of the data"),
+    STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
+    BOOL_OPTION(document_mask, "true", "attention, convolution and positions stop at document starts"),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0 takes all"),
+    BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
+    STRING_OPTION(losses, "", "", "ten numbers with commas between them: what the ten steps of a debug state are compared with"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of matrices and activations; same: as in training"),
+    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};

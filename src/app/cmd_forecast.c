@@ -16,14 +16,12 @@ typedef struct ForecastOptions {
 
 #define FIELD(name) offsetof(ForecastOptions, name)
 static const Option rows[] = {
-    {"gpu", OPTION_STRING, FIELD(gpu), "mi300x", 0, 0, NULL, "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"},
-    {"gpus", OPTION_INT, FIELD(gpus), "8", 1, 1000000, NULL, "GPUs", "in all"},
-    {"per_node", OPTION_INT, FIELD(per_node), "0", 0, 1024, NULL, "GPUs", "of a node; 0: as is usual for this kind"},
-    {"zero", OPTION_CHOICE, FIELD(zero), "best", 0, 0, "best|0|1|2|3", "",
-        "what is sharded: 1 masters and optimizer, 2 also gradients, 3 also weights"},
-    {"search", OPTION_BOOL, FIELD(search), "true", 0, 0, NULL, "",
-        "choose batch.sequences and recompute too; false: all as the configuration says"},
-    {"bench", OPTION_STRING, FIELD(bench), "", 0, 0, NULL, "", "JSON of smelt bench gemm from such a machine, whose rates are then taken"},
+    STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
+    INT_OPTION(gpus, "8", 1, 1000000, "GPUs", "in all"),
+    INT_OPTION(per_node, "0", 0, 1024, "GPUs", "of a node; 0: as is usual for this kind"),
+    CHOICE_OPTION(zero, "best", "best|0|1|2|3", "what is sharded: 1 masters and optimizer, 2 also gradients, 3 also weights"),
+    BOOL_OPTION(search, "true", "choose batch.sequences and recompute too; false: all as the configuration says"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm from such a machine, whose rates are then taken"),
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};

@@ -31,22 +31,17 @@ enum { PRECISION_OF_MODEL }; /* the choices after it are those of Precision */
 
 #define FIELD(name) offsetof(GenerateOptions, name)
 static const Option rows[] = {
-    {"tokens", OPTION_INT, FIELD(tokens), "200", 0, 1e9, NULL, "tokens",
-        "most tokens to generate; the document's end and the context limit stop it earlier"},
-    {"temperature", OPTION_REAL, FIELD(temperature), "1", 0, 100, NULL, "",
-        "divides the logits: lower is more predictable; 0: always the most likely token"},
-    {"top_k", OPTION_INT, FIELD(top_k), "0", 0, 1e9, NULL, "tokens", "draw among this many of the most likely tokens; 0: all"},
-    {"top_p", OPTION_REAL, FIELD(top_p), "1", 0, 1, NULL, "", "draw among the most likely tokens that have this probability together"},
-    {"seed", OPTION_INT, FIELD(seed), "1", 0, 1e15, NULL, "", "the same seed gives the same text"},
-    {"text", OPTION_BOOL, FIELD(text), "true", 0, 0, NULL, "", "false: prompt and output are numbers of tokens"},
-    {"context", OPTION_INT, FIELD(context), "0", 0, 1 << 24, NULL, "tokens",
-        "most positions, prompt included: its caches take memory; 0: the model's"},
-    {"cache", OPTION_BOOL, FIELD(cache), "true", 0, 0, NULL, "",
-        "false: compute the whole sequence again for each token, to check the cache"},
-    {"threads", OPTION_INT, FIELD(threads), "0", 0, 4096, NULL, "threads", "CPU threads; 0 takes all"},
-    {"device", OPTION_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|hip|cuda", "", "where to generate"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64", "",
-        "type of matrices and activations; same: as in training"},
+    INT_OPTION(tokens, "200", 0, 1e9, "tokens", "most tokens to generate; the document's end and the context limit stop it earlier"),
+    REAL_OPTION(temperature, "1", 0, 100, "", "divides the logits: lower is more predictable; 0: always the most likely token"),
+    INT_OPTION(top_k, "0", 0, 1e9, "tokens", "draw among this many of the most likely tokens; 0: all"),
+    REAL_OPTION(top_p, "1", 0, 1, "", "draw among the most likely tokens that have this probability together"),
+    INT_OPTION(seed, "1", 0, 1e15, "", "the same seed gives the same text"),
+    BOOL_OPTION(text, "true", "false: prompt and output are numbers of tokens"),
+    INT_OPTION(context, "0", 0, 1 << 24, "tokens", "most positions, prompt included: its caches take memory; 0: the model's"),
+    BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0 takes all"),
+    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of matrices and activations; same: as in training"),
 };
 #undef FIELD
 

@@ -13,8 +13,9 @@
 
 typedef struct ReportOptions { const char *out; } ReportOptions;
 
+#define FIELD(name) offsetof(ReportOptions, name)
 static const Option rows[] = {
-    {"out", OPTION_STRING, offsetof(ReportOptions, out), "", 0, 0, NULL, "", "the page; empty: RUN/report.html"},
+    STRING_OPTION(out, "", "", "the page; empty: RUN/report.html"),
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 

@@ -14,10 +14,9 @@ typedef struct SizeOptions {
 
 #define FIELD(name) offsetof(SizeOptions, name)
 static const Option rows[] = {
-    {"gpu", OPTION_STRING, FIELD(gpu), "mi300x", 0, 0, NULL, "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"},
-    {"bench", OPTION_STRING, FIELD(bench), "", 0, 0, NULL, "",
-        "JSON of smelt bench gemm from such a machine, whose rates replace the rules'"},
-    {"tensor", OPTION_INT, FIELD(tensor), "1", 1, 1024, NULL, "GPUs", "that are to share each matrix"},
+    STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm from such a machine, whose rates replace the rules'"),
+    INT_OPTION(tensor, "1", 1, 1024, "GPUs", "that are to share each matrix"),
 };
 #undef FIELD
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};

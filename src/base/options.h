@@ -30,6 +30,14 @@ typedef struct Option {
     const char *help;        /* one line (not NULL) */
 } Option;
 
+/* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
+ * FIELD(path) as offsetof(Struct, path): `INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks of attention and MLP")`. */
+#define BOOL_OPTION(path, initial, help) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help}
+#define INT_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help}
+#define REAL_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help}
+#define STRING_OPTION(path, initial, unit, help) {#path, OPTION_STRING, FIELD(path), initial, 0, 0, NULL, unit, help}
+#define CHOICE_OPTION(path, initial, choices, help) {#path, OPTION_CHOICE, FIELD(path), initial, 0, 0, choices, "", help}
+
 /* All strings given so far; freed together by options_free_strings. Zero-initialise. */
 typedef struct OptionStrings {
     char **items;

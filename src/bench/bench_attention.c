@@ -23,18 +23,13 @@ typedef struct AttentionOptions {
 #define FIELD(name) offsetof(AttentionOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens",
-        "of a sequence: numbers or ranges; empty: 256..2048, on a GPU 1024..16384"},
-    {"head_dims", OPTION_STRING, FIELD(head_dims), "", 0, 0, NULL, "",
-        "channels of a head, likewise; empty: those of the configuration, else 64,128"},
-    {"heads", OPTION_INT, FIELD(heads), "0", 0, 4096, NULL, "", "query heads; 0: those of the configuration, else 8, on a GPU 32"},
-    {"kv_heads", OPTION_INT, FIELD(kv_heads), "0", 0, 4096, NULL, "",
-        "key and value heads; 0: those of the configuration, else a quarter of the query heads"},
-    {"tokens", OPTION_INT, FIELD(tokens), "0", 0, 1 << 24, NULL, "tokens",
-        "of all sequences together, at least one sequence; 0: 4096, on a GPU 32768"},
-    {"window", OPTION_INT, FIELD(window), "0", 0, 1 << 24, NULL, "tokens",
-        "that a token sees at most; 0: that of the configuration, else all"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|fp32", "", "of queries, keys and values"},
+    STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: 256..2048, on a GPU 1024..16384"),
+    STRING_OPTION(head_dims, "", "", "channels of a head, likewise; empty: those of the configuration, else 64,128"),
+    INT_OPTION(heads, "0", 0, 4096, "", "query heads; 0: those of the configuration, else 8, on a GPU 32"),
+    INT_OPTION(kv_heads, "0", 0, 4096, "", "key and value heads; 0: those of the configuration, else a quarter of the query heads"),
+    INT_OPTION(tokens, "0", 0, 1 << 24, "tokens", "of all sequences together, at least one sequence; 0: 4096, on a GPU 32768"),
+    INT_OPTION(window, "0", 0, 1 << 24, "tokens", "that a token sees at most; 0: that of the configuration, else all"),
+    CHOICE_OPTION(precision, "bf16", "bf16|fp32", "of queries, keys and values"),
 };
 #undef FIELD
 

@@ -25,12 +25,10 @@ static const char *const names[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 #define FIELD(name) offsetof(CollectiveOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"operation", OPTION_CHOICE, FIELD(operation), "all", 0, 0, "all|all_reduce|reduce_scatter|all_gather|broadcast|all_to_all|send_recv",
-        "", "which to measure"},
-    {"bytes", OPTION_STRING, FIELD(bytes), "", 0, 0, NULL, "bytes", "of a message: numbers or ranges; empty: 1Ki..64Mi, on GPUs 1Ki..1Gi"},
-    {"ranks", OPTION_STRING, FIELD(ranks), "", 0, 0, NULL, "ranks",
-        "that take part: numbers or ranges, the first so many of the run; empty: all"},
-    {"type", OPTION_CHOICE, FIELD(type), "float", 0, 0, "float|bf16", "", "of the elements"},
+    CHOICE_OPTION(operation, "all", "all|all_reduce|reduce_scatter|all_gather|broadcast|all_to_all|send_recv", "which to measure"),
+    STRING_OPTION(bytes, "", "bytes", "of a message: numbers or ranges; empty: 1Ki..64Mi, on GPUs 1Ki..1Gi"),
+    STRING_OPTION(ranks, "", "ranks", "that take part: numbers or ranges, the first so many of the run; empty: all"),
+    CHOICE_OPTION(type, "float", "float|bf16", "of the elements"),
 };
 #undef FIELD
 

@@ -33,18 +33,14 @@ static const int64_t MOST = 1 << 22;                  /* of a dimension: leading
 #define FIELD(name) offsetof(GemmOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"m", OPTION_STRING, FIELD(m), "", 0, 0, NULL, "",
-        "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"},
-    {"n", OPTION_STRING, FIELD(n), "", 0, 0, NULL, "", "columns of C, likewise; empty: n = m"},
-    {"k", OPTION_STRING, FIELD(k), "", 0, 0, NULL, "", "depth, likewise; empty: k = m"},
-    {"type", OPTION_CHOICE, FIELD(type), "all", 0, 0, "all|bf16|fp8|fp32", "",
-        "of A and B; fp32 on CPUs, fp8 (e4m3, layout nt) on GPUs whose library has it"},
-    {"layout", OPTION_CHOICE, FIELD(layout), "nt", 0, 0, "nt|nn|tn|all", "",
-        "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"},
-    {"cache", OPTION_CHOICE, FIELD(cache), "cold", 0, 0, "cold|hot", "",
-        "cold: operands rotate through twice the last cache; hot: the same ones again"},
-    {"provider", OPTION_CHOICE, FIELD(provider), "all", 0, 0, "all|own|chosen|vendor|onednn", "",
-        "whose products: smelt's own, what training runs, the vendor's in fp8, oneDNN's"},
+    STRING_OPTION(m, "", "", "rows of C: numbers, or ranges such as 256..8192; empty: 256..2048, on a GPU 1024..8192"),
+    STRING_OPTION(n, "", "", "columns of C, likewise; empty: n = m"),
+    STRING_OPTION(k, "", "", "depth, likewise; empty: k = m"),
+    CHOICE_OPTION(type, "all", "all|bf16|fp8|fp32", "of A and B; fp32 on CPUs, fp8 (e4m3, layout nt) on GPUs whose library has it"),
+    CHOICE_OPTION(layout, "nt", "nt|nn|tn|all", "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"),
+    CHOICE_OPTION(cache, "cold", "cold|hot", "cold: operands rotate through twice the last cache; hot: the same ones again"),
+    CHOICE_OPTION(
+        provider, "all", "all|own|chosen|vendor|onednn", "whose products: smelt's own, what training runs, the vendor's in fp8, oneDNN's"),
 };
 #undef FIELD
 

@@ -20,16 +20,15 @@ typedef struct MemoryOptions {
 
 enum { PAGES_PLAIN, PAGES_HUGE }; /* pages= */
 
+#define FIELD(name) offsetof(MemoryOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"bytes", OPTION_STRING, offsetof(MemoryOptions, bytes), "", 0, 0, NULL, "bytes",
+    STRING_OPTION(bytes, "", "bytes",
         "of all arrays of a kernel together: numbers or ranges such as 16Ki..1Gi; empty: from 16Ki to four times the last cache, and half "
-        "of what is free"},
-    {"pages", OPTION_CHOICE, offsetof(MemoryOptions, pages), "plain", 0, 0, "plain|huge", "",
-        "of the CPU's memory: as programs have it, or as smelt asks for it"},
-    {"kernel", OPTION_CHOICE, offsetof(MemoryOptions, kernel), "all", 0, 0,
-        "all|copy|scale|add|triad|read|write|driver_copy|upload|download|upload_pinned|download_pinned", "",
-        "which to measure; those after write are a GPU's"},
+        "of what is free"),
+    CHOICE_OPTION(pages, "plain", "plain|huge", "of the CPU's memory: as programs have it, or as smelt asks for it"),
+    CHOICE_OPTION(kernel, "all", "all|copy|scale|add|triad|read|write|driver_copy|upload|download|upload_pinned|download_pinned",
+        "which to measure; those after write are a GPU's"),
 };
 
 /* In the order of kernel=. Those from DRIVER_COPY on are copies that a GPU's driver makes. */

@@ -20,9 +20,9 @@ enum { CHOICE_ALL, CHOICE_ADAMW, CHOICE_MUON };
 #define FIELD(name) offsetof(OptimizerOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"optimizer", OPTION_CHOICE, FIELD(optimizer), "all", 0, 0, "all|adamw|muon", "", "which to measure"},
-    {"width", OPTION_INT, FIELD(width), "1024", 1, 65536, NULL, "", "of square matrices, without a configuration"},
-    {"parameters", OPTION_INT, FIELD(parameters), "0", 0, 1e12, NULL, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"},
+    CHOICE_OPTION(optimizer, "all", "all|adamw|muon", "which to measure"),
+    INT_OPTION(width, "1024", 1, 65536, "", "of square matrices, without a configuration"),
+    INT_OPTION(parameters, "0", 0, 1e12, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"),
 };
 #undef FIELD
 

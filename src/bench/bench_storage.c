@@ -21,9 +21,9 @@ typedef struct StorageOptions {
 #define FIELD(name) offsetof(StorageOptions, name)
 static const Option rows[] = {
     BENCH_OUTPUT_ROWS,
-    {"bytes", OPTION_INT, FIELD(bytes), "1Gi", 4096, 1e15, NULL, "bytes", "of the file"},
-    {"block", OPTION_INT, FIELD(block), "8Mi", 4096, 1 << 30, NULL, "bytes", "of one sequential read or write"},
-    {"reads", OPTION_INT, FIELD(reads), "2000", 1, 1e9, NULL, "", "of 4 KiB at random places, and of small durable writes a tenth of it"},
+    INT_OPTION(bytes, "1Gi", 4096, 1e15, "bytes", "of the file"),
+    INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "of one sequential read or write"),
+    INT_OPTION(reads, "2000", 1, 1e9, "", "of 4 KiB at random places, and of small durable writes a tenth of it"),
 };
 #undef FIELD
 

@@ -23,9 +23,8 @@ typedef struct TrainOptions {
 #define FIELD(name) offsetof(TrainOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
-    {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches",
-        "of a step; 0: as batch.tokens of the configuration says"},
+    INT_OPTION(microbatch, "0", 0, 1 << 24, "sequences", "of a microbatch; 0: search"),
+    INT_OPTION(accumulation, "4", 0, 1 << 24, "microbatches", "of a step; 0: as batch.tokens of the configuration says"),
     {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
 };
 #undef FIELD

@@ -25,20 +25,16 @@ static const char *const modes[] = {"pretrain", "finetune", "lora"};
 #define FIELD(name) offsetof(SuiteOptions, name)
 static const Option rows[] = {
     BENCH_ROWS,
-    {"configs", OPTION_STRING, FIELD(configs),
-        "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml", 0, 0, NULL, "",
-        "configuration files with commas between them"},
-    {"mode", OPTION_CHOICE, FIELD(mode), "pretrain", 0, 0, "pretrain|finetune|lora", "",
-        "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"},
-    {"precision", OPTION_CHOICE, FIELD(precision), "same", 0, 0, "same|bf16|fp32|fp64|pure_bf16", "",
-        "data type; same: as the configurations say"},
-    {"lengths", OPTION_STRING, FIELD(lengths), "", 0, 0, NULL, "tokens",
-        "of a sequence: numbers or ranges; empty: as the configurations say"},
-    {"microbatch", OPTION_INT, FIELD(microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"},
-    {"accumulation", OPTION_INT, FIELD(accumulation), "4", 0, 1 << 24, NULL, "microbatches",
-        "of a step; 0: as batch.tokens of the configuration says"},
+    STRING_OPTION(configs, "configs/gpt2-124m.yaml,configs/mpt-1b.yaml,configs/mpt-3b.yaml,configs/mpt-7b.yaml,configs/llama3.1-8b.yaml",
+        "", "configuration files with commas between them"),
+    CHOICE_OPTION(mode, "pretrain", "pretrain|finetune|lora",
+        "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: as the configurations say"),
+    STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"),
+    INT_OPTION(microbatch, "0", 0, 1 << 24, "sequences", "of a microbatch; 0: search"),
+    INT_OPTION(accumulation, "4", 0, 1 << 24, "microbatches", "of a step; 0: as batch.tokens of the configuration says"),
     {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
-    {"perf", OPTION_STRING, FIELD(perf), "", 0, 0, NULL, "", "perf.csv of ROCm's MAD harness to append to"},
+    STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
 };
 #undef FIELD
 

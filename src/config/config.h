@@ -66,6 +66,14 @@ typedef struct LayoutConfig {
     int reduce;
 } LayoutConfig;
 
+typedef struct EvalConfig { int64_t every, batches; } EvalConfig;
+typedef struct CheckpointConfig {
+    int64_t every, keep, whole_every;
+    const char *store;
+    bool async;
+    double timeout;
+} CheckpointConfig;
+
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
@@ -81,10 +89,10 @@ typedef struct Config {
     OptimizerConfig optimizer;
     ScheduleConfig schedule;
     LayoutConfig layout;
-    int64_t eval_every, eval_batches, checkpoint_every, checkpoint_keep, checkpoint_whole_every, profile;
-    const char *checkpoint_store;
-    bool checkpoint_async;
-    double checkpoint_timeout, hang;
+    EvalConfig eval;
+    CheckpointConfig checkpoint;
+    int64_t profile;
+    double hang;
 } Config;
 
 extern const OptionTable config_table;

@@ -25,33 +25,24 @@
 
 enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
 
+#define FIELD(name) offsetof(LaunchOptions, name)
 static const Option rows[] = {
-    {"ranks", OPTION_INT, offsetof(LaunchOptions, ranks), "1", 1, 1024, NULL, "ranks",
-        "processes on this node, one for each GPU; -n N is short for it"},
-    {"output", OPTION_CHOICE, offsetof(LaunchOptions, output), "first", 0, 0, "first|all", "",
-        "whose output is shown; the end of the others' when they fail"},
-    {"restarts", OPTION_INT, offsetof(LaunchOptions, restarts), "3", 0, 1e6, NULL, "",
-        "starts again after so many failures in a row without progress"},
-    {"grace", OPTION_REAL, offsetof(LaunchOptions, grace), "120", 0, 86400, NULL, "s",
-        "time that ranks have for a checkpoint after SIGTERM"},
-    {"hang", OPTION_REAL, offsetof(LaunchOptions, hang), "1800", 0, 864000, NULL, "s",
-        "time without a sign of life after which a rank hangs; 0: never"},
-    {"on_nan", OPTION_CHOICE, offsetof(LaunchOptions, on_nan), "stop", 0, 0, "stop|skip", "",
-        "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"},
-    {"shrink", OPTION_BOOL, offsetof(LaunchOptions, shrink), "false", 0, 0, NULL, "",
-        "leave out a rank that failed twice in a row without progress (one node only)"},
-    {"smoke", OPTION_BOOL, offsetof(LaunchOptions, smoke), "true", 0, 0, NULL, "",
-        "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"},
-    {"least", OPTION_INT, offsetof(LaunchOptions, least), "0", 0, 1 << 16, NULL, "nodes",
+    INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one for each GPU; -n N is short for it"),
+    CHOICE_OPTION(output, "first", "first|all", "whose output is shown; the end of the others' when they fail"),
+    INT_OPTION(restarts, "3", 0, 1e6, "", "starts again after so many failures in a row without progress"),
+    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks have for a checkpoint after SIGTERM"),
+    REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a sign of life after which a rank hangs; 0: never"),
+    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
+    BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
+    BOOL_OPTION(smoke, "true",
+        "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"),
+    INT_OPTION(least, "0", 0, 1 << 16, "nodes",
         "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are "
         "left; "
-        "0: all are needed"},
-    {"away", OPTION_REAL, offsetof(LaunchOptions, away), "300", 1, 86400, NULL, "s",
-        "several nodes: time that one has to come before the others go on"},
-    {"restart_on", OPTION_STRING, offsetof(LaunchOptions, restart_on), "", 0, 0, NULL, "",
-        "start again when a line of output matches this regular expression"},
-    {"stop_on", OPTION_STRING, offsetof(LaunchOptions, stop_on), "", 0, 0, NULL, "",
-        "stop when a line of output matches this regular expression"},
+        "0: all are needed"),
+    REAL_OPTION(away, "300", 1, 86400, "s", "several nodes: time that one has to come before the others go on"),
+    STRING_OPTION(restart_on, "", "", "start again when a line of output matches this regular expression"),
+    STRING_OPTION(stop_on, "", "", "stop when a line of output matches this regular expression"),
 };
 const OptionTable launch_table = {rows, sizeof rows / sizeof *rows};
 

@@ -142,7 +142,7 @@ static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
         .executor = session->evaluator,
         .shard = &corpus->valid,
         .vocabulary = config->model.vocabulary,
-        .batches = config->eval_batches,
+        .batches = config->eval.batches,
         .comm = session->comm,
         .bytes = corpus->bytes,
         .tokenizer = corpus->tokenizer,

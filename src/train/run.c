@@ -26,7 +26,7 @@ bool run_lock(const char *run, int *lock, Error *error) {
     return !taken || error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
 }
 
-const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint_store[0] ? config->checkpoint_store : run; }
+const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
 
 bool run_started(const Config *config, bool *started, Error *error) {
     int64_t *steps = NULL;
@@ -71,14 +71,14 @@ static void copy_free_settings(Config *to, const Config *from) {
     to->hang = from->hang;
     to->dump = from->dump;
     to->tensorboard = from->tensorboard;
-    to->eval_every = from->eval_every;
-    to->eval_batches = from->eval_batches;
-    to->checkpoint_every = from->checkpoint_every;
-    to->checkpoint_keep = from->checkpoint_keep;
-    to->checkpoint_store = from->checkpoint_store;
-    to->checkpoint_async = from->checkpoint_async;
-    to->checkpoint_whole_every = from->checkpoint_whole_every;
-    to->checkpoint_timeout = from->checkpoint_timeout;
+    to->eval.every = from->eval.every;
+    to->eval.batches = from->eval.batches;
+    to->checkpoint.every = from->checkpoint.every;
+    to->checkpoint.keep = from->checkpoint.keep;
+    to->checkpoint.store = from->checkpoint.store;
+    to->checkpoint.async = from->checkpoint.async;
+    to->checkpoint.whole_every = from->checkpoint.whole_every;
+    to->checkpoint.timeout = from->checkpoint.timeout;
     to->layout = from->layout; /* within rounding */
 }
 
@@ -109,7 +109,7 @@ static bool may_start_anew(const char *path, const Config *config, Error *error)
     bool started;
     options_defaults(&config_table, &saved, &strings);
     bool good = options_read_yaml(&config_table, &saved, &strings, path, error);
-    if (good && strcmp(saved.checkpoint_store, config->checkpoint_store)) {
+    if (good && strcmp(saved.checkpoint.store, config->checkpoint.store)) {
         saved.run = config->run;
         good = run_started(&saved, &started, error);
         if (good && started)

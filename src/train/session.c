@@ -153,7 +153,7 @@ static bool fits(const Config *config, Device *device, const Layout *layout, int
 /* What costs no time of the steps, or little: no copy for checkpoints, then more that ranks share out. */
 static bool find_sharing(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
     Config trial = *config;
-    trial.checkpoint_async = false;
+    trial.checkpoint.async = false;
     if (fits(&trial, device, layout, available)) return snprintf(change, size, "checkpoint.async=false") > 0;
     trial = *config;
     while (layout_all_ranks(layout) > 1 && ++trial.layout.zero <= 3)

@@ -130,7 +130,7 @@ static int64_t copy_room(const Interval *interval) {
 
 int64_t session_copy_bytes(const Config *config, const Layout *layout, int64_t master, int64_t optimizer) {
     int64_t held = master + optimizer;
-    return !config->checkpoint_async ? 0 : layout->stage ? held : (held + layout->size - 1) / layout->size;
+    return !config->checkpoint.async ? 0 : layout->stage ? held : (held + layout->size - 1) / layout->size;
 }
 
 static void *touch_pages(void *context) {
@@ -170,7 +170,7 @@ static void saver_open(Session *session) {
     Saver *saver = session->saver = memory_allocate(sizeof *session->saver);
     saver->list = session_intervals(session, true);
     saver->device = session->backend.device;
-    if (session->config->checkpoint_async) map_copy(saver);
+    if (session->config->checkpoint.async) map_copy(saver);
 }
 
 void session_close_saver(Session *session) {
@@ -219,12 +219,12 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .intervals = saver->list.items,
         .count = saver->list.count,
         .metadata = saver->metadata,
-        .keep = (int)config->checkpoint_keep,
+        .keep = (int)config->checkpoint.keep,
         .rank = comm_rank(session->comm),
         .ranks = comm_size(session->comm),
         .attempt = (uint64_t)attempt,
-        .share = config->checkpoint_whole_every && session->step % config->checkpoint_whole_every,
-        .patience = config->checkpoint_timeout};
+        .share = config->checkpoint.whole_every && session->step % config->checkpoint.whole_every,
+        .patience = config->checkpoint.timeout};
 }
 
 bool session_save_start(Session *session, Error *error) {

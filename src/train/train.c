@@ -423,7 +423,7 @@ static bool due(int64_t step, int64_t every) { return every > 0 && step % every 
 
 static bool evaluation_due(const Loop *loop) {
     int64_t step = loop->session.step;
-    return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval_every) || step == loop->config->steps);
+    return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval.every) || step == loop->config->steps);
 }
 
 /* The evaluation of the step that the run continues after, where its end had come before. */
@@ -473,7 +473,7 @@ static bool run_steps(Loop *loop, Error *error) {
         report_save(loop);
         watchdog_alive(loop->watchdog, step);
         session_prepare_save(&loop->session);
-        if (due(step, config->checkpoint_every) || step == last) {
+        if (due(step, config->checkpoint.every) || step == last) {
             if (!save(loop, error)) return false;
             saved = step;
         }

@@ -348,7 +348,7 @@ static void every_stage_takes_less_memory_of_a_rank_than_the_one_before(void **s
 static void a_plan_that_does_not_fit_is_refused_with_a_higher_stage(void **state) {
     (void)state;
     Setting setting = setting_of(1, OPTIMIZER_ADAMW, 2);
-    setting.config.checkpoint_async = false;
+    setting.config.checkpoint.async = false;
     Session session = plan_rank(&setting, 1, LARGEST);
     int64_t available = session_budget(&session).total;
     Error error = {0};

@@ -259,7 +259,7 @@ static void a_plan_that_does_not_fit_is_refused_with_a_change_that_does(void **s
     Config config = read_config("configs/llama-tiny.yaml", &strings);
     Session session;
     Error error = {0};
-    config.checkpoint_async = false;
+    config.checkpoint.async = false;
     assert_true(session_plan(&session, &config, device_cpu(), &error));
     int64_t total = session_budget(&session).total;
     assert_true(session_check_memory(&session, total, &error));
