@@ -25,7 +25,7 @@ static void differentiate_node(Graph *graph, int index) {
     TensorId d_out[NODE_MAX_OUTPUTS] = {0}, d_in[NODE_MAX_INPUTS] = {0};
     bool reached = op->loss;
     for (int i = 0; i < node.outputs; i++)
-        if (node.out[i] && !(op->adds_to >> i & 1)) reached |= (d_out[i] = graph->tensors[node.out[i]].gradient) != TENSOR_NONE;
+        if (node.out[i] && !operand_in(op->adds_to, i)) reached |= (d_out[i] = graph->tensors[node.out[i]].gradient) != TENSOR_NONE;
     if (!reached) return;
     char scope[sizeof graph->scope];
     snprintf(scope, sizeof scope, "%.*s", (int)(strlen(node.name) - strlen(op->name)), node.name);
@@ -70,7 +70,7 @@ static void clone_node(Recompute *r, int index) {
     for (int i = 0; i < node.inputs; i++) in[i] = recomputed(r, node.in[i]);
     graph_scope(graph, node.layer, "again.");
     for (int i = 0; i < node.outputs; i++) {
-        if (!node.out[i] || op_table[node.op]->adds_to >> i & 1) continue;
+        if (!node.out[i] || operand_in(op_table[node.op]->adds_to, i)) continue;
         Tensor old = graph->tensors[node.out[i]];
         out[i] = graph_tensor(graph, ARENA_ACTIVATION, old.type, old.rank, old.shape, old.name);
         r->again[node.out[i]] = out[i];

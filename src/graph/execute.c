@@ -131,7 +131,7 @@ static void find_overwrites(Executor *executor) {
             const Tensor *tensor = graph_get(graph, output);
             if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
             Span span = {tensor->offset, tensor->offset + graph_units(graph, output)};
-            if (op_table[graph->nodes[i].op]->overwrites == j + 1 && !overlaps_any(seen, seen_count, span)) {
+            if (operand_in(op_table[graph->nodes[i].op]->overwrites, j) && !overlaps_any(seen, seen_count, span)) {
                 executor->overwrites[i] = true;
                 begun[begun_count++] = span;
             }

@@ -160,7 +160,7 @@ int graph_append(Graph *graph, const Node *node) {
     int index = graph->node_count++;
     graph->nodes[index] = *node;
     for (int i = 0; i < node->outputs; i++)
-        if (!(op_table[node->op]->adds_to >> i & 1) && node->out[i]) graph->tensors[node->out[i]].producer = index;
+        if (!operand_in(op_table[node->op]->adds_to, i) && node->out[i]) graph->tensors[node->out[i]].producer = index;
     return index;
 }
 

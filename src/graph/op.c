@@ -16,11 +16,16 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
     return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
 }
 
+TensorId op_in_place_input(const Node *node) {
+    uint32_t mask = op_table[node->op]->in_place;
+    return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;
+}
+
 bool op_in_place(const Graph *graph, const Node *node) {
-    int index = op_table[node->op]->in_place - 1;
-    if (index < 0 || !node->in[index] || !node->out[0]) return false;
-    const Tensor *from = graph_get(graph, node->in[index]), *to = graph_get(graph, node->out[0]);
-    return from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 && from->offset == to->offset;
+    TensorId input = op_in_place_input(node), output = node->out[0];
+    const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
+    return input && output && from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 &&
+           from->offset == to->offset;
 }
 
 static double tensor_bytes(const Graph *graph, TensorId tensor) {
@@ -31,6 +36,7 @@ static double tensor_bytes(const Graph *graph, TensorId tensor) {
 double op_tensor_bytes(const Graph *graph, const Node *node) {
     double bytes = 0;
     for (int i = 0; i < node->inputs; i++) bytes += tensor_bytes(graph, node->in[i]);
-    for (int i = 0; i < node->outputs; i++) bytes += tensor_bytes(graph, node->out[i]) * (op_table[node->op]->adds_to >> i & 1 ? 2 : 1);
+    for (int i = 0; i < node->outputs; i++)
+        bytes += tensor_bytes(graph, node->out[i]) * (operand_in(op_table[node->op]->adds_to, i) ? 2 : 1);
     return bytes;
 }

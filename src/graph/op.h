@@ -25,7 +25,7 @@ typedef struct OpCall {
     int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
     const void *attributes;
     void *workspace;
-    bool overwrite;         /* output Op.overwrites holds nothing yet: write it instead of adding to it */
+    bool overwrite;         /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
     bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device;         /* whose memory it is */
 } OpCall;
@@ -46,12 +46,13 @@ typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION } OpCla
 typedef struct Op {
     const char *name;
     OpClass class;
-    uint32_t adds_to; /* bit i: output i is added to (gradients, metrics, states), never overwritten; not recomputed */
-    int overwrites; /* 1 + the output of adds_to that the kernel writes whole when OpCall.overwrite says so, which spares zeroing and reading it; 0: none */
-    int in_place; /* 1 + the input whose memory output 0 may take, being as large, where nothing reads it later: the kernel reads each element before anything
-                       * writes it, in the thread that writes it; 0: none */
-    bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
-    bool loss; /* adds to a loss metric: differentiation starts here */
+    uint32_t adds_to; /* outputs that the kernel adds to or updates (gradients, metrics, states); never recomputed */
+    uint32_t
+        overwrites; /* at most one of adds_to: the kernel writes it whole when OpCall.overwrite is set, which spares zeroing and reading it */
+    uint32_t in_place; /* at most one input, as large as output 0, which may take its memory where nothing reads it later: each thread reads
+                          * an element before it writes it, and no other thread reads that element */
+    bool once;         /* without run-time inputs: run when the executor is made, outputs in the constant arena */
+    bool loss;         /* adds to a loss metric: differentiation starts here */
     /* Appends the backward nodes. `node` is a copy. d_out[i] is the gradient of output i or TENSOR_NONE; sets d_in[i] to the
      * gradient of input i, TENSOR_NONE where it has none or where it was added to a parameter's gradient. NULL: no gradient flows. */
     void (*gradient)(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in);
@@ -61,10 +62,16 @@ typedef struct Op {
     Cost (*cost)(const Graph *graph, const Node *node);
 } Op;
 
+/* Masks of operands, as in Op.adds_to. */
+#define OPERAND(index) (1u << (index))
+static inline bool operand_in(uint32_t mask, int index) { return mask & OPERAND(index); }
+
 extern const Op *const op_table[OP_COUNT]; /* by OpId */
 
 /* -- For the host halves of op files (op.c) ------------------------------------------------------------------------ */
 
+/* The input of Op.in_place, TENSOR_NONE where there is none. */
+TensorId op_in_place_input(const Node *node);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, same shape and type (ops/add): where a tensor has several readers, their gradients meet so. */

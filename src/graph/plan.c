@@ -89,8 +89,7 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
 /* The input that the node's first output takes the memory of (Op.in_place), if nothing reads it later. `last` readers are by tensor. */
 static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
-    int place = op_table[node->op]->in_place;
-    TensorId input = place ? node->in[place - 1] : TENSOR_NONE, output = node->out[0];
+    TensorId input = op_in_place_input(node), output = node->out[0];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
     bool free = input && planned && !from->keep && last[input] == index && tensor_bytes(graph, input) == tensor_bytes(graph, output);

@@ -63,16 +63,16 @@ static Cost clamp_cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 2.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .in_place = 1, .gradient = gelu_gradient, .cost = cost};
+const Op op_rule_gelu = {.name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(0), .gradient = gelu_gradient, .cost = cost};
 
-const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = 1, .cost = cost};
+const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(0), .cost = cost};
 
 const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .cost = cost};
 
-const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = 2, .cost = cost};
+const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(1), .cost = cost};
 
-const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .in_place = 1, .gradient = clamp_gradient, .cost = clamp_cost};
+const Op op_rule_clamp = {.name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(0), .gradient = clamp_gradient, .cost = clamp_cost};
 
-const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = 1, .cost = clamp_cost};
+const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(0), .cost = clamp_cost};
 
-const Op op_rule_scale = {.name = "scale", .in_place = 1, .gradient = scale_gradient};
+const Op op_rule_scale = {.name = "scale", .in_place = OPERAND(0), .gradient = scale_gradient};

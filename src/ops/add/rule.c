@@ -39,8 +39,8 @@ static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = per_element * graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_add = {.name = "add", .in_place = 1, .gradient = add_gradient, .cost = cost};
+const Op op_rule_add = {.name = "add", .in_place = OPERAND(0), .gradient = add_gradient, .cost = cost};
 
-const Op op_rule_scale_add = {.name = "scale_add", .in_place = 1, .gradient = scale_add_gradient, .cost = cost};
+const Op op_rule_scale_add = {.name = "scale_add", .in_place = OPERAND(0), .gradient = scale_add_gradient, .cost = cost};
 
 const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = 2, .cost = cost};

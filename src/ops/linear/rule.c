@@ -33,4 +33,4 @@ const Op op_rule_linear = {.name = "linear", .gradient = gradient, .cost = produ
 
 const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .cost = product_cost};
 
-const Op op_rule_linear_grad_weight = {.name = "linear_grad_weight", .adds_to = 3, .overwrites = 1, .cost = product_cost};
+const Op op_rule_linear_grad_weight = {.name = "linear_grad_weight", .adds_to = 3, .overwrites = OPERAND(0), .cost = product_cost};

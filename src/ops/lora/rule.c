@@ -28,8 +28,8 @@ static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = 2.0 * graph_rows(graph, node->in[0]) * graph_elements(graph, b), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_lora = {.name = "lora", .in_place = 1, .gradient = gradient, .cost = cost};
+const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(0), .gradient = gradient, .cost = cost};
 
 const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .cost = cost};
 
-const Op op_rule_lora_grad_weight = {.name = "lora_grad_weight", .adds_to = 1, .overwrites = 1, .cost = cost};
+const Op op_rule_lora_grad_weight = {.name = "lora_grad_weight", .adds_to = 1, .overwrites = OPERAND(0), .cost = cost};

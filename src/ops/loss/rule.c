@@ -36,5 +36,5 @@ TensorId op_last_row(Graph *graph, TensorId x) {
 }
 
 const Op op_rule_linear_cross_entropy = {
-    .name = "linear_cross_entropy", .adds_to = 5, .overwrites = 3, .loss = true, .gradient = gradient, .cost = cost};
+    .name = "linear_cross_entropy", .adds_to = 5, .overwrites = OPERAND(2), .loss = true, .gradient = gradient, .cost = cost};
 const Op op_rule_last_row = {.name = "last_row"};

@@ -32,4 +32,4 @@ static Cost cost(const Graph *graph, const Node *node) {
 
 const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .cost = cost};
 const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = cost};
-const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .overwrites = 1, .cost = cost};
+const Op op_rule_grouped_linear_grad_weight = {.name = "grouped_linear_grad_weight", .adds_to = 1, .overwrites = OPERAND(0), .cost = cost};

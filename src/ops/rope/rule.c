@@ -45,4 +45,4 @@ static Cost cost(const Graph *graph, const Node *node) {
 
 const Op op_rule_rope_table = {.name = "rope_table", .once = true};
 
-const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .in_place = 1, .gradient = gradient, .cost = cost};
+const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(0), .gradient = gradient, .cost = cost};
