@@ -32,7 +32,7 @@ static const Option rows[] = {
     BOOL_OPTION(adapter, "false", "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"),
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 static const ArgumentSyntax syntax = {"smelt convert", "IN OUT", 2, &table};
 
 static void print_help(void) {

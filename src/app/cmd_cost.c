@@ -37,7 +37,7 @@ static const Option rows[] = {
         "of training between checkpoints; 0: the best, by Daly's formula"},
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 
 static void print_help(FILE *file) {
     fprintf(file,

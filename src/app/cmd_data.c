@@ -193,10 +193,10 @@ static bool run_show(const char *const *positionals, const DataOptions *options,
 /* -- Arguments --------------------------------------------------------------------------------------------------- */
 
 static const Action actions[] = {
-    {"pack", "INPUT OUTPUT", "text file or folder to token shards", 2, {pack_rows, sizeof pack_rows / sizeof *pack_rows}, run_pack},
-    {"train-tokenizer", "INPUT OUTPUT.json", "text file or folder to a byte-level BPE vocabulary", 2,
-        {train_rows, sizeof train_rows / sizeof *train_rows}, run_train_tokenizer},
-    {"show", "PREFIX", "what a shard holds", 1, {show_rows, sizeof show_rows / sizeof *show_rows}, run_show},
+    {"pack", "INPUT OUTPUT", "text file or folder to token shards", 2, OPTION_TABLE(pack_rows), run_pack},
+    {"train-tokenizer", "INPUT OUTPUT.json", "text file or folder to a byte-level BPE vocabulary", 2, OPTION_TABLE(train_rows),
+        run_train_tokenizer},
+    {"show", "PREFIX", "what a shard holds", 1, OPTION_TABLE(show_rows), run_show},
 };
 enum { ACTIONS = sizeof actions / sizeof *actions };
 

@@ -20,7 +20,7 @@ static const Option rows[] = {
     BOOL_OPTION(strict, "false", "warnings make the exit code 1 too"),
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 
 static void print_help(void) {
     printf("Usage: smelt doctor [key=value ...]\n\n"

@@ -47,7 +47,7 @@ static const Option rows[] = {
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 static const ArgumentSyntax syntax = {"smelt eval", "MODEL DATA", 2, &table};
 
 static void print_help(void) {

@@ -24,7 +24,7 @@ static const Option rows[] = {
     STRING_OPTION(bench, "", "", "JSON of smelt bench gemm from such a machine, whose rates are then taken"),
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 
 static void print_help(FILE *file) {
     fprintf(file,

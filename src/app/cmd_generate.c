@@ -45,7 +45,7 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 static const ArgumentSyntax syntax = {"smelt generate", "MODEL \"prompt\"", 2, &table};
 
 static void print_help(void) {

@@ -17,7 +17,7 @@ typedef struct ReportOptions { const char *out; } ReportOptions;
 static const Option rows[] = {
     STRING_OPTION(out, "", "", "the page; empty: RUN/report.html"),
 };
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 
 static void print_help(FILE *file) {
     fprintf(file, "Usage: smelt report RUN [out=FILE]\n\n"

@@ -19,7 +19,7 @@ static const Option rows[] = {
     INT_OPTION(tensor, "1", 1, 1024, "GPUs", "that are to share each matrix"),
 };
 #undef FIELD
-static const OptionTable table = {rows, sizeof rows / sizeof *rows};
+static const OptionTable table = OPTION_TABLE(rows);
 
 static void print_help(FILE *file) {
     fprintf(file,

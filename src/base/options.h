@@ -48,6 +48,7 @@ typedef struct OptionTable {
     const Option *rows;
     size_t count;
 } OptionTable;
+#define OPTION_TABLE(array) {(array), sizeof(array) / sizeof *(array)}
 
 /* Sets every field to its default. A default that its own row refuses is a wrong table: prints it and aborts. */
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);

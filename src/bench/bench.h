@@ -48,6 +48,9 @@ typedef struct BenchCell {
     double number;
 } BenchCell;
 
+#define TEXT(string) {.text = (string)}
+#define NUMBER(value) {.number = (double)(value)}
+
 /* Columns by name. Rows that agree in the columns of `series` (up to the first NULL) are one curve. */
 typedef struct BenchPlot {
     const char *title, *x, *y, *series[BENCH_PLOT_SERIES];
@@ -91,6 +94,8 @@ typedef struct Benchmark {
     BenchPlot plot;
     bool (*run)(Bench *bench, Error *error);
 } Benchmark;
+
+#define BENCH_COLUMNS(array) .columns = (array), .column_count = sizeof(array) / sizeof *(array)
 
 extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite,
     bench_collective;

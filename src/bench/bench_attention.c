@@ -143,11 +143,10 @@ static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, 
     bool good =
         open_program(&program, bench, spec, sequences, precision, error) && time_passes(bench, &program, median, best, &cost, error);
     for (int pass = 0; good && pass < 2; pass++)
-        bench_row(bench, (BenchCell[]){{.text = names[pass]}, {.text = precision_name(precision)}, {.number = (double)spec->length},
-                             {.number = (double)sequences}, {.number = (double)spec->heads.heads}, {.number = (double)spec->heads.kv_heads},
-                             {.number = (double)spec->heads.head_dim}, {.number = (double)spec->window}, {.number = 1e6 * median[pass]},
-                             {.number = cost.flops[pass] / median[pass] / 1e12}, {.number = cost.flops[pass] / best[pass] / 1e12},
-                             {.number = cost.bytes[pass] / median[pass] / 1e9}});
+        bench_row(bench, (BenchCell[]){TEXT(names[pass]), TEXT(precision_name(precision)), NUMBER(spec->length), NUMBER(sequences),
+                             NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.head_dim), NUMBER(spec->window),
+                             NUMBER(1e6 * median[pass]), NUMBER(cost.flops[pass] / median[pass] / 1e12),
+                             NUMBER(cost.flops[pass] / best[pass] / 1e12), NUMBER(cost.bytes[pass] / median[pass] / 1e9)});
     close_program(&program);
     return good;
 }
@@ -210,9 +209,8 @@ const Benchmark bench_attention = {
                    "2 forward, 5 backward.\n"
                    "With CONFIG.yaml its heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Causal attention",
         .x = "length",
         .y = "tflops",

@@ -196,11 +196,10 @@ static bool measure(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, E
     if (!check(job, &wrong, error) || !time_job(job, bench->options, &seconds, error))
         return error_context(error, "%s of %lld bytes", names[job->operation], (long long)bytes);
     double rate = (double)(job->count * unit_of(job->type)) / seconds / 1e9;
-    bench_row(bench,
-        (BenchCell[]){{.text = names[job->operation]}, {.number = size}, {.number = (double)(job->count * unit_of(job->type))},
-            {.number = (double)job->count}, {.text = job->type == COMM_BF16 ? "bf16" : "float"},
-            {.text = is_sum(job->operation) ? "sum" : "none"}, {.number = job->operation == BROADCAST ? 0 : -1}, {.number = 1e6 * seconds},
-            {.number = rate}, {.number = rate * bus_factor(job->operation, size)}, {.number = (double)wrong}});
+    bench_row(bench, (BenchCell[]){TEXT(names[job->operation]), NUMBER(size), NUMBER((double)(job->count * unit_of(job->type))),
+                         NUMBER(job->count), TEXT(job->type == COMM_BF16 ? "bf16" : "float"), TEXT(is_sum(job->operation) ? "sum" : "none"),
+                         NUMBER(job->operation == BROADCAST ? 0 : -1), NUMBER(1e6 * seconds), NUMBER(rate),
+                         NUMBER(rate * bus_factor(job->operation, size)), NUMBER(wrong)});
     *wrong_sum += wrong;
     return true;
 }
@@ -282,9 +281,8 @@ const Benchmark bench_collective = {
     .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number "
                    "of ranks and size, in nccl-tests' columns\n"
                    "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Collectives",
         .x = "size",
         .y = "busbw",

@@ -351,11 +351,10 @@ static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) 
     if (!bench_time(bench, run_work, (void *)work, &time, error)) return false;
     Sizes sizes = sizes_of(s, work->type);
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k, bytes = (double)(sizes.inputs + sizes.output);
-    bench_row(bench, (BenchCell[]){{.text = s->name}, {.text = layouts[s->layout]}, {.text = type_names[work->type]},
-                         {.text = type_names[output_of(s, work->type)]}, {.text = provider_names[work->provider]}, {.number = (double)s->m},
-                         {.number = (double)s->n}, {.number = (double)s->k}, {.number = (double)s->calls}, {.number = 1e6 * time.seconds},
-                         {.number = flops / time.seconds / 1e12}, {.number = flops / time.best / 1e12},
-                         {.number = bytes / time.seconds / 1e9}, {.text = right ? "ok" : "WRONG"}});
+    bench_row(bench, (BenchCell[]){TEXT(s->name), TEXT(layouts[s->layout]), TEXT(type_names[work->type]),
+                         TEXT(type_names[output_of(s, work->type)]), TEXT(provider_names[work->provider]), NUMBER(s->m), NUMBER(s->n),
+                         NUMBER(s->k), NUMBER(s->calls), NUMBER(1e6 * time.seconds), NUMBER(flops / time.seconds / 1e12),
+                         NUMBER(flops / time.best / 1e12), NUMBER(bytes / time.seconds / 1e9), TEXT(right ? "ok" : "WRONG")});
     tally->wrong += !right;
     if (flops / time.seconds <= tally->best) return true;
     tally->best = flops / time.seconds;
@@ -469,9 +468,8 @@ const Benchmark bench_gemm = {
         "the vendor's\n"
         "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's product in fp32 (onednn), where libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Matrix products",
         .x = "m",
         .y = "tflops",

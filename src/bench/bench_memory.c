@@ -210,9 +210,8 @@ static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error)
     if (!bench_time(bench, run, (void *)work, &time, error)) return false;
     int64_t set = kernels[work->kernel].arrays * work->bytes;
     double seconds = time.seconds / (double)work->passes, best = time.best / (double)work->passes;
-    bench_row(bench, (BenchCell[]){{.text = kernels[work->kernel].name}, {.number = (double)set},
-                         {.text = work->host ? "host" : level_of(work->device, set)}, {.number = 1e6 * seconds},
-                         {.number = (double)set / seconds / 1e9}, {.number = (double)set / best / 1e9}});
+    bench_row(bench, (BenchCell[]){TEXT(kernels[work->kernel].name), NUMBER(set), TEXT(work->host ? "host" : level_of(work->device, set)),
+                         NUMBER(1e6 * seconds), NUMBER((double)set / seconds / 1e9), NUMBER((double)set / best / 1e9)});
     return true;
 }
 
@@ -341,9 +340,8 @@ const Benchmark bench_memory = {
                    "counted as STREAM counts them.\n"
                    "On a GPU also the driver's own copy, and copies from ordinary host memory (upload), to it (download), and the same "
                    "with pinned memory.\n",
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Memory bandwidth",
         .x = "bytes",
         .y = "gbps",

@@ -89,10 +89,9 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     double bytes = parameters * (3 * kept + copy) + 2 * state;
     bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);
     if (good)
-        bench_row(
-            bench, (BenchCell[]){{.text = name == OPTIMIZER_MUON ? "muon" : "adamw"}, {.text = precision_name(graph->precision)},
-                       {.number = parameters}, {.number = bytes}, {.number = 1e3 * time.seconds}, {.number = bytes / time.seconds / 1e9},
-                       {.number = bytes / time.best / 1e9}, {.number = parameters / time.seconds / 1e9}, {.number = state}});
+        bench_row(bench, (BenchCell[]){TEXT(name == OPTIMIZER_MUON ? "muon" : "adamw"), TEXT(precision_name(graph->precision)),
+                             NUMBER(parameters), NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9),
+                             NUMBER(bytes / time.best / 1e9), NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
     optimizer_free(update.optimizer);
     bench_arena_close(&update.weights);
     bench_arena_close(&update.gradients);
@@ -134,9 +133,8 @@ const Benchmark bench_optimizer = {
                    "read and write once: master weights,\n"
                    "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Optimizers",
         .x = "parameters",
         .y = "gbps",

@@ -82,9 +82,9 @@ static void fill_block(const File *file) {
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
 static void add_row(Bench *bench, const char *test, int64_t bytes, int64_t block, int64_t operations, double seconds) {
-    bench_row(bench, (BenchCell[]){{.text = test}, {.number = (double)bytes}, {.number = (double)block}, {.number = (double)operations},
-                         {.number = seconds}, {.number = (double)bytes / seconds / 1e9}, {.number = (double)operations / seconds},
-                         {.number = 1e6 * seconds / (double)operations}});
+    bench_row(bench,
+        (BenchCell[]){TEXT(test), NUMBER(bytes), NUMBER(block), NUMBER(operations), NUMBER(seconds), NUMBER((double)bytes / seconds / 1e9),
+            NUMBER((double)operations / seconds), NUMBER(1e6 * seconds / (double)operations)});
 }
 
 static int64_t length_at(const File *file, int64_t at) { return file->bytes - at < file->block ? file->bytes - at : file->block; }
@@ -201,9 +201,8 @@ const Benchmark bench_storage = {
                    "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
                    "pages that it was told to drop.\n",
     .positional = "FOLDER",
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Storage",
         .x = "block",
         .y = "gbps",

@@ -294,11 +294,11 @@ static bool run(Bench *bench, Error *error) {
     if (!bench_open_device(bench, (Precision)config->precision, error) || !bench_train_measure(bench, config, &measure, &speed, error))
         return false;
     double best = bench_best_product(bench, (Precision)config->precision);
-    bench_row(bench, (BenchCell[]){{.text = precision_name((Precision)config->precision)}, {.number = (double)speed.parameters},
-                         {.number = (double)config->data.length}, {.number = (double)speed.microbatch},
-                         {.number = (double)speed.accumulation}, {.number = 1e3 * speed.step_seconds}, {.number = speed.tokens_per_second},
-                         {.number = speed.flops / 1e12}, {.number = 100 * speed.flops / bench_peak(bench, (Precision)config->precision)},
-                         {.number = best > 0 ? 100 * speed.flops / best : NAN}, {.number = (double)speed.memory}});
+    bench_row(
+        bench, (BenchCell[]){TEXT(precision_name((Precision)config->precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
+                   NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
+                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / bench_peak(bench, (Precision)config->precision)),
+                   NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory)});
     return true;
 }
 
@@ -310,9 +310,8 @@ const Benchmark bench_train = {
         "the model's operations need,\n"
         "without recomputation; % of peak is of the vendor's figure for the GPU, % of best of the best large product measured here.\n",
     .config = BENCH_CONFIG_REQUIRED,
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Training",
         .x = "microbatch",
         .y = "tokens_s",

@@ -144,12 +144,12 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
-    bench_row(bench, (BenchCell[]){{.text = entry->model}, {.text = modes[options->mode]}, {.text = precision_name(precision)},
-                         {.number = 1}, {.number = (double)entry->config.data.length}, {.number = none * (double)speed->microbatch},
-                         {.number = none * (double)speed->accumulation}, {.number = none * speed->tokens_per_second},
-                         {.number = none * speed->flops / 1e12}, {.number = none * 100 * speed->flops / bench_peak(bench, precision)},
-                         {.number = best > 0 ? none * 100 * speed->flops / best : NAN}, {.number = none * (double)speed->memory},
-                         {.text = entry->done ? "ok" : "failed"}});
+    bench_row(bench,
+        (BenchCell[]){TEXT(entry->model), TEXT(modes[options->mode]), TEXT(precision_name(precision)), NUMBER(1),
+            NUMBER(entry->config.data.length), NUMBER(none * (double)speed->microbatch), NUMBER(none * (double)speed->accumulation),
+            NUMBER(none * speed->tokens_per_second), NUMBER(none * speed->flops / 1e12),
+            NUMBER(none * 100 * speed->flops / bench_peak(bench, precision)), NUMBER(best > 0 ? none * 100 * speed->flops / best : NAN),
+            NUMBER(none * (double)speed->memory), TEXT(entry->done ? "ok" : "failed")});
 }
 
 /* False only when the suite cannot go on; `failed` counts models that did not run. */
@@ -206,9 +206,8 @@ const Benchmark bench_suite = {
     .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. "
                    "perf= appends each row to a perf.csv\n"
                    "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
-    .table = {rows, sizeof rows / sizeof *rows},
-    .columns = columns,
-    .column_count = sizeof columns / sizeof *columns,
+    .table = OPTION_TABLE(rows),
+    BENCH_COLUMNS(columns),
     .plot = {.title = "Training",
         .x = "length",
         .y = "tflops_per_gpu",

@@ -110,7 +110,7 @@ static const Option rows[] = {
     REAL_OPTION(checkpoint.timeout, "1800", 1, 1e6, "seconds", "that rank 0 waits for the other ranks' parts of a checkpoint"),
 };
 
-const OptionTable config_table = {rows, sizeof rows / sizeof *rows};
+const OptionTable config_table = OPTION_TABLE(rows);
 
 /* Settings that only some families have. */
 static bool check_family(const ModelConfig *model, Error *error) {

@@ -44,7 +44,7 @@ static const Option rows[] = {
     STRING_OPTION(restart_on, "", "", "start again when a line of output matches this regular expression"),
     STRING_OPTION(stop_on, "", "", "stop when a line of output matches this regular expression"),
 };
-const OptionTable launch_table = {rows, sizeof rows / sizeof *rows};
+const OptionTable launch_table = OPTION_TABLE(rows);
 
 static volatile sig_atomic_t stop_signals;
 static void on_signal(int number) {
