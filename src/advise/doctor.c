@@ -45,7 +45,7 @@ void doctor_examine(Doctor *doctor, const char *root, const DoctorWish *wish) {
     doctor_check_network(doctor);
     doctor_check_variables(doctor);
     if (*wish->folder) doctor_check_disk(doctor, wish->folder);
-    if (!wish->smoke) return;
+    if (!wish->self_test) return;
     doctor_check_collective(doctor);
     doctor_check_work(doctor);
 }

@@ -35,7 +35,7 @@ typedef struct Doctor {
 
 typedef struct DoctorWish {
     const char *folder; /* whose disk is tried; "": none is */
-    bool smoke;         /* compute, copy and communicate too */
+    bool self_test;     /* compute, copy and communicate too */
 } DoctorWish;
 
 /* All checks. The caller frees with doctor_free. */

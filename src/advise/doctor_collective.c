@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
@@ -31,18 +32,16 @@ static int free_port(void) {
     return bound ? ntohs(address.sin_port) : 0;
 }
 
-static bool describe_place(int rank, int port) {
-    const struct {
-        const char *name;
-        int value;
-    } numbers[] = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", RANKS}, {"LOCAL_WORLD_SIZE", RANKS}, {"MASTER_PORT", port}};
-    bool done = setenv("MASTER_ADDR", "127.0.0.1", 1) == 0;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        char text[16];
-        snprintf(text, sizeof text, "%d", numbers[i].value);
-        done = setenv(numbers[i].name, text, 1) == 0 && done;
-    }
-    return done;
+/* The variables by which comm_open finds the place of a rank, as torchrun sets them. */
+static ChildVariables describe_place(int rank, int port) {
+    ChildVariables variables = {0};
+    child_set_variable(&variables, memory_format("RANK=%d", rank));
+    child_set_variable(&variables, memory_format("LOCAL_RANK=%d", rank));
+    child_set_variable(&variables, memory_format("WORLD_SIZE=%d", RANKS));
+    child_set_variable(&variables, memory_format("LOCAL_WORLD_SIZE=%d", RANKS));
+    child_set_variable(&variables, memory_format("MASTER_ADDR=127.0.0.1"));
+    child_set_variable(&variables, memory_format("MASTER_PORT=%d", port));
+    return variables;
 }
 
 /* Ranks bring 1 and 2: afterwards everything is 3, then 6, 12 and so on. */
@@ -64,36 +63,35 @@ static bool sum(Comm *comm, Outcome *outcome, Error *error) {
     return true;
 }
 
-static void run_rank(int rank, int port, int pipe) {
+/* In a child; `context` is the descriptor of the pipe to the doctor. */
+static int run_rank(void *context) {
     Outcome outcome = {0};
     Error error = {0};
-    alarm(LIMIT);
-    Comm *comm =
-        describe_place(rank, port)
-            ? comm_open(&(CommOptions){.transport = COMM_TCP, .appear = LIMIT / 2, .lost = LIMIT / 2, .timeout = LIMIT / 2}, &error)
-            : NULL;
+    Comm *comm = comm_open(&(CommOptions){.transport = COMM_TCP, .appear = LIMIT / 2, .lost = LIMIT / 2, .timeout = LIMIT / 2}, &error);
     bool good = comm && sum(comm, &outcome, &error);
-    if (!good)
-        snprintf(outcome.message, sizeof outcome.message, "%.250s", *error.message ? error.message : "a rank could not be described");
-    bool told = write(pipe, &outcome, sizeof outcome) == sizeof outcome;
+    if (!good) snprintf(outcome.message, sizeof outcome.message, "%.250s", error.message);
+    bool told = write(*(int *)context, &outcome, sizeof outcome) == sizeof outcome;
     if (good) comm_close(comm);
-    _exit(!told);
+    return !told;
+}
+
+static pid_t start_rank(int rank, int port, int pipe) {
+    ChildVariables variables = describe_place(rank, port);
+    pid_t child = child_start(&(ChildOptions){.run = run_rank, .context = &pipe, .variables = &variables, .limit_seconds = LIMIT});
+    child_free_variables(&variables);
+    return child;
 }
 
 void doctor_check_collective(Doctor *doctor) {
     int ends[2], port = free_port(), told = 0;
     pid_t children[RANKS];
     Outcome outcome, worst = {0};
-    fflush(NULL);
     if (!port || pipe(ends)) {
-        doctor_add(doctor, HEALTH_WARNING, "smoke.collective", "bring the loopback up: sudo ip link set lo up",
+        doctor_add(doctor, HEALTH_WARNING, "self_test.collective", "bring the loopback up: sudo ip link set lo up",
             "there is no port on 127.0.0.1 to listen on");
         return;
     }
-    for (int rank = 0; rank < RANKS; rank++) {
-        children[rank] = fork();
-        if (children[rank] == 0) run_rank(rank, port, ends[1]);
-    }
+    for (int rank = 0; rank < RANKS; rank++) children[rank] = start_rank(rank, port, ends[1]);
     close(ends[1]);
     while (read(ends[0], &outcome, sizeof outcome) == sizeof outcome) {
         told++;
@@ -103,10 +101,10 @@ void doctor_check_collective(Doctor *doctor) {
     for (int rank = 0; rank < RANKS; rank++)
         if (children[rank] > 0) waitpid(children[rank], NULL, 0);
     if (told == RANKS && !*worst.message)
-        doctor_add(doctor, HEALTH_OK, "smoke.collective", "",
+        doctor_add(doctor, HEALTH_OK, "self_test.collective", "",
             "all-reduce of 16 MiB over %d processes and the loopback: right sums, %.2f GB/s bus bandwidth", RANKS,
             COUNT * sizeof(float) / 1e9 / worst.seconds);
     else
-        doctor_add(doctor, HEALTH_ERROR, "smoke.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
+        doctor_add(doctor, HEALTH_ERROR, "self_test.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
             *worst.message ? worst.message : "a process ended or took too long");
 }

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "advise/doctor.h"
@@ -93,26 +94,29 @@ static const Library libraries[] = {
 
 typedef enum Loading { LOADED, ABSENT, BROKEN, CRASHED } Loading;
 
-/* In a child: loads the file and says how it went on the pipe. */
-static void load_in_child(const char *file, int pipe) {
+enum { LOAD_SECONDS = 20 }; /* a library that hangs when it is loaded ends like one that crashes */
+
+typedef struct LoadTrial {
+    const char *file;
+    int pipe; /* to the doctor: "+", or "-" and the reason */
+} LoadTrial;
+
+static int load_in_child(void *context) {
+    const LoadTrial *trial = context;
     char text[512] = "+";
-    if (!dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
+    if (!dlopen(trial->file, RTLD_NOW | RTLD_LOCAL)) {
         const char *why = dlerror();
         snprintf(text, sizeof text, "-%s", why ? why : "no reason was given");
     }
-    _exit(write(pipe, text, strlen(text)) < 0);
+    return write(trial->pipe, text, strlen(text)) < 0;
 }
 
 static Loading try_file(const char *file, char *why, size_t size) {
     int ends[2], status = 0;
     why[0] = '\0';
-    fflush(NULL);
     if (pipe(ends)) return ABSENT;
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(20); /* one that hangs when it is loaded ends like one that crashes */
-        load_in_child(file, ends[1]);
-    }
+    LoadTrial trial = {file, ends[1]};
+    pid_t child = child_start(&(ChildOptions){.run = load_in_child, .context = &trial, .limit_seconds = LOAD_SECONDS});
     close(ends[1]);
     ssize_t length = child > 0 ? read(ends[0], why, size - 1) : 0;
     close(ends[0]);

@@ -1,4 +1,4 @@
-/* The node smoke test: does the machine compute right, and does memory move at a speed that one would expect; and the disk under a folder. All of it
+/* The node self-test: does the machine compute right, and does memory move at a speed that one would expect; and the disk under a folder. All of it
  * under a minute. Owns its buffers for the length of a check. */
 #include <errno.h>
 #include <fcntl.h>
@@ -140,12 +140,12 @@ static void check_product(Doctor *doctor, Device *device, const char *name) {
         done = device_ok(device, &error);
     }
     int wrong = done ? count_wrong(a, b, c, device_is_gpu(device) ? 0 : gemm_rounding(GEMM_BF16)) : 0;
-    if (!done) doctor_add(doctor, HEALTH_ERROR, "smoke.product", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+    if (!done) doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     else if (wrong)
-        doctor_add(doctor, HEALTH_ERROR, "smoke.product", "take it out of service: it computes wrong",
+        doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "take it out of service: it computes wrong",
             "%s: %d of %d checked elements of a product are wrong", name, wrong, SAMPLES);
     else
-        doctor_add(doctor, HEALTH_OK, "smoke.product", "", "%s: a product of 512 x 512 x 512 agrees with sums in double in %d places", name,
+        doctor_add(doctor, HEALTH_OK, "self_test.gemm", "", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name,
             SAMPLES);
     release(device, &buffers, input, output);
     free(a);
@@ -185,19 +185,20 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
     char *host = memory_allocate((size_t)part);
     memset(host, 1, (size_t)part);
     if (!allocate(device, &buffers, bytes, 1, &error)) {
-        doctor_add(doctor, HEALTH_WARNING, "smoke.copy", "end what else uses its memory", "%s: %s", name, error.message);
+        doctor_add(doctor, HEALTH_WARNING, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
     } else {
         double rate = 2 * (double)bytes / quickest(device, copy, &buffers, host, bytes),
                expected = hardware_of_device(&hardware, device) ? hardware.bandwidth : 0;
         bool slow = expected > 0 && rate < 0.6 * expected;
-        doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "smoke.copy", slow ? "look at who else uses it, at clocks and at ECC" : "",
-            "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
+        doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "self_test.copy",
+            slow ? "look at who else uses it, at clocks and at ECC" : "", "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9,
+            slow ? ", less than 60% of its memory's rate" : "");
         if (device_is_gpu(device))
-            doctor_add(doctor, HEALTH_OK, "smoke.host_copy", "", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
+            doctor_add(doctor, HEALTH_OK, "self_test.host_copy", "", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
                 (double)part / 1e9 / quickest(device, upload, &buffers, host, part),
                 (double)part / 1e9 / quickest(device, download, &buffers, host, part));
         if (!device_ok(device, &error))
-            doctor_add(doctor, HEALTH_ERROR, "smoke.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+            doctor_add(doctor, HEALTH_ERROR, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     }
     release(device, &buffers, bytes, 1);
     free(host);

@@ -12,6 +12,7 @@
 #include "bench/bench.h"
 #include "app/arguments.h"
 #include "app/commands.h"
+#include "app/process.h"
 
 static const Benchmark *const benchmarks[] = {
     &bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_train, &bench_suite, &bench_collective};
@@ -122,6 +123,7 @@ static bool check_outputs(const BenchOptions *options, Error *error) {
 /* Results that came before a failure are written too. */
 static bool run(Bench *bench, Error *error) {
     Error unwritten = {0};
+    process_set_threads(bench->options->threads, 1);
     bool done = bench->benchmark->run(bench, error), written = bench_write(bench, &unwritten);
     if (done && !written) *error = unwritten;
     return done && written;
@@ -136,6 +138,7 @@ static int run_benchmark(const Benchmark *benchmark, int argc, char **argv) {
     *bench = (Bench){.benchmark = benchmark,
         .options = options,
         .open_device = cmd_open_device,
+        .recommend = process_recommend,
         .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
     sort_arguments(benchmark, argc, argv, &given);
     bool done = read_arguments(bench, &given, options, &strings, &error) && check_outputs(bench->options, &error) && run(bench, &error);

@@ -1,4 +1,4 @@
-/* `smelt doctor [smoke=true] [folder=DIR] [--json]` */
+/* `smelt doctor [self_test=true] [folder=DIR] [--json]` */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,13 +9,13 @@
 
 typedef struct DoctorOptions {
     const char *folder;
-    bool smoke, json, strict;
+    bool self_test, json, strict;
 } DoctorOptions;
 
 #define FIELD(name) offsetof(DoctorOptions, name)
 static const Option rows[] = {
     STRING_OPTION(folder, ".", "", "whose disk is tried; empty: none"),
-    BOOL_OPTION(smoke, "false", "compute, copy and communicate too, in under a minute"),
+    BOOL_OPTION(self_test, "false", "compute, copy and communicate too, in under a minute"),
     BOOL_OPTION(json, "false", "print JSON in place of text; --json is the same"),
     BOOL_OPTION(strict, "false", "warnings make the exit code 1 too"),
 };
@@ -61,7 +61,7 @@ int cmd_doctor(int argc, char **argv) {
         options_free_strings(&strings);
         return cmd_fail(&error);
     }
-    doctor_examine(&doctor, "", &(DoctorWish){options.folder, options.smoke});
+    doctor_examine(&doctor, "", &(DoctorWish){options.folder, options.self_test});
     (options.json ? doctor_print_json : doctor_print)(&doctor, stdout);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     doctor_free(&doctor);

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "ckpt/ckpt.h"
 #include "app/arguments.h"
 #include "app/commands.h"
+#include "app/process.h"
 #include "device/gemm.h"
 #include "model/llmc.h"
 #include "graph/op.h"
@@ -307,7 +307,7 @@ static bool eval(const char *folder, const char *data, const EvalOptions *option
     if (options->length > config.model.context)
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
-    if (options->threads) omp_set_num_threads((int)options->threads);
+    process_set_threads(options->threads, 1);
     gemm_exact(config.exact_gemm);
     if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
     if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "base/memory.h"
 #include "app/arguments.h"
 #include "app/commands.h"
+#include "app/process.h"
 #include "data/data.h"
 #include "device/gemm.h"
 #include "infer/generate.h"
@@ -208,7 +208,7 @@ static bool run_model(
     const char *folder, Config *config, const GenerateOptions *options, const TokenIds *prompt, Text *text, Error *error) {
     bool shorter = config->model.family != FAMILY_GPT2; /* its positions are weights */
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
-    if (options->threads) omp_set_num_threads((int)options->threads);
+    process_set_threads(options->threads, 1);
     gemm_exact(config->exact_gemm);
     Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
     Device *device = cmd_open_device(options->device, precision, error);

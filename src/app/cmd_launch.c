@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "app/arguments.h"
 #include "app/commands.h"
+#include "app/process.h"
 #include "launch/launch.h"
 
 static void print_help(void) {
@@ -49,7 +50,9 @@ int cmd_launch(int argc, char **argv) {
     Error error = {0};
     options_defaults(&launch_table, &options, &strings);
     char **command = read_arguments(argc, argv, &options, &strings, &error);
-    int code = command ? launch(&options, command, &error) : (int)error.code;
+    static StopRequest stop = {.heeded = 1}; /* signals may come until the process ends */
+    if (command) process_catch_stop(&stop, false);
+    int code = command ? launch(&options, command, &stop, &error) : (int)error.code;
     options_free_strings(&strings);
     return code ? cmd_fail(&error) : 0;
 }

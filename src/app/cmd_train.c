@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "app/arguments.h"
 #include "app/commands.h"
+#include "app/process.h"
 #include "config/config.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -101,10 +102,15 @@ static Device *open_device(const Config *config, const Comm *comm, Error *error)
 /* With the ranks that the process was started as one of. A training goes on without its terminal, as its results are in the run's folder: what could
  * not be printed is forgotten. */
 static bool train_together(const Config *config, Error *error) {
-    Comm *comm = comm_open(NULL, error);
+    static StopRequest stop; /* signals may come until the process ends */
+    Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     Device *device = comm ? open_device(config, comm, error) : NULL;
     bool ready = device && (!device_is_gpu(device) || comm_size(comm) == 1 || comm_use_device(comm, device, error));
-    bool done = ready && train(config, device, comm, error);
+    if (ready) {
+        process_catch_stop(&stop, true);
+        process_set_threads(config->threads, comm_local_size(comm));
+    }
+    bool done = ready && train(config, device, comm, &(TrainHost){&stop, process_hang_actions}, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);
     device_close(device);

@@ -1,13 +1,12 @@
-/* smelt: the command table, and what all commands have in common: descriptors, help, and results that must arrive. */
+/* smelt: the command table, and what all commands have in common: help, and results that must arrive. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "app/commands.h"
+#include "app/process.h"
 
 typedef struct Command {
     const char *name;
@@ -27,27 +26,13 @@ static const Command commands[] = {
     {"size", cmd_size, "check a model's dimensions against a processor: CONFIG [gpu=X]"},
     {"cost", cmd_cost, "dollars and days of a token budget, offers side by side: tokens=1T NAME price=P rate=R ..."},
     {"forecast", cmd_forecast, "model memory and time of a configuration on other hardware: CONFIG [gpus=N] [gpu=X]"},
-    {"doctor", cmd_doctor, "what this machine has for training, and what would hurt: [smoke=true]"},
+    {"doctor", cmd_doctor, "what this machine has for training, and what would hurt: [self_test=true]"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_help(FILE *file) {
     fprintf(file, "smelt trains large language models.\n\nUsage: smelt COMMAND ... (smelt COMMAND --help explains one)\n\n");
     for (int i = 0; i < COMMANDS; i++) fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);
-}
-
-/* libgomp's threads spin while they wait, for many milliseconds. Beside any other busy process a waiting thread then keeps the core from the one
- * that it waits for: steps took 2.8 s in place of 0.65 s with both cores of a machine in use. A short spin costs nothing on an idle one.
- * The library reads its settings before main, so they need a fresh start of the program. The user's own settings win. */
-static void shorten_spinning(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
-}
-
-/* A file must not open on a standard descriptor that the caller closed: messages would go into it. The wrong way round, so that using one still fails. */
-static void fill_descriptors(void) {
-    for (int i = 0; i <= STDERR_FILENO; i++)
-        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
 }
 
 /* "help train" becomes "train --help". */
@@ -68,8 +53,8 @@ static int check_output(void) {
 }
 
 int main(int argc, char **argv) {
-    fill_descriptors();
-    shorten_spinning(argv);
+    process_fill_descriptors();
+    process_shorten_spinning(argv);
     arrange_help(argc, argv);
     const char *name = argc >= 2 ? argv[1] : "";
     for (int i = 0; i < COMMANDS; i++) {

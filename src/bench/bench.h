@@ -78,8 +78,9 @@ typedef struct Bench {
     const char *positional;      /* the argument that is no option; "" when there is none */
     Device *device;              /* NULL until bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
-    BenchResults results; /* begins with the benchmark's columns and plot */
-    bool silent;          /* prints and writes nothing: a rank other than the first */
+    void (*recommend)(const char *name, const char *value); /* CommOptions.recommend */
+    BenchResults results;                                   /* begins with the benchmark's columns and plot */
+    bool silent;                                            /* prints and writes nothing: a rank other than the first */
 } Bench;
 
 typedef struct Benchmark {

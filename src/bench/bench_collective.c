@@ -246,7 +246,6 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
         return error_set(error, ERROR_USAGE,
             "collectives need at least two ranks: start it as mpirun -n 2 smelt bench collective ..., or with smelt launch -n 2");
     bench->silent = comm_rank(comm) > 0;
-    if (options->common.threads) omp_set_num_threads((int)options->common.threads);
     bench->device = device_open((DeviceKind)options->common.device, comm_local_rank(comm), error);
     if (!bench->device || (device_is_gpu(bench->device) && !comm_use_device(comm, bench->device, error))) return false;
     const int64_t most_bytes = (int64_t)1 << 36;
@@ -265,7 +264,7 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
 }
 
 static bool run(Bench *bench, Error *error) {
-    Comm *comm = comm_open(NULL, error);
+    Comm *comm = comm_open(&(CommOptions){.recommend = bench->recommend}, error);
     if (!comm) return false;
     char text[256];
     comm_describe(comm, text, sizeof text);

@@ -206,7 +206,6 @@ bool bench_write(const Bench *bench, Error *error) {
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
 bool bench_open_device(Bench *bench, Precision precision, Error *error) {
-    if (bench->options->threads) omp_set_num_threads((int)bench->options->threads);
     if (!bench->device) bench->device = bench->open_device(bench->options->device, precision, error);
     return bench->device != NULL;
 }

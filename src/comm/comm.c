@@ -82,7 +82,7 @@ Comm *comm_open(const CommOptions *given, Error *error) {
     Engine *engine = memory_allocate(sizeof *engine);
     engine->options = complete_options(given);
     bool placed = place_find(engine->options.transport, &engine->place, error);
-    if (placed && engine->place.size > 1) settings_apply("");
+    if (placed && engine->place.size > 1) settings_recommend("", engine->options.recommend);
     if (!placed || !open_transport(engine, error)) {
         free(engine);
         return NULL;
@@ -128,7 +128,7 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
     assert(engine && comm->id == 0);
     engine->device = device;
     if (comm->size == 1 || !device_is_gpu(device)) return true;
-    settings_apply_ranks(device, engine->local_size);
+    settings_recommend_ranks(device, engine->local_size, engine->options.recommend);
     if (!nccl_open(engine, error) || !nccl_join(comm, error)) return false;
     nccl_describe(engine, version, sizeof version);
     settings_describe(settings, sizeof settings);

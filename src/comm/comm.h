@@ -38,6 +38,9 @@ typedef struct CommOptions {
     double appear;           /* seconds for all ranks to appear at the start; 0: 300 */
     double lost;             /* seconds without a sign of life after which a peer is lost; 0: 60 */
     double timeout;          /* seconds that a collective waits for a peer that is alive; 0: 1800 */
+    /* Is called with each environment variable that AMD recommends for the hardware of this node, before HIP and RCCL are opened: shall set it unless the
+     * user did. NULL: the environment stays as it is. */
+    void (*recommend)(const char *name, const char *value);
 } CommOptions;
 
 /* -- Groups -------------------------------------------------------------------------------------------------------- */

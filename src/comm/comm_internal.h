@@ -1,6 +1,6 @@
 /* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs collectives in order, host.c the
- * collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages, nccl.c the GPUs' collectives, settings.c what RCCL shall find in its
- * environment, place.c the environment. */
+ * collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages, nccl.c the collectives of GPUs, nccl_settings.c the environment that
+ * RCCL should find, place.c the place of this process in the run. */
 #pragma once
 
 #include <pthread.h>
@@ -137,7 +137,7 @@ void task_free(Task *task);
 int64_t task_bytes(const Task *task);
 const char *operation_name(Operation operation);
 
-/* -- Collectives of GPUs (nccl.c, settings.c) ------------------------------------------------------------------------ */
+/* -- Collectives of GPUs (nccl.c, nccl_settings.c) ------------------------------------------------------------------------ */
 
 /* Opens the library that suits the engine's device. ERROR_USAGE. */
 bool nccl_open(Engine *engine, Error *error);
@@ -155,10 +155,10 @@ void nccl_watch(Engine *engine);
 /* "NCCL 2.21.5" */
 void nccl_describe(const Engine *engine, char *text, size_t size);
 
-/* Sets what AMD recommends and the user did not set, below `root` ("" in life) as far as its hardware is there. Before HIP is opened. */
-void settings_apply(const char *root);
-/* RCCL's channels where fewer than 8 MI300X of a node take part. */
-void settings_apply_ranks(const Device *device, int local_size);
+/* Calls `recommend` (NULL: nothing is done) with the environment variables that AMD recommends, for the hardware whose files are below `root` ("" in life). */
+void settings_recommend(const char *root, void (*recommend)(const char *name, const char *value));
+/* RCCL's channels, where fewer than 8 MI300X of a node take part. */
+void settings_recommend_ranks(const Device *device, int local_size, void (*recommend)(const char *name, const char *value));
 /* "NAME=value NAME=value ...", of all settings that this process has, for people. */
 void settings_describe(char *text, size_t size);
 

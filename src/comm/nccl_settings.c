@@ -1,6 +1,6 @@
 /* What AMD recommends to RCCL and to its runtime in their environment, for MI300X nodes and for Pollara network cards (sources: AMD's Primus launcher
- * and ROCm's guides, as of ROCm 6.4 to 7.2). Applied only where the hardware is there; what the user has set stays. Owns nothing. Called by
- * comm_open, before any thread and any library starts. */
+ * and ROCm's guides, as of ROCm 6.4 to 7.2). Recommended only where the hardware is there; the program sets them, unless the user did. Owns
+ * nothing. Called by comm_open and comm_use_device. */
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,14 +45,15 @@ static bool exists(const char *root, const char *pattern) {
     return there;
 }
 
-void settings_apply(const char *root) {
-    for (int i = 0; i < SETTINGS; i++)
-        if (exists(root, AMD_GPU) && exists(root, settings[i].hardware)) setenv(settings[i].name, settings[i].value, 0);
+void settings_recommend(const char *root, void (*recommend)(const char *name, const char *value)) {
+    for (int i = 0; recommend && i < SETTINGS; i++)
+        if (exists(root, AMD_GPU) && exists(root, settings[i].hardware)) recommend(settings[i].name, settings[i].value);
 }
 
 /* Each pair of MI300X has one link, of which few GPUs use few: more channels fill them. */
-void settings_apply_ranks(const Device *device, int local_size) {
-    if (!strcmp(device_info(device)->target, "gfx942") && local_size < GPUS_OF_A_NODE) setenv("NCCL_MIN_NCHANNELS", "112", 0);
+void settings_recommend_ranks(const Device *device, int local_size, void (*recommend)(const char *name, const char *value)) {
+    bool few = !strcmp(device_info(device)->target, "gfx942") && local_size < GPUS_OF_A_NODE;
+    if (recommend && few) recommend("NCCL_MIN_NCHANNELS", "112");
 }
 
 void settings_describe(char *text, size_t size) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/options.h"
+#include "base/stop.h"
 
 typedef enum LaunchOutput { LAUNCH_OUTPUT_FIRST, LAUNCH_OUTPUT_ALL } LaunchOutput;
 typedef enum LaunchNan { LAUNCH_NAN_STOP, LAUNCH_NAN_SKIP } LaunchNan;
@@ -12,7 +13,7 @@ typedef struct LaunchOptions {
     int64_t ranks;
     int output, on_nan; /* LaunchOutput, LaunchNan */
     int64_t restarts;
-    bool shrink, smoke;
+    bool shrink, self_test;
     int64_t least;
     double grace, hang, away;
     const char *restart_on, *stop_on;
@@ -20,6 +21,6 @@ typedef struct LaunchOptions {
 
 extern const OptionTable launch_table;
 
-/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. Returns the exit code of the whole; *error is set
- * unless that is 0. */
-int launch(const LaunchOptions *options, char *const *command, Error *error);
+/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. The first request to stop lets the ranks write a checkpoint,
+ * the second kills them. Returns the exit code of the whole; *error is set unless that is 0. */
+int launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error);

@@ -9,10 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
 
@@ -20,65 +20,54 @@ int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
 /* -- Starting ------------------------------------------------------------------------------------------------------- */
 
-static void set_number(const char *name, int value) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", value);
-    setenv(name, text, 1);
-}
-
-static void set_environment(const Ranks *ranks, int rank) {
+/* The place of a rank as torchrun describes it, its devices, threads and heartbeat. */
+static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     const RankPlan *plan = ranks->plan;
-    set_number("RANK", ranks_number(ranks->plan, rank));
-    set_number("WORLD_SIZE", plan->total);
-    set_number("LOCAL_RANK", rank);
-    set_number("LOCAL_WORLD_SIZE", plan->count);
-    set_number("GROUP_RANK", plan->node);
-    setenv("MASTER_ADDR", plan->address, 1);
-    set_number("MASTER_PORT", plan->port);
-    if (plan->devices) {
-        setenv("HIP_VISIBLE_DEVICES", plan->devices, 1);
-        setenv("CUDA_VISIBLE_DEVICES", plan->devices, 1);
-    }
+    ChildVariables variables = {0};
     int threads = (int)sysconf(_SC_NPROCESSORS_ONLN) / plan->count;
-    if (!getenv("OMP_NUM_THREADS")) set_number("OMP_NUM_THREADS", threads > 1 ? threads : 1);
-    heartbeat_inherit(ranks->heartbeat_file);
+    child_set_variable(&variables, memory_format("RANK=%d", ranks_number(plan, rank)));
+    child_set_variable(&variables, memory_format("WORLD_SIZE=%d", plan->total));
+    child_set_variable(&variables, memory_format("LOCAL_RANK=%d", rank));
+    child_set_variable(&variables, memory_format("LOCAL_WORLD_SIZE=%d", plan->count));
+    child_set_variable(&variables, memory_format("GROUP_RANK=%d", plan->node));
+    child_set_variable(&variables, memory_format("MASTER_ADDR=%s", plan->address));
+    child_set_variable(&variables, memory_format("MASTER_PORT=%d", plan->port));
+    if (plan->devices) child_set_variable(&variables, memory_format("HIP_VISIBLE_DEVICES=%s", plan->devices));
+    if (plan->devices) child_set_variable(&variables, memory_format("CUDA_VISIBLE_DEVICES=%s", plan->devices));
+    if (!getenv("OMP_NUM_THREADS")) child_set_variable(&variables, memory_format("OMP_NUM_THREADS=%d", threads > 1 ? threads : 1));
+    child_set_variable(&variables, memory_format("SMELT_HEARTBEATS=%d", ranks->heartbeat_file));
+    return variables;
 }
 
-/* In the child. It dies with the supervisor, and is out of reach of the terminal's own signals. */
-static void become_rank(const Ranks *ranks, int rank, int pipes[STREAMS][2], pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    setpgid(0, 0);
-    signal(SIGTERM, SIG_DFL);
-    signal(SIGINT, SIG_DFL);
-    set_environment(ranks, rank);
-    for (int i = 0; i < STREAMS; i++) dup2(pipes[i][1], i + 1);
+/* The caller frees the array. */
+static char **list_arguments(const RankPlan *plan) {
     size_t count = 0;
-    while (ranks->plan->command[count]) count++;
+    while (plan->command[count]) count++;
     char **arguments = memory_allocate((count + 2) * sizeof *arguments);
     arguments[0] = "smelt";
-    memcpy(arguments + 1, ranks->plan->command, count * sizeof *arguments);
-    execv("/proc/self/exe", arguments);
-    _exit(127);
+    memcpy(arguments + 1, plan->command, count * sizeof *arguments);
+    return arguments;
 }
 
 static bool start_rank(Ranks *ranks, int rank, Error *error) {
     int pipes[STREAMS][2];
     Rank *r = &ranks->ranks[rank];
-    pid_t parent = getpid();
     for (int i = 0; i < STREAMS; i++) {
         if (pipe2(pipes[i], O_CLOEXEC) != 0)
             return error_set(error, ERROR_INTERNAL, "the system refused a pipe for rank %d: %s", rank, strerror(errno));
         fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
         r->streams[i].file = pipes[i][0];
     }
-    fflush(NULL);
-    r->id = fork();
-    if (r->id == 0) become_rank(ranks, rank, pipes, parent);
+    ChildVariables variables = describe_rank(ranks, rank);
+    char **arguments = list_arguments(ranks->plan);
+    pid_t id = child_start(&(ChildOptions){
+        .arguments = arguments, .variables = &variables, .output = pipes[0][1], .errors = pipes[1][1], .kept = ranks->heartbeat_file});
+    int code = errno;
+    free(arguments);
+    child_free_variables(&variables);
     for (int i = 0; i < STREAMS; i++) close(pipes[i][1]);
-    if (r->id > 0) return true;
-    r->id = 0;
-    return error_set(error, ERROR_INTERNAL, "the system refused a process for rank %d: %s", rank, strerror(errno));
+    if (id > 0) r->id = id;
+    return id > 0 || error_set(error, ERROR_INTERNAL, "the system refused a process for rank %d: %s", rank, strerror(code));
 }
 
 bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error) {

@@ -19,7 +19,7 @@
 #include "comm/socket.h"
 
 enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, FAREWELL_SECONDS = 30, MOST_RANKS = 1024 };
-static const double slice = 0.1; /* seconds between two looks at *stop */
+static const double slice = 0.1; /* seconds between two looks at place.stop */
 
 typedef struct Hello {
     uint32_t magic;
@@ -73,7 +73,7 @@ Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
     if (opened && place->node == 0) {
         double until = log_seconds() + LOST_SECONDS; /* an earlier run may be about to end */
         while ((rendezvous->listener = socket_listen(rendezvous->first.ss_family, socket_is_loopback(place->address), place->port)) < 0 &&
-               errno == EADDRINUSE && log_seconds() < until && !*place->stop)
+               errno == EADDRINUSE && log_seconds() < until && !place->stop->signal)
             usleep((useconds_t)(slice * 1e6));
         opened =
             rendezvous->listener >= 0 || error_set(error, ERROR_COMMUNICATION,
@@ -251,7 +251,7 @@ static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
 static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
     double start = log_seconds();
     take_seat(&rendezvous->seats[0], -1, own);
-    while (!*rendezvous->place.stop) {
+    while (!rendezvous->place.stop->signal) {
         bool any = false, all = true;
         open_door(rendezvous);
         notice_leavers(rendezvous);
@@ -304,7 +304,7 @@ static RendezvousVerdict call_as_other(Rendezvous *rendezvous, const NodeReport 
     double start = log_seconds(), heard = start;
     int connection = -1;
     RendezvousVerdict verdict = RENDEZVOUS_STOPPED;
-    while (!*rendezvous->place.stop) {
+    while (!rendezvous->place.stop->signal) {
         double now = log_seconds();
         if (connection < 0) connection = report_to_first(rendezvous, own);
         if (connection < 0 && now - heard > rendezvous->place.away) return first_is_lost(rendezvous, answer);
@@ -343,7 +343,7 @@ static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
             untold = untold || rendezvous->seats[node].member;
         }
         dismiss(rendezvous, RENDEZVOUS_OVER, end, &own);
-        untold = untold && log_seconds() < until && !*rendezvous->place.stop;
+        untold = untold && log_seconds() < until && !rendezvous->place.stop->signal;
     }
 }
 

@@ -4,10 +4,10 @@
  * train at once; the price is that the run ends with node 0's supervisor. Node 0 itself may be left out like any other. */
 #pragma once
 
-#include <signal.h>
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 typedef struct Rendezvous Rendezvous;
 
@@ -15,9 +15,9 @@ typedef struct RendezvousPlace {
     int node, nodes, least; /* least: nodes that the run needs to go on */
     const char *address;    /* of node 0 */
     int port;
-    double away;                       /* seconds for which the others wait for a node, and a node for node 0 */
-    char *const *command;              /* the same on all nodes */
-    const volatile sig_atomic_t *stop; /* not 0: no more waiting */
+    double away;             /* seconds for which the others wait for a node, and a node for node 0 */
+    char *const *command;    /* the same on all nodes */
+    const StopRequest *stop; /* ends all waiting */
 } RendezvousPlace;
 
 typedef enum NodeState {
@@ -37,7 +37,7 @@ typedef enum RendezvousVerdict {
     RENDEZVOUS_LEFT_OUT, /* the others go on without this node: it may come again */
     RENDEZVOUS_OVER,     /* the run ended with `code` and `reason` */
     RENDEZVOUS_AGAIN,    /* nothing yet after `patience` seconds */
-    RENDEZVOUS_STOPPED,  /* by *place.stop */
+    RENDEZVOUS_STOPPED,  /* by place.stop */
 } RendezvousVerdict;
 
 typedef struct RendezvousAnswer {

@@ -7,34 +7,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
 
 enum { LIMIT_SECONDS = 120, POLL_MILLISECONDS = 100, LEAVE_SECONDS = 5, OUTPUT_BYTES = 1 << 16 };
 
-static void become_doctor(const char *devices, int pipe, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    setpgid(0, 0);
-    if (devices) {
-        setenv("HIP_VISIBLE_DEVICES", devices, 1);
-        setenv("CUDA_VISIBLE_DEVICES", devices, 1);
-    }
-    dup2(pipe, STDOUT_FILENO);
-    dup2(pipe, STDERR_FILENO);
-    execv("/proc/self/exe", (char *[]){"smelt", "doctor", "smoke=true", "folder=", NULL});
-    _exit(127);
+static pid_t start_doctor(const char *devices, int pipe) {
+    ChildVariables variables = {0};
+    if (devices) child_set_variable(&variables, memory_format("HIP_VISIBLE_DEVICES=%s", devices));
+    if (devices) child_set_variable(&variables, memory_format("CUDA_VISIBLE_DEVICES=%s", devices));
+    pid_t child = child_start(&(ChildOptions){.arguments = (char *[]){"smelt", "doctor", "self_test=true", "folder=", NULL},
+        .variables = &variables,
+        .output = pipe,
+        .errors = pipe});
+    child_free_variables(&variables);
+    return child;
 }
 
-/* What the child printed until it closed its output; false when the time was over or the supervisor was told to stop. */
-static bool read_output(int pipe, const volatile sig_atomic_t *stop, char output[OUTPUT_BYTES]) {
+/* What the child printed until it closed its output; false after LIMIT_SECONDS or a request to stop. */
+static bool read_output(int pipe, const StopRequest *stop, char output[OUTPUT_BYTES]) {
     size_t length = 0;
     double until = log_seconds() + LIMIT_SECONDS;
-    while (!*stop && log_seconds() < until) {
+    while (!stop->signal && log_seconds() < until) {
         char rest[4096]; /* beyond what is kept */
         bool room = length < OUTPUT_BYTES - 1;
         struct pollfd ready = {pipe, POLLIN, 0};
@@ -64,26 +62,24 @@ static void reap(pid_t child, bool killed, int *status) {
     for (double until = log_seconds() + LEAVE_SECONDS; waitpid(child, status, WNOHANG) == 0 && log_seconds() < until;) usleep(1000);
 }
 
-bool self_test(const char *devices, const volatile sig_atomic_t *stop, char *reason, size_t size) {
+bool self_test(const char *devices, const StopRequest *stop, char *reason, size_t size) {
     int ends[2], status = 0;
     reason[0] = 0;
     if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
     char *output = memory_allocate(OUTPUT_BYTES);
-    pid_t parent = getpid();
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) become_doctor(devices, ends[1], parent);
+    pid_t child = start_doctor(devices, ends[1]);
+    int code = errno;
     close(ends[1]);
     bool ended = child > 0 && read_output(ends[0], stop, output);
     if (child > 0) reap(child, !ended, &status);
     close(ends[0]);
-    bool passed = *stop || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    if (child < 0) snprintf(reason, size, "the system refused a process: %s", strerror(errno));
-    else if (!ended) snprintf(reason, size, "its smoke test did not end in %d s", LIMIT_SECONDS);
+    bool passed = stop->signal || (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (child < 0) snprintf(reason, size, "the system refused a process: %s", strerror(code));
+    else if (!ended) snprintf(reason, size, "its self-test did not end in %d s", LIMIT_SECONDS);
     else if (!passed && WIFSIGNALED(status))
-        snprintf(reason, size, "its smoke test was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        snprintf(reason, size, "its self-test was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (!passed) find_error(output, reason, size);
-    if (!passed && !*reason) snprintf(reason, size, "its smoke test ended with exit code %d", WEXITSTATUS(status));
+    if (!passed && !*reason) snprintf(reason, size, "its self-test ended with exit code %d", WEXITSTATUS(status));
     free(output);
     return passed;
 }

@@ -34,8 +34,8 @@ static const Option rows[] = {
     REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a sign of life after which a rank hangs; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
     BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
-    BOOL_OPTION(smoke, "true",
-        "test the node (smelt doctor smoke=true) after failures that may be the hardware's; on several nodes also before the first start"),
+    BOOL_OPTION(self_test, "true",
+        "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first start"),
     INT_OPTION(least, "0", 0, 1 << 16, "nodes",
         "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are "
         "left; "
@@ -46,12 +46,6 @@ static const Option rows[] = {
 };
 const OptionTable launch_table = OPTION_TABLE(rows);
 
-static volatile sig_atomic_t stop_signals;
-static void on_signal(int number) {
-    (void)number;
-    stop_signals++;
-}
-
 /* What ended an attempt: the rank that is nearest to the cause. */
 typedef struct Verdict {
     const Rule *rule;
@@ -60,6 +54,7 @@ typedef struct Verdict {
 
 typedef struct Supervisor {
     const LaunchOptions *options;
+    const StopRequest *stop;
     RankPlan plan;
     char **command;         /* with on_nan=skip at its end, once that is needed */
     char address[256];      /* of node 0 */
@@ -152,10 +147,10 @@ static void watch(Supervisor *supervisor) {
     while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
         look_at_health(supervisor);
         judge_hangs(supervisor);
-        if (stop_signals > told) {
+        if (supervisor->stop->count > told) {
             if (told == 0) log_info("told to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
             until = told == 0 ? log_seconds() + supervisor->options->grace : log_seconds();
-            told = stop_signals;
+            told = supervisor->stop->count;
             ranks_signal(ranks, SIGTERM);
         }
         if (!until && has_failed(supervisor)) until = log_seconds() + LEAVE_SECONDS;
@@ -255,9 +250,9 @@ static void skip_nan(Supervisor *supervisor) {
 }
 
 /* Longer from failure to failure; a signal ends it. */
-static void wait_before_start(int failures) {
+static void wait_before_start(const StopRequest *stop, int failures) {
     int seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
-    for (double until = log_seconds() + seconds; !stop_signals && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
+    for (double until = log_seconds() + seconds; !stop->signal && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
 }
 
 /* Whether the cause lies on this node: ranks of all nodes lose others, or hang, together. */
@@ -298,10 +293,10 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
 /* -- Who takes part ------------------------------------------------------------------------------------------------- */
 
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
-    if (!supervisor->options->smoke || !supervisor->suspect) return true;
-    supervisor->suspect = !self_test(supervisor->plan.devices, &stop_signals, reason, size);
-    if (supervisor->suspect) log_warn("node %d fails its smoke test: %s", supervisor->node, reason);
-    else log_info("node %d passes its smoke test", supervisor->node);
+    if (!supervisor->options->self_test || !supervisor->suspect) return true;
+    supervisor->suspect = !self_test(supervisor->plan.devices, supervisor->stop, reason, size);
+    if (supervisor->suspect) log_warn("node %d fails its self-test: %s", supervisor->node, reason);
+    else log_info("node %d passes its self-test", supervisor->node);
     return !supervisor->suspect;
 }
 
@@ -316,7 +311,7 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
     }
     plan->port = choose_port(supervisor);
     plan->total = plan->count;
-    return fit || error_set(error, ERROR_DEVICE, "given up: this node fails its smoke test: %s", reason);
+    return fit || error_set(error, ERROR_DEVICE, "given up: this node fails its self-test: %s", reason);
 }
 
 static NodeReport report_node(Supervisor *supervisor) {
@@ -347,7 +342,7 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
 /* One of several nodes: until it takes part. False: the run is over, with *error unless it ended well. A node that was left out comes again once it
  * passes its test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
-    while (!stop_signals) {
+    while (!supervisor->stop->signal) {
         RendezvousAnswer answer;
         NodeReport report = report_node(supervisor);
         switch (rendezvous_join(supervisor->rendezvous, &report, report.state == NODE_SICK ? RETEST_SECONDS : 0, &answer)) {
@@ -358,7 +353,7 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
             log_info("the other nodes have finished the run");
             return false;
         case RENDEZVOUS_LEFT_OUT:
-            log_warn("node %d is left out: %s; it comes again when it passes its smoke test, and takes part from the next start on",
+            log_warn("node %d is left out: %s; it comes again when it passes its self-test, and takes part from the next start on",
                 supervisor->node, report.reason);
             supervisor->own_failures = 0;
             break;
@@ -385,10 +380,12 @@ static bool run(Supervisor *supervisor, Error *error) {
         int64_t step = attempt(supervisor, error);
         if (step < 0) return false;
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
-        if (stop_signals) return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+        if (supervisor->stop->signal)
+            return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
         if (!start_again(supervisor, step, error)) return false;
-        wait_before_start(supervisor->failures);
-        if (stop_signals) return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+        wait_before_start(supervisor->stop, supervisor->failures);
+        if (supervisor->stop->signal)
+            return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
     }
 }
 
@@ -442,7 +439,7 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
                                                  .port = supervisor->port,
                                                  .away = supervisor->options->away,
                                                  .command = supervisor->command,
-                                                 .stop = &stop_signals},
+                                                 .stop = supervisor->stop},
         error);
     return supervisor->rendezvous != NULL;
 }
@@ -465,21 +462,12 @@ static char **copy_command(char *const *command) {
     return copy;
 }
 
-static void install_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal};
-    stop_signals = 0;
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
-
-int launch(const LaunchOptions *options, char *const *command, Error *error) {
+int launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
-    *supervisor = (Supervisor){.options = options, .failed_device = -1, .command = copy_command(command)};
+    *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1, .command = copy_command(command)};
     supervisor->plan =
         (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
-    install_signals();
     bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error);
     done = done && compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, &supervisor->has_restart_on, error);
     done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);

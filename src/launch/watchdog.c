@@ -1,31 +1,24 @@
-/* The watchdog's thread and its report. Signal handlers have no arguments, so the semaphore that they post is the one global here. Owns the thread
- * and the rank's beacon. */
+/* The watchdog's thread and its report. Owns the thread and the mapped page of heartbeats. */
 #include "launch/watchdog.h"
 
-#include <dirent.h>
-#include <execinfo.h>
 #include <pthread.h>
-#include <semaphore.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
 #include "launch/heartbeat.h"
 #include "launch/straggler.h"
 
-enum { MOST_FRAMES = 48, RECORDS_SHOWN = 12, STACK_SECONDS = 2, LEAVE_SECONDS = 3 };
+enum { RECORDS_SHOWN = 12, LEAVE_SECONDS = 3 };
 
 struct Watchdog {
     Comm *comm;
     double seconds;
+    HangActions actions;
     Heartbeat *heartbeats;
-    int ranks; /* the rank's own beacon is the last */
+    int ranks; /* of the page up to this one, whose heartbeat is the last */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t stopped;
@@ -33,38 +26,9 @@ struct Watchdog {
     StragglerDetector straggler;
 };
 
-static sem_t stack_printed;
-
-static Heartbeat *own(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->ranks - 1]; }
+static Heartbeat *heartbeat(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->ranks - 1]; }
 
 /* -- The report ----------------------------------------------------------------------------------------------------- */
-
-static void print_stack(int number) {
-    (void)number;
-    void *frames[MOST_FRAMES];
-    backtrace_symbols_fd(frames, backtrace(frames, MOST_FRAMES), STDERR_FILENO);
-    sem_post(&stack_printed);
-}
-
-/* Interrupts one thread after the other, each of which prints its own stack. */
-static void print_stacks(void) {
-    struct sigaction action = {.sa_handler = print_stack, .sa_flags = SA_RESTART}, before;
-    void *frame[1];
-    backtrace(frame, 1); /* loads its library now, not in the handler */
-    DIR *threads = opendir("/proc/self/task");
-    if (!threads || sem_init(&stack_printed, 0, 0) != 0 || sigaction(SIGUSR2, &action, &before) != 0) return;
-    for (struct dirent *entry; (entry = readdir(threads));) {
-        struct timespec until;
-        int thread = atoi(entry->d_name);
-        if (thread <= 0 || thread == gettid()) continue;
-        fprintf(stderr, "stack of thread %d:\n", thread);
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += STACK_SECONDS;
-        if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0)
-            fprintf(stderr, "  (it does not answer)\n");
-    }
-    closedir(threads);
-}
 
 static void print_collectives(const Watchdog *watchdog) {
     static const char *const states[] = {
@@ -88,7 +52,7 @@ static void print_collectives(const Watchdog *watchdog) {
 
 /* -- The thread ----------------------------------------------------------------------------------------------------- */
 
-/* Waits; true when the watchdog was told to stop. The lock is held. */
+/* Waits, with the lock held; true when the watchdog must stop. */
 static bool pause_for(Watchdog *watchdog, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -100,16 +64,16 @@ static bool pause_for(Watchdog *watchdog, double seconds) {
     return watchdog->stop;
 }
 
-static void act(Watchdog *watchdog) {
-    int64_t step = own(watchdog)->step;
+static void end_hang(Watchdog *watchdog) {
+    int64_t step = heartbeat(watchdog)->step;
     char reason[160];
     snprintf(reason, sizeof reason, "rank %d made no progress for %.0f s after step %lld: ended by its watchdog", comm_rank(watchdog->comm),
         watchdog->seconds, (long long)step);
     log_error("%s", reason);
     print_collectives(watchdog);
-    print_stacks();
+    if (watchdog->actions.print_stacks) watchdog->actions.print_stacks();
     comm_abort(watchdog->comm, reason);
-    if (!pause_for(watchdog, LEAVE_SECONDS)) _exit(ERROR_COMMUNICATION);
+    if (!pause_for(watchdog, LEAVE_SECONDS) && watchdog->actions.end) watchdog->actions.end(ERROR_COMMUNICATION);
 }
 
 static void *watch(void *argument) {
@@ -118,25 +82,25 @@ static void *watch(void *argument) {
     pthread_mutex_lock(&watchdog->lock);
     for (; !pause_for(watchdog, interval); before = log_seconds()) {
         bool slept = log_seconds() - before > 2 * interval; /* the process was stopped meanwhile, or its machine */
-        if (slept) own(watchdog)->alive = log_seconds();
-        if (log_seconds() - own(watchdog)->alive < watchdog->seconds) continue;
-        act(watchdog);
+        if (slept) heartbeat(watchdog)->alive = log_seconds();
+        if (log_seconds() - heartbeat(watchdog)->alive < watchdog->seconds) continue;
+        end_hang(watchdog);
         break;
     }
     pthread_mutex_unlock(&watchdog->lock);
     return NULL;
 }
 
-Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
+Watchdog *watchdog_start(Comm *comm, double seconds, const HangActions *actions, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
     pthread_condattr_t monotonic;
-    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .straggler = {.comm = comm, .slow = -1}};
+    *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .actions = *actions, .straggler = {.comm = comm, .slow = -1}};
     watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->ranks, error);
     if (!watchdog->heartbeats) {
         free(watchdog);
         return NULL;
     }
-    own(watchdog)->alive = log_seconds();
+    heartbeat(watchdog)->alive = log_seconds();
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&watchdog->lock, NULL);
@@ -151,10 +115,10 @@ Watchdog *watchdog_start(Comm *comm, double seconds, Error *error) {
 }
 
 void watchdog_alive(Watchdog *watchdog, int64_t step) {
-    if (step == own(watchdog)->step + 1) straggler_step(&watchdog->straggler);
+    if (step == heartbeat(watchdog)->step + 1) straggler_step(&watchdog->straggler);
     else straggler_mark(&watchdog->straggler);
-    own(watchdog)->step = step;
-    own(watchdog)->alive = log_seconds();
+    heartbeat(watchdog)->step = step;
+    heartbeat(watchdog)->alive = log_seconds();
 }
 
 void watchdog_stop(Watchdog *watchdog) {

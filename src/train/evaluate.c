@@ -92,7 +92,7 @@ static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *erro
 
 /* Sets `*stop` on all ranks where it is to stop on any. */
 static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error) {
-    int64_t wanted = input->stop && *input->stop;
+    int64_t wanted = input->stop && input->stop->signal;
     bool done = !input->stop || comm_host_all_reduce(input->comm, "stop", &wanted, 1, COMM_I64, COMM_MAX, error);
     *stop = wanted;
     return done;
@@ -166,8 +166,7 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error) 
     return usable || name_source(session->config, error);
 }
 
-bool evaluate(
-    Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error) {
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error) {
     EvaluationInput input = input_of(session, corpus);
     input.watchdog = watchdog;
     input.stop = stop;

@@ -27,27 +27,6 @@
 
 enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
 
-static volatile sig_atomic_t stop_signal;
-static void on_signal(int number) { stop_signal = number; }
-
-/* Before the first step there is nothing to save, and what goes on may take long: packing of text. */
-static void on_early_signal(int number) {
-    static const char text[] = "error: a signal before the first step: nothing is lost, the same command starts again\n";
-    (void)number;
-    ssize_t told = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)told;
-    _exit(ERROR_PREEMPTED);
-}
-
-/* Signals that ask a process to end. A closed terminal is one, but for those who have said that it shall not be (nohup). */
-static void handle_signals(void (*handler)(int)) {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i] != SIGHUP || (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
-            sigaction(numbers[i], &action, NULL);
-}
-
 static const char *signal_name(int number) { return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGHUP"; }
 
 /* The batches that a rank takes of the whole order of the data; used by the loader's thread. */
@@ -60,6 +39,7 @@ typedef struct Picker {
 typedef struct Loop {
     const Config *config;
     Comm *comm;
+    const TrainHost *host;
     int lock; /* of the run folder, or -1 */
     Session session;
     Corpus corpus;
@@ -96,7 +76,7 @@ static bool agree(const Loop *loop, const char *name, bool good, Error *error) {
 
 /* The signal that has reached any rank, or 0; -1 after a failure. */
 static int agree_on_signal(const Loop *loop, Error *error) {
-    int64_t signal = stop_signal;
+    int64_t signal = loop->host->stop->signal;
     return comm_host_all_reduce(loop->comm, "signal", &signal, 1, COMM_I64, COMM_MAX, error) ? (int)signal : -1;
 }
 
@@ -406,7 +386,7 @@ static bool finish_saves(Loop *loop, Error *error) {
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
     Evaluation result;
-    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, &stop_signal, &result, error)) return false;
+    if (!evaluate(&loop->session, &loop->corpus, loop->watchdog, loop->host->stop, &result, error)) return false;
     loop->unevaluated = result.stopped;
     if (!loop->metrics || result.stopped) return true;
     if (isnan(result.bits_per_byte)) log_info("validation at step %lld: loss %.5f", (long long)loop->session.step, result.loss);
@@ -461,7 +441,7 @@ static bool run_steps(Loop *loop, Error *error) {
     int signal = 0;
     double start = log_seconds();
     CommTotals before = comm_totals(loop->comm);
-    loop->watchdog = watchdog_start(loop->comm, config->hang, error);
+    loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
     if (!loop->watchdog) return false;
     if (!catch_up(loop, error)) return false;
     if (leads(loop) && saved < last) metrics_header();
@@ -679,23 +659,11 @@ static void finish(Loop *loop) {
     if (loop->lock >= 0) close(loop->lock);
 }
 
-/* Ranks of a machine share out its processors, unless whoever started them has done so. */
-static void share_threads(const Config *config, const Comm *comm) {
-    int processors = omp_get_num_procs(), ranks = comm_local_size(comm);
-    bool shared = ranks > 1 && !getenv("OMP_NUM_THREADS") && processors == sysconf(_SC_NPROCESSORS_ONLN);
-    if (config->threads) omp_set_num_threads((int)config->threads);
-    else if (shared) omp_set_num_threads(processors > ranks ? processors / ranks : 1);
-}
-
-bool train(const Config *config, Device *device, Comm *comm, Error *error) {
-    Loop loop = {.config = config, .comm = comm, .lock = -1};
-    stop_signal = 0;
-    handle_signals(on_early_signal);
-    signal(SIGPIPE, SIG_IGN); /* who reads the step lines may leave */
-    share_threads(config, comm);
+bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error) {
+    Loop loop = {.config = config, .comm = comm, .host = host, .lock = -1};
     gemm_exact(config->exact_gemm);
     bool done = start(&loop, device, error);
-    handle_signals(on_signal);
+    host->stop->heeded = 1;
     done = done && (config->profile ? run_profile(&loop, error) : run_steps(&loop, error));
     finish(&loop);
     return done;

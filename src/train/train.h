@@ -1,16 +1,21 @@
 /* Training: the loop and the pieces of it that stand alone. */
 #pragma once
 
-#include <signal.h>
-
+#include "base/stop.h"
 #include "data/data.h"
 #include "launch/watchdog.h"
 #include "train/metrics.h"
 #include "train/session.h"
 
-/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a signal, when a
- * checkpoint was written. */
-bool train(const Config *config, Device *device, Comm *comm, Error *error);
+/* What training needs of its process. */
+typedef struct TrainHost {
+    StopRequest *stop; /* heeded from the first step on */
+    HangActions hang;
+} TrainHost;
+
+/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a request to stop,
+ * when a checkpoint was written. */
+bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error);
 
 /* -- Data of a run (corpus.c) ------------------------------------------------------------------------------------- */
 
@@ -47,13 +52,12 @@ typedef struct EvaluationInput {
     bool bytes, document_mask;
     Watchdog *watchdog; /* hears of every batch, as a sign of life at `step`; NULL: none */
     int64_t step;
-    const volatile sig_atomic_t *stop; /* not 0 on any rank: the rest is left out; NULL: nothing stops it */
+    const StopRequest *stop; /* made on any rank: the rest is left out; NULL: nothing stops it */
 } EvaluationInput;
 bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *error);
 
 /* A session's model on the validation part of its corpus. */
-bool evaluate(
-    Session *session, const Corpus *corpus, Watchdog *watchdog, const volatile sig_atomic_t *stop, Evaluation *result, Error *error);
+bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
 /* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 

@@ -274,9 +274,9 @@ static void a_product_and_a_copy_are_checked(void **state) {
     (void)state;
     Doctor doctor = {.root = ""};
     doctor_check_work(&doctor);
-    assert_non_null(find(&doctor, "smoke.product", HEALTH_OK));
-    assert_null(find(&doctor, "smoke.product", HEALTH_WARNING));
-    assert_non_null(find(&doctor, "smoke.copy", HEALTH_OK));
+    assert_non_null(find(&doctor, "self_test.gemm", HEALTH_OK));
+    assert_null(find(&doctor, "self_test.gemm", HEALTH_WARNING));
+    assert_non_null(find(&doctor, "self_test.copy", HEALTH_OK));
     doctor_free(&doctor);
 }
 

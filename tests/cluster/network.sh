@@ -56,7 +56,7 @@ say "$(grep -h 'going on with' "$folder/alone.a.log" | cut -c1-150)"
 ended $second 6 "node 1"
 mend_link
 launch "$b" 1 alone 1000000 least=1 away=10 >"$folder/alone.c.log" 2>&1 & second=$! # as the cluster's manager starts a node's service again
-await 60 "node 1's smoke test" grep -q "node 1 passes its smoke test" "$folder/alone.c.log"
+await 60 "node 1's self-test" grep -q "node 1 passes its self-test" "$folder/alone.c.log"
 sleep 1
 kill -9 "$(cut -d' ' -f1 "/proc/$first/task/$first/children")"
 await 60 "node 1's return" grep -q "all 2 nodes take part again" "$folder/alone.a.log"

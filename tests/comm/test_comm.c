@@ -7,6 +7,7 @@
 
 #include "support/process.h"
 
+#include "app/process.h"
 #include "base/bf16.h"
 #include "base/hash.h"
 #include "comm/comm.h"
@@ -667,11 +668,11 @@ static void rccls_settings_follow_the_hardware_and_the_user_wins(void **state) {
     char folder[] = "/tmp/smelt-test-comm-XXXXXX", text[1024];
     assert_non_null(mkdtemp(folder));
     touch(folder, "/sys/class/infiniband/ionic_0");
-    settings_apply(folder);
+    settings_recommend(folder, process_recommend);
     assert_null(getenv("NCCL_IB_GID_INDEX")); /* the card without an AMD GPU */
     touch(folder, "/dev/kfd");
     setenv("NCCL_IB_TC", "3", 1);
-    settings_apply(folder);
+    settings_recommend(folder, process_recommend);
     settings_describe(text, sizeof text);
     assert_non_null(strstr(text, "HSA_NO_SCRATCH_RECLAIM=1 "));
     assert_non_null(strstr(text, "NCCL_IB_GID_INDEX=1 NCCL_IB_TC=3 NCCL_IB_FIFO_TC=192 "));

@@ -175,7 +175,7 @@ static void a_node_is_tested_after_a_failure_that_may_be_the_hardwares(void **st
     (void)state;
     make_file(folder, "sick.0");
     ProcessResult result = run("abort", "restarts=3");
-    expect(&result, ERROR_DEVICE, "given up: this node fails its smoke test: error smoke.product GPU 3: 7 elements are wrong");
+    expect(&result, ERROR_DEVICE, "given up: this node fails its self-test: error self_test.gemm GPU 3: 7 elements are wrong");
     process_free(&result);
     remove_file(folder, "sick.0");
     remove_file(folder, "broke");
@@ -185,10 +185,10 @@ static void a_node_is_tested_after_a_failure_that_may_be_the_hardwares(void **st
     process_free(&result);
 }
 
-static void the_smoke_test_can_be_left_out(void **state) {
+static void the_self_test_can_be_left_out(void **state) {
     (void)state;
     make_file(folder, "sick.0");
-    ProcessResult result = run("abort", "smoke=false");
+    ProcessResult result = run("abort", "self_test=false");
     expect(&result, 0, "starting all ranks again");
     process_free(&result);
 }
@@ -253,7 +253,7 @@ int main(int argc, char **argv) {
         TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),
         TEST(a_rank_that_fails_again_and_again_is_left_out_if_wanted),
         TEST(a_node_is_tested_after_a_failure_that_may_be_the_hardwares),
-        TEST(the_smoke_test_can_be_left_out),
+        TEST(the_self_test_can_be_left_out),
         TEST(the_rank_nearest_to_the_cause_decides),
         TEST(slurms_host_lists_give_their_first_host),
         TEST(a_rank_that_computes_much_longer_than_the_others_is_found),

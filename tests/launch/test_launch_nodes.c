@@ -109,7 +109,7 @@ static void a_node_that_fails_its_test_is_left_out_until_it_passes(void **state)
     (void)state;
     make_file(folder, "sick.1");
     Cluster cluster = start_cluster(3, "hold", "least=2");
-    await_text(&cluster, 1, "node 1 is left out: error smoke.product GPU 3: 7 elements are wrong", 1);
+    await_text(&cluster, 1, "node 1 is left out: error self_test.gemm GPU 3: 7 elements are wrong", 1);
     await_step(7);
     remove_file(folder, "sick.1");
     kill_rank(0); /* node 1 is left out by its last test once more, and is tested anew */

@@ -1,5 +1,5 @@
 /* What the tests of the supervisor share: a small stand-in for training. The test program starts itself as supervisors, as ranks and as the doctor of
- * the smoke test. The stand-in adds over all ranks in every step, keeps a checkpoint, and meets misfortunes that its arguments name. Everything is
+ * the self-test. The stand-in adds over all ranks in every step, keeps a checkpoint, and meets misfortunes that its arguments name. Everything is
  * static inline, so a test program uses what it needs. */
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include "process.h"
 
+#include "app/process.h"
 #include "comm/comm.h"
 #include "launch/launch.h"
 #include "launch/watchdog.h"
@@ -98,7 +99,7 @@ static inline int train(int argc, char **argv) {
     CommOptions options = {.appear = 20};
     signal(SIGTERM, !strcmp(misfortune, "stubborn") ? SIG_IGN : on_stop);
     Comm *comm = comm_open(&options, &error);
-    Watchdog *watchdog = comm ? watchdog_start(comm, !strcmp(misfortune, "hang") ? 1 : 0, &error) : NULL;
+    Watchdog *watchdog = comm ? watchdog_start(comm, !strcmp(misfortune, "hang") ? 1 : 0, &process_hang_actions, &error) : NULL;
     if (!watchdog) give_up(&error);
     int rank = comm_rank(comm);
     State state = load(folder);
@@ -129,20 +130,21 @@ static inline int supervise(int argc, char **argv) {
     int at = 2;
     for (; at < argc && strcmp(argv[at], "--"); at++)
         if (!options_set(&launch_table, &options, &strings, argv[at], &error)) give_up(&error);
-    int code = launch(&options, argv + at + 1, &error);
+    static StopRequest stop = {.heeded = 1};
+    process_catch_stop(&stop, false);
+    int code = launch(&options, argv + at + 1, &stop, &error);
     if (code) fprintf(stderr, "%s\n", error.message);
     options_free_strings(&strings);
     return code;
 }
 
-/* The node's smoke test fails while there is a file "sick.NODE" in the tests' folder. */
+/* The node's self-test fails while there is a file "sick.NODE" in the tests' folder. */
 static inline int examine(void) {
     char name[64];
     const char *folder = getenv("SMELT_TEST_FOLDER"), *node = getenv("NODE_RANK");
     snprintf(name, sizeof name, "sick.%s", node ? node : "0");
     bool sick = folder && is_there(folder, name);
-    printf(
-        "ok       cpu                    2 x processor\n%s", sick ? "error    smoke.product          GPU 3: 7 elements are wrong\n" : "");
+    printf("ok       cpu                    2 x processor\n%s", sick ? "error    self_test.gemm        GPU 3: 7 elements are wrong\n" : "");
     return sick;
 }
 

@@ -49,7 +49,8 @@ static void start(Fixture *f, const char *model) {
         {"data.valid_fraction", "0"}, {"data.length", "16"}, {"batch.sequences", "2"}, {"batch.tokens", "64"}, {"tensorboard", "false"}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) set(f, settings[i][0], settings[i][1]);
     assert_true(config_check(&f->config, &error));
-    if (!train(&f->config, device_cpu(), comm_alone(), &error)) fail_msg("%s", error.message);
+    StopRequest request = {0};
+    if (!train(&f->config, device_cpu(), comm_alone(), &(TrainHost){.stop = &request}, &error)) fail_msg("%s", error.message);
 }
 
 static void stop(Fixture *f) {

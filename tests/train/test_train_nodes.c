@@ -83,7 +83,7 @@ static void a_run_goes_on_without_a_lost_node_and_takes_it_back(void **state) {
     finish(&nodes[1], -1);
     await_text(&nodes[0], "going on with 2 of 3 nodes, 2 ranks: node 1 did not come in 6 s");
     nodes[1] = start_node(1);
-    await_text(&nodes[1], "node 1 passes its smoke test");
+    await_text(&nodes[1], "node 1 passes its self-test");
     process_sleep(0.2);
     assert_true(count_records("nodes", "step") < TRAINED);
     kill(rank_of(&nodes[2], 0), SIGKILL);

@@ -1,0 +1,47 @@
+/* Forking, and what a child does before it becomes something else. Owns nothing but the texts of ChildVariables. Called by the launcher (ranks, self-test)
+ * and the doctor (collectives, libraries that may crash when they are loaded). */
+#include "base/child.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+void child_set_variable(ChildVariables *variables, char *item) {
+    assert(variables->count < CHILD_VARIABLES);
+    variables->items[variables->count++] = item;
+}
+
+void child_free_variables(ChildVariables *variables) {
+    for (int i = 0; i < variables->count; i++) free(variables->items[i]);
+    *variables = (ChildVariables){0};
+}
+
+/* Runs in the child, which has one thread. The signals that its parent handles get their default action before one can arrive. */
+static _Noreturn void become(const ChildOptions *options, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1); /* it died before */
+    setpgid(0, 0);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    alarm((unsigned)options->limit_seconds);
+    for (int i = 0; options->variables && i < options->variables->count; i++) putenv(options->variables->items[i]);
+    if (options->output) dup2(options->output, STDOUT_FILENO);
+    if (options->errors) dup2(options->errors, STDERR_FILENO);
+    if (options->kept) fcntl(options->kept, F_SETFD, 0);
+    if (options->run) _exit(options->run(options->context));
+    execv("/proc/self/exe", options->arguments);
+    _exit(127);
+}
+
+pid_t child_start(const ChildOptions *options) {
+    assert(!options->arguments != !options->run);
+    pid_t parent = getpid();
+    fflush(NULL); /* or both would write what is buffered */
+    pid_t child = fork();
+    if (child == 0) become(options, parent);
+    return child;
+}
