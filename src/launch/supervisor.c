@@ -35,7 +35,8 @@ static const Option rows[] = {
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
     BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
     BOOL_OPTION(self_test, "true",
-        "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first start"),
+        "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first "
+        "start"),
     INT_OPTION(least, "0", 0, 1 << 16, "nodes",
         "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are "
         "left; "
