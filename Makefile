@@ -5,7 +5,8 @@ BUILD ?= build
 SANITIZE ?=
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers -Werror
 CFLAGS ?= -O2 -g
-BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) -fopenmp -MMD -MP $(SANITIZE)
+# clang warns of an `omp simd` loop that it cannot vectorize for the baseline instruction set: that is no fault.
+BASE_FLAGS := -std=gnu17 -D_GNU_SOURCE -Isrc $(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -fopenmp -MMD -MP $(SANITIZE)
 LIBRARIES := -fopenmp -lyaml -ljansson -lxxhash -lpcre2-8 -lutf8proc -ldl -lm -lpthread
 
 PACKAGES := gcc libc6-dev libcurl4-openssl-dev libyaml-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev clang-19 lld-19
@@ -125,6 +126,7 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@tools/check-structure
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19
 	@echo "clang: every host file compiles without warnings"
+	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
