@@ -325,7 +325,7 @@ static void rank_is_killed(Comm *comm) {
 
 static void rank_is_idle(Comm *comm) {
     Error error = {0};
-    for (int i = 0; i < 100 && comm_ok(comm, &error); i++) process_sleep(0.1);
+    while (comm_ok(comm, &error)) process_sleep(0.01);
     finish_with(comm);
 }
 
@@ -335,10 +335,10 @@ static void rank_is_killed_between(Comm *comm) {
     rank_is_idle(comm);
 }
 
-/* The last rank is alive and does not come, for longer than the timeout of main. */
+/* The last rank is alive and does not come until the others have given up. */
 static void rank_is_late(Comm *comm) {
     float value = 1;
-    if (comm_rank(comm) == comm_size(comm) - 1) process_sleep(2.5);
+    if (comm_rank(comm) == comm_size(comm) - 1) rank_is_idle(comm);
     comm_wait(comm, comm_all_reduce(comm, "loss", &value, 1, COMM_F32, COMM_SUM));
     finish_with(comm);
 }
@@ -393,7 +393,7 @@ static int run_rank(const char *name) {
     Error error = {0};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         if (strcmp(roles[i].name, name)) continue;
-        CommOptions options = {.appear = 10, .lost = 10, .timeout = roles[i].timeout};
+        CommOptions options = {.appear = WAIT_LIMIT, .lost = 2 * WAIT_LIMIT, .timeout = roles[i].timeout};
         Comm *comm = comm_open(&options, &error);
         if (!comm) give_up(&error);
         device = device_open(device_kind(), comm_local_rank(comm), &error);
@@ -410,22 +410,6 @@ static int run_rank(const char *name) {
 
 /* -- Starting ranks ------------------------------------------------------------------------------------------------- */
 
-static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int made = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(
-        made >= 0 && bind(made, (struct sockaddr *)&address, size) == 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
-    close(made);
-    return ntohs(address.sin_port);
-}
-
-static void set_number(const char *name, int number) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", number);
-    setenv(name, text, 1);
-}
-
 typedef struct Ranks {
     Process processes[MOST_RANKS];
     ProcessResult results[MOST_RANKS];
@@ -435,11 +419,11 @@ typedef struct Ranks {
 static void start_ranks(Ranks *ranks, int size, const char *role) {
     char *arguments[] = {"/proc/self/exe", "rank", (char *)role, NULL};
     *ranks = (Ranks){.size = size};
-    set_number("WORLD_SIZE", size);
-    set_number("MASTER_PORT", free_port());
+    process_set_number("WORLD_SIZE", size);
+    process_set_number("MASTER_PORT", process_free_port());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     for (int i = 0; i < size; i++) {
-        set_number("RANK", i);
+        process_set_number("RANK", i);
         ranks->processes[i] = process_start(arguments);
     }
     unsetenv("RANK");
@@ -465,9 +449,8 @@ static void run_over_tcp(int size, const char *role) {
 }
 
 /* The first `survivors` ranks end with ERROR_COMMUNICATION, and rank 0 says `text`. */
-static double expect_failure(int size, int survivors, const char *role, const char *text) {
+static void expect_failure(int size, int survivors, const char *role, const char *text) {
     Ranks ranks;
-    double start = log_seconds();
     start_ranks(&ranks, size, role);
     finish_ranks(&ranks);
     for (int i = 0; i < survivors; i++)
@@ -475,7 +458,6 @@ static double expect_failure(int size, int survivors, const char *role, const ch
             fail_msg("rank %d of %d ended with %d: %s", i, size, ranks.results[i].code, ranks.results[i].errors);
     if (!strstr(ranks.results[0].errors, text)) fail_msg("no '%s' in: %s", text, ranks.results[0].errors);
     free_ranks(&ranks);
-    return log_seconds() - start;
 }
 
 static ProcessResult run_mpi(int size, const char *role) {
@@ -550,12 +532,11 @@ static void ranks_that_disagree_are_told_so(void **state) {
     expect_failure(3, 3, "ahead", "all_reduce 'loss' number 2");
 }
 
+/* By the end of its connection: the time after which a silent peer is lost (CommOptions.lost) is longer than the test may take. */
 static void a_killed_rank_is_noticed_at_once(void **state) {
     (void)state;
-    double seconds = expect_failure(4, 3, "killed", "closed its connection");
-    assert_true(seconds < 5); /* far below the 10 s after which a silent peer is lost */
-    seconds = expect_failure(3, 2, "killed between", "closed its connection");
-    assert_true(seconds < 5);
+    expect_failure(4, 3, "killed", "closed its connection");
+    expect_failure(3, 2, "killed between", "closed its connection");
 }
 
 static void a_rank_that_is_alive_but_late_runs_into_the_timeout(void **state) {
@@ -570,7 +551,7 @@ static void an_abort_ends_waiting_and_tells_the_reason(void **state) {
 
 static void a_rank_that_does_not_appear_is_named(void **state) {
     (void)state;
-    Place place = {.transport = COMM_TCP, .size = 3, .address = "127.0.0.1", .port = free_port()};
+    Place place = {.transport = COMM_TCP, .size = 3, .address = "127.0.0.1", .port = process_free_port()};
     CommOptions options = {.appear = 0.3, .lost = 10, .timeout = 10};
     Error error = {0};
     assert_null(tcp_meet(&place, &options, &error));
@@ -685,8 +666,8 @@ static void rccls_settings_follow_the_hardware_and_the_user_wins(void **state) {
 static int run_on_gpus(int size) {
     run_over_tcp(size, "collectives");
     run_over_tcp(size, "place");
-    double seconds = expect_failure(size, size - 1, "killed on gpu", "closed its connection");
-    printf("all collectives are right on %d GPUs; a killed rank was noticed after %.1f s\n", size, seconds);
+    expect_failure(size, size - 1, "killed on gpu", "closed its connection");
+    printf("all collectives are right on %d GPUs; a killed rank was noticed\n", size);
     return 0;
 }
 

@@ -47,23 +47,13 @@ static void only_the_first_rank_is_shown_unless_all_are_asked_for(void **state) 
 
 static void ranks_killed_at_random_moments_do_not_change_the_result(void **state) {
     (void)state;
-    Process process = start_run("", "restarts=100");
-    siginfo_t info = {0};
-    int kills = 0;
-    for (int i = 0; i < KILLS * 4 && kills < KILLS && info.si_pid == 0; i++) {
-        process_sleep(0.02 + i * 7 % 10 * 0.02);
-        pid_t victim = process_of(i % 3);
-        if (victim > 0 && kill(victim, SIGKILL) == 0) {
-            kills++;
-            for (int rank = 0; rank < 3; rank++) { /* their successors write new ones */
-                char path[128];
-                snprintf(path, sizeof path, "%s/process.%d", folder, rank);
-                unlink(path);
-            }
-        }
-        waitid(P_PID, (id_t)process.id, &info, WEXITED | WNOHANG | WNOWAIT);
+    Process process = start_run("hold at the end", "restarts=100");
+    for (int i = 0; i < KILLS; i++) {
+        await_rank(i % 3);
+        process_sleep(i * 7 % 10 * 0.01);
+        kill_rank(i % 3);
     }
-    assert_true(kills >= 3);
+    make_file(folder, "go");
     ProcessResult result = process_finish(&process);
     expect(&result, 0, "was killed by signal 9");
     expect_sum();
@@ -73,7 +63,7 @@ static void ranks_killed_at_random_moments_do_not_change_the_result(void **state
 static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **state) {
     (void)state;
     ProcessResult result = run("hang", "restarts=3");
-    expect(&result, 0, "made no progress for 1 s after step 7: ended by its watchdog");
+    expect(&result, 0, "made no progress for 5 s after step 7: ended by its watchdog");
     expect(&result, 0, "last collectives of rank 0, newest first:");
     expect(&result, 0, "all_reduce     'sum' 16 B, running");
     expect(&result, 0, "stack of thread");
@@ -84,7 +74,7 @@ static void a_hang_is_ended_by_the_watchdog_with_collectives_and_stacks(void **s
 
 static void a_rank_that_shows_no_life_is_killed_by_the_supervisor(void **state) {
     (void)state;
-    ProcessResult result = run("stop", "hang=1.5");
+    ProcessResult result = run("stop", "hang=5");
     expect(&result, 0, "hung: starting all ranks again");
     expect_sum();
     process_free(&result);
@@ -131,19 +121,15 @@ static void a_line_of_output_can_start_all_again_or_stop_them(void **state) {
     process_free(&result);
 }
 
-static void await_steps(int64_t steps) {
-    for (int i = 0; i < 500 && load(folder).step < steps; i++) process_sleep(0.02);
-}
-
 static void sigterm_reaches_the_ranks_and_the_run_continues_later(void **state) {
     (void)state;
-    Process process = start_run("", "grace=20");
-    await_steps(5);
+    Process process = start_run("hold", "grace=600");
+    await_step(7);
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
     expect(&result, ERROR_PREEMPTED, "the same command continues");
     process_free(&result);
-    result = run("", "grace=20");
+    result = run("", "grace=600");
     expect(&result, 0, "rank 0 starts at step");
     assert_null(strstr(result.errors, "rank 0 starts at step 0"));
     expect_sum();
@@ -153,12 +139,10 @@ static void sigterm_reaches_the_ranks_and_the_run_continues_later(void **state) 
 static void ranks_that_do_not_stop_are_killed_after_the_grace_time(void **state) {
     (void)state;
     Process process = start_run("stubborn", "grace=0.5");
-    double start = log_seconds();
-    await_steps(5);
+    await_step(7);
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
     expect(&result, ERROR_PREEMPTED, "stopped after step");
-    assert_true(log_seconds() - start < 10);
     process_free(&result);
 }
 

@@ -587,7 +587,7 @@ static Process start_over_tcp(int rank, int port, const char *settings) {
 
 static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     (void)state;
-    int port = 20000 + (int)getpid() % 20000;
+    int port = process_free_port();
     Process ranks[2];
     ProcessResult results[2];
     for (int r = 0; r < 2; r++) ranks[r] = start_over_tcp(r, port, "steps=1000000 layout.zero=2 run=r");

@@ -13,7 +13,7 @@
 #include "launch/launch.h"
 #include "launch/watchdog.h"
 
-enum { STEPS = 40 };
+enum { STEPS = 40, HANG_SECONDS = 5 };
 
 /* -- The stand-in for training ---------------------------------------------------------------------------------------- */
 
@@ -71,6 +71,7 @@ static inline void meet(const char *misfortune, const char *folder, int rank, in
     if (!strcmp(misfortune, "hang") && first_time(folder, "hung"))
         for (;;) process_sleep(10);
     if (!strcmp(misfortune, "stop") && first_time(folder, "stopped")) kill(getpid(), SIGSTOP);
+    while (!strcmp(misfortune, "stubborn")) process_sleep(10);
     if (!strcmp(misfortune, "crash")) abort();
     if (!strcmp(misfortune, "usage")) exit(ERROR_USAGE);
     if (!strcmp(misfortune, "nan")) exit(ERROR_NUMERICS);
@@ -84,6 +85,16 @@ static inline bool is_there(const char *folder, const char *name) {
     return access(path, F_OK) == 0;
 }
 
+/* "hold" waits before this step, "hold at the end" before the last one, for the file "go" or a signal. */
+static inline int64_t held_step(const char *misfortune) {
+    return !strcmp(misfortune, "hold") ? 7 : !strcmp(misfortune, "hold at the end") ? STEPS - 1 : -1;
+}
+
+static inline void hold(Comm *comm, const char *folder) {
+    Error error = {0};
+    while (!is_there(folder, "go") && !stopped && comm_ok(comm, &error)) process_sleep(0.01);
+}
+
 static inline void make_file(const char *folder, const char *name) { first_time(folder, name); }
 
 static inline void remove_file(const char *folder, const char *name) {
@@ -92,29 +103,28 @@ static inline void remove_file(const char *folder, const char *name) {
     unlink(path);
 }
 
-/* FOLDER MISFORTUNE [on_nan=skip]; "hold" waits before step 7 for the file "go". */
+/* FOLDER MISFORTUNE [on_nan=skip] */
 static inline int train(int argc, char **argv) {
     Error error = {0};
     const char *folder = argv[1], *misfortune = argc > 3 && !strcmp(argv[3], "on_nan=skip") ? "" : argv[2];
-    CommOptions options = {.appear = 20};
     signal(SIGTERM, !strcmp(misfortune, "stubborn") ? SIG_IGN : on_stop);
-    Comm *comm = comm_open(&options, &error);
-    Watchdog *watchdog = comm ? watchdog_start(comm, !strcmp(misfortune, "hang") ? 1 : 0, &process_hang_actions, &error) : NULL;
+    Comm *comm = comm_open(NULL, &error);
+    Watchdog *watchdog = comm ? watchdog_start(comm, !strcmp(misfortune, "hang") ? HANG_SECONDS : 0, &process_hang_actions, &error) : NULL;
     if (!watchdog) give_up(&error);
     int rank = comm_rank(comm);
     State state = load(folder);
     note_process(folder, rank);
     fprintf(stderr, "rank %d starts at step %lld\n", rank, (long long)state.step);
     while (state.step < STEPS) {
-        double values[2] = {1.0 / (state.step + rank + 1), stopped};
         meet(misfortune, folder, rank, state.step);
-        while (!strcmp(misfortune, "hold") && state.step == 7 && !is_there(folder, "go") && comm_ok(comm, &error)) process_sleep(0.01);
+        if (state.step == held_step(misfortune)) hold(comm, folder);
+        double values[2] = {1.0 / (state.step + rank + 1), stopped};
         if (!comm_host_all_reduce(comm, "sum", values, 2, COMM_F64, COMM_SUM, &error)) give_up(&error);
         state = (State){state.step + 1, state.sum + values[0]};
         if (rank == 0) save(folder, state);
         watchdog_alive(watchdog, state.step);
         if (values[1] > 0) return ERROR_PREEMPTED;
-        process_sleep(!strcmp(misfortune, "stubborn") || !strcmp(misfortune, "slow") ? 0.1 : 0.01);
+        process_sleep(0.01);
     }
     watchdog_stop(watchdog);
     comm_close(comm);
@@ -188,4 +198,25 @@ static inline pid_t process_of(int rank) {
 static inline void expect(const ProcessResult *result, int code, const char *text) {
     if (result->code != code) fail_msg("exit code %d in place of %d: %s", result->code, code, result->errors);
     if (!strstr(result->errors, text)) fail_msg("no '%s' in: %s", text, result->errors);
+}
+
+static inline void await_step(int64_t step) { WAIT_UNTIL(load(folder).step >= step, "step %lld has not come", (long long)step); }
+
+/* The process of a rank, once it has started. */
+static inline pid_t await_rank(int rank) {
+    pid_t id;
+    WAIT_UNTIL((id = process_of(rank)) > 0 && kill(id, 0) == 0, "rank %d has not started", rank);
+    return id;
+}
+
+/* Kills a rank once it has started. The files of all ranks go first: their successors write new ones. */
+static inline void kill_rank(int rank) {
+    enum { MOST_RANKS = 6 };
+    pid_t id = await_rank(rank);
+    for (int other = 0; other < MOST_RANKS; other++) {
+        char name[32];
+        snprintf(name, sizeof name, "process.%d", other);
+        remove_file(folder, name);
+    }
+    kill(id, SIGKILL);
 }

@@ -33,10 +33,20 @@ typedef struct ProcessResult {
     int signal; /* 0: it ended by itself */
     char *output, *errors;
     int64_t peak_bytes; /* largest resident set */
-    double seconds;     /* from process_finish to the end */
 } ProcessResult;
 
-enum { PROCESS_LIMIT = 120 }; /* seconds after which a child hangs and is killed */
+/* Seconds that tests wait for an event. Waiting ends with the event, so the limit is only reached by what hangs, on a busy machine too. */
+enum { WAIT_LIMIT = 600 };
+
+/* Waits until the condition holds, which is evaluated again and again; at the limit the test fails with the formatted message. */
+#define WAIT_UNTIL(condition, ...)                                                                                                         \
+    do {                                                                                                                                   \
+        double wait_start = log_seconds();                                                                                                 \
+        while (!(condition)) {                                                                                                             \
+            if (log_seconds() - wait_start > WAIT_LIMIT) fail_msg(__VA_ARGS__);                                                            \
+            process_sleep(1e-3);                                                                                                           \
+        }                                                                                                                                  \
+    } while (0)
 
 /* The program under test: $SMELT, else build/smelt; as an absolute path, since tests change folders. The caller frees. */
 static inline char *process_smelt(void) {
@@ -71,17 +81,17 @@ static inline void process_sleep(double seconds) {
     nanosleep(&time, NULL);
 }
 
-/* Waits for the end; after PROCESS_LIMIT seconds the child is killed, and the test fails. */
+/* Waits for the end; a child that is still running at the limit is killed, and the test fails. */
 static inline ProcessResult process_finish(Process *process) {
     ProcessResult result = {0};
     struct rusage usage;
     int status;
     double start = log_seconds();
     while (wait4(process->id, &status, WNOHANG, &usage) == 0) {
-        if (log_seconds() - start > PROCESS_LIMIT) {
+        if (log_seconds() - start > WAIT_LIMIT) {
             kill(process->id, SIGKILL);
             waitpid(process->id, &status, 0);
-            fail_msg("a child was still running after %d s", PROCESS_LIMIT);
+            fail_msg("a child was still running after %d s", WAIT_LIMIT);
         }
         process_sleep(0.5e-3);
     }
@@ -90,7 +100,6 @@ static inline ProcessResult process_finish(Process *process) {
     result.output = process_text(process->output);
     result.errors = process_text(process->errors);
     result.peak_bytes = (int64_t)usage.ru_maxrss * 1024;
-    result.seconds = log_seconds() - start;
     close(process->output);
     close(process->errors);
     return result;
@@ -112,18 +121,39 @@ static inline int process_lines(const char *text, const char *start) {
     return count;
 }
 
+static inline bool process_has_ended(const Process *process) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)process->id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
 /* Waits until the child has printed `lines` lines on its standard output, or has ended. */
 static inline void process_await_lines(const Process *process, int lines) {
-    double start = log_seconds();
-    for (bool ended = false; !ended && log_seconds() - start < PROCESS_LIMIT;) {
-        siginfo_t info = {0};
-        ended = waitid(P_PID, (id_t)process->id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+    for (bool ended = false, printed = false; !ended && !printed;) {
+        ended = process_has_ended(process);
         char *text = process_text(process->output);
-        int found = process_lines(text, "");
+        printed = process_lines(text, "") >= lines;
         free(text);
-        if (found >= lines) return;
-        if (!ended) process_sleep(0.3e-3);
+        if (!ended && !printed) process_sleep(0.3e-3);
     }
+}
+
+/* Whether the child's standard error has the text at least so many times. */
+static inline bool process_has_said(const Process *process, const char *text, int times) {
+    char *printed = process_text(process->errors);
+    int found = 0;
+    for (const char *at = printed; (at = strstr(at, text)); at++) found++;
+    free(printed);
+    return found >= times;
+}
+
+/* Waits until the child's standard error has the text so many times; fails when the child ends without. */
+static inline void process_await_text(const Process *process, const char *text, int times) {
+    bool ended = false;
+    WAIT_UNTIL(process_has_said(process, text, times) || ended || ((ended = process_has_ended(process)), false),
+        "a child has not printed '%s' %d times", text, times);
+    if (process_has_said(process, text, times)) return;
+    char *printed = process_text(process->errors);
+    fail_msg("a child ended before it printed '%s' %d times: %s", text, times, printed);
 }
 
 /* A port of this machine that nobody listens on, for children that meet there. */
@@ -134,4 +164,25 @@ static inline int process_free_port(void) {
     assert_true(made >= 0 && getsockname(made, (struct sockaddr *)&address, &size) == 0);
     close(made);
     return socket_port(&address);
+}
+
+/* Whether somebody of this machine has an open connection to the port, accepted or not. */
+static inline bool process_port_has_caller(int port) {
+    enum { ESTABLISHED = 1 };
+    char line[512];
+    bool found = false;
+    FILE *file = fopen("/proc/net/tcp", "r");
+    assert_non_null(file);
+    while (!found && fgets(line, sizeof line, file)) {
+        unsigned remote, state;
+        found = sscanf(line, " %*d: %*x:%*x %*x:%x %x", &remote, &state) == 2 && (int)remote == port && state == ESTABLISHED;
+    }
+    fclose(file);
+    return found;
+}
+
+static inline void process_set_number(const char *name, int number) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    setenv(name, text, 1);
 }

@@ -78,8 +78,8 @@ static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
 
 static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **state) {
     (void)state;
-    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1, STEPS = 200, EVALUATIONS = 8 };
-    const char *settings = "run=killed steps=200 checkpoint.every=3 eval.every=25";
+    enum { KILLS = 20, MOST_STEPS = 5, HEADER = 1, STEPS = 400, EVALUATIONS = 16 };
+    const char *settings = "run=killed steps=400 checkpoint.every=3 eval.every=25";
     train_good("%s run=whole", settings);
     double step_seconds = recorded("whole", "step", -1, "milliseconds") * 1e-3;
     int killed = 0;
@@ -163,13 +163,13 @@ static void a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(void *
 
 static void a_process_that_was_stopped_for_a_while_is_not_taken_for_one_that_hangs(void **state) {
     (void)state;
-    Process process = train_start("run=run steps=100000 hang=1");
+    Process process = train_start("run=run steps=100000 hang=3");
     process_await_lines(&process, 3);
     kill(process.id, SIGSTOP);
-    process_sleep(1.5);
+    process_sleep(3.5); /* longer than hang */
     kill(process.id, SIGCONT);
     process_await_lines(&process, 10);
-    process_sleep(0.3);
+    process_sleep(0.7); /* the watchdog looks every tenth of hang */
     kill(process.id, SIGTERM);
     ProcessResult result = process_finish(&process);
     expect_code(&result, ERROR_PREEMPTED, "after SIGCONT");
