@@ -26,7 +26,8 @@ static ResidualNorm merge(Builder *b, const char *name, TensorId block, TensorId
         snprintf(full, sizeof full, "%s.%s", name, parts[i]);
         affine[i] = builder_vector(b, full, i % 2 ? PARAMETER_BIAS : PARAMETER_NORM, b->config->width, i % 2 ? 0 : 1);
     }
-    return op_residual_norm(b->graph, block, stream, affine, next);
+    AffineMerge merge = {.block_scale = affine[0], .block_bias = affine[1], .stream_scale = affine[2], .stream_bias = affine[3]};
+    return op_residual_norm(b->graph, block, stream, &merge, next);
 }
 
 static TensorId attention(Builder *b, TensorId x) {

@@ -2,7 +2,6 @@
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
-#include "ops/heads.h"
 
 static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
     return attention_round(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
@@ -14,7 +13,7 @@ static inline int64_t cached_elements(const Heads *heads) {
 
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[0])) * spec->heads.kv_heads;
+    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[ATTENTION_CACHED_QKV])) * spec->heads.kv_heads;
     return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
@@ -74,16 +73,16 @@ CPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *heads = &spec->heads;
     Cached c = {.spec = spec,
-        .qkv = call->in[0],
-        .cache = call->out[1],
-        .positions = call->in[1],
-        .out = call->out[0],
-        .rows = call->in_shape[0][0],
-        .columns = call->in_shape[0][1],
+        .qkv = call->in[ATTENTION_CACHED_QKV],
+        .cache = call->out[ATTENTION_CACHED_CACHE],
+        .positions = call->in[ATTENTION_CACHED_POSITIONS],
+        .out = call->out[ATTENTION_CACHED_OUT],
+        .rows = call->in_shape[ATTENTION_CACHED_QKV][0],
+        .columns = call->in_shape[ATTENTION_CACHED_QKV][1],
         .group = heads->heads / heads->kv_heads};
     int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
-    for (int64_t r = 0; r < c.rows; r++) assert(c.positions[r] >= 0 && c.positions[r] < call->out_shape[1][0]);
-    append(&c, call->out[1]);
+    for (int64_t r = 0; r < c.rows; r++) assert(c.positions[r] >= 0 && c.positions[r] < call->out_shape[ATTENTION_CACHED_CACHE][0]);
+    append(&c, call->out[ATTENTION_CACHED_CACHE]);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < tiles * heads->kv_heads; i++)
         cached_tile(&c, i % heads->kv_heads, i / heads->kv_heads * ATTENTION_TILE, (W *)call->workspace + i * elements);

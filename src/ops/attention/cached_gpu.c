@@ -50,7 +50,6 @@ KERNEL(attention_join, AttentionJoin) {
 #else
 
 #include "ops/attention/attention.h"
-#include "ops/heads.h"
 
 enum {
     BLOCKS = 512,      /* that fill a large GPU */
@@ -69,18 +68,24 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context) {
 
 static int64_t gpu_scratch_attention_cached(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[0]), chunks = chunks_of(&spec->heads, rows, graph_rows(graph, node->out[1]));
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_CACHED_QKV]),
+            chunks = chunks_of(&spec->heads, rows, graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]));
     return chunks == 1 ? 0 : chunks * rows * spec->heads.heads * (spec->heads.head_dim + 1) * (int64_t)sizeof(float);
 }
 
 GPU_OP(attention_cached, gpu_scratch_attention_cached) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    int64_t rows = call->in_shape[0][0], context = call->out_shape[1][0], columns = 2 * h->kv_heads * h->head_dim;
-    AttentionForward forward = {.attention = attention_of(call, call->in[0], call->in[1]), .out = call->out[0]};
+    int64_t rows = call->in_shape[ATTENTION_CACHED_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
+            columns = 2 * h->kv_heads * h->head_dim;
+    AttentionForward forward = {.attention = attention_of(call, call->in[ATTENTION_CACHED_QKV], call->in[ATTENTION_CACHED_POSITIONS]),
+        .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
-    AttentionAppend append = {
-        .from = a->keys, .cache = call->out[1], .positions = call->in[1], .stride = a->key_stride, .columns = columns};
+    AttentionAppend append = {.from = a->keys,
+        .cache = call->out[ATTENTION_CACHED_CACHE],
+        .positions = a->positions,
+        .stride = a->key_stride,
+        .columns = columns};
     launch_attention_append(call->device, (LaunchShape){.x = rows, .threads = THREADS}, &append);
 
     a->keys = append.cache;
@@ -97,7 +102,7 @@ GPU_OP(attention_cached, gpu_scratch_attention_cached) {
     if (forward.chunks == 1) return;
     AttentionJoin join = {.partial_out = forward.partial_out,
         .partial_sum = forward.partial_sum,
-        .out = call->out[0],
+        .out = forward.out,
         .pairs = rows * h->heads,
         .head_dim = (int32_t)h->head_dim,
         .chunks = forward.chunks};

@@ -4,7 +4,6 @@
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
-#include "ops/heads.h"
 
 enum { ATTENTION_ITEMS = 64 };
 
@@ -60,15 +59,14 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
     return plan;
 }
 
-static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
-    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, node->in[0]), backward);
+static int64_t plan_bytes(const Graph *graph, const Node *node, TensorId qkv, bool backward) {
+    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, qkv), backward);
     int64_t elements = plan.pairs * (plan.pair_elements + plan.parts * plan.part_elements);
     return elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
-
-static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
+static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_QKV], false); }
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_GRAD_QKV], true); }
 
 /* What both passes know of a call. */
 typedef struct Attention {
@@ -207,12 +205,12 @@ static void forward_part(const Part *part, T *out, W *sums) {
 }
 
 CPU_OP(attention, workspace) {
-    Attention a = attention_of_call(call, call->in[0], call->in_shape[0][0], call->in[1], false);
+    Attention a = attention_of_call(call, call->in[ATTENTION_QKV], call->in_shape[ATTENTION_QKV][0], call->in[ATTENTION_POSITIONS], false);
     if (a.plan.parts > 1) widen_keys_and_values(&a);
 #pragma omp parallel for schedule(dynamic) num_threads(team(&a.plan))
     for (int64_t item = 0; item < a.plan.pairs * a.plan.parts; item++) {
         Part part = part_of_item(&a, item);
-        forward_part(&part, call->out[0], call->out[1]);
+        forward_part(&part, call->out[ATTENTION_OUT], call->out[ATTENTION_LOG_SUM]);
     }
 }
 
@@ -264,8 +262,8 @@ static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_
 static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->view.queries;
-    const T *d_out = (const T *)call->in[0] + at, *out = (const T *)call->in[3] + at;
-    const W *sums = (const W *)call->in[4] + row * plan->heads + head;
+    const T *d_out = (const T *)call->in[ATTENTION_GRAD_D_OUT] + at, *out = (const T *)call->in[ATTENTION_GRAD_OUT] + at;
+    const W *sums = (const W *)call->in[ATTENTION_GRAD_LOG_SUM] + row * plan->heads + head;
     attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
         plan->head_dim, attention_scale(plan->spec));
     attention_load(tile->d_rows, d_out, stride, rows, queries, plan->head_dim, 1);
@@ -329,15 +327,15 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     int64_t at = (next_row * plan->heads + next_head) * plan->head_dim, stride = plan->heads * plan->head_dim;
     tile->ahead = (AttentionAhead){{
-        {(T *)call->out[0] + row * plan->columns + head * plan->head_dim, plan->columns, rows, true},
+        {(T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim, plan->columns, rows, true},
         {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
-        {(const T *)call->in[0] + at, stride, next_rows, false},
-        {(const T *)call->in[3] + at, stride, next_rows, false},
+        {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, stride, next_rows, false},
+        {(const T *)call->in[ATTENTION_GRAD_OUT] + at, stride, next_rows, false},
     }};
     for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
     W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
-    T *to = (T *)call->out[0] + row * plan->columns + head * plan->head_dim;
+    T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
     for (int64_t i = 0; i < rows; i++)
         attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
 }
@@ -381,11 +379,12 @@ static void grad_part(const Part *part, const OpCall *call) {
         for (int64_t h = 0; h < plan->group; h++) grad_tile(&tile, part, call, block, part->kv_head * plan->group + h, rows_of_block);
     }
     for (int64_t block = 0; plan->parts == 1 && block < plan->blocks; block++)
-        store_block(plan, part->pair, block, part->d_keys, call->out[0]);
+        store_block(plan, part->pair, block, part->d_keys, call->out[ATTENTION_GRAD_D_QKV]);
 }
 
 CPU_OP(attention_grad, grad_workspace) {
-    Attention a = attention_of_call(call, call->in[1], call->in_shape[0][0], call->in[2], true);
+    Attention a = attention_of_call(
+        call, call->in[ATTENTION_GRAD_QKV], call->in_shape[ATTENTION_GRAD_QKV][0], call->in[ATTENTION_GRAD_POSITIONS], true);
     const AttentionPlan *plan = &a.plan;
     if (plan->parts > 1) widen_keys_and_values(&a);
 #pragma omp parallel for schedule(dynamic) num_threads(team(plan))
@@ -396,6 +395,6 @@ CPU_OP(attention_grad, grad_workspace) {
     if (plan->parts == 1) return;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        store_block(
-            plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements, call->out[0]);
+        store_block(plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements,
+            call->out[ATTENTION_GRAD_D_QKV]);
 }

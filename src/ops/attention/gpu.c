@@ -197,7 +197,6 @@ HOPPER(128)
 #else
 
 #include "ops/attention/attention.h"
-#include "ops/heads.h"
 
 #include <math.h>
 
@@ -264,7 +263,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
 /* False where the device or the shape is not for it. */
 static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
-    int64_t sequences = call->in_shape[0][0] / a->length;
+    int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->length;
     int width = a->head_dim;
     AttentionHopper hopper = {.attention = *a, .out = forward->out, .log_sum = forward->log_sum};
     bool fits = (width == 64 || width == 128) && (uintptr_t)forward->out % 16 == 0;
@@ -276,10 +275,12 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
 }
 
 GPU_OP(attention) {
-    AttentionForward forward = {
-        .attention = attention_of(call, call->in[0], call->in[1]), .out = call->out[0], .log_sum = call->out[1], .chunks = 1};
+    AttentionForward forward = {.attention = attention_of(call, call->in[ATTENTION_QKV], call->in[ATTENTION_POSITIONS]),
+        .out = call->out[ATTENTION_OUT],
+        .log_sum = call->out[ATTENTION_LOG_SUM],
+        .chunks = 1};
     if (launch_hopper(call, &forward)) return;
-    attention_launch(call->device, &forward, call->in_shape[0][0] / forward.attention.length);
+    attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.length);
 }
 
 #endif

@@ -532,9 +532,11 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     return true;
 }
 
+/* The device is not known here: tiles of the smaller size are more, and the pass that needs most counts. */
 static int64_t gpu_scratch_attention_grad(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[0]), sequences = rows / spec->length, heads = spec->heads.heads, width = spec->heads.head_dim;
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_GRAD_QKV]), sequences = rows / spec->length, heads = spec->heads.heads,
+            width = spec->heads.head_dim;
     int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
     if (width != 64 && width != 128) return bytes;
     int64_t hopper = hopper_scratch(sequences, spec->length, heads, spec->heads.kv_heads, (int)width).bytes;
@@ -542,15 +544,16 @@ static int64_t gpu_scratch_attention_grad(const Graph *graph, const Node *node) 
 }
 
 GPU_OP(attention_grad, gpu_scratch_attention_grad) {
-    Attention attention = attention_of(call, call->in[1], call->in[2]);
-    int64_t rows = call->in_shape[0][0], sequences = rows / attention.length, queries = (int64_t)attention.heads * attention.head_dim;
+    Attention attention = attention_of(call, call->in[ATTENTION_GRAD_QKV], call->in[ATTENTION_GRAD_POSITIONS]);
+    int64_t rows = call->in_shape[ATTENTION_GRAD_QKV][0], sequences = rows / attention.length,
+            queries = (int64_t)attention.heads * attention.head_dim;
     int tile = GRAD_TILE(device_info(call->device)->wave);
-    bf16 *d_qkv = call->out[0];
+    bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV];
     float *delta = call->workspace;
     AttentionGrad g = {.attention = attention,
-        .d_out = call->in[0],
-        .out = call->in[3],
-        .log_sum = call->in[4],
+        .d_out = call->in[ATTENTION_GRAD_D_OUT],
+        .out = call->in[ATTENTION_GRAD_OUT],
+        .log_sum = call->in[ATTENTION_GRAD_LOG_SUM],
         .delta = delta,
         .reach = (int32_t *)(delta + rows * attention.heads),
         .d_queries = d_qkv,
@@ -563,7 +566,5 @@ GPU_OP(attention_grad, gpu_scratch_attention_grad) {
     launch_queries(call->device, &g, sequences);
     launch_keys(call->device, &g, sequences);
 }
-
-/* The device is not known here: the smaller one of their tiles makes more of them, and the largest of what the kernels need is taken. */
 
 #endif

@@ -1,25 +1,58 @@
-/* cca: builders, and what the rule and the kernels of both back ends share. */
+/* Prologue of compressed convolutional attention (CCA): builder, operands and shapes of op cca and its gradient. */
 #pragma once
 
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* Compressed convolutional attention's prologue (arXiv 2510.04476, as in the ZAYA1 code): from raw projections
- * u = [q | k | v of this token | v of the next] to rotated, normalised, packed qkv. Depthwise then grouped causal convolution over time (kernel 2 each),
- * qk-mean, L2 norm to sqrt(head_dim), key temperature, partial rotary embedding, value shift by one token; all reset where
- * positions[r] is 0. `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of u], the two rows before row 0, replaced by the last two. */
 typedef struct CcaParameters {
     TensorId depthwise_weight, depthwise_bias; /* [C, 1, 2] and [C]; C = (heads + kv_heads) * head_dim; tap 1 is the current token */
     TensorId grouped_weight, grouped_bias;     /* [C, head_dim, 2] and [C]; one group per head */
     TensorId temperature;                      /* [kv_heads] */
 } CcaParameters;
+
+/* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) * head_dim] (arXiv 2510.04476, as in the
+ * ZAYA1 code). `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of u], the two rows before row 0, replaced by the last two. */
 TensorId op_cca(
     Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads);
 
-/* Columns of u and of qkv: `convolved` for queries and keys, then `values`. */
+/* The inputs up to CCA_GROUPED_BIAS are also the first inputs of cca_grad, so that both passes read them by the same names. */
+typedef enum CcaOperand {
+    CCA_U,                /* COMPUTE [R, columns] */
+    CCA_POSITIONS,        /* int32 [R], within the document */
+    CCA_ROPE_TABLE,       /* CONSTANT WIDE [positions, rotated channels of a head] */
+    CCA_DEPTHWISE_WEIGHT, /* COMPUTE [C, 1, 2] */
+    CCA_DEPTHWISE_BIAS,   /* WIDE [C] */
+    CCA_GROUPED_WEIGHT,   /* COMPUTE [C, head_dim, 2] */
+    CCA_TEMPERATURE,      /* WIDE [kv_heads] */
+    CCA_GROUPED_BIAS,     /* WIDE [C] */
+    CCA_INPUTS,
+    CCA_QKV = 0,     /* COMPUTE [R, columns] */
+    CCA_UNIT_KEYS,   /* COMPUTE [R, kv_heads * head_dim]: rotated keys before their temperature; training only */
+    CCA_HEAD_SCALES, /* WIDE [R, heads + kv_heads]: factor of each head's norm; training only */
+    CCA_STATE,       /* STATE COMPUTE [2, columns], or none */
+    CCA_OUTPUTS
+} CcaOperand;
+
+typedef enum CcaGradOperand {
+    CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, /* COMPUTE [R, columns] */
+    CCA_GRAD_QKV,                      /* the forward outputs */
+    CCA_GRAD_UNIT_KEYS,
+    CCA_GRAD_HEAD_SCALES,
+    CCA_GRAD_INPUTS,
+    CCA_GRAD_D_U = 0,            /* COMPUTE [R, columns] */
+    CCA_GRAD_D_DEPTHWISE_WEIGHT, /* added to, as are those that follow */
+    CCA_GRAD_D_DEPTHWISE_BIAS,
+    CCA_GRAD_D_GROUPED_WEIGHT,
+    CCA_GRAD_D_GROUPED_BIAS,
+    CCA_GRAD_D_TEMPERATURE,
+    CCA_GRAD_OUTPUTS
+} CcaGradOperand;
+
+/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; `group` query heads share a key-value head. */
 typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, values, columns; } CcaShape;
 
 static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
+    assert(heads->kv_heads > 0 && heads->heads % heads->kv_heads == 0 && rows >= 0);
     int64_t convolved = (heads->heads + heads->kv_heads) * heads->head_dim, values = heads->kv_heads * heads->head_dim;
     return (CcaShape){.rows = rows,
         .heads = heads->heads,
@@ -29,4 +62,9 @@ static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {
         .convolved = convolved,
         .values = values,
         .columns = convolved + values};
+}
+
+/* Of a node of either op. */
+static inline CcaShape cca_node_shape(const Graph *graph, const Node *node) {
+    return cca_shape(node->attributes, graph_rows(graph, node->in[CCA_U]));
 }

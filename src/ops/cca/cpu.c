@@ -13,10 +13,8 @@ static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wi
     return cca_scratch(s->dim, tall, tall, s->dim, compute, wide);
 }
 
-static CcaShape node_shape(const Graph *graph, const Node *node) { return cca_shape(node->attributes, graph_rows(graph, node->in[0])); }
-
 static int64_t workspace(const Graph *graph, const Node *node) {
-    CcaShape s = node_shape(graph, node);
+    CcaShape s = cca_node_shape(graph, node);
     int64_t compute = precision_bytes(graph->precision, TYPE_COMPUTE), wide = precision_bytes(graph->precision, TYPE_WIDE);
     return cca_lanes(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
 }
@@ -127,19 +125,19 @@ static void keep_last(T *state, const T *u, const CcaShape *s) {
 }
 
 CPU_OP(cca, workspace) {
-    CcaShape s = cca_shape(call->attributes, call->in_shape[0][0]);
+    CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     Forward f = {.s = s,
-        .rows = {.u = call->in[0], .positions = call->in[1], .columns = s.columns, .state = call->out[3]},
-        .table = call->in[2],
-        .rotated = call->in_shape[2][1],
-        .depthwise = call->in[3],
-        .depthwise_bias = call->in[4],
-        .grouped = call->in[5],
-        .grouped_bias = call->in[6],
-        .temperature = call->in[7],
-        .qkv = call->out[0],
-        .units = call->out[1],
-        .scales = call->out[2]};
+        .rows = {.u = call->in[CCA_U], .positions = call->in[CCA_POSITIONS], .columns = s.columns, .state = call->out[CCA_STATE]},
+        .table = call->in[CCA_ROPE_TABLE],
+        .rotated = call->in_shape[CCA_ROPE_TABLE][1],
+        .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],
+        .depthwise_bias = call->in[CCA_DEPTHWISE_BIAS],
+        .grouped = call->in[CCA_GROUPED_WEIGHT],
+        .grouped_bias = call->in[CCA_GROUPED_BIAS],
+        .temperature = call->in[CCA_TEMPERATURE],
+        .qkv = call->out[CCA_QKV],
+        .units = call->out[CCA_UNIT_KEYS],
+        .scales = call->out[CCA_HEAD_SCALES]};
     CcaScratch layout = forward_scratch(&s, sizeof(T), sizeof(W));
     int64_t tasks = task_count(&s), next = 0;
 #pragma omp parallel if (cca_parallel(&s))
@@ -153,5 +151,5 @@ CPU_OP(cca, workspace) {
                 for (int64_t r = first; r < end; r++) shift_values(&f, r);
         }
     }
-    if (call->out[3]) keep_last(call->out[3], f.rows.u, &s);
+    if (call->out[CCA_STATE]) keep_last(call->out[CCA_STATE], f.rows.u, &s);
 }

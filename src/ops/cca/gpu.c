@@ -166,21 +166,21 @@ enum { RESIDENT = 2 }; /* blocks that fit on a processor */
 
 GPU_OP(cca) {
     const DeviceInfo *device = device_info(call->device);
-    CcaArguments arguments = {.in = cca_input(call, 0, call->out[3]),
-        .table = call->in[2],
-        .grouped_bias = call->in[6],
-        .temperature = call->in[7],
-        .qkv = call->out[0],
-        .units = call->out[1],
-        .scales = call->out[2]};
+    CcaArguments arguments = {.in = cca_input(call, call->out[CCA_STATE]),
+        .table = call->in[CCA_ROPE_TABLE],
+        .grouped_bias = call->in[CCA_GROUPED_BIAS],
+        .temperature = call->in[CCA_TEMPERATURE],
+        .qkv = call->out[CCA_QKV],
+        .units = call->out[CCA_UNIT_KEYS],
+        .scales = call->out[CCA_HEAD_SCALES]};
     const CcaInput *in = &arguments.in;
     int64_t tiles = divide_up(in->rows, cca_tile_rows(in)), tasks = in->heads + in->kv_heads + 1;
     int64_t most = divide_up(RESIDENT * device->processors, tasks);
     LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device->wave};
     arguments.stride = shape.x * cca_tile_rows(in);
     CCA_LAUNCH(cca, in, call->device, shape, &arguments);
-    if (!call->out[3]) return;
-    CcaStateArguments state = {.u = call->in[0], .state = call->out[3], .rows = in->rows, .columns = in->columns};
+    if (!call->out[CCA_STATE]) return;
+    CcaStateArguments state = {.u = in->u, .state = call->out[CCA_STATE], .rows = in->rows, .columns = in->columns};
     launch_cca_state(call->device, (LaunchShape){.x = divide_up(in->columns, shape.threads), .threads = shape.threads}, &state);
 }
 

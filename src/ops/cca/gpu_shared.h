@@ -171,30 +171,29 @@ INLINE void store_products(LOCAL float *products, int row, int channel, f32x8 x,
 #else
 
 #include "backend/gpu/kernel_launch.h"
-#include "ops/heads.h"
+#include "ops/cca/cca.h"
 
-/* From inputs u, positions, table and four weights of a node's call, in this order from `first` on. */
-static inline CcaInput cca_input(const OpCall *call, int first, const void *state) {
-    const Heads *heads = call->attributes;
-    int64_t rows = call->in_shape[first][0], rotated = call->in_shape[first + 2][1], values = heads->kv_heads * heads->head_dim;
-    int64_t convolved = heads->heads * heads->head_dim + values;
-    assert(heads->head_dim <= CCA_MAX_DIM);
-    return (CcaInput){.u = call->in[first],
+/* The inputs that both passes read. */
+static inline CcaInput cca_input(const OpCall *call, const void *state) {
+    CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
+    int64_t rotated = call->in_shape[CCA_ROPE_TABLE][1];
+    assert(s.dim <= CCA_MAX_DIM);
+    return (CcaInput){.u = call->in[CCA_U],
         .state = state,
-        .positions = call->in[first + 1],
-        .depthwise = call->in[first + 3],
-        .depthwise_bias = call->in[first + 4],
-        .grouped = call->in[first + 5],
-        .columns = convolved + values,
-        .convolved = convolved,
-        .values = values,
-        .rows = (int32_t)rows,
-        .heads = (int32_t)heads->heads,
-        .kv_heads = (int32_t)heads->kv_heads,
-        .group = (int32_t)(heads->heads / heads->kv_heads),
-        .dim = (int32_t)heads->head_dim,
+        .positions = call->in[CCA_POSITIONS],
+        .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],
+        .depthwise_bias = call->in[CCA_DEPTHWISE_BIAS],
+        .grouped = call->in[CCA_GROUPED_WEIGHT],
+        .columns = s.columns,
+        .convolved = s.convolved,
+        .values = s.values,
+        .rows = (int32_t)s.rows,
+        .heads = (int32_t)s.heads,
+        .kv_heads = (int32_t)s.kv_heads,
+        .group = (int32_t)s.group,
+        .dim = (int32_t)s.dim,
         .rotated = (int32_t)rotated,
-        .whole = heads->head_dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
+        .whole = s.dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
 }
 
 /* Which of a kernel's three forms: DIM is 64, or 128. */

@@ -30,10 +30,8 @@ static Layout workspace_layout(const CcaShape *s, int64_t compute, int64_t wide)
     return l;
 }
 
-static CcaShape node_shape(const Graph *graph, const Node *node) { return cca_shape(node->attributes, graph_rows(graph, node->in[1])); }
-
 static int64_t workspace(const Graph *graph, const Node *node) {
-    CcaShape s = node_shape(graph, node);
+    CcaShape s = cca_node_shape(graph, node);
     return workspace_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
 }
 
@@ -259,27 +257,27 @@ static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape
     join_chunks(sums, chunks, 2 * s->convolved);
     for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
         for (int64_t i = 0; i < s->dim; i++)
-            kernel_add_to_gradient(call, call->out[1], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
+            kernel_add_to_gradient(call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
 }
 
 CPU_OP(cca_grad, workspace) {
-    CcaShape s = cca_shape(call->attributes, call->in_shape[1][0]);
+    CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     Layout l = workspace_layout(&s, sizeof(T), sizeof(W));
     CcaScratch layout = lane_scratch(&s, sizeof(T), sizeof(W));
     char *at = call->workspace;
     Backward b = {.s = s,
-        .rows = {.u = call->in[1], .positions = call->in[2], .columns = s.columns},
-        .dy = call->in[0],
-        .table = call->in[3],
-        .rotated = call->in_shape[3][1],
-        .depthwise = call->in[4],
-        .depthwise_bias = call->in[5],
-        .grouped = call->in[6],
-        .temperature = call->in[7],
-        .y = call->in[8],
-        .units = call->in[9],
-        .scales = call->in[10],
-        .du = call->out[0],
+        .rows = {.u = call->in[CCA_U], .positions = call->in[CCA_POSITIONS], .columns = s.columns},
+        .dy = call->in[CCA_GRAD_D_QKV],
+        .table = call->in[CCA_ROPE_TABLE],
+        .rotated = call->in_shape[CCA_ROPE_TABLE][1],
+        .depthwise = call->in[CCA_DEPTHWISE_WEIGHT],
+        .depthwise_bias = call->in[CCA_DEPTHWISE_BIAS],
+        .grouped = call->in[CCA_GROUPED_WEIGHT],
+        .temperature = call->in[CCA_TEMPERATURE],
+        .y = call->in[CCA_GRAD_QKV],
+        .units = call->in[CCA_GRAD_UNIT_KEYS],
+        .scales = call->in[CCA_GRAD_HEAD_SCALES],
+        .du = call->out[CCA_GRAD_D_U],
         .g = (T *)(at + l.g),
         .temperature_sums = (W *)(at + l.temperature),
         .grouped_bias_sums = (W *)(at + l.grouped_bias),
@@ -297,9 +295,9 @@ CPU_OP(cca_grad, workspace) {
         for (int64_t task; (task = cca_take(&next)) < tasks;) convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
     }
     add_taps(call, b.depthwise_sums, chunks, &s);
-    kernel_add_partials(call->out[2], b.depthwise_bias_sums, chunks, s.convolved);
+    kernel_add_partials(call->out[CCA_GRAD_D_DEPTHWISE_BIAS], b.depthwise_bias_sums, chunks, s.convolved);
     join_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
-    kernel_add_to_gradient(call, call->out[3], 0, b.grouped_sums, s.convolved * 2 * s.dim);
-    kernel_add_partials(call->out[4], b.grouped_bias_sums, blocks, s.convolved);
-    kernel_add_partials(call->out[5], b.temperature_sums, blocks, s.kv_heads);
+    kernel_add_to_gradient(call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], 0, b.grouped_sums, s.convolved * 2 * s.dim);
+    kernel_add_partials(call->out[CCA_GRAD_D_GROUPED_BIAS], b.grouped_bias_sums, blocks, s.convolved);
+    kernel_add_partials(call->out[CCA_GRAD_D_TEMPERATURE], b.temperature_sums, blocks, s.kv_heads);
 }

@@ -369,8 +369,6 @@ CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
 
 #else
 
-#include "ops/heads.h"
-
 CCA_LAUNCHERS(cca_grad, cca_grad_norm, CcaNormGradArguments)
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
 CCA_LAUNCHERS(cca_grad, cca_grad_input, CcaInputGradArguments)
@@ -382,70 +380,72 @@ typedef struct Layout { int64_t norm_blocks, input_chunks, weight_chunks, bias, 
 
 static int64_t align(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-static Layout workspace_layout(const Heads *heads, int64_t rows, int64_t tile_rows) {
-    const int64_t wide = sizeof(float), convolved = (heads->heads + heads->kv_heads) * heads->head_dim;
-    Layout l = {.norm_blocks = divide_up(rows, NORM_ROWS),
-        .input_chunks = divide_up(rows, INPUT_TILES * (tile_rows - 1)),
-        .weight_chunks = divide_up(rows, WEIGHT_ROWS),
-        .bias = align(rows * convolved * (int64_t)sizeof(bf16))};
-    l.temperature = l.bias + align(l.norm_blocks * convolved * wide);
-    l.taps = l.temperature + align(l.norm_blocks * heads->kv_heads * wide);
-    l.weight = l.taps + align(l.input_chunks * convolved * 2 * wide);
-    l.bytes = l.weight + align(l.weight_chunks * convolved * 2 * heads->head_dim * wide);
+static Layout workspace_layout(CcaShape s, int64_t tile_rows) {
+    const int64_t wide = sizeof(float);
+    Layout l = {.norm_blocks = divide_up(s.rows, NORM_ROWS),
+        .input_chunks = divide_up(s.rows, INPUT_TILES * (tile_rows - 1)),
+        .weight_chunks = divide_up(s.rows, WEIGHT_ROWS),
+        .bias = align(s.rows * s.convolved * (int64_t)sizeof(bf16))};
+    l.temperature = l.bias + align(l.norm_blocks * s.convolved * wide);
+    l.taps = l.temperature + align(l.norm_blocks * s.kv_heads * wide);
+    l.weight = l.taps + align(l.input_chunks * s.convolved * 2 * wide);
+    l.bytes = l.weight + align(l.weight_chunks * s.convolved * 2 * s.dim * wide);
     return l;
 }
 
 /* Enough for either form of the kernels. */
 static int64_t gpu_scratch_cca_grad(const Graph *graph, const Node *node) {
-    return workspace_layout(node->attributes, graph_rows(graph, node->in[1]), CCA_TILE / CCA_MAX_DIM).bytes;
+    return workspace_layout(cca_node_shape(graph, node), CCA_TILE / CCA_MAX_DIM).bytes;
 }
 
 /* The parameters' gradients that are sums over chunks of rows. */
 static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
     const char *at = call->workspace;
-    gpu_add_partials_to_gradient(call, call->out[1], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
-    gpu_add_partials_to_gradient(call, call->out[3], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
+    gpu_add_partials_to_gradient(
+        call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], (const float *)(at + l->taps), l->input_chunks, in->convolved * 2);
+    gpu_add_partials_to_gradient(
+        call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
 GPU_OP(cca_grad, gpu_scratch_cca_grad) {
     Device *device = call->device;
-    CcaInput in = cca_input(call, 1, NULL);
-    Layout l = workspace_layout(call->attributes, in.rows, cca_tile_rows(&in));
+    CcaInput in = cca_input(call, NULL);
+    Layout l = workspace_layout(cca_shape(call->attributes, in.rows), cca_tile_rows(&in));
     int64_t heads = in.heads + in.kv_heads;
     int threads = CCA_WAVES * device_info(device)->wave;
     char *at = call->workspace;
     bf16 *g = call->workspace;
     float *bias_sums = (float *)(at + l.bias), *temperature_sums = (float *)(at + l.temperature);
     CcaNormGradArguments norm = {.in = in,
-        .dy = call->in[0],
-        .y = call->in[8],
-        .units = call->in[9],
-        .table = call->in[3],
-        .temperature = call->in[7],
-        .scales = call->in[10],
-        .du = call->out[0],
+        .dy = call->in[CCA_GRAD_D_QKV],
+        .y = call->in[CCA_GRAD_QKV],
+        .units = call->in[CCA_GRAD_UNIT_KEYS],
+        .table = call->in[CCA_ROPE_TABLE],
+        .temperature = call->in[CCA_TEMPERATURE],
+        .scales = call->in[CCA_GRAD_HEAD_SCALES],
+        .du = call->out[CCA_GRAD_D_U],
         .g = g,
         .bias_sums = bias_sums,
         .temperature_sums = temperature_sums};
     CcaBiasGradArguments bias = {.grouped = in.grouped,
         .bias_sums = bias_sums,
         .temperature_sums = temperature_sums,
-        .depthwise_bias = call->out[2],
-        .grouped_bias = call->out[4],
-        .temperature = call->out[5],
+        .depthwise_bias = call->out[CCA_GRAD_D_DEPTHWISE_BIAS],
+        .grouped_bias = call->out[CCA_GRAD_D_GROUPED_BIAS],
+        .temperature = call->out[CCA_GRAD_D_TEMPERATURE],
         .convolved = in.convolved,
         .blocks = (int32_t)l.norm_blocks,
         .heads = in.heads,
         .kv_heads = in.kv_heads,
         .dim = in.dim};
-    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[0], .tap_sums = (float *)(at + l.taps)};
+    CcaInputGradArguments input = {.in = in, .g = g, .du = call->out[CCA_GRAD_D_U], .tap_sums = (float *)(at + l.taps)};
     CcaWeightGradArguments weight = {
         .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
     LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
     CCA_LAUNCH(cca_grad_norm, &in, device, ((LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}), &norm);
-    if (call->out[1]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
+    if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
     CCA_LAUNCH(cca_grad_input, &in, device, ((LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}), &input);
-    if (!call->out[1]) return; /* all of them are frozen */
+    if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
     (in.whole ? launch_cca_grad_weight_128 : launch_cca_grad_weight_any)(device, weight_shape, &weight);
     add_sums(call, &in, &l);
 }

@@ -1,13 +1,12 @@
-/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code): raw projections
- * u = [q | k | v] become rotated, normalised, packed qkv in one pass. Work is cut into blocks of rows x heads, which are
- * independent; while a block is in cache it is convolved over time twice (depthwise, then a matrix product per head), mixed with
- * the mean of q and k before convolution, brought to length sqrt(head_dim), scaled (keys) and rotated. Half of the value columns
- * come from the previous token.
- *
- * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so that they
- * cannot be found again from qkv); with those and qkv itself the backward pass need not repeat the matrix product. */
+/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code). For each token of u = [q | k | v] [R, columns],
+ * with history reset where positions[r] is 0:
+ *     c = depthwise(q | k), then y = grouped(c), causal convolutions over time of two taps each, one group per head
+ *     y += qk-mean: for a query head (q + its k) / 2, for a key head (k + the mean of its group's q) / 2
+ *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then rotary embedding of the first channels
+ *     v = [first half of this token's v | second half of the previous token's v]
+ * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so that they cannot be computed from
+ * qkv); with those and qkv itself the backward pass need not repeat the matmul. */
 #include "ops/cca/cca.h"
-#include "ops/heads.h"
 
 static void assert_shapes(
     const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads) {
@@ -27,35 +26,52 @@ TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_tabl
     const Heads *heads) {
     assert_shapes(graph, u, rope_table, parameters, state, heads);
     CcaShape s = cca_shape(heads, graph_rows(graph, u));
-    TensorId out[4] = {graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.columns}, "qkv")};
+    TensorId in[CCA_INPUTS] = {
+        [CCA_U] = u,
+        [CCA_POSITIONS] = positions,
+        [CCA_ROPE_TABLE] = rope_table,
+        [CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight,
+        [CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias,
+        [CCA_GROUPED_WEIGHT] = parameters->grouped_weight,
+        [CCA_TEMPERATURE] = parameters->temperature,
+        [CCA_GROUPED_BIAS] = parameters->grouped_bias,
+    };
+    TensorId out[CCA_OUTPUTS] = {[CCA_STATE] = state};
+    out[CCA_QKV] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.columns}, "qkv");
     if (graph->training) {
-        out[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.values}, "unit_keys");
-        out[2] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){s.rows, s.heads + s.kv_heads}, "head_scales");
+        out[CCA_UNIT_KEYS] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.values}, "unit_keys");
+        out[CCA_HEAD_SCALES] =
+            graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){s.rows, s.heads + s.kv_heads}, "head_scales");
     }
-    out[3] = state;
-    TensorId in[] = {u, positions, rope_table, parameters->depthwise_weight, parameters->depthwise_bias, parameters->grouped_weight,
-        parameters->grouped_bias, parameters->temperature};
-    graph_node(graph, OP_cca, in, 8, out, 4, heads, sizeof *heads);
-    return out[0];
+    graph_node(graph, OP_cca, in, CCA_INPUTS, out, CCA_OUTPUTS, heads, sizeof *heads);
+    return out[CCA_QKV];
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    if (d_out[0] == TENSOR_NONE) return;
-    TensorId u = node->in[0];
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, u)->shape, "d_u");
-    TensorId in[] = {d_out[0], u, node->in[1], node->in[2], node->in[3], node->in[4], node->in[5], node->in[7], node->out[0], node->out[1],
-        node->out[2]};
-    TensorId out[6] = {d_in[0]};
-    for (int i = 3; i < 8; i++) out[i - 2] = graph_parameter_gradient(graph, node->in[i]);
-    graph_node(graph, OP_cca_grad, in, 11, out, 6, node->attributes, sizeof(Heads));
+    if (d_out[CCA_QKV] == TENSOR_NONE) return;
+    d_in[CCA_U] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, node->in[CCA_U])->shape, "d_u");
+    TensorId in[CCA_GRAD_INPUTS] = {
+        [CCA_GRAD_D_QKV] = d_out[CCA_QKV],
+        [CCA_GRAD_QKV] = node->out[CCA_QKV],
+        [CCA_GRAD_UNIT_KEYS] = node->out[CCA_UNIT_KEYS],
+        [CCA_GRAD_HEAD_SCALES] = node->out[CCA_HEAD_SCALES],
+    };
+    for (int i = CCA_U; i < CCA_GROUPED_BIAS; i++) in[i] = node->in[i];
+    TensorId out[CCA_GRAD_OUTPUTS] = {
+        [CCA_GRAD_D_U] = d_in[CCA_U],
+        [CCA_GRAD_D_DEPTHWISE_WEIGHT] = graph_parameter_gradient(graph, node->in[CCA_DEPTHWISE_WEIGHT]),
+        [CCA_GRAD_D_DEPTHWISE_BIAS] = graph_parameter_gradient(graph, node->in[CCA_DEPTHWISE_BIAS]),
+        [CCA_GRAD_D_GROUPED_WEIGHT] = graph_parameter_gradient(graph, node->in[CCA_GROUPED_WEIGHT]),
+        [CCA_GRAD_D_GROUPED_BIAS] = graph_parameter_gradient(graph, node->in[CCA_GROUPED_BIAS]),
+        [CCA_GRAD_D_TEMPERATURE] = graph_parameter_gradient(graph, node->in[CCA_TEMPERATURE]),
+    };
+    graph_node(graph, OP_cca_grad, in, CCA_GRAD_INPUTS, out, CCA_GRAD_OUTPUTS, node->attributes, sizeof(Heads));
 }
 
-static CcaShape node_shape(const Graph *graph, const Node *node) { return cca_shape(node->attributes, graph_rows(graph, node->in[0])); }
-
-/* The grouped convolution; and per channel the depthwise one (4), the mean (3), the norm (4) and the rotation (3). */
+/* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the rotation (3). */
 static Cost cost(const Graph *graph, const Node *node) {
-    CcaShape s = node_shape(graph, node);
+    CcaShape s = cca_node_shape(graph, node);
     return (Cost){.flops = s.rows * s.convolved * (4.0 * s.dim + 14), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = 1 << 3, .gradient = gradient, .cost = cost};
+const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .cost = cost};

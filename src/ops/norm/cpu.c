@@ -1,29 +1,31 @@
-/* The CPU kernels of norm. */
+/* Norms of rows on a CPU, one thread per row; backward, one per KERNEL_BLOCK rows, whose sums of the gain's and bias's gradients are added in order of
+ * blocks. Scratch: those sums. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
-    return (node->out[2] ? 2 : 1) * kernel_partials_bytes(graph, graph_rows(graph, node->in[1]), graph_columns(graph, node->in[1]));
+    TensorId x = node->in[NORM_GRAD_X];
+    return (node->out[NORM_GRAD_D_BIAS] ? 2 : 1) * kernel_partials_bytes(graph, graph_rows(graph, x), graph_columns(graph, x));
 }
 
 CPU_OP(norm) {
     const NormAttributes *attributes = call->attributes;
-    const W *x = call->in[0];
-    T *y = call->out[0];
-    W *statistics = call->out[1];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], kept = call->out_shape[1][1];
+    const W *x = call->in[NORM_X], *gain = call->in[NORM_GAIN], *bias = call->in[NORM_BIAS];
+    T *y = call->out[NORM_Y];
+    W *statistics = call->out[NORM_STATISTICS];
+    int64_t rows = call->in_shape[NORM_X][0], columns = call->in_shape[NORM_X][1], kept = norm_statistics(attributes->kind);
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        norm_row(attributes, y + r * columns, statistics + r * kept, x + r * columns, call->in[1], call->in[2], columns);
+    for (int64_t r = 0; r < rows; r++) norm_row(attributes, y + r * columns, statistics + r * kept, x + r * columns, gain, bias, columns);
 }
 
 CPU_OP(norm_grad, grad_workspace) {
     const NormAttributes *attributes = call->attributes;
-    const T *dy = call->in[0];
-    const W *x = call->in[1], *gain = call->in[2], *statistics = call->in[3];
-    W *dx = call->out[0], *dgain = call->out[1], *dbias = call->out[2];
-    int64_t rows = call->in_shape[1][0], columns = call->in_shape[1][1], kept = call->in_shape[3][1], blocks = kernel_blocks(rows);
+    const T *dy = call->in[NORM_GRAD_D_Y];
+    const W *x = call->in[NORM_GRAD_X], *gain = call->in[NORM_GRAD_GAIN], *statistics = call->in[NORM_GRAD_STATISTICS];
+    W *dx = call->out[NORM_GRAD_D_X], *dgain = call->out[NORM_GRAD_D_GAIN], *dbias = call->out[NORM_GRAD_D_BIAS];
+    int64_t rows = call->in_shape[NORM_GRAD_X][0], columns = call->in_shape[NORM_GRAD_X][1];
+    int64_t kept = norm_statistics(attributes->kind), blocks = kernel_blocks(rows);
     W *gains = call->workspace, *biases = gains + blocks * columns;
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -37,5 +39,5 @@ CPU_OP(norm_grad, grad_workspace) {
         }
     }
     kernel_add_partials(dgain, gains, blocks, columns);
-    if (dbias) kernel_add_partials(dbias, biases, blocks, columns);
+    kernel_add_partials(dbias, biases, blocks, columns);
 }

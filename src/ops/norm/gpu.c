@@ -1,4 +1,4 @@
-/* Norms of the residual stream's rows without a merge: the kernels of norm.h, once per width and kind. */
+/* Norms of rows without a merge on a GPU: the kernels of gpu_rows.h, once per width and kind. Scratch: the column sums of each block of the backward pass. */
 #include "ops/norm/gpu_rows.h"
 
 #ifdef GPU_DEVICE
@@ -34,14 +34,14 @@ GPU_OP(norm) {
     };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
-    int width = norm_width(call->in_shape[0][1]);
-    NormArguments arguments = {.stream = call->in[0],
-        .gain = call->in[1],
-        .bias = call->in[2],
-        .normed = call->out[0],
-        .statistics = call->out[1],
-        .rows = call->in_shape[0][0],
-        .columns = call->in_shape[0][1],
+    int width = norm_width(call->in_shape[NORM_X][1]);
+    NormArguments arguments = {.stream = call->in[NORM_X],
+        .gain = call->in[NORM_GAIN],
+        .bias = call->in[NORM_BIAS],
+        .normed = call->out[NORM_Y],
+        .statistics = call->out[NORM_STATISTICS],
+        .rows = call->in_shape[NORM_X][0],
+        .columns = call->in_shape[NORM_X][1],
         .layer = layer,
         .epsilon = attributes->epsilon};
     LaunchShape shape = norm_shape(call->device, width, &arguments);
@@ -49,8 +49,9 @@ GPU_OP(norm) {
 }
 
 static int64_t gpu_scratch_norm_grad(const Graph *graph, const Node *node) {
-    return norm_grad_scratch(graph_rows(graph, node->in[1]), graph_columns(graph, node->in[1]),
-        norm_statistics(((const NormAttributes *)node->attributes)->kind));
+    const NormAttributes *attributes = node->attributes;
+    TensorId x = node->in[NORM_GRAD_X];
+    return norm_grad_scratch(graph_rows(graph, x), graph_columns(graph, x), attributes->kind == NORM_LAYER ? 2 : 1);
 }
 
 GPU_OP(norm_grad, gpu_scratch_norm_grad) {
@@ -60,12 +61,12 @@ GPU_OP(norm_grad, gpu_scratch_norm_grad) {
     };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
-    int64_t rows = call->in_shape[1][0], columns = call->in_shape[1][1];
-    NormGradArguments arguments = {.d_normed = call->in[0],
-        .merged = call->in[1],
-        .gain = call->in[2],
-        .statistics = call->in[3],
-        .d_stream = call->out[0],
+    int64_t rows = call->in_shape[NORM_GRAD_X][0], columns = call->in_shape[NORM_GRAD_X][1];
+    NormGradArguments arguments = {.d_normed = call->in[NORM_GRAD_D_Y],
+        .merged = call->in[NORM_GRAD_X],
+        .gain = call->in[NORM_GRAD_GAIN],
+        .statistics = call->in[NORM_GRAD_STATISTICS],
+        .d_stream = call->out[NORM_GRAD_D_X],
         .partials = call->workspace,
         .rows = rows,
         .columns = columns,
@@ -75,7 +76,8 @@ GPU_OP(norm_grad, gpu_scratch_norm_grad) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = rows, .threads = NORM_THREADS}, &arguments);
         launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
     } else launch[layer][norm_width(columns)](call->device, shape, &arguments);
-    gpu_add_partial_sums(call->device, (float *[]){call->out[1], call->out[2]}, layer ? 2 : 1, call->workspace, shape.x, columns);
+    float *targets[] = {call->out[NORM_GRAD_D_GAIN], call->out[NORM_GRAD_D_BIAS]};
+    gpu_add_partial_sums(call->device, targets, layer ? 2 : 1, call->workspace, shape.x, columns);
 }
 
 #endif

@@ -1,26 +1,26 @@
-/* RMSNorm and LayerNorm of rows on a GPU, shared by norm.c, residual_norm.c and qk_norm.c; formulas are in op/norm.h. A row is held in registers by a team of
- * threads, a wave or the whole block, and memory is read once. The widths of NORM_WIDTHS have kernels of their own; a row that is wider, or no
- * multiple of 4 columns, goes through the kernels for any width, which read it again for each pass.
+/* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas are in norm.h and, for the backward pass, in cpu_rows.h.
+ * A team of threads, a wave or the whole block, holds a row in registers, so memory is read once. Each of NORM_WIDTHS has its kernels; a row that is wider,
+ * or no multiple of 4 columns, goes through the kernels for any width, which read it once for each sum over it.
  *
- * A norm may be preceded by a merge of two branches into the stream (op/op.h, op_residual_norm); norm.c has none. Way forward: each team takes every
- * `teams`-th row. Way back: a block takes NORM_GRAD_ROWS rows and leaves their column sums in partials [blocks, sums, columns], in the order gain, bias (of
- * LayerNorm), block_scale, block_bias, stream_scale, stream_bias (of an affine merge). */
+ * A merge of two branches into the stream may precede the norm (residual_gpu.c). Forward, each team takes every `teams`-th row. Backward, a block takes
+ * NORM_GRAD_ROWS rows and writes their column sums to partials [blocks, sums, columns], in the order gain, bias (of LayerNorm), then the vectors of an
+ * affine merge in the order of AffineVector. */
 #pragma once
 
 #include "backend/gpu/vector.h"
-#include "ops/norm/affine.h"
 
 enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512, NORM_GRAD_ROWS = 32 };
 
-/* X(columns at most, threads of a team, groups of 4 columns of a thread) */
+/* X(most columns, threads of a team, units: groups of 4 columns of a thread) */
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
 
 typedef enum Merge { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } Merge;
+typedef enum AffineVector { BLOCK_SCALE, BLOCK_BIAS, STREAM_SCALE, STREAM_BIAS, AFFINE_VECTORS } AffineVector;
 
 typedef struct NormArguments {
     const bf16 GLOBAL *block;
-    const float GLOBAL *stream;    /* what is normed if there is no merge */
-    const float GLOBAL *affine[4]; /* as in op/residual_norm.h */
+    const float GLOBAL *stream; /* without a merge: what is normalised */
+    const float GLOBAL *affine[AFFINE_VECTORS];
     const float GLOBAL *gain, *bias;
     float GLOBAL *merged, *statistics;
     bf16 GLOBAL *normed;
@@ -32,11 +32,11 @@ typedef struct NormArguments {
 typedef struct NormGradArguments {
     const float GLOBAL *d_merged; /* NULL: zero */
     const bf16 GLOBAL *d_normed;  /* NULL: zero */
-    const bf16 GLOBAL *block;     /* block and stream: of an affine merge */
+    const bf16 GLOBAL *block;     /* block and stream: only of an affine merge */
     const float GLOBAL *stream;
-    const float GLOBAL *merged; /* what was normed */
+    const float GLOBAL *merged; /* what was normalised */
     const float GLOBAL *statistics, *gain;
-    const float GLOBAL *affine[4];
+    const float GLOBAL *affine[AFFINE_VECTORS];
     bf16 GLOBAL *d_block;
     float GLOBAL *d_stream, *partials;
     int64_t rows;
@@ -50,33 +50,32 @@ typedef struct NormGradArguments {
 /* `threads` and `units` are constants, so that a Row stays in registers. */
 typedef struct Team {
     int threads, units, lane, columns;
-    float share;
-} Team; /* share: 1 / columns */
+    float share; /* 1 / columns */
+} Team;
 typedef f32x4 Row[NORM_UNITS];
-typedef u32x2 Bf16Row[NORM_UNITS]; /* bf16, widened where it is used: half the registers */
+typedef u32x2 Bf16Row[NORM_UNITS]; /* cast to float where it is used: half the registers */
 
-/* First column of the thread's group i of 4, wherever the row ends. */
-INLINE int group_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
-INLINE bool inside(Team t, int i) { return group_begin(t, i) < t.columns; }
+/* First column of the thread's unit i, even past the end of the row. */
+INLINE int unit_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
+INLINE bool inside(Team t, int i) { return unit_begin(t, i) < t.columns; }
 
-/* The thread's groups of 4 columns. Of a row that is narrower than its team, the last groups are outside. NVIDIA skips them, by predicates. On AMD that would
- * be branches, and loads in a branch wait for each other: there they load what another group loads, count as zero in sums over the row, and are not
- * stored. */
+/* The thread's units. Where a row is narrower than its team, the last units are outside of it. NVIDIA skips these by predicates. On AMD that would be
+ * branches, and loads in a branch wait for each other: there such a unit loads the last columns, counts as zero in sums over the row, and is not stored. */
 #ifdef __NVPTX__
 #define FOR_UNITS(team)                                                                                                                    \
     UNROLL for (int i = 0; i < (team).units; i++)                                                                                          \
         if (inside(team, i))
-INLINE int column_of(Team t, int i) { return group_begin(t, i); }
+INLINE int column_of(Team t, int i) { return unit_begin(t, i); }
 #else
 #define FOR_UNITS(team) UNROLL for (int i = 0; i < (team).units; i++)
-INLINE int column_of(Team t, int i) { return inside(t, i) ? group_begin(t, i) : t.columns - 4; }
+INLINE int column_of(Team t, int i) { return inside(t, i) ? unit_begin(t, i) : t.columns - 4; }
 #endif
 
 INLINE Team make_team(int threads, int units, int columns) {
     return (Team){.threads = threads, .units = units, .lane = thread_id() % threads, .columns = columns, .share = 1.0f / (float)columns};
 }
 
-/* Of this thread's team among those of the grid. */
+/* Index of this thread's team in the grid. */
 INLINE int64_t team_index(Team t) { return (int64_t)block_x() * (NORM_THREADS / t.threads) + thread_id() / t.threads; }
 
 INLINE float team_sum(Team t, float x) {
@@ -98,10 +97,10 @@ INLINE void store_wide_unit(Team t, int i, float GLOBAL *to, f32x4 x) {
 INLINE void store_bf16_unit(Team t, int i, bf16 GLOBAL *to, f32x4 x) {
     if (inside(t, i)) store4_bf16(to + column_of(t, i), x, 4);
 }
-/* x, or zero outside. */
+/* x, or zero outside of the row: for sums. */
 INLINE f32x4 counted(Team t, int i, f32x4 x) { return inside(t, i) ? x : (f32x4)0; }
 
-/* Writes the sums over the block's teams of a row that each of them holds. All threads call it. */
+/* to[j] = sum over the block's teams of their row[j]. All threads of the block call it. */
 INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
     static SHARED f32x4 groups[NORM_THREADS / WAVE * NORM_WAVE_COLUMNS / 4];
     LOCAL float *parts = (LOCAL float *)groups;
@@ -111,7 +110,7 @@ INLINE void store_block_sums(Team t, float GLOBAL *to, const Row row) {
     }
     int width = t.threads * t.units * 4;
     barrier();
-    FOR_UNITS(t) groups[(thread_id() / t.threads * width + group_begin(t, i)) / 4] = row[i];
+    FOR_UNITS(t) groups[(thread_id() / t.threads * width + unit_begin(t, i)) / 4] = row[i];
     barrier();
     for (int j = thread_id(); j < t.columns; j += NORM_THREADS) {
         float sum = parts[j];
@@ -147,7 +146,7 @@ INLINE Statistics load_statistics(const float GLOBAL *statistics, int64_t row, b
 
 INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
 
-/* The two means over a row in its gradient: of g = dy * gain, and of g * n, times rstd. */
+/* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull = mean(g * n) * rstd, of g = dy * gain. */
 typedef struct Means { float shift, pull; } Means;
 
 INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
@@ -158,7 +157,7 @@ INLINE f32x4 normalise_grad(f32x4 dy, f32x4 x, f32x4 gain, Statistics s, Means m
     return s.rstd * (dy * gain - m.shift - (x - s.mean) * m.pull);
 }
 
-INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 affine[4]) {
+INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 affine[AFFINE_VECTORS]) {
     if (merge == MERGE_SUM) return block + stream;
     return (block + affine[BLOCK_BIAS]) * affine[BLOCK_SCALE] + (stream + affine[STREAM_BIAS]) * affine[STREAM_SCALE];
 }
@@ -167,22 +166,23 @@ INLINE f32x4 merge_branches(Merge merge, f32x4 block, f32x4 stream, const f32x4 
 
 INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threads, int units) {
     Team t = make_team(threads, units, a->columns);
-    Row gain, bias, affine[4], x;
+    Row gain, bias, affine[AFFINE_VECTORS], x;
     Bf16Row block;
     clear_row(t, bias);
     load_row_wide(t, gain, a->gain);
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
-    bool held = merge == MERGE_AFFINE && units <= 4; /* of 8 units, registers would not suffice */
-    if (held) UNROLL for (int p = 0; p < 4; p++) load_row_wide(t, affine[p], a->affine[p]);
+    bool held = merge == MERGE_AFFINE && units <= 4; /* registers do not suffice for 8 units */
+    if (held) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, affine[p], a->affine[p]);
     for (int64_t row = team_index(t); row < a->rows; row += a->teams) {
         int64_t at = row * t.columns;
         load_row_wide(t, x, a->stream + at);
         if (merge != MERGE_NONE) {
             load_row_bf16(t, block, a->block + at);
             FOR_UNITS(t) {
-                f32x4 at_column[4];
+                f32x4 at_column[AFFINE_VECTORS];
                 if (merge == MERGE_AFFINE)
-                    UNROLL for (int p = 0; p < 4; p++) at_column[p] = held ? affine[p][i] : load4_wide(a->affine[p] + column_of(t, i), 4);
+                    UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) at_column[p] =
+                        held ? affine[p][i] : load4_wide(a->affine[p] + column_of(t, i), 4);
                 x[i] = merge_branches(merge, to_float4(block[i]), x[i], at_column);
                 store_wide_unit(t, i, a->merged + at, x[i]);
             }
@@ -193,17 +193,18 @@ INLINE void norm_rows(const NormArguments *a, bool layer, Merge merge, int threa
     }
 }
 
-/* Column j of a parameter, NULL: 0; and of the merged row at `at`. */
+/* Element j of a vector; 0 for NULL. */
 INLINE f32x4 load_parameter(const float GLOBAL *from, int64_t j) { return from ? load4_wide(from + j, 1) : (f32x4)0; }
 
+/* Column j of the merged row that begins at element `at`. */
 INLINE f32x4 merge_column(const NormArguments *a, int64_t at, int64_t j) {
-    f32x4 stream = load4_wide(a->stream + at + j, 1), affine[4];
+    f32x4 stream = load4_wide(a->stream + at + j, 1), affine[AFFINE_VECTORS];
     if (a->merge == MERGE_NONE) return stream;
-    UNROLL for (int p = 0; p < 4; p++) affine[p] = load_parameter(a->affine[p], j);
+    UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) affine[p] = load_parameter(a->affine[p], j);
     return merge_branches(a->merge, load4_bf16(a->block + at + j, 1), stream, affine);
 }
 
-/* A block per row, whatever its width. */
+/* Rows of any width, one by each block. */
 INLINE void norm_rows_any(const NormArguments *a) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
     for (int64_t row = block_x(); row < a->rows; row += a->teams) {
@@ -232,18 +233,18 @@ INLINE void norm_rows_any(const NormArguments *a) {
 /* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds. */
 typedef struct Sums { Row gain, bias, block, stream, merged; } Sums;
 
-/* Gain and affine of all rows. Held in registers where these leave room for two blocks on a multiprocessor (AMD has twice as many), else loaded, from the
- * nearest cache, where they are used. */
+/* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice as many), else loaded where they are
+ * used, from the nearest cache. */
 typedef struct Parameters {
     bool held;
-    Row gain, affine[4];
+    Row gain, affine[AFFINE_VECTORS];
 } Parameters;
 
 INLINE void load_parameters(const NormGradArguments *a, Merge merge, Team t, Parameters *parameters) {
     parameters->held = t.units <= (merge == MERGE_AFFINE && WAVE == 32 ? 1 : 2);
     if (!parameters->held) return;
     load_row_wide(t, parameters->gain, a->gain);
-    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < 4; p++) load_row_wide(t, parameters->affine[p], a->affine[p]);
+    if (merge == MERGE_AFFINE) UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) load_row_wide(t, parameters->affine[p], a->affine[p]);
 }
 INLINE f32x4 gain_at(const NormGradArguments *a, Team t, const Parameters *held, int i) {
     return held->held ? held->gain[i] : load4_wide(a->gain + column_of(t, i), 4);
@@ -252,7 +253,7 @@ INLINE f32x4 affine_at(const NormGradArguments *a, Team t, const Parameters *hel
     return held->held ? held->affine[which][i] : load4_wide(a->affine[which] + column_of(t, i), 4);
 }
 
-/* From ds, the gradient of the merged row: those of both branches, and their sums. */
+/* From ds, the gradient of the merged row, to the gradients of both branches and the column sums. */
 INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, const Row ds,
     const Bf16Row block, const Row stream, Sums *sums) {
     FOR_UNITS(t) {
@@ -269,7 +270,7 @@ INLINE void split_branches(const NormGradArguments *a, Merge merge, Team t, cons
     }
 }
 
-/* An affine merge is made again, with the same bits, since both branches are read anyway. */
+/* An affine merge is computed again, with the same bits, since both branches are read anyway. */
 INLINE void load_merged(
     const NormGradArguments *a, Merge merge, Team t, const Parameters *parameters, int64_t at, Row merged, Bf16Row block, Row stream) {
     if (merge != MERGE_AFFINE) {
@@ -279,8 +280,8 @@ INLINE void load_merged(
     load_row_bf16(t, block, a->block + at);
     load_row_wide(t, stream, a->stream + at);
     FOR_UNITS(t) {
-        f32x4 affine[4];
-        UNROLL for (int p = 0; p < 4; p++) affine[p] = affine_at(a, t, parameters, p, i);
+        f32x4 affine[AFFINE_VECTORS];
+        UNROLL for (int p = 0; p < AFFINE_VECTORS; p++) affine[p] = affine_at(a, t, parameters, p, i);
         merged[i] = merge_branches(merge, to_float4(block[i]), stream[i], affine);
     }
 }
@@ -311,7 +312,7 @@ INLINE void norm_grad_row(
     split_branches(a, merge, t, parameters, at, ds, block, stream, sums);
 }
 
-/* The sums of an affine merge's parameters, from those over rows of ds * block or ds * stream and of ds. */
+/* Gradients of one branch's scale and bias, from `weighted` = sum of ds * branch and `sum` = sum of ds over rows. */
 INLINE void store_affine_sums(const NormGradArguments *a, Team t, float GLOBAL *to, const Row weighted, const Row sum,
     const float GLOBAL *scale, const float GLOBAL *bias) {
     Row d_scale, d_bias;
@@ -336,15 +337,17 @@ INLINE void norm_grad_rows(const NormGradArguments *a, bool layer, Merge merge, 
     int64_t begin = (int64_t)block_x() * NORM_GRAD_ROWS, end = begin + NORM_GRAD_ROWS < a->rows ? begin + NORM_GRAD_ROWS : a->rows;
     for (int64_t row = begin + thread_id() / threads; row < end; row += NORM_THREADS / threads)
         norm_grad_row(a, layer, merge, t, &parameters, row, &sums);
-    float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? 4 : 0)) * a->columns;
+    float GLOBAL *to = a->partials + (int64_t)block_x() * (1 + layer + (merge == MERGE_AFFINE ? AFFINE_VECTORS : 0)) * a->columns;
     store_block_sums(t, to, sums.gain);
     if (layer) store_block_sums(t, to + a->columns, sums.bias);
     if (merge != MERGE_AFFINE) return;
-    store_affine_sums(a, t, to + (1 + layer) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
-    store_affine_sums(a, t, to + (3 + layer) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
+    store_affine_sums(
+        a, t, to + (1 + layer + BLOCK_SCALE) * a->columns, sums.block, sums.merged, a->affine[BLOCK_SCALE], a->affine[BLOCK_BIAS]);
+    store_affine_sums(
+        a, t, to + (1 + layer + STREAM_SCALE) * a->columns, sums.stream, sums.merged, a->affine[STREAM_SCALE], a->affine[STREAM_BIAS]);
 }
 
-/* Any width, first half: ds in d_stream; a block per row. */
+/* Rows of any width, first half: ds to d_stream; a block per row. */
 INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     Team t = make_team(NORM_THREADS, 1, a->columns);
     int64_t row = block_x(), at = row * t.columns;
@@ -363,7 +366,7 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     }
 }
 
-/* Second half: from ds in d_stream the gradients of both branches, and the column sums; a thread per column of NORM_GRAD_ROWS rows. */
+/* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread per column of NORM_GRAD_ROWS rows. */
 INLINE void norm_grad_columns_any(const NormGradArguments *a) {
     int64_t columns = a->columns, tiles = (columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
     int64_t j = block_x() % tiles * NORM_THREADS + thread_id();
@@ -384,25 +387,24 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
         merged_sum += ds;
         a->d_stream[at] = ds * stream_scale;
     }
-    float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? 4 : 0)) * columns + j;
+    float GLOBAL *to = a->partials + block * (1 + a->layer + (affine ? AFFINE_VECTORS : 0)) * columns + j;
     to[0] = gain_sum;
     if (a->layer) to[columns] = bias_sum;
     if (!affine) return;
     to += (1 + a->layer) * columns;
-    to[0] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
-    to[columns] = block_scale * merged_sum;
-    to[2 * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
-    to[3 * columns] = stream_scale * merged_sum;
+    to[BLOCK_SCALE * columns] = block_sum + a->affine[BLOCK_BIAS][j] * merged_sum;
+    to[BLOCK_BIAS * columns] = block_scale * merged_sum;
+    to[STREAM_SCALE * columns] = stream_sum + a->affine[STREAM_BIAS][j] * merged_sum;
+    to[STREAM_BIAS * columns] = stream_scale * merged_sum;
 }
 
 #else
 
-#include "ops/norm/norm.h"
 #include "backend/gpu/kernel_launch.h"
-#include "ops/norm/cpu_rows.h"
 
-/* Launchers by width: as NORM_WIDTHS, then for any width. */
-enum { NORM_WIDTH_COUNT = 6, NORM_ANY = 5 };
+/* Index of a launcher: as NORM_WIDTHS, then any width. */
+#define NORM_COUNT_WIDTH(width, threads, units) +1
+enum { NORM_ANY = NORM_WIDTHS(NORM_COUNT_WIDTH), NORM_WIDTH_COUNT };
 
 static inline int norm_width(int64_t columns) {
     int width = 0;
@@ -410,7 +412,7 @@ static inline int norm_width(int64_t columns) {
     return columns % 4 ? NORM_ANY : width;
 }
 
-/* Forward: enough blocks to fill the device several times over; sets arguments->teams. */
+/* Grid of the forward pass: enough blocks to fill the device several times over. Sets arguments->teams. */
 static inline LaunchShape norm_shape(Device *device, int width, NormArguments *arguments) {
     int64_t teams_of_block = width == 0 ? NORM_THREADS / device_info(device)->wave : 1, most = 8 * device_info(device)->processors;
     int64_t blocks = divide_up(arguments->rows, teams_of_block);
@@ -419,7 +421,7 @@ static inline LaunchShape norm_shape(Device *device, int width, NormArguments *a
     return (LaunchShape){.x = blocks, .threads = NORM_THREADS};
 }
 
-/* Backward, for all kernels of a width, and for the second half of any width. */
+/* Grid of the backward pass, and of the second half for any width. */
 static inline LaunchShape norm_grad_shape(const NormGradArguments *arguments) {
     return (LaunchShape){.x = divide_up(arguments->rows, NORM_GRAD_ROWS), .threads = NORM_THREADS};
 }

@@ -1,44 +1,44 @@
-/* The CPU kernels of qk_norm. */
+/* Norms of queries and keys on a CPU, one thread per KERNEL_BLOCK rows. A group of columns is cast to WIDE in scratch and goes through the row functions of
+ * every other norm. Scratch: one such group per block; backward, two, and the sums of the gains' and biases' gradients per block. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"
 
 static int64_t workspace(const Graph *graph, const Node *node) {
-    int64_t query = graph_elements(graph, node->in[IN_QUERY_GAIN]), key = graph_elements(graph, node->in[IN_KEY_GAIN]);
-    return kernel_partials_bytes(graph, graph_rows(graph, node->in[IN_QKV]), int_max(query, key));
+    int64_t query = graph_elements(graph, node->in[QK_NORM_GAIN]), key = graph_elements(graph, node->in[QK_NORM_KEY_GAIN]);
+    return kernel_partials_bytes(graph, graph_rows(graph, node->in[QK_NORM_QKV]), int_max(query, key));
 }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
-    int64_t query = graph_elements(graph, node->in[GRAD_QUERY_GAIN]), key = graph_elements(graph, node->in[GRAD_KEY_GAIN]);
-    return kernel_partials_bytes(graph, graph_rows(graph, node->in[GRAD_QKV]), 2 * (query + key + int_max(query, key)));
+    int64_t query = graph_elements(graph, node->in[QK_NORM_GRAD_GAIN]), key = graph_elements(graph, node->in[QK_NORM_GRAD_KEY_GAIN]);
+    return kernel_partials_bytes(graph, graph_rows(graph, node->in[QK_NORM_GRAD_QKV]), 2 * (query + key + int_max(query, key)));
 }
 
 /* One part of one row; `buffer` holds a group. */
 static void part_row(const OpCall *call, int part, int64_t row, W *restrict buffer) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t columns = call->in_shape[IN_QKV][1], group = call->in_shape[IN_QUERY_GAIN + 2 * part][0];
-    int64_t begin = row * columns + part_begin(&attributes->heads, part), width = part_columns(&attributes->heads, part);
+    int64_t columns = call->in_shape[QK_NORM_QKV][1], group = call->in_shape[QK_NORM_GAIN + part][0];
+    int64_t begin = row * columns + qk_begin(&attributes->heads, part), width = qk_columns(&attributes->heads, part);
     int64_t kept = norm_statistics(attributes->norm[part].kind);
-    const T *x = (const T *)call->in[IN_QKV] + begin;
-    T *y = (T *)call->out[OUT_QKV] + begin;
-    W *statistics = (W *)call->out[OUT_QUERY_STATISTICS + part] + row * (width / group) * kept;
+    const T *x = (const T *)call->in[QK_NORM_QKV] + begin;
+    T *y = (T *)call->out[QK_NORM_OUT] + begin;
+    W *statistics = (W *)call->out[QK_NORM_STATISTICS + part] + row * (width / group) * kept;
     for (int64_t at = 0; at < width; at += group, statistics += kept) {
         for (int64_t j = 0; j < group; j++) buffer[j] = to_wide(x[at + j]);
-        norm_row(&attributes->norm[part], y + at, statistics, buffer, call->in[IN_QUERY_GAIN + 2 * part],
-            call->in[IN_QUERY_BIAS + 2 * part], group);
+        norm_row(&attributes->norm[part], y + at, statistics, buffer, call->in[QK_NORM_GAIN + part], call->in[QK_NORM_BIAS + part], group);
     }
 }
 
 CPU_OP(qk_norm, workspace) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[IN_QKV][0], columns = call->in_shape[IN_QKV][1];
-    int64_t values = part_begin(&attributes->heads, 1) + part_columns(&attributes->heads, 1);
-    int64_t width = int_max(call->in_shape[IN_QUERY_GAIN][0], call->in_shape[IN_KEY_GAIN][0]);
+    int64_t rows = call->in_shape[QK_NORM_QKV][0], columns = call->in_shape[QK_NORM_QKV][1];
+    int64_t values = qk_begin(&attributes->heads, QK_PARTS);
+    int64_t width = int_max(call->in_shape[QK_NORM_GAIN][0], call->in_shape[QK_NORM_KEY_GAIN][0]);
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < kernel_blocks(rows); block++)
         for (int64_t r = block * KERNEL_BLOCK; r < int_min(rows, (block + 1) * KERNEL_BLOCK); r++) {
-            for (int part = 0; part < 2; part++) part_row(call, part, r, (W *)call->workspace + block * width);
-            memcpy((T *)call->out[OUT_QKV] + r * columns + values, (const T *)call->in[IN_QKV] + r * columns + values,
+            for (int part = 0; part < QK_PARTS; part++) part_row(call, part, r, (W *)call->workspace + block * width);
+            memcpy((T *)call->out[QK_NORM_OUT] + r * columns + values, (const T *)call->in[QK_NORM_QKV] + r * columns + values,
                 (columns - values) * sizeof(T));
         }
 }
@@ -49,19 +49,19 @@ typedef struct PartSums { W *gain, *bias; } PartSums;
 /* `buffer` holds two groups: x, and the gradient. */
 static void part_row_grad(const OpCall *call, int part, int64_t row, W *restrict buffer, const PartSums *sums) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t columns = call->in_shape[GRAD_QKV][1], group = call->in_shape[GRAD_QUERY_GAIN + part][0];
-    int64_t begin = row * columns + part_begin(&attributes->heads, part), width = part_columns(&attributes->heads, part);
+    int64_t columns = call->in_shape[QK_NORM_GRAD_QKV][1], group = call->in_shape[QK_NORM_GRAD_GAIN + part][0];
+    int64_t begin = row * columns + qk_begin(&attributes->heads, part), width = qk_columns(&attributes->heads, part);
     int64_t kept = norm_statistics(attributes->norm[part].kind);
-    const T *dy = (const T *)call->in[GRAD_D_QKV] + begin, *x = (const T *)call->in[GRAD_QKV] + begin;
-    T *dx = (T *)call->out[GRAD_OUT_QKV] + begin;
-    const W *statistics = (const W *)call->in[GRAD_QUERY_STATISTICS + part] + row * (width / group) * kept;
+    const T *dy = (const T *)call->in[QK_NORM_GRAD_D_OUT] + begin, *x = (const T *)call->in[QK_NORM_GRAD_QKV] + begin;
+    T *dx = (T *)call->out[QK_NORM_GRAD_D_QKV] + begin;
+    const W *statistics = (const W *)call->in[QK_NORM_GRAD_STATISTICS + part] + row * (width / group) * kept;
     W *restrict wide = buffer + group;
     for (int64_t at = 0; at < width; at += group, statistics += kept) {
         for (int64_t j = 0; j < group; j++) {
             buffer[j] = to_wide(x[at + j]);
             wide[j] = 0;
         }
-        norm_row_grad(attributes->norm[part].kind, wide, sums->gain, sums->bias, dy + at, buffer, call->in[GRAD_QUERY_GAIN + part],
+        norm_row_grad(attributes->norm[part].kind, wide, sums->gain, sums->bias, dy + at, buffer, call->in[QK_NORM_GRAD_GAIN + part],
             statistics, group);
         for (int64_t j = 0; j < group; j++) dx[at + j] = to_compute(wide[j]);
     }
@@ -70,9 +70,10 @@ static void part_row_grad(const OpCall *call, int part, int64_t row, W *restrict
 /* Scratch: of each part the sums of all blocks, gain then bias; then two groups for each block. */
 CPU_OP(qk_norm_grad, grad_workspace) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[GRAD_QKV][0], columns = call->in_shape[GRAD_QKV][1], blocks = kernel_blocks(rows);
-    int64_t values = part_begin(&attributes->heads, 1) + part_columns(&attributes->heads, 1);
-    int64_t groups[2] = {call->in_shape[GRAD_QUERY_GAIN][0], call->in_shape[GRAD_KEY_GAIN][0]}, width = int_max(groups[0], groups[1]);
+    int64_t rows = call->in_shape[QK_NORM_GRAD_QKV][0], columns = call->in_shape[QK_NORM_GRAD_QKV][1], blocks = kernel_blocks(rows);
+    int64_t values = qk_begin(&attributes->heads, QK_PARTS);
+    int64_t groups[2] = {call->in_shape[QK_NORM_GRAD_GAIN][0], call->in_shape[QK_NORM_GRAD_KEY_GAIN][0]},
+            width = int_max(groups[0], groups[1]);
     PartSums all[2] = {{.gain = call->workspace}};
     all[0].bias = all[0].gain + blocks * groups[0];
     all[1].gain = all[0].bias + blocks * groups[0];
@@ -82,17 +83,16 @@ CPU_OP(qk_norm_grad, grad_workspace) {
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t r = block * KERNEL_BLOCK; r < int_min(rows, (block + 1) * KERNEL_BLOCK); r++) {
-            for (int part = 0; part < 2; part++) {
+            for (int part = 0; part < QK_PARTS; part++) {
                 PartSums sums = {.gain = all[part].gain + block * groups[part]};
-                if (call->out[GRAD_OUT_QUERY_BIAS + 2 * part]) sums.bias = all[part].bias + block * groups[part];
+                if (call->out[QK_NORM_GRAD_D_BIAS + part]) sums.bias = all[part].bias + block * groups[part];
                 part_row_grad(call, part, r, buffers + block * 2 * width, &sums);
             }
-            memcpy((T *)call->out[GRAD_OUT_QKV] + r * columns + values, (const T *)call->in[GRAD_D_QKV] + r * columns + values,
-                (columns - values) * sizeof(T));
+            memcpy((T *)call->out[QK_NORM_GRAD_D_QKV] + r * columns + values,
+                (const T *)call->in[QK_NORM_GRAD_D_OUT] + r * columns + values, (columns - values) * sizeof(T));
         }
-    for (int part = 0; part < 2; part++) {
-        W *d_bias = call->out[GRAD_OUT_QUERY_BIAS + 2 * part];
-        kernel_add_partials(call->out[GRAD_OUT_QUERY_GAIN + 2 * part], all[part].gain, blocks, groups[part]);
-        if (d_bias) kernel_add_partials(d_bias, all[part].bias, blocks, groups[part]);
+    for (int part = 0; part < QK_PARTS; part++) {
+        kernel_add_partials(call->out[QK_NORM_GRAD_D_GAIN + part], all[part].gain, blocks, groups[part]);
+        kernel_add_partials(call->out[QK_NORM_GRAD_D_BIAS + part], all[part].bias, blocks, groups[part]);
     }
 }

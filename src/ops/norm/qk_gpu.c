@@ -1,21 +1,22 @@
-/* Norms of queries and keys inside packed qkv rows, with the teams and formulas of norm.h. Queries and keys are a launch each, since groups, gains and kinds may
- * differ; a team takes one group of columns of one row at a time, a block QK_GRAD_ROWS rows on the way back. Values are copied. */
+/* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of gpu_rows.h. Queries and keys are a launch each, since groups, gains
+ * and kinds may differ. A team takes one group of columns of one row at a time; backward, a block takes QK_GRAD_ROWS rows. Values are copied. Scratch: the
+ * sums of each block for the gradients of gain and bias, used for queries, then for keys. */
 #include "ops/norm/gpu_rows.h"
 
 enum { QK_GRAD_ROWS = 16 };
 
-/* Groups of up to 128 columns, a head as a rule, have teams of 32. */
+/* Groups of up to 128 columns, usually a head, have teams of 32 threads. */
 #define QK_WIDTHS(X) X(128, 32, 1) NORM_WIDTHS(X)
 
-/* One part of the rows: pair p is group p % groups of row p / groups. */
+/* Queries or keys of all rows. Pair p is group p % groups of row p / groups. */
 typedef struct QkArguments {
     const bf16 GLOBAL *d_y, *x; /* of the part's first column */
     const float GLOBAL *gain, *bias;
-    bf16 GLOBAL *y; /* d_x on the way back */
+    bf16 GLOBAL *y; /* backward: d_x */
     float GLOBAL *statistics, *partials;
     int64_t pairs, teams;
     int32_t stride, groups, group; /* columns of a row, groups of a row, columns of a group */
-    int32_t layer;                 /* for any width */
+    int32_t layer;                 /* for the kernels for any width */
     float epsilon;
 } QkArguments;
 
@@ -34,7 +35,7 @@ INLINE int64_t pair_begin(const QkArguments *a, int64_t pair) {
     return (int64_t)row * a->stride + (int64_t)group * a->group;
 }
 
-INLINE void widen_row(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_bf16(from + column_of(t, i), 4); }
+INLINE void load_row_as_float(Team t, Row row, const bf16 GLOBAL *from) { FOR_UNITS(t) row[i] = load4_bf16(from + column_of(t, i), 4); }
 
 INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int units) {
     Team t = make_team(threads, units, a->group);
@@ -44,14 +45,14 @@ INLINE void qk_norm_pairs(const QkArguments *a, bool layer, int threads, int uni
     if (layer && a->bias) load_row_wide(t, bias, a->bias);
     for (int64_t pair = team_index(t); pair < a->pairs; pair += a->teams) {
         int64_t at = pair_begin(a, pair);
-        widen_row(t, x, a->x + at);
+        load_row_as_float(t, x, a->x + at);
         Statistics s = row_statistics(t, x, layer, a->epsilon);
         if (t.lane == 0) store_statistics(a->statistics, pair, s, layer);
         FOR_UNITS(t) store_bf16_unit(t, i, a->y + at, normalise(x[i], s, gain[i], bias[i]));
     }
 }
 
-/* The pairs of a block on the way back. */
+/* The pairs of a block in the backward pass. */
 typedef struct Span { int64_t begin, end; } Span;
 INLINE Span block_pairs(const QkArguments *a, int64_t block) {
     int64_t count = (int64_t)QK_GRAD_ROWS * a->groups, begin = block * count;
@@ -67,8 +68,8 @@ INLINE void qk_norm_grad_pairs(const QkArguments *a, bool layer, int threads, in
     Span span = block_pairs(a, block_x());
     for (int64_t pair = span.begin + thread_id() / threads; pair < span.end; pair += NORM_THREADS / threads) {
         int64_t at = pair_begin(a, pair);
-        widen_row(t, x, a->x + at);
-        widen_row(t, dy, a->d_y + at);
+        load_row_as_float(t, x, a->x + at);
+        load_row_as_float(t, dy, a->d_y + at);
         Statistics s = load_statistics(a->statistics, pair, layer);
         f32x4 sum = 0, dot = 0;
         FOR_UNITS(t) {
@@ -156,7 +157,6 @@ KERNEL(copy_1, CopyArguments) { copy_unit(&a, 1); }
 #else
 
 #include "ops/norm/norm.h"
-#include "ops/heads.h"
 
 #define LAUNCHERS(width, threads, units)                                                                                                   \
     LAUNCHER(rms_##width, QkArguments)                                                                                            \
@@ -170,12 +170,12 @@ LAUNCHER(any, QkArguments)
 LAUNCHER(any_grad_rows, QkArguments)
 LAUNCHER(any_grad_columns, QkArguments)
 
-/* Launchers by width: 128, those of norm.h, any. */
+/* Index of a launcher: width 128, then those of NORM_WIDTHS, then any width. */
 enum { QK_WIDTH_COUNT = NORM_WIDTH_COUNT + 1, QK_ANY = NORM_ANY + 1 };
 
 /* Every group must begin at a multiple of 4 columns. */
 static int qk_width(const Heads *heads, int part, int64_t group, int64_t stride) {
-    if (part_begin(heads, part) % 4 || stride % 4 || group % 4) return QK_ANY;
+    if (qk_begin(heads, part) % 4 || stride % 4 || group % 4) return QK_ANY;
     return group <= 128 ? 0 : norm_width(group) + 1;
 }
 
@@ -183,11 +183,11 @@ static int64_t teams_of_block(Device *device, int width) {
     return width == 0 ? NORM_THREADS / 32 : width == 1 ? NORM_THREADS / device_info(device)->wave : 1;
 }
 
-static QkArguments part_arguments(const OpCall *call, int part, int64_t group) {
+static QkArguments part_arguments(const OpCall *call, const int64_t *qkv_shape, int part, int64_t group) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t groups = part_columns(&attributes->heads, part) / group;
-    return (QkArguments){.pairs = call->in_shape[0][0] * groups,
-        .stride = call->in_shape[0][1],
+    int64_t groups = qk_columns(&attributes->heads, part) / group;
+    return (QkArguments){.pairs = qkv_shape[0] * groups,
+        .stride = qkv_shape[1],
         .groups = groups,
         .group = group,
         .layer = attributes->norm[part].kind == NORM_LAYER,
@@ -200,13 +200,13 @@ static void launch_part(const OpCall *call, int part) {
         {launch_layer_128, launch_layer_512, launch_layer_1024, launch_layer_2048, launch_layer_4096, launch_layer_8192, launch_any},
     };
     const QkNormAttributes *attributes = call->attributes;
-    int64_t group = call->in_shape[IN_QUERY_GAIN + 2 * part][0], begin = part_begin(&attributes->heads, part);
-    QkArguments arguments = part_arguments(call, part, group);
-    arguments.x = (const bf16 *)call->in[IN_QKV] + begin;
-    arguments.y = (bf16 *)call->out[OUT_QKV] + begin;
-    arguments.gain = call->in[IN_QUERY_GAIN + 2 * part];
-    arguments.bias = call->in[IN_QUERY_BIAS + 2 * part];
-    arguments.statistics = call->out[OUT_QUERY_STATISTICS + part];
+    int64_t group = call->in_shape[QK_NORM_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
+    QkArguments arguments = part_arguments(call, call->in_shape[QK_NORM_QKV], part, group);
+    arguments.x = (const bf16 *)call->in[QK_NORM_QKV] + begin;
+    arguments.y = (bf16 *)call->out[QK_NORM_OUT] + begin;
+    arguments.gain = call->in[QK_NORM_GAIN + part];
+    arguments.bias = call->in[QK_NORM_BIAS + part];
+    arguments.statistics = call->out[QK_NORM_STATISTICS + part];
     int width = qk_width(&attributes->heads, part, group, arguments.stride);
     int64_t teams = teams_of_block(call->device, width), blocks = divide_up(arguments.pairs, teams),
             most = 8 * device_info(call->device)->processors;
@@ -215,29 +215,29 @@ static void launch_part(const OpCall *call, int part) {
     launch[arguments.layer][width](call->device, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
 }
 
-static void copy_values(const OpCall *call, bf16 *to, const bf16 *from) {
+static void copy_values(const OpCall *call, const int64_t *qkv_shape, bf16 *to, const bf16 *from) {
     const QkNormAttributes *attributes = call->attributes;
-    int64_t begin = part_begin(&attributes->heads, 1) + part_columns(&attributes->heads, 1), stride = call->in_shape[0][1];
+    int64_t begin = qk_begin(&attributes->heads, QK_PARTS), stride = qkv_shape[1];
     int unit = begin % 8 == 0 && stride % 8 == 0 ? 8 : 1;
     CopyArguments arguments = {
-        .to = to + begin, .from = from + begin, .stride = stride, .tiling = tile_matrix(call->in_shape[0][0], stride - begin, unit)};
+        .to = to + begin, .from = from + begin, .stride = stride, .tiling = tile_matrix(qkv_shape[0], stride - begin, unit)};
     (unit == 8 ? launch_copy_8 : launch_copy_1)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 
 GPU_OP(qk_norm) {
-    for (int part = 0; part < 2; part++) launch_part(call, part);
-    copy_values(call, call->out[OUT_QKV], call->in[IN_QKV]);
+    for (int part = 0; part < QK_PARTS; part++) launch_part(call, part);
+    copy_values(call, call->in_shape[QK_NORM_QKV], call->out[QK_NORM_OUT], call->in[QK_NORM_QKV]);
 }
 
-/* Both parts use the scratch in turn. */
+/* Queries, then keys use the scratch. */
 static int64_t gpu_scratch_qk_norm_grad(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
     int64_t most = 0;
-    for (int part = 0; part < 2; part++) {
-        int64_t columns = norm_statistics(attributes->norm[part].kind) * graph_elements(graph, node->in[GRAD_QUERY_GAIN + part]);
+    for (int part = 0; part < QK_PARTS; part++) {
+        int64_t columns = norm_statistics(attributes->norm[part].kind) * graph_elements(graph, node->in[QK_NORM_GRAD_GAIN + part]);
         if (columns > most) most = columns;
     }
-    return divide_up(graph_rows(graph, node->in[GRAD_QKV]), QK_GRAD_ROWS) * most * (int64_t)sizeof(float);
+    return divide_up(graph_rows(graph, node->in[QK_NORM_GRAD_QKV]), QK_GRAD_ROWS) * most * (int64_t)sizeof(float);
 }
 
 static void launch_part_grad(const OpCall *call, int part) {
@@ -247,14 +247,14 @@ static void launch_part_grad(const OpCall *call, int part) {
             launch_layer_grad_8192},
     };
     const QkNormAttributes *attributes = call->attributes;
-    int64_t group = call->in_shape[GRAD_QUERY_GAIN + part][0], begin = part_begin(&attributes->heads, part);
-    int64_t blocks = divide_up(call->in_shape[GRAD_QKV][0], QK_GRAD_ROWS);
-    QkArguments arguments = part_arguments(call, part, group);
-    arguments.d_y = (const bf16 *)call->in[GRAD_D_QKV] + begin;
-    arguments.x = (const bf16 *)call->in[GRAD_QKV] + begin;
-    arguments.y = (bf16 *)call->out[GRAD_OUT_QKV] + begin;
-    arguments.gain = call->in[GRAD_QUERY_GAIN + part];
-    arguments.statistics = call->in[GRAD_QUERY_STATISTICS + part];
+    int64_t group = call->in_shape[QK_NORM_GRAD_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
+    int64_t blocks = divide_up(call->in_shape[QK_NORM_GRAD_QKV][0], QK_GRAD_ROWS);
+    QkArguments arguments = part_arguments(call, call->in_shape[QK_NORM_GRAD_QKV], part, group);
+    arguments.d_y = (const bf16 *)call->in[QK_NORM_GRAD_D_OUT] + begin;
+    arguments.x = (const bf16 *)call->in[QK_NORM_GRAD_QKV] + begin;
+    arguments.y = (bf16 *)call->out[QK_NORM_GRAD_D_QKV] + begin;
+    arguments.gain = call->in[QK_NORM_GRAD_GAIN + part];
+    arguments.statistics = call->in[QK_NORM_GRAD_STATISTICS + part];
     arguments.partials = call->workspace;
     int width = qk_width(&attributes->heads, part, group, arguments.stride);
     if (width == QK_ANY) {
@@ -262,13 +262,13 @@ static void launch_part_grad(const OpCall *call, int part) {
         launch_any_grad_columns(
             call->device, (LaunchShape){.x = blocks * divide_up(group, NORM_THREADS), .threads = NORM_THREADS}, &arguments);
     } else launch[arguments.layer][width](call->device, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
-    float *targets[] = {call->out[GRAD_OUT_QUERY_GAIN + 2 * part], call->out[GRAD_OUT_QUERY_BIAS + 2 * part]};
+    float *targets[] = {call->out[QK_NORM_GRAD_D_GAIN + part], call->out[QK_NORM_GRAD_D_BIAS + part]};
     gpu_add_partial_sums(call->device, targets, arguments.layer ? 2 : 1, call->workspace, blocks, group);
 }
 
 GPU_OP(qk_norm_grad, gpu_scratch_qk_norm_grad) {
-    for (int part = 0; part < 2; part++) launch_part_grad(call, part);
-    copy_values(call, call->out[GRAD_OUT_QKV], call->in[GRAD_D_QKV]);
+    for (int part = 0; part < QK_PARTS; part++) launch_part_grad(call, part);
+    copy_values(call, call->in_shape[QK_NORM_GRAD_QKV], call->out[QK_NORM_GRAD_D_QKV], call->in[QK_NORM_GRAD_D_OUT]);
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* The merge of a block's output into the residual stream and the norm after it: the kernels of norm.h, once per width, kind and merge. An affine merge before
- * a LayerNorm, which no model has, and the gradient of an affine merge of more than 4,096 columns, whose sums no thread has registers for, take the kernels
- * for any width. */
+/* The merge of a block's output into the residual stream and the norm after it on a GPU: the kernels of gpu_rows.h, once per width, kind and merge. The
+ * kernels for any width also serve an affine merge before a LayerNorm, which no model has, and the gradient of an affine merge of more than 4,096 columns,
+ * whose sums do not fit in a thread's registers. Scratch: the column sums of each block of the backward pass. */
 #include "ops/norm/gpu_rows.h"
 
 #ifdef GPU_DEVICE
@@ -52,40 +52,45 @@ GPU_OP(residual_norm) {
         [LAYER_AFFINE] = {[NORM_ANY] = launch_any},
     };
     const NormAttributes *attributes = call->attributes;
-    bool layer = attributes->kind == NORM_LAYER, affine = call->in[IN_AFFINE] != NULL;
-    int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[IN_STREAM][1]);
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_BLOCK_SCALE] != NULL;
+    int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
     NormArguments arguments = {
-        .block = call->in[IN_BLOCK],
-        .stream = call->in[IN_STREAM],
-        .gain = call->in[IN_GAIN],
-        .bias = call->in[IN_BIAS],
-        .merged = call->out[OUT_STREAM],
-        .normed = call->out[OUT_NORMED],
-        .statistics = call->out[OUT_STATISTICS],
-        .rows = call->in_shape[IN_STREAM][0],
-        .columns = call->in_shape[IN_STREAM][1],
+        .block = call->in[RESIDUAL_NORM_BLOCK],
+        .stream = call->in[RESIDUAL_NORM_STREAM],
+        .affine = {[BLOCK_SCALE] = call->in[RESIDUAL_NORM_BLOCK_SCALE],
+            [BLOCK_BIAS] = call->in[RESIDUAL_NORM_BLOCK_BIAS],
+            [STREAM_SCALE] = call->in[RESIDUAL_NORM_STREAM_SCALE],
+            [STREAM_BIAS] = call->in[RESIDUAL_NORM_STREAM_BIAS]},
+        .gain = call->in[RESIDUAL_NORM_GAIN],
+        .bias = call->in[RESIDUAL_NORM_BIAS],
+        .merged = call->out[RESIDUAL_NORM_MERGED],
+        .normed = call->out[RESIDUAL_NORM_NORMED],
+        .statistics = call->out[RESIDUAL_NORM_STATISTICS],
+        .rows = call->in_shape[RESIDUAL_NORM_STREAM][0],
+        .columns = call->in_shape[RESIDUAL_NORM_STREAM][1],
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
         .epsilon = attributes->epsilon,
     };
-    for (int p = 0; p < 4; p++) arguments.affine[p] = call->in[IN_AFFINE + p];
     LaunchShape shape = norm_shape(call->device, width, &arguments);
     launch[form(layer, affine)][width](call->device, shape, &arguments);
 }
 
-static int sums(bool layer, bool affine) { return 1 + layer + 4 * affine; }
+static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }
 
 static int64_t gpu_scratch_residual_norm_grad(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[GRAD_MERGED]), columns = graph_columns(graph, node->in[GRAD_MERGED]);
-    return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[GRAD_AFFINE] != TENSOR_NONE));
+    int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
+            columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
+    return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] != TENSOR_NONE));
 }
 
 static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks, int64_t columns) {
-    float *targets[6] = {call->out[GRAD_OUT_GAIN]};
-    int count = 1;
-    if (layer) targets[count++] = call->out[GRAD_OUT_BIAS];
-    for (int p = 0; affine && p < 4; p++) targets[count++] = call->out[GRAD_OUT_AFFINE + p];
+    float *targets[2 + AFFINE_VECTORS];
+    int count = 0;
+    targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_GAIN];
+    if (layer) targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_BIAS];
+    for (int i = RESIDUAL_NORM_GRAD_D_BLOCK_SCALE; affine && i <= RESIDUAL_NORM_GRAD_D_STREAM_BIAS; i++) targets[count++] = call->out[i];
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
@@ -97,24 +102,27 @@ GPU_OP(residual_norm_grad, gpu_scratch_residual_norm_grad) {
         [RMS_AFFINE] = {launch_affine_grad_1024, launch_affine_grad_1024, launch_affine_grad_2048, launch_affine_grad_4096},
     };
     const NormAttributes *attributes = call->attributes;
-    bool layer = attributes->kind == NORM_LAYER, affine = call->in[GRAD_AFFINE] != NULL;
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] != NULL;
     NormGradArguments arguments = {
-        .d_merged = call->in[GRAD_D_STREAM],
-        .d_normed = call->in[GRAD_D_NORMED],
-        .block = call->in[GRAD_BLOCK],
-        .stream = call->in[GRAD_STREAM],
-        .merged = call->in[GRAD_MERGED],
-        .statistics = call->in[GRAD_STATISTICS],
-        .gain = call->in[GRAD_GAIN],
-        .d_block = call->out[GRAD_OUT_BLOCK],
-        .d_stream = call->out[GRAD_OUT_STREAM],
+        .d_merged = call->in[RESIDUAL_NORM_GRAD_D_MERGED],
+        .d_normed = call->in[RESIDUAL_NORM_GRAD_D_NORMED],
+        .block = call->in[RESIDUAL_NORM_GRAD_BLOCK],
+        .stream = call->in[RESIDUAL_NORM_GRAD_STREAM],
+        .merged = call->in[RESIDUAL_NORM_GRAD_MERGED],
+        .statistics = call->in[RESIDUAL_NORM_GRAD_STATISTICS],
+        .gain = call->in[RESIDUAL_NORM_GRAD_GAIN],
+        .affine = {[BLOCK_SCALE] = call->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE],
+            [BLOCK_BIAS] = call->in[RESIDUAL_NORM_GRAD_BLOCK_BIAS],
+            [STREAM_SCALE] = call->in[RESIDUAL_NORM_GRAD_STREAM_SCALE],
+            [STREAM_BIAS] = call->in[RESIDUAL_NORM_GRAD_STREAM_BIAS]},
+        .d_block = call->out[RESIDUAL_NORM_GRAD_D_BLOCK],
+        .d_stream = call->out[RESIDUAL_NORM_GRAD_D_STREAM],
         .partials = call->workspace,
-        .rows = call->in_shape[GRAD_MERGED][0],
-        .columns = call->in_shape[GRAD_MERGED][1],
+        .rows = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][0],
+        .columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
     };
-    for (int p = 0; p < 4; p++) arguments.affine[p] = call->in[GRAD_AFFINE + p];
     LaunchShape shape = norm_grad_shape(&arguments);
     void (*fitting)(Device *, LaunchShape, const NormGradArguments *) = launch[form(layer, affine)][norm_width(arguments.columns)];
     if (fitting) fitting(call->device, shape, &arguments);

@@ -1,5 +1,5 @@
-/* RMSNorm and LayerNorm over rows of the WIDE residual stream; the formulas are in norm.h. The backward pass needs x, the gain and
- * one or two numbers per row. */
+/* RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) over rows of the WIDE residual stream x [R, D]; formulas stand in norm.h and, for the
+ * backward pass, in cpu_rows.h. The backward pass needs x, the gain and one or two statistics per row. */
 #include "ops/norm/norm.h"
 
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm) {
@@ -9,31 +9,35 @@ TensorId op_norm(Graph *graph, TensorId x, const Norm *norm) {
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, columns}, "normed");
     TensorId statistics = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, kept}, "statistics");
     NormAttributes attributes = {.kind = norm->kind, .epsilon = norm->epsilon};
-    graph_node(graph, OP_norm, (TensorId[]){x, norm->gain, norm->bias}, 3, (TensorId[]){y, statistics}, 2, &attributes, sizeof attributes);
+    graph_node(graph, OP_norm, (TensorId[NORM_INPUTS]){[NORM_X] = x, [NORM_GAIN] = norm->gain, [NORM_BIAS] = norm->bias}, NORM_INPUTS,
+        (TensorId[NORM_OUTPUTS]){[NORM_Y] = y, [NORM_STATISTICS] = statistics}, NORM_OUTPUTS, &attributes, sizeof attributes);
     return y;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId x = node->in[0], gain = node->in[1];
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, x)->shape, "d_x");
-    TensorId out[] = {d_in[0], graph_parameter_gradient(graph, gain), graph_parameter_gradient(graph, node->in[2])};
-    graph_node(graph, OP_norm_grad, (TensorId[]){d_out[0], x, gain, node->out[1]}, 4, out, 3, node->attributes, sizeof(NormAttributes));
-}
-
-/* Square, sum, scale, gain: four operations an element; two more for a mean, twice that on the way back. */
-static double operations(const Node *node) {
-    const NormAttributes *attributes = node->attributes;
-    return attributes->kind == NORM_LAYER ? 6 : 4;
+    TensorId x = node->in[NORM_X], gain = node->in[NORM_GAIN];
+    d_in[NORM_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, x)->shape, "d_x");
+    TensorId in[NORM_GRAD_INPUTS] = {
+        [NORM_GRAD_D_Y] = d_out[NORM_Y],
+        [NORM_GRAD_X] = x,
+        [NORM_GRAD_GAIN] = gain,
+        [NORM_GRAD_STATISTICS] = node->out[NORM_STATISTICS],
+    };
+    TensorId out[NORM_GRAD_OUTPUTS] = {
+        [NORM_GRAD_D_X] = d_in[NORM_X],
+        [NORM_GRAD_D_GAIN] = graph_parameter_gradient(graph, gain),
+        [NORM_GRAD_D_BIAS] = graph_parameter_gradient(graph, node->in[NORM_BIAS]),
+    };
+    graph_node(graph, OP_norm_grad, in, NORM_GRAD_INPUTS, out, NORM_GRAD_OUTPUTS, node->attributes, sizeof(NormAttributes));
 }
 
 static Cost cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = operations(node) * graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]), .bytes = op_tensor_bytes(graph, node)};
 }
-
 static Cost grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 2 * operations(node) * graph_elements(graph, node->in[1]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){
+        .flops = 2 * norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_GRAD_X]), .bytes = op_tensor_bytes(graph, node)};
 }
 
 const Op op_rule_norm = {.name = "norm", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};
-
-const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = 6, .cost = grad_cost};
+const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .cost = grad_cost};

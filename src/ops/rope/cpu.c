@@ -1,11 +1,11 @@
-/* The CPU kernels of rope. */
+/* Rotary position embedding on a CPU: one thread per channel pair of the table, one per row of qkv. No scratch. In place (y is x) values and the
+ * channels that are not rotated are not touched. */
 #include "backend/cpu/kernel.h"
 #include "ops/rope/rope.h"
-#include "ops/heads.h"
 
 CPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
-    W *table = call->out[0];
+    W *table = call->out[ROPE_TABLE_OUT];
     int64_t half = spec->dimensions / 2;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < half; i++) {
@@ -30,15 +30,15 @@ static void rope_head(T *y, const T *x, const W *restrict cosine, const W *restr
 CPU_OP(rope) {
     const RopeAttributes *attributes = call->attributes;
     const Heads *heads = &attributes->heads;
-    const T *x = call->in[0];
-    const int32_t *positions = call->in[1];
-    const W *table = call->in[2];
-    T *y = call->out[0];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], half = call->in_shape[2][1] / 2;
+    const T *x = call->in[ROPE_X];
+    const int32_t *positions = call->in[ROPE_POSITIONS];
+    const W *table = call->in[ROPE_TABLE];
+    T *y = call->out[ROPE_Y];
+    int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
     int64_t rotated = heads->heads + heads->kv_heads, dim = heads->head_dim;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        assert(positions[r] >= 0 && positions[r] < call->in_shape[2][0]);
+        assert(positions[r] >= 0 && positions[r] < call->in_shape[ROPE_TABLE][0]);
         const W *cosine = table + positions[r] * 2 * half;
         const T *from = x + r * columns;
         T *to = y + r * columns;

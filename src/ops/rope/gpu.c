@@ -1,5 +1,6 @@
-/* Rotary position embedding of packed qkv rows. A thread takes 8 channels and their partners, half the rotated channels away, or, unless it is done in place,
- * copies 8 channels that do not turn: the ends of heads and the values. The table is made by the host once, in double precision as on the CPU. */
+/* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8 rotated channels and their partners half the rotated channels
+ * further on, or 8 channels to copy (the unrotated ends of heads, and the values; none in place). Launch rope_1 takes one channel where 8 do not divide.
+ * The host computes the table once, in double precision as on the CPU. No scratch. */
 #include "backend/gpu/vector.h"
 
 typedef struct RopeArguments {
@@ -7,8 +8,8 @@ typedef struct RopeArguments {
     const int32_t GLOBAL *positions;
     const float GLOBAL *table;
     bf16 GLOBAL *y;
-    int32_t columns, rotated, dim, half; /* of a row; heads that turn; channels of a head; pairs of a head */
-    int32_t places;                      /* of a head: its channels without the partners, in place only those that turn */
+    int32_t columns, rotated, dim, half; /* columns of a row; rotated heads; channels of a head; channel pairs of a head */
+    int32_t places;                      /* of a head: its channels less the partners, in place only the pairs */
     float sign;
     Tiling tiling; /* of a row's places */
 } RopeArguments;
@@ -19,12 +20,12 @@ INLINE void rope_unit(const RopeArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
     if (!place.inside) return;
     int head = place.column / a->places, within = place.column - head * a->places;
-    bool turns = head < a->rotated && within < a->half;
-    /* Behind the pairs of a head, and behind all heads, places skip the partners. */
-    int column = head < a->rotated ? head * a->dim + within + (turns ? 0 : a->half) : place.column + a->rotated * a->half;
+    bool paired = head < a->rotated && within < a->half;
+    /* Past the pairs of a head, and past all rotated heads, places skip the partners. */
+    int column = head < a->rotated ? head * a->dim + within + (paired ? 0 : a->half) : place.column + a->rotated * a->half;
     int64_t at = place.row * a->columns + column;
     f32x8 x = load8_bf16(a->x + at, unit);
-    if (turns) {
+    if (paired) {
         const float GLOBAL *angles = a->table + (int64_t)a->positions[place.row] * 2 * a->half + within;
         f32x8 partner = load8_bf16(a->x + at + a->half, unit), cosine = load8_wide(angles, unit),
               sine = load8_wide(angles + a->half, unit) * a->sign;
@@ -59,19 +60,20 @@ GPU_OP(rope_table) {
             table[position * 2 * half + half + i] = (float)sin(position * frequency);
         }
     }
-    device_upload(call->device, call->out[0], table, bytes);
+    device_upload(call->device, call->out[ROPE_TABLE_OUT], table, bytes);
     free(table);
 }
 
 GPU_OP(rope) {
     const RopeAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], half = call->in_shape[2][1] / 2, dim = attributes->heads.head_dim;
-    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, unit = half % 8 == 0 && dim % 8 == 0 ? 8 : 1;
-    bool in_place = call->out[0] == call->in[0];
-    RopeArguments arguments = {.x = call->in[0],
-        .positions = call->in[1],
-        .table = call->in[2],
-        .y = call->out[0],
+    int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
+    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.head_dim,
+            unit = half % 8 == 0 && dim % 8 == 0 ? 8 : 1;
+    bool in_place = call->out[ROPE_Y] == call->in[ROPE_X];
+    RopeArguments arguments = {.x = call->in[ROPE_X],
+        .positions = call->in[ROPE_POSITIONS],
+        .table = call->in[ROPE_TABLE],
+        .y = call->out[ROPE_Y],
         .columns = columns,
         .rotated = rotated,
         .dim = dim,

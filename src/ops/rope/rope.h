@@ -1,4 +1,4 @@
-/* rope: builders, and what the rule and the kernels of both back ends share. */
+/* Rotary position embedding: builders, attributes and operands of ops rope_table and rope, and the frequency formula that both back ends use. */
 #pragma once
 
 #include <math.h>
@@ -6,9 +6,9 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* Cosines then sines of all positions: CONSTANT WIDE [positions, dimensions]; dimensions = rotated channels of a head.
- * Frequencies: theta^(-2i/dimensions), then Llama-3 scaling when factor > 1 (arXiv 2407.21783; the original context and the two
- * cut-offs as in Hugging Face's `rope_type: llama3`). */
+/* The table holds a row per position: dimensions / 2 cosines, then as many sines. `dimensions` is the number of rotated channels of a head.
+ * Frequencies are theta^(-2i / dimensions), i < dimensions / 2, with Llama-3 scaling when factor > 1 (arXiv 2407.21783; original_positions and the
+ * two cut-offs as in Hugging Face's `rope_type: llama3`). */
 typedef struct RopeSpec {
     double theta;
     int64_t dimensions, positions;
@@ -17,16 +17,31 @@ typedef struct RopeSpec {
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
-/* Rotates the first `dimensions` channels of every query and key head (rotate-half pairing i, i + dimensions/2); values pass through. */
+/* Rotates the first `dimensions` channels of every query and key head, channel i paired with i + dimensions / 2; values are copied. */
 TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads);
 
+typedef enum RopeTableOperand {
+    ROPE_TABLE_INPUTS,
+    ROPE_TABLE_OUT = 0,
+    /* CONSTANT WIDE [positions, dimensions] */ ROPE_TABLE_OUTPUTS
+} RopeTableOperand;
+
+/* The gradient of a rotation is the rotation by the negative angle, so one op serves both passes. */
+typedef enum RopeOperand {
+    ROPE_X,         /* COMPUTE [R, heads_columns]: packed qkv, or the gradient of it */
+    ROPE_POSITIONS, /* int32 [R], rows of the table */
+    ROPE_TABLE,     /* CONSTANT WIDE [positions, dimensions] */
+    ROPE_INPUTS,
+    ROPE_Y = 0, /* COMPUTE [R, heads_columns] */
+    ROPE_OUTPUTS
+} RopeOperand;
 typedef struct RopeAttributes {
     Heads heads;
-    double sign;
-} RopeAttributes; /* sign -1 turns back */
+    double sign; /* of the angle: 1 forward, -1 in the backward pass */
+} RopeAttributes;
 
-/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fitted `low_frequency` times or less into the original context are
- * stretched by `factor`, those that fitted `high_frequency` times or more stay, and between the two the frequency is interpolated. */
+/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fit `low_frequency` times or less into the original context are
+ * stretched by `factor`, those that fit `high_frequency` times or more stay, and between the two the frequency is interpolated. */
 static inline double rope_frequency(const RopeSpec *spec, int64_t i) {
     double frequency = pow(spec->theta, -2.0 * i / spec->dimensions);
     if (!(spec->factor > 1)) return frequency;
