@@ -6,13 +6,6 @@
 
 #include "train/source.h"
 
-static bool is_own(const OptionTable *table, const char *assignment) {
-    size_t length = strcspn(assignment, "=");
-    for (size_t i = 0; i < table->count; i++)
-        if (strlen(table->rows[i].name) == length && !strncmp(table->rows[i].name, assignment, length)) return true;
-    return false;
-}
-
 static bool read_config(const char *path, Config *config, OptionStrings *strings, Error *error) {
     struct stat status;
     bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
@@ -30,7 +23,7 @@ bool settings_read(const OptionTable *table, void *values, Config *config, Optio
     for (int i = 2; i < argc; i++) {
         const char *text = !strncmp(argv[i], "--", 2) ? argv[i] + 2 : argv[i];
         if (!strchr(text, '=')) return error_set(error, ERROR_USAGE, "'%s' is not key=value", argv[i]);
-        bool own = is_own(table, text);
+        bool own = options_find(table, text, strcspn(text, "=")) != NULL;
         if (!options_set(own ? table : &config_table, own ? values : config, strings, text, error)) return false;
     }
     return config_check(config, error);

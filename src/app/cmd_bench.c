@@ -10,41 +10,20 @@
 
 #include "base/memory.h"
 #include "bench/bench.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "app/process.h"
 
 static const Benchmark *const benchmarks[] = {
     &bench_gemm, &bench_memory, &bench_attention, &bench_optimizer, &bench_storage, &bench_train, &bench_suite, &bench_collective};
 enum { BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 
-static void print_help(FILE *file) {
-    fprintf(file, "Usage: smelt bench NAME ... (smelt bench NAME --help explains one)\n\nMeasures what this machine can do, with the code "
-                  "that trains on it.\n\n");
-    for (int i = 0; i < BENCHMARKS; i++) fprintf(file, "  %-10s %s\n", benchmarks[i]->name, benchmarks[i]->summary);
-}
-
-static void print_help_of(const Benchmark *benchmark) {
-    static const char *const config[] = {"", " [CONFIG.yaml]", " CONFIG.yaml"};
-    printf("Usage: smelt bench %s%s%s%s [key=value ...]\n\n%s\n", benchmark->name, benchmark->positional ? " " : "",
-        benchmark->positional ? benchmark->positional : "", config[benchmark->config], benchmark->explanation);
-    if (benchmark->config) printf("Settings of the configuration may be given as well: see smelt train --help.\n\n");
-    options_print_help(&benchmark->table, stdout);
-}
-
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
-
-static bool has_option(const OptionTable *table, const char *name, size_t length) {
-    for (size_t i = 0; i < table->count; i++)
-        if (strlen(table->rows[i].name) == length && !strncmp(table->rows[i].name, name, length)) return true;
-    return false;
-}
 
 /* Whether "key=value" sets the configuration and nothing of the benchmark. */
 static bool sets_config(const Benchmark *benchmark, const char *argument) {
     size_t length = strcspn(argument, "=");
-    return benchmark->config && argument[length] && !has_option(&benchmark->table, argument, length) &&
-           has_option(&config_table, argument, length);
+    return benchmark->config && argument[length] && !options_find(&benchmark->table, argument, length) &&
+           options_find(&config_table, argument, length);
 }
 
 /* What was given: the benchmark's own arguments, settings of the configuration, and its file. */
@@ -85,19 +64,18 @@ static bool read_config(Bench *bench, const Given *given, OptionStrings *strings
     return config_check(&bench->config, error);
 }
 
-static bool read_arguments(Bench *bench, Given *given, void *options, OptionStrings *strings, Error *error) {
+static bool read_arguments(Bench *bench, Given *given, Invocation *invocation, Error *error) {
     const Benchmark *benchmark = bench->benchmark;
     bool demanded = benchmark->positional || benchmark->config == BENCH_CONFIG_REQUIRED;
-    char command[64];
-    snprintf(command, sizeof command, "smelt bench %s", benchmark->name);
-    ArgumentSyntax syntax = {command,
-        benchmark->positional ? benchmark->positional
-        : benchmark->config   ? "CONFIG.yaml"
-                              : "only key=value",
-        demanded || (benchmark->config && has_positional(given)), &benchmark->table};
-    if (!arguments_read(&syntax, given->own_count, given->own, options, strings, &given->positional, error)) return false;
+    bool word = demanded || (benchmark->config && has_positional(given));
+    char *name = memory_format("bench %s", benchmark->name);
+    Command command = {.name = name, .table = &benchmark->table};
+    command.words = !word ? "" : benchmark->positional ? benchmark->positional : "CONFIG.yaml";
+    bool read = command_read(&command, given->own_count, given->own, invocation, error);
+    free(name);
+    given->positional = invocation->words[0];
     bench->positional = given->positional ? given->positional : "";
-    return read_config(bench, given, strings, error);
+    return read && read_config(bench, given, &invocation->strings, error);
 }
 
 /* -- The command --------------------------------------------------------------------------------------------------- */
@@ -121,7 +99,7 @@ static bool check_outputs(const BenchOptions *options, Error *error) {
 }
 
 /* Results that came before a failure are written too. */
-static bool run(Bench *bench, Error *error) {
+static bool measure(Bench *bench, Error *error) {
     Error unwritten = {0};
     process_set_threads(bench->options->threads, 1);
     bool done = bench->benchmark->run(bench, error), written = bench_write(bench, &unwritten);
@@ -129,40 +107,52 @@ static bool run(Bench *bench, Error *error) {
     return done && written;
 }
 
-static int run_benchmark(const Benchmark *benchmark, int argc, char **argv) {
+static bool run(Invocation *invocation, Error *error) {
+    const Benchmark *benchmark = benchmarks[0];
+    for (int i = 1; strcmp(benchmark->name, invocation->argv[0]); i++) benchmark = benchmarks[i];
     Given given;
-    OptionStrings strings = {0};
-    Error error = {0};
-    void *options = memory_allocate(benchmark->options_size);
     Bench *bench = memory_allocate(sizeof *bench);
     *bench = (Bench){.benchmark = benchmark,
-        .options = options,
-        .open_device = cmd_open_device,
+        .options = invocation->options,
+        .open_device = command_open_device,
         .recommend = process_recommend,
         .results = {.columns = benchmark->columns, .column_count = benchmark->column_count, .plot = benchmark->plot}};
-    sort_arguments(benchmark, argc, argv, &given);
-    bool done = read_arguments(bench, &given, options, &strings, &error) && check_outputs(bench->options, &error) && run(bench, &error);
+    sort_arguments(benchmark, invocation->argc - 1, invocation->argv + 1, &given);
+    bool done = read_arguments(bench, &given, invocation, error) && check_outputs(bench->options, error) && measure(bench, error);
     device_close(bench->device);
     bench_free_results(bench);
-    options_free_strings(&strings);
     free(given.own);
     free(given.settings);
-    free(options);
     free(bench);
-    return done ? 0 : cmd_fail(&error);
+    return done;
 }
 
-int cmd_bench(int argc, char **argv) {
-    for (int i = 0; argc >= 2 && i < BENCHMARKS; i++) {
-        if (strcmp(argv[1], benchmarks[i]->name)) continue;
-        if (!arguments_want_help(argc - 1, argv + 1)) return run_benchmark(benchmarks[i], argc - 2, argv + 2);
-        print_help_of(benchmarks[i]);
-        return 0;
-    }
-    bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    Error unknown = {0};
-    print_help(help ? stdout : stderr);
-    if (help || argc < 2) return help ? 0 : ERROR_USAGE;
-    error_set(&unknown, ERROR_USAGE, "there is no benchmark '%s'", argv[1]);
-    return cmd_fail(&unknown);
+/* The command of a benchmark, valid until the next call. */
+static const Command *bench_member(int index) {
+    static const char *const config[] = {"", "[CONFIG.yaml] ", "CONFIG.yaml "};
+    static char name[32], usage[64], explanation[2048];
+    static Command command;
+    if (index >= BENCHMARKS) return NULL;
+    const Benchmark *benchmark = benchmarks[index];
+    snprintf(name, sizeof name, "bench %s", benchmark->name);
+    snprintf(usage, sizeof usage, "%s%s%s[key=value ...]", benchmark->positional ? benchmark->positional : "",
+        benchmark->positional ? " " : "", config[benchmark->config]);
+    snprintf(explanation, sizeof explanation, "%s%s", benchmark->explanation,
+        benchmark->config ? "Settings of the configuration may be given as well: see smelt train --help.\n" : "");
+    command = (Command){.name = name,
+        .summary = benchmark->summary,
+        .usage = usage,
+        .explanation = explanation,
+        .table = &benchmark->table,
+        .options_size = benchmark->options_size,
+        .alone = true,
+        .run = run};
+    return &command;
 }
+
+const Command command_bench = {
+    .name = "bench",
+    .summary = "measure this machine: gemm|memory|collective|attention|optimizer|storage|train|suite ...",
+    .explanation = "Measures what this machine can do, with the code that trains on it.",
+    .member = bench_member,
+};

@@ -7,8 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "data/data.h"
 #include "model/hf.h"
 #include "model/llmc.h"
@@ -33,15 +32,6 @@ static const Option rows[] = {
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
-static const ArgumentSyntax syntax = {"smelt convert", "IN OUT", 2, &table};
-
-static void print_help(void) {
-    printf("Usage: smelt convert IN OUT [key=value ...]\n\n"
-           "Writes the newest checkpoint of a run, or the model of a Hugging Face folder or of one of llm.c's GPT-2 files, as a Hugging "
-           "Face folder,\n"
-           "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n\n");
-    options_print_help(&table, stdout);
-}
 
 static bool is_file(const char *out) {
     size_t length = strlen(out);
@@ -112,14 +102,16 @@ static bool convert_adapters(const char *in, const char *out, const Config *conf
     return written;
 }
 
-static bool convert(const char *in, const char *out, const ConvertOptions *options, OptionStrings *strings, Error *error) {
+static bool run(Invocation *invocation, Error *error) {
+    const ConvertOptions *options = invocation->options;
+    const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
     HfModel origin = {0};
     char *own = NULL;
-    if (!source_read_config(in, &config, strings, error)) return false;
+    if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, error);
     if (!is_file(out) && !hf_check(&config.model, error)) return false;
-    bool run = source_is_run(in), folder = hf_is_folder(in) && !run, wanted = run && options->tokenizer != TOKENIZER_NONE;
+    bool trained = source_is_run(in), folder = hf_is_folder(in) && !trained, wanted = trained && options->tokenizer != TOKENIZER_NONE;
     bool bytes = wanted && !config.data.tokenizer[0];
     if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
         return error_set(error, ERROR_USAGE,
@@ -141,17 +133,15 @@ static bool convert(const char *in, const char *out, const ConvertOptions *optio
     return done;
 }
 
-int cmd_convert(int argc, char **argv) {
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help();
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    ConvertOptions options;
-    OptionStrings strings = {0};
-    Error error = {0};
-    const char *given[2];
-    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) &&
-                convert(given[0], given[1], &options, &strings, &error);
-    options_free_strings(&strings);
-    return done ? 0 : cmd_fail(&error);
-}
+const Command command_convert = {
+    .name = "convert",
+    .summary = "write the model of a run or folder as a Hugging Face folder: IN OUT",
+    .words = "IN OUT",
+    .explanation =
+        "Writes the newest checkpoint of a run, or the model of a Hugging Face folder or of one of llm.c's GPT-2 files, as a Hugging "
+        "Face folder,\n"
+        "which transformers and what builds on it load; where OUT ends in .bin, as a file of llm.c.\n",
+    .table = &table,
+    .options_size = sizeof(ConvertOptions),
+    .run = run,
+};

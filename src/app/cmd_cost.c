@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "advise/cost.h"
 
 enum { MOST_OFFERS = 16 };
@@ -38,17 +37,6 @@ static const Option rows[] = {
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
-
-static void print_help(FILE *file) {
-    fprintf(file,
-        "Usage: smelt cost [tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]\n\n"
-        "Dollars and days of a token budget on several offers side by side. A word opens an offer, and the settings behind it are the "
-        "offer's; those before the\n"
-        "first are everybody's. Dollars = tokens / (rate * 3600) * price. With interruptions, Daly's model of checkpoints and restarts.\n"
-        "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
-        "  smelt cost tokens=100G gpus=64 rate=2500 on-demand price=2.05 spot price=0.95 interruptions=0.5 warning=30\n\n");
-    options_print_help(&table, file);
-}
 
 static bool read_offers(int argc, char **argv, NamedOffer *offers, int *count, OptionStrings *strings, Error *error) {
     CostOptions shared;
@@ -97,17 +85,24 @@ static void print_offers(const NamedOffer *offers, int count) {
     }
 }
 
-int cmd_cost(int argc, char **argv) {
+static bool run(Invocation *invocation, Error *error) {
     NamedOffer offers[MOST_OFFERS];
     int count = 0;
-    OptionStrings strings = {0};
-    Error error = {0};
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help(argc < 2 ? stderr : stdout);
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    bool good = read_offers(argc, argv, offers, &count, &strings, &error);
-    if (good) print_offers(offers, count);
-    options_free_strings(&strings);
-    return good ? 0 : cmd_fail(&error);
+    bool read = read_offers(invocation->argc, invocation->argv, offers, &count, &invocation->strings, error);
+    if (read) print_offers(offers, count);
+    return read;
 }
+
+const Command command_cost = {
+    .name = "cost",
+    .summary = "dollars and days of a token budget, offers side by side: tokens=1T NAME price=P rate=R ...",
+    .usage = "[tokens=1T] [key=value ...] NAME price=P rate=R [key=value ...] [NAME ...]",
+    .explanation =
+        "Dollars and days of a token budget on several offers side by side. A word opens an offer, and the settings behind it are the "
+        "offer's; those before the\n"
+        "first are everybody's. Dollars = tokens / (rate * 3600) * price. With interruptions, Daly's model of checkpoints and restarts.\n"
+        "  smelt cost tokens=1T h100 price=5.01 rate=2750 mi300x price=2.05 rate=2500\n"
+        "  smelt cost tokens=100G gpus=64 rate=2500 on-demand price=2.05 spot price=0.95 interruptions=0.5 warning=30\n",
+    .table = &table,
+    .run = run,
+};

@@ -10,11 +10,10 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/options.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "data/data.h"
 
-enum { POSITIONALS = 2, SHOWN_TOKENS = 200 };
+enum { SHOWN_TOKENS = 200 };
 
 typedef struct DataOptions {
     double valid;
@@ -48,17 +47,12 @@ static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and compare them with the checksum"),
 };
 
-typedef struct Action {
-    const char *name, *arguments, *help;
-    int positionals;
-    OptionTable table;
-    bool (*run)(const char *const *positionals, const DataOptions *options, Error *error);
-} Action;
-
 /* -- pack -------------------------------------------------------------------------------------------------------- */
 
-static bool run_pack(const char *const *positionals, const DataOptions *options, Error *error) {
-    PackOptions pack = {positionals[0], positionals[1], options->valid, options->separator, options->tokenizer, !options->special};
+static bool run_pack(Invocation *invocation, Error *error) {
+    const DataOptions *options = invocation->options;
+    const char *output = invocation->words[1];
+    PackOptions pack = {invocation->words[0], output, options->valid, options->separator, options->tokenizer, !options->special};
     PackResult result;
     double start = log_seconds();
     if (!pack_text(&pack, &result, error)) return false;
@@ -69,10 +63,10 @@ static bool run_pack(const char *const *positionals, const DataOptions *options,
     log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
     printf("packed %s of text in %s (%s/s): %" PRId64 " documents\n", size, duration, rate, result.documents);
     if (options->valid > 0) {
-        printf("%s-train: %" PRId64 " tokens\n", positionals[1], result.train_tokens);
-        printf("%s-valid: %" PRId64 " tokens\n", positionals[1], result.valid_tokens);
+        printf("%s-train: %" PRId64 " tokens\n", output, result.train_tokens);
+        printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
     } else {
-        printf("%s: %" PRId64 " tokens\n", positionals[1], result.train_tokens);
+        printf("%s: %" PRId64 " tokens\n", output, result.train_tokens);
     }
     return true;
 }
@@ -89,19 +83,20 @@ static bool lies_in(const char *path, const char *folder) {
     return inside;
 }
 
-static bool run_train_tokenizer(const char *const *positionals, const DataOptions *options, Error *error) {
-    PackOptions input = {.input = positionals[0], .output = positionals[1], .separator = options->separator};
+static bool run_train_tokenizer(Invocation *invocation, Error *error) {
+    const DataOptions *options = invocation->options;
+    const char *text = invocation->words[0], *output = invocation->words[1];
+    PackOptions input = {.input = text, .output = output, .separator = options->separator};
     TokenizerTraining training = {pattern_names[options->pattern], (int32_t)options->vocabulary, options->minimum_count};
     PackResult result;
     int32_t learned;
-    if (lies_in(positionals[1], positionals[0]))
-        return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", positionals[1]);
+    if (lies_in(output, text)) return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", output);
     double start = log_seconds();
     if (!pack_train_tokenizer(&input, &training, &result, &learned, error)) return false;
     char size[32], duration[32];
     log_format_bytes((double)result.bytes, size);
     log_format_duration(log_seconds() - start, duration);
-    printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", positionals[1], learned, size, duration);
+    printf("%s: %" PRId32 " tokens, learned from %s of text in %s\n", output, learned, size, duration);
     if (learned < training.vocabulary)
         log_warn("the text has pairs for %" PRId32 " of %" PRId32 " tokens; give more text or a smaller minimum_count", learned,
             training.vocabulary);
@@ -178,8 +173,9 @@ static char *prefix_of(const char *path) {
     return memory_format("%.*s", (int)length, path);
 }
 
-static bool run_show(const char *const *positionals, const DataOptions *options, Error *error) {
-    char *prefix = prefix_of(positionals[0]);
+static bool run_show(Invocation *invocation, Error *error) {
+    const DataOptions *options = invocation->options;
+    char *prefix = prefix_of(invocation->words[0]);
     Shard shard;
     bool good = shard_map(&shard, prefix, error);
     free(prefix);
@@ -190,54 +186,38 @@ static bool run_show(const char *const *positionals, const DataOptions *options,
     return good;
 }
 
-/* -- Arguments --------------------------------------------------------------------------------------------------- */
+/* -- The commands ------------------------------------------------------------------------------------------------ */
 
-static const Action actions[] = {
-    {"pack", "INPUT OUTPUT", "text file or folder to token shards", 2, OPTION_TABLE(pack_rows), run_pack},
-    {"train-tokenizer", "INPUT OUTPUT.json", "text file or folder to a byte-level BPE vocabulary", 2, OPTION_TABLE(train_rows),
-        run_train_tokenizer},
-    {"show", "PREFIX", "what a shard holds", 1, OPTION_TABLE(show_rows), run_show},
+#define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
+static const Command members[] = {
+    {.name = "data pack",
+        .summary = "text file or folder to token shards",
+        .words = "INPUT OUTPUT",
+        .explanation = "Writes the text of a file or folder as token shards, OUTPUT.bin and OUTPUT.idx.\n",
+        .table = TABLE(pack_rows),
+        .options_size = sizeof(DataOptions),
+        .run = run_pack},
+    {.name = "data train-tokenizer",
+        .summary = "text file or folder to a byte-level BPE vocabulary",
+        .words = "INPUT OUTPUT.json",
+        .explanation = "Learns a byte-level BPE vocabulary from the text of a file or folder, and writes it as a tokenizer.json.\n",
+        .table = TABLE(train_rows),
+        .options_size = sizeof(DataOptions),
+        .run = run_train_tokenizer},
+    {.name = "data show",
+        .summary = "what a shard holds",
+        .words = "PREFIX",
+        .explanation = "Prints what the token shard PREFIX.bin and PREFIX.idx holds, and its first tokens.\n",
+        .table = TABLE(show_rows),
+        .options_size = sizeof(DataOptions),
+        .run = run_show},
 };
-enum { ACTIONS = sizeof actions / sizeof *actions };
 
-static const Action *find_action(const char *name) {
-    for (int i = 0; i < ACTIONS; i++)
-        if (strcmp(actions[i].name, name) == 0) return &actions[i];
-    return NULL;
-}
+static const Command *data_member(int index) { return index < (int)(sizeof members / sizeof *members) ? &members[index] : NULL; }
 
-static void print_help(const Action *only) {
-    for (int i = 0; i < ACTIONS; i++) {
-        if (only && only != &actions[i]) continue;
-        printf("usage: smelt data %s %s [key=value ...]    %s\n", actions[i].name, actions[i].arguments, actions[i].help);
-        options_print_help(&actions[i].table, stdout);
-    }
-}
-
-/* argv[0] is the first argument after the action's name. */
-static bool run_action(const Action *action, int argc, char **argv, OptionStrings *strings, Error *error) {
-    DataOptions options = {.separator = "", .tokenizer = "", .special = true};
-    const char *positionals[POSITIONALS] = {0};
-    char *command = memory_format("smelt data %s", action->name);
-    ArgumentSyntax syntax = {command, action->arguments, action->positionals, &action->table};
-    bool good = arguments_read(&syntax, argc, argv, &options, strings, positionals, error) && action->run(positionals, &options, error);
-    free(command);
-    return good;
-}
-
-int cmd_data(int argc, char **argv) {
-    const Action *action = argc > 1 ? find_action(argv[1]) : NULL;
-    if (arguments_want_help(argc, argv)) {
-        print_help(action);
-        return ERROR_NONE;
-    }
-    Error error = {0};
-    OptionStrings strings = {0};
-    if (action) run_action(action, argc - 2, argv + 2, &strings, &error);
-    else
-        error_set(&error, ERROR_USAGE,
-            "smelt data %s is unknown; the actions are pack, train-tokenizer and show, `smelt data --help` explains them",
-            argc > 1 ? argv[1] : "without an action");
-    options_free_strings(&strings);
-    return error.code == ERROR_NONE ? 0 : cmd_fail(&error);
-}
+const Command command_data = {
+    .name = "data",
+    .summary = "pack text into token shards, show them, or learn a vocabulary: pack|show|train-tokenizer ...",
+    .explanation = "Makes and shows the data that a model is trained on.",
+    .member = data_member,
+};

@@ -12,8 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "app/process.h"
 #include "device/gemm.h"
 #include "model/llmc.h"
@@ -48,21 +47,6 @@ static const Option rows[] = {
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
-static const ArgumentSyntax syntax = {"smelt eval", "MODEL DATA", 2, &table};
-
-static void print_help(void) {
-    printf("Usage: smelt eval MODEL DATA [key=value ...]\n\n"
-           "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
-           "reads in order, in\n"
-           "sequences of one length. MODEL is a run folder, a Hugging Face folder or a model file of llm.c; DATA is a token shard's "
-           "prefix, a text file or a\n"
-           "folder of text. Two files of llm.c are something else:\n"
-           "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest per "
-           "token (acc_norm)\n"
-           "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of AdamW "
-           "on the batch\n\n");
-    options_print_help(&table, stdout);
-}
 
 /* -- Data ----------------------------------------------------------------------------------------------------------- */
 
@@ -148,7 +132,7 @@ static bool open_program(Program *program, const char *folder, const Config *con
     Backend backend;
     int64_t step;
     program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
-    program->device = cmd_open_device(options->device, precision, error);
+    program->device = command_open_device(options->device, precision, error);
     if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
     Plan plan = graph_plan(program->model.graph, &backend);
     if (!check_memory(&plan, program->device, error)) return false;
@@ -301,9 +285,11 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
 
 /* -- The command ---------------------------------------------------------------------------------------------------- */
 
-static bool eval(const char *folder, const char *data, const EvalOptions *options, OptionStrings *strings, Error *error) {
+static bool run(Invocation *invocation, Error *error) {
+    const EvalOptions *options = invocation->options;
+    const char *folder = invocation->words[0], *data = invocation->words[1];
     Config config;
-    if (!source_read_config(folder, &config, strings, error)) return false;
+    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
     if (options->length > config.model.context)
         return error_set(
             error, ERROR_USAGE, "length=%" PRId64 " is above the model's context of %" PRId64, options->length, config.model.context);
@@ -315,17 +301,21 @@ static bool eval(const char *folder, const char *data, const EvalOptions *option
     return eval_tokens(folder, data, &config, options, error);
 }
 
-int cmd_eval(int argc, char **argv) {
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help();
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    EvalOptions options;
-    OptionStrings strings = {0};
-    Error error = {0};
-    const char *given[2];
-    bool done = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) &&
-                eval(given[0], given[1], &options, &strings, &error);
-    options_free_strings(&strings);
-    return done ? 0 : cmd_fail(&error);
-}
+const Command command_eval = {
+    .name = "eval",
+    .summary = "the loss of a model on text or a token shard, or multiple choice: MODEL DATA",
+    .words = "MODEL DATA",
+    .explanation =
+        "Prints the loss per token, perplexity and, where the model's tokenizer is known, bits per byte of a model on data that it "
+        "reads in order, in\n"
+        "sequences of one length. MODEL is a run folder, a Hugging Face folder or a model file of llm.c; DATA is a token shard's "
+        "prefix, a text file or a\n"
+        "folder of text. Two files of llm.c are something else:\n"
+        "  hellaswag_val.bin          multiple choice: prints how often the right ending is the likeliest (acc), and the likeliest "
+        "per token (acc_norm)\n"
+        "  gpt2_124M_debug_state.bin  a batch with PyTorch's results: compares logits, loss and gradients, and makes ten steps of "
+        "AdamW on the batch\n",
+    .table = &table,
+    .options_size = sizeof(EvalOptions),
+    .run = run,
+};

@@ -2,8 +2,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "advise/forecast.h"
 #include "advise/settings.h"
 
@@ -12,6 +11,7 @@ typedef struct ForecastOptions {
     int64_t gpus, per_node;
     int zero; /* 0: the best; then stage + 1 */
     bool search;
+    Config config; /* of CONFIG */
 } ForecastOptions;
 
 #define FIELD(name) offsetof(ForecastOptions, name)
@@ -26,17 +26,10 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-static void print_help(FILE *file) {
-    fprintf(file,
-        "Usage: smelt forecast CONFIG [gpus=N] [gpu=X] [key=value ...]\n\n"
-        "Models memory per rank and time per step of a configuration on GPUs that need not be here. CONFIG is a file, a run folder or a "
-        "model folder;\n"
-        "keys of the configuration may be given too. Nothing is measured: the assumptions are printed last. docs/forecast.md compares it "
-        "with measurements.\n\n");
-    options_print_help(&table, file);
-}
-
-static bool print_forecast(const ForecastOptions *options, const Config *config, Error *error) {
+static bool run(Invocation *invocation, Error *error) {
+    ForecastOptions *options = invocation->options;
+    Config *config = &options->config;
+    if (!settings_read(&table, options, config, &invocation->strings, invocation->argc, invocation->argv, error)) return false;
     Cluster cluster = {.gpus = options->gpus};
     Measured measured;
     Forecast forecast;
@@ -52,16 +45,16 @@ static bool print_forecast(const ForecastOptions *options, const Config *config,
                                  options->search ? "" : ", or search=true"));
 }
 
-int cmd_forecast(int argc, char **argv) {
-    ForecastOptions options;
-    Config config;
-    OptionStrings strings = {0};
-    Error error = {0};
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help(argc < 2 ? stderr : stdout);
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    bool good = settings_read(&table, &options, &config, &strings, argc, argv, &error) && print_forecast(&options, &config, &error);
-    options_free_strings(&strings);
-    return good ? 0 : cmd_fail(&error);
-}
+const Command command_forecast = {
+    .name = "forecast",
+    .summary = "model memory and time of a configuration on other hardware: CONFIG [gpus=N] [gpu=X]",
+    .usage = "CONFIG [gpus=N] [gpu=X] [key=value ...]",
+    .explanation =
+        "Models memory per rank and time per step of a configuration on GPUs that need not be here. CONFIG is a file, a run folder "
+        "or a model folder;\n"
+        "keys of the configuration may be given too. Nothing is measured: the assumptions are printed last. docs/forecast.md "
+        "compares it with measurements.\n",
+    .table = &table,
+    .options_size = sizeof(ForecastOptions),
+    .run = run,
+};

@@ -10,8 +10,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "app/process.h"
 #include "data/data.h"
 #include "device/gemm.h"
@@ -46,14 +45,6 @@ static const Option rows[] = {
 #undef FIELD
 
 static const OptionTable table = OPTION_TABLE(rows);
-static const ArgumentSyntax syntax = {"smelt generate", "MODEL \"prompt\"", 2, &table};
-
-static void print_help(void) {
-    printf("Usage: smelt generate MODEL \"prompt\" [key=value ...]\n\n"
-           "Continues the prompt with the newest checkpoint of a run folder, or with a Hugging Face folder. Text goes\n"
-           "through the model's tokenizer. A prompt that looks like key=value or opens with -- is given after --.\n\n");
-    options_print_help(&table, stdout);
-}
 
 static bool flush_text(Error *error) {
     return fflush(stdout) == 0 || error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
@@ -211,7 +202,7 @@ static bool run_model(
     process_set_threads(options->threads, 1);
     gemm_exact(config->exact_gemm);
     Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
-    Device *device = cmd_open_device(options->device, precision, error);
+    Device *device = command_open_device(options->device, precision, error);
     Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);
     generator_free(generator);
@@ -219,30 +210,28 @@ static bool run_model(
     return done;
 }
 
-static bool run(const char *folder, const char *given, const GenerateOptions *options, OptionStrings *strings, Error *error) {
+static bool run(Invocation *invocation, Error *error) {
+    const GenerateOptions *options = invocation->options;
+    const char *folder = invocation->words[0];
     Config config;
     Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
     TokenIds prompt = {0};
-    if (!source_read_config(folder, &config, strings, error)) return false;
-    bool done = (text.numbers || open_text(&text, folder, &config, error)) && read_prompt(given, &text, &prompt, error) &&
+    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
+    bool done = (text.numbers || open_text(&text, folder, &config, error)) && read_prompt(invocation->words[1], &text, &prompt, error) &&
                 run_model(folder, &config, options, &prompt, &text, error);
     token_ids_free(&prompt);
     close_text(&text);
     return done;
 }
 
-int cmd_generate(int argc, char **argv) {
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help();
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    GenerateOptions options;
-    OptionStrings strings = {0};
-    Error error = {0};
-    const char *given[2];
-    bool read = arguments_read(&syntax, argc - 1, argv + 1, &options, &strings, given, &error) ||
-                error_set(&error, error.code, "%s; a prompt that looks like key=value or opens with -- is given after --", error.message);
-    bool done = read && run(given[0], given[1], &options, &strings, &error);
-    options_free_strings(&strings);
-    return done ? 0 : cmd_fail(&error);
-}
+const Command command_generate = {
+    .name = "generate",
+    .summary = "continue a prompt: RUN \"prompt\" [key=value ...]",
+    .words = "MODEL \"prompt\"",
+    .explanation = "Continues the prompt with the newest checkpoint of a run folder, or with a Hugging Face folder. Text goes\n"
+                   "through the model's tokenizer. A prompt that looks like key=value or opens with -- is given after --.\n",
+    .hint = "a prompt that looks like key=value or opens with -- is given after --",
+    .table = &table,
+    .options_size = sizeof(GenerateOptions),
+    .run = run,
+};

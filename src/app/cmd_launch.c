@@ -4,20 +4,9 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "app/process.h"
 #include "launch/launch.h"
-
-static void print_help(void) {
-    printf("Usage: smelt launch [-n N] [key=value ...] -- COMMAND ...\n\n"
-           "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and "
-           "starts them\n"
-           "again from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, "
-           "MASTER_ADDR\n"
-           "and MASTER_PORT in the environment, or with srun, one task for each node. docs/cluster.md tells more.\n\n");
-    options_print_help(&launch_table, stdout);
-}
 
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
@@ -40,19 +29,27 @@ static char **read_arguments(int argc, char **argv, LaunchOptions *options, Opti
     return NULL;
 }
 
-int cmd_launch(int argc, char **argv) {
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help();
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    LaunchOptions options;
-    OptionStrings strings = {0};
-    Error error = {0};
-    options_defaults(&launch_table, &options, &strings);
-    char **command = read_arguments(argc, argv, &options, &strings, &error);
+static bool run(Invocation *invocation, Error *error) {
     static StopRequest stop = {.heeded = 1}; /* signals may come until the process ends */
-    if (command) process_catch_stop(&stop, false);
-    int code = command ? launch(&options, command, &stop, &error) : (int)error.code;
-    options_free_strings(&strings);
-    return code ? cmd_fail(&error) : 0;
+    LaunchOptions *options = invocation->options;
+    options_defaults(&launch_table, options, &invocation->strings);
+    char **command = read_arguments(invocation->argc, invocation->argv, options, &invocation->strings, error);
+    if (!command) return false;
+    process_catch_stop(&stop, false);
+    return launch(options, command, &stop, error);
 }
+
+const Command command_launch = {
+    .name = "launch",
+    .summary = "start the ranks of a run on this node and keep it alive: [-n N] -- train ...",
+    .usage = "[-n N] [key=value ...] -- COMMAND ...",
+    .explanation =
+        "Starts N ranks of a smelt command on this node (smelt launch -n 4 -- train CONFIG.yaml layout.zero=1), watches them, and "
+        "starts them\n"
+        "again from the newest good checkpoint when one fails or hangs. On several nodes run it on each, with NNODES, NODE_RANK, "
+        "MASTER_ADDR\n"
+        "and MASTER_PORT in the environment, or with srun, one task for each node. docs/cluster.md tells more.\n",
+    .table = &launch_table,
+    .options_size = sizeof(LaunchOptions),
+    .run = run,
+};

@@ -6,19 +6,11 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "app/process.h"
 #include "config/config.h"
 #include "train/source.h"
 #include "train/train.h"
-
-static void print_help(void) {
-    printf("Usage: smelt train CONFIG.yaml [key=value ...]\n\n"
-           "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
-           "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n\n");
-    options_print_help(&config_table, stdout);
-}
 
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     bool file = false;
@@ -120,22 +112,25 @@ static bool train_together(const Config *config, Error *error) {
 }
 
 static bool plan_alone(const Config *config, Error *error) {
-    Device *device = cmd_open_device(config->device, config->precision, error);
+    Device *device = command_open_device(config->device, config->precision, error);
     bool done = device && print_plan(config, device, error);
     device_close(device);
     return done;
 }
 
-int cmd_train(int argc, char **argv) {
-    if (argc < 2 || arguments_want_help(argc, argv)) {
-        print_help();
-        return argc < 2 ? ERROR_USAGE : 0;
-    }
-    Config config;
-    OptionStrings strings = {0};
-    Error error = {0};
-    bool done = read_arguments(argc, argv, &config, &strings, &error) &&
-                (config.plan ? plan_alone(&config, &error) : train_together(&config, &error));
-    options_free_strings(&strings);
-    return done ? 0 : cmd_fail(&error);
+static bool run(Invocation *invocation, Error *error) {
+    Config *config = invocation->options;
+    return read_arguments(invocation->argc, invocation->argv, config, &invocation->strings, error) &&
+           (config->plan ? plan_alone : train_together)(config, error);
 }
+
+const Command command_train = {
+    .name = "train",
+    .summary = "train a model, or continue a run: CONFIG.yaml [key=value ...]",
+    .usage = "CONFIG.yaml [key=value ...]",
+    .explanation = "Trains a model as the configuration says. A run folder that exists is continued from its newest good checkpoint.\n"
+                   "SIGTERM and SIGINT write a checkpoint first; the same command continues.\n",
+    .table = &config_table,
+    .options_size = sizeof(Config),
+    .run = run,
+};

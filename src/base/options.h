@@ -60,6 +60,8 @@ bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *st
 /* As above, from memory; `origin` names the source in errors. */
 bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
+/* The row with this name, of `length` bytes; NULL: there is none. */
+const Option *options_find(const OptionTable *table, const char *name, size_t length);
 /* Applies one "key=value"; nothing changes on error. */
 bool options_set(const OptionTable *table, void *values, OptionStrings *strings, const char *assignment, Error *error);
 /* Writes the value of a row in the form that options_set reads back exactly, cut when `size` is too small. */

@@ -13,8 +13,6 @@ int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
 /* 'text' for a one-line message: control and invalid bytes as \xNN, cut with "...". Returns `quoted`. */
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 
-/* NULL when unknown. */
-const Option *options_find(const OptionTable *table, const char *name, size_t length);
 /* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for
  * the message. */
 bool options_set_row(

@@ -22,5 +22,5 @@ typedef struct LaunchOptions {
 extern const OptionTable launch_table;
 
 /* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. The first request to stop lets the ranks write a checkpoint,
- * the second kills them. Returns the exit code of the whole; *error is set unless that is 0. */
-int launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error);
+ * the second kills them. False unless the command completed, with the exit code of the whole. */
+bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error);

@@ -463,7 +463,7 @@ static char **copy_command(char *const *command) {
     return copy;
 }
 
-int launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
+bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
     *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1, .command = copy_command(command)};
     supervisor->plan =
@@ -482,5 +482,5 @@ int launch(const LaunchOptions *options, char *const *command, const StopRequest
     free(supervisor->visible);
     free(supervisor->command);
     free(supervisor);
-    return done ? 0 : (int)error->code;
+    return done;
 }

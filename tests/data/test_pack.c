@@ -3,7 +3,7 @@
 
 #include "support/data_files.h"
 
-int cmd_data(int argc, char **argv);
+#include "app/command.h"
 
 /* -- Packing ----------------------------------------------------------------------------------------------------- */
 
@@ -313,7 +313,7 @@ static int run_data(const char *const arguments[], char **output) {
     int target = open("stdout", O_RDWR | O_CREAT | O_TRUNC, 0600), quiet = open("/dev/null", O_WRONLY);
     dup2(target, STDOUT_FILENO);
     dup2(quiet, STDERR_FILENO);
-    int status = cmd_data(argc, argv);
+    int status = command_run(&command_data, argc, argv);
     fflush(stdout);
     dup2(saved_out, STDOUT_FILENO);
     dup2(saved_error, STDERR_FILENO);
@@ -365,7 +365,7 @@ static void the_command_returns_the_exit_code_of_the_error(void **state) {
 
 static void help_prints_usage_and_the_options(void **state) {
     (void)state;
-    assert_data((const char *[]){"--help", NULL}, 0, "usage: smelt data show PREFIX");
+    assert_data((const char *[]){"show", "--help", NULL}, 0, "Usage: smelt data show PREFIX");
     assert_data((const char *[]){"pack", "--help", NULL}, 0, "separator");
 }
 

@@ -14,7 +14,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "app/commands.h"
+#include "app/command.h"
 #include "report/chart.h"
 #include "report/history.h"
 #include "train/journal.h"
@@ -465,7 +465,7 @@ static int run_command(char **output, int argc, char **argv) {
     dup2(file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
     close(file);
-    int code = cmd_report(argc, argv);
+    int code = command_run(&command_report, argc, argv);
     fflush(stdout);
     fflush(stderr);
     dup2(old[0], STDOUT_FILENO);

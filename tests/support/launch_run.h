@@ -142,10 +142,10 @@ static inline int supervise(int argc, char **argv) {
         if (!options_set(&launch_table, &options, &strings, argv[at], &error)) give_up(&error);
     static StopRequest stop = {.heeded = 1};
     process_catch_stop(&stop, false);
-    int code = launch(&options, argv + at + 1, &stop, &error);
-    if (code) fprintf(stderr, "%s\n", error.message);
+    bool done = launch(&options, argv + at + 1, &stop, &error);
+    if (!done) fprintf(stderr, "%s\n", error.message);
     options_free_strings(&strings);
-    return code;
+    return done ? 0 : (int)error.code;
 }
 
 /* The node's self-test fails while there is a file "sick.NODE" in the tests' folder. */

@@ -1,0 +1,126 @@
+/* Running a command: help, arguments, errors, exit codes. Owns what an invocation has. Called by main. */
+#include "app/command.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+
+/* -- Arguments ------------------------------------------------------------------------------------------------------ */
+
+/* "key=value" with a key made of letters; a path that looks like one is written "./a=b". */
+static bool is_assignment(const char *text) {
+    size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz_.");
+    return letters > 0 && text[letters] == '=';
+}
+
+/* Whether "--key" stands alone: the row is a bool, and no value follows. */
+static bool is_flag(const OptionTable *table, const char *key, const char *next) {
+    const Option *option = options_find(table, key, strlen(key));
+    return option && option->type == OPTION_BOOL && !(next && (!strcmp(next, "true") || !strcmp(next, "false")));
+}
+
+/* Applies argv[*at], which is "--key=value", "--key value", "--key" or "key=value", and steps over what it used. */
+static bool apply_option(const OptionTable *table, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
+    const char *text = argv[(*at)++], *next = *at < argc ? argv[*at] : NULL;
+    if (!strncmp(text, "--", 2)) text += 2;
+    if (strchr(text, '=')) return options_set(table, invocation->options, &invocation->strings, text, error);
+    bool flag = is_flag(table, text, next);
+    if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
+    char *assignment = memory_format("%s=%s", text, flag ? "true" : next);
+    bool good = options_set(table, invocation->options, &invocation->strings, assignment, error);
+    *at += !flag;
+    free(assignment);
+    return good;
+}
+
+static int count_words(const char *words) {
+    int count = *words != 0;
+    for (; *words; words++) count += *words == ' ';
+    return count;
+}
+
+bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
+    const char *takes = *command->words ? command->words : "only key=value";
+    int count = 0, wanted = count_words(command->words);
+    bool options = true;
+    options_defaults(command->table, invocation->options, &invocation->strings);
+    for (int at = 0; at < argc;) {
+        if (options && !strcmp(argv[at], "--")) {
+            options = false;
+            at++;
+        } else if (options && (!strncmp(argv[at], "--", 2) || is_assignment(argv[at]))) {
+            if (!apply_option(command->table, argc, argv, &at, invocation, error)) return false;
+        } else if (count == wanted) {
+            return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s", argv[at], command->name, takes);
+        } else {
+            invocation->words[count++] = argv[at++];
+        }
+    }
+    return count == wanted ||
+           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, wanted, command->name, takes);
+}
+
+/* -- Help ----------------------------------------------------------------------------------------------------------- */
+
+static bool is_help(const char *argument) { return !strcmp(argument, "--help") || !strcmp(argument, "-h"); }
+
+static bool wants_help(int argc, char **argv) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        if (is_help(argv[i])) return true;
+    return false;
+}
+
+static void print_help(const Command *command, FILE *file) {
+    fprintf(file, "Usage: smelt %s ", command->name);
+    if (command->usage) fprintf(file, "%s", command->usage);
+    else fprintf(file, "%s%s[key=value ...]", command->words, *command->words ? " " : "");
+    fprintf(file, "\n\n%s\n", command->explanation);
+    options_print_help(command->table, file);
+}
+
+/* "pack" of "data pack" */
+static const char *last_word(const char *name) { return strrchr(name, ' ') ? strrchr(name, ' ') + 1 : name; }
+
+static void print_members(const Command *group, FILE *file) {
+    const char *name = group->name, *space = *name ? " " : "";
+    fprintf(file, "%s\n\nUsage: smelt%s%s COMMAND ... (smelt%s%s COMMAND --help explains one)\n\n", group->explanation, space, name, space,
+        name);
+    for (int i = 0; group->member(i); i++) fprintf(file, "  %-16s %s\n", last_word(group->member(i)->name), group->member(i)->summary);
+}
+
+/* -- Running -------------------------------------------------------------------------------------------------------- */
+
+static int run_member(const Command *group, int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "";
+    bool help = is_help(name) || !strcmp(name, "help");
+    for (int i = 0; group->member(i); i++)
+        if (!strcmp(name, last_word(group->member(i)->name))) return command_run(group->member(i), argc - 1, argv + 1);
+    if (argc > 1 && !help) log_error("unknown command '%s%s%s'", group->name, *group->name ? " " : "", name);
+    print_members(group, help ? stdout : stderr);
+    return help ? 0 : ERROR_USAGE;
+}
+
+int command_run(const Command *command, int argc, char **argv) {
+    if (command->member) return run_member(command, argc, argv);
+    bool help = wants_help(argc, argv);
+    if (help || (argc < 2 && !command->alone)) {
+        print_help(command, help ? stdout : stderr);
+        return help ? 0 : ERROR_USAGE;
+    }
+    Invocation invocation = {.argc = argc, .argv = argv, .options = memory_allocate(command->options_size)};
+    Error error = {0};
+    bool done = !command->words || command_read(command, argc - 1, argv + 1, &invocation, &error);
+    if (!done && command->hint) error_set(&error, error.code, "%s; %s", error.message, command->hint);
+    done = done && command->run(&invocation, &error);
+    if (!done) log_error("%s", error.message);
+    options_free_strings(&invocation.strings);
+    free(invocation.options);
+    return done ? invocation.code : (int)error.code;
+}
+
+Device *command_open_device(int choice, Precision precision, Error *error) {
+    bool cpu = choice == DEVICE_AUTO && !precision_is_bf16(precision);
+    return cpu ? device_cpu() : device_open(choice, 0, error);
+}

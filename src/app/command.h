@@ -1,0 +1,45 @@
+/* Commands. A command is a struct: its name, what its help says, its options, and the function that does it. command_run does what all have in common: it
+ * prints help, reads arguments, prints the error, and returns the exit code. */
+#pragma once
+
+#include "base/options.h"
+#include "graph/graph.h"
+
+enum { COMMAND_WORDS = 2 };
+
+/* One run of a command; command_run owns it. */
+typedef struct Invocation {
+    int argc;
+    char **argv;                      /* argv[0] is the command's name */
+    void *options;                    /* the command's own struct, of Command.options_size bytes */
+    const char *words[COMMAND_WORDS]; /* in the order of Command.words */
+    OptionStrings strings;            /* owns texts of options and of configurations */
+    int code;                         /* the exit code of a run that returned true; 0 unless it says otherwise */
+} Invocation;
+
+/* A command has `run`, a group of commands has `member`. */
+typedef struct Command {
+    const char *name;    /* as it is typed: "data pack" */
+    const char *summary; /* its line in the list of commands */
+    const char *words;   /* arguments that must be there, among key=value: "MODEL DATA", or ""; NULL: `run` reads all arguments itself */
+    const char *usage;   /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
+    const char *explanation; /* the help between the first line and the table */
+    const char *hint;        /* at the end of messages about wrong arguments; NULL: none */
+    const OptionTable *table;
+    size_t options_size;
+    bool alone; /* runs without arguments too; else they print the help */
+    bool (*run)(Invocation *invocation, Error *error);
+    const struct Command *(*member)(int index); /* NULL after the last */
+} Command;
+
+extern const Command command_train, command_launch, command_generate, command_eval, command_convert, command_data, command_report,
+    command_bench, command_size, command_cost, command_forecast, command_doctor;
+
+/* argv[0] is the name's last word. Returns the exit code of the process. */
+int command_run(const Command *command, int argc, char **argv);
+/* Reads arguments, from argv[0] on: key=value, --key=value or --key value for a row of the table, --key for a row of type bool, and words; after "--" all are
+ * words. Sets every row in `options`, to its default where it is not given. ERROR_USAGE. */
+bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
+
+/* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have. ERROR_USAGE. */
+Device *command_open_device(int choice, Precision precision, Error *error);
