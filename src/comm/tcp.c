@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm_internal.h"
-#include "comm/tcp.h"
+#include "comm/tcp_internal.h"
 
 enum { POLL_MILLISECONDS = 100, MOST_AT_ONCE = 1 << 20 };
 

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/socket.h"
-#include "comm/tcp.h"
+#include "comm/tcp_internal.h"
 
 enum { RETRY_MILLISECONDS = 100, HELLO_SECONDS = 5 };
 

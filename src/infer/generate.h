@@ -5,7 +5,7 @@
 
 #include "config/config.h"
 #include "graph/graph.h"
-#include "infer/sample.h"
+#include "infer/sample_internal.h"
 
 typedef struct Generator Generator;
 

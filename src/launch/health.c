@@ -1,5 +1,5 @@
 /* Counters are files of sysfs, found once by pattern, and numbers of the vendors' management libraries, opened at run time. Owns the list. */
-#include "launch/health.h"
+#include "launch/health_internal.h"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "launch/health_amd.h"
+#include "launch/health_amd_internal.h"
 
 typedef struct Source { const char *pattern, *meaning; } Source;
 static const Source sources[] = {

@@ -1,6 +1,6 @@
 /* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a version of the library does not tell is
  * not watched. Owns the library and the last values. */
-#include "launch/health_amd.h"
+#include "launch/health_amd_internal.h"
 
 #include <dlfcn.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* The page of heartbeats: a file in memory that parent and children map. */
-#include "launch/heartbeat.h"
+#include "launch/heartbeat_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

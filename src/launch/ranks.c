@@ -1,6 +1,6 @@
 /* Starting processes and reading what they print. Rank 0 is shown as it is, all ranks with a number before each line when asked for; what is not
  * shown is kept, the end of it. */
-#include "launch/ranks.h"
+#include "launch/ranks_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* The rendezvous of nodes over short TCP connections: a node connects, reports, and keeps the connection until it has its answer. Owns node 0's listening
  * socket and the seats of all nodes. Called by the supervisor. The network is trusted: checks keep mistakes out, not attackers. */
-#include "launch/rendezvous.h"
+#include "launch/rendezvous_internal.h"
 
 #include <errno.h>
 #include <netdb.h>

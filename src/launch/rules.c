@@ -1,5 +1,5 @@
 /* The table of rules. What a rank's end means stands in docs/exit-codes.md. */
-#include "launch/rules.h"
+#include "launch/rules_internal.h"
 
 #include <signal.h>
 #include <stddef.h>

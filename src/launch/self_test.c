@@ -1,5 +1,5 @@
 /* Runs the doctor as a child and reads its lines. Owns the child and the pipe for the length of the test. */
-#include "launch/self_test.h"
+#include "launch/self_test_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

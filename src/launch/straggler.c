@@ -1,5 +1,5 @@
 /* Measuring and comparing paces. Owns nothing. */
-#include "launch/straggler.h"
+#include "launch/straggler_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -16,12 +16,12 @@
 #include "base/memory.h"
 #include "comm/comm.h"
 #include "comm/socket.h"
-#include "launch/health.h"
+#include "launch/health_internal.h"
 #include "launch/launch.h"
-#include "launch/ranks.h"
-#include "launch/rendezvous.h"
-#include "launch/rules.h"
-#include "launch/self_test.h"
+#include "launch/ranks_internal.h"
+#include "launch/rendezvous_internal.h"
+#include "launch/rules_internal.h"
+#include "launch/self_test_internal.h"
 
 enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_SECONDS = 60, MOST_PAUSE = 32, DEFAULT_PORT = 29500 };
 

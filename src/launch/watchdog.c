@@ -8,8 +8,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "launch/heartbeat.h"
-#include "launch/straggler.h"
+#include "launch/heartbeat_internal.h"
+#include "launch/straggler_internal.h"
 
 enum { RECORDS_SHOWN = 12, LEAVE_SECONDS = 3 };
 

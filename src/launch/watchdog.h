@@ -1,6 +1,6 @@
 /* The watchdog of a rank: a thread that notices when training makes no progress. After a given time without, it prints the last collectives of this rank
  * (group, operation, name, number, size, state, times) and the stack of every thread, then aborts communication, so that the rank ends with
- * ERROR_COMMUNICATION; where that does not help, it has the process ended. It also detects stragglers (straggler.h). One for each process. Called by the
+ * ERROR_COMMUNICATION; where that does not help, it has the process ended. It also detects stragglers (straggler_internal.h). One for each process. Called by the
  * training loop. */
 #pragma once
 

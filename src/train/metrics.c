@@ -16,8 +16,8 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "train/journal.h"
-#include "train/metrics.h"
-#include "train/tensorboard.h"
+#include "train/metrics_internal.h"
+#include "train/tensorboard_internal.h"
 
 struct Metrics {
     Journal journal;

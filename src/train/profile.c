@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "train/profile.h"
+#include "train/profile_internal.h"
 
 bool profile_node(void *context, const Graph *graph, int node, double seconds) {
     Profile *profile = context;

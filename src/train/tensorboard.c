@@ -14,7 +14,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "train/journal.h"
-#include "train/tensorboard.h"
+#include "train/tensorboard_internal.h"
 
 typedef struct Buffer {
     uint8_t *data;

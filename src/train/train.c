@@ -21,7 +21,7 @@
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
 #include "train/adapter.h"
-#include "train/profile.h"
+#include "train/profile_internal.h"
 #include "train/run.h"
 #include "train/source.h"
 

@@ -4,7 +4,7 @@
 #include "base/stop.h"
 #include "data/data.h"
 #include "launch/watchdog.h"
-#include "train/metrics.h"
+#include "train/metrics_internal.h"
 #include "train/session.h"
 
 /* What training needs of its process. */

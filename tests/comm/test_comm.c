@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include "comm/comm.h"
 #include "comm/comm_internal.h"
-#include "comm/tcp.h"
+#include "comm/tcp_internal.h"
 
 static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVICE=cuda or hip one GPU for each rank */
 

@@ -3,8 +3,8 @@
 
 #include "support/data_files.h"
 
-#include "launch/health.h"
-#include "launch/health_amd.h"
+#include "launch/health_internal.h"
+#include "launch/health_amd_internal.h"
 
 /* The interface of rocm_smi.h, over the file "gpu": uncorrected errors of UMC and of XGMI_WAFL, status of xGMI, degrees at the junction, version and status
  * of the metrics. Memory has no sensor, GFX no counter. */

@@ -3,8 +3,8 @@
 
 #include "support/launch_run.h"
 
-#include "launch/straggler.h"
-#include "launch/rules.h"
+#include "launch/straggler_internal.h"
+#include "launch/rules_internal.h"
 
 enum { KILLS = 8 };
 

@@ -17,8 +17,8 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
-#include "train/metrics.h"
-#include "train/tensorboard.h"
+#include "train/metrics_internal.h"
+#include "train/tensorboard_internal.h"
 
 static int setup(void **state) {
     char *folder = memory_copy_string("/tmp/smelt-test-metrics-XXXXXX");

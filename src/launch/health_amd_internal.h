@@ -1,5 +1,5 @@
 /* What AMD's management library (librocm_smi64) counts and measures on each GPU: memory errors of every block, errors of xGMI, heat, throttling. A part
- * of health.h. */
+ * of health_internal.h. */
 #pragma once
 
 #include <stdbool.h>

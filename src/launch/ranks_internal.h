@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "launch/heartbeat.h"
+#include "launch/heartbeat_internal.h"
 
 enum { STREAMS = 2, LINE_BYTES = 4096, TAIL_BYTES = 32768 };
 
