@@ -1,5 +1,5 @@
 /* What the end-to-end tests of `smelt train` share: a folder in memory per test with a text to train on, tiny models that take
- * milliseconds per step, and a look at what a run left behind. Everything is static inline, so a test program uses what it needs. */
+ * milliseconds per step on the CPU, and a look at what a run left behind. Everything is static inline, so a test program uses what it needs. */
 #pragma once
 
 #include <jansson.h>
@@ -12,7 +12,7 @@
 
 #define TINY                                                                                                                               \
     "data.train=text model.width=32 model.layers=2 model.heads=2 model.kv_heads=1 model.ffn=32 model.experts=4 model.router_width=8 "      \
-    "data.length=32 batch.sequences=4 batch.tokens=256 optimizer.lr=5e-3 schedule.warmup=4 steps=40 threads=2 tensorboard=false"
+    "data.length=32 batch.sequences=4 batch.tokens=256 optimizer.lr=5e-3 schedule.warmup=4 steps=40 threads=2 tensorboard=false device=cpu"
 
 /* -- The text ---------------------------------------------------------------------------------------------------- */
 
@@ -53,8 +53,23 @@ static inline Process words_start(char *program, const char *words) {
     return process;
 }
 
-/* $SMELT is an absolute path by then (train_main). */
-static inline Process smelt_start(const char *words) { return words_start(getenv("SMELT"), words); }
+static inline bool computes(const char *words) {
+    static const char *const commands[] = {"train ", "eval ", "generate "};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strncmp(words, commands[i], strlen(commands[i])) == 0) return true;
+    return false;
+}
+
+/* Starts smelt with "COMMAND WORD ...", on the CPU unless the words name a device: tests give the same on every machine. $SMELT is an absolute path by
+ * then (train_main). */
+static inline Process smelt_start(const char *words) {
+    if (!computes(words) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
+    int command = (int)strcspn(words, " ");
+    char *on_cpu = memory_format("%.*s device=cpu%s", command, words, words + command);
+    Process process = words_start(getenv("SMELT"), on_cpu);
+    free(on_cpu);
+    return process;
+}
 
 static inline ProcessResult smelt(const char *words) {
     Process process = smelt_start(words);

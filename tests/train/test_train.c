@@ -417,7 +417,8 @@ static void every_json_line_carries_its_fields(void **state) {
 /* -- Tokenizers ----------------------------------------------------------------------------------------------------- */
 
 static char *generated(const char *model, const char *prompt, const char *tokens) {
-    char *arguments[] = {getenv("SMELT"), "generate", (char *)model, (char *)prompt, (char *)tokens, "temperature=0", "threads=1", NULL};
+    char *arguments[] = {
+        getenv("SMELT"), "generate", (char *)model, (char *)prompt, (char *)tokens, "temperature=0", "threads=1", "device=cpu", NULL};
     Process process = process_start(arguments);
     ProcessResult result = process_finish(&process);
     expect_code(&result, ERROR_NONE, model);
