@@ -145,7 +145,7 @@ test-cluster: packages ## real Slurm, and nodes as network namespaces: preemptio
 	@tests/cluster/network.sh $(BUILD)/smelt
 
 run-tests: $(TESTS)
-	@SMELT=$(BUILD)/smelt tests/support/run.sh $(TESTS)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh $(SUITE) $(TESTS)
 
 gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD kernel, as a table
 	@tools/install-packages.sh llvm-19

@@ -117,11 +117,19 @@ static inline int launch(void *module, const char *name, Shape s, void **argumen
 }
 static inline Shape line(unsigned blocks, unsigned threads) { return (Shape){blocks, 1, 1, threads, 1, 1, 0}; }
 
-/* False, after saying so, where make test-amd did not say where they are. */
-static inline bool library_is_given(const char *program) {
-    if (getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS")) return true;
-    printf("%s is skipped: ROCEMU_LIBRARY and ROCEMU_KERNELS are not set (make test-amd sets them)\n", program);
-    return false;
+static inline bool emulator_is_given(void) { return getenv("ROCEMU_LIBRARY") && getenv("ROCEMU_KERNELS"); }
+
+static inline void skip_test(void **state) {
+    (void)state;
+    print_message("skipped: ROCEMU_LIBRARY and ROCEMU_KERNELS are not set (make test-amd sets them)\n");
+    skip();
+}
+
+/* Runs the tests on the emulator's library, or skips them all where none is given. */
+static inline int run_on_emulator(struct CMUnitTest *tests, size_t count) {
+    if (emulator_is_given() && !open_library()) return 1;
+    for (size_t i = 0; !emulator_is_given() && i < count; i++) tests[i].test_func = skip_test;
+    return _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
 }
 
 /* -- Values --------------------------------------------------------------------------------------------------------- */

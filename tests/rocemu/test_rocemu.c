@@ -455,11 +455,8 @@ static void every_matrix_shape_agrees_with_a_plain_product(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_matrix(&shapes[i]);
 }
 
-int main(int count, char **arguments) {
-    (void)count;
-    if (!library_is_given(arguments[0])) return 0;
-    if (!open_library()) return 1;
-    const struct CMUnitTest tests[] = {
+int main(void) {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(vector_integer_instructions_compute_what_c_does),
         cmocka_unit_test(packed_and_sub_dword_instructions_compute_what_c_does),
         cmocka_unit_test(vector_float_instructions_compute_what_c_does),
@@ -473,5 +470,5 @@ int main(int count, char **arguments) {
         cmocka_unit_test(loads_and_stores_of_every_form_move_what_they_say),
         cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_product),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_on_emulator(tests, sizeof tests / sizeof *tests);
 }

@@ -1,22 +1,39 @@
 #!/bin/sh
-# Runs test programs one after another and closes with the sum: "N passed, N failed, N skipped". A program that ends without
-# cmocka's closing lines (a crash, a sanitizer report) counts as one failure. Usage: run.sh PROGRAM...
+# Runs test programs one after another: one line for each, the whole output of those that fail, and as the last line the sum over all,
+# "N passed, N failed, N skipped". A program that ends without cmocka's closing lines (a crash, a sanitizer's report) counts as one failure.
+# Usage: run.sh [-s SUITE] [PROGRAM...]     SUITE: a command that runs first and prints such lines itself; its programs are part of the sum
 set -u
-export OMP_WAIT_POLICY=passive # threads that wait should not spin: machines that test are often busy
-passed=0 failed=0 skipped=0
+export OMP_WAIT_POLICY=passive # threads that wait must not spin: machines that test are often busy
+suite=
+if [ "${1:-}" = -s ]; then
+    suite=$2
+    shift 2
+fi
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-count() { sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$output" | tail -n 1; }
-for program in "$@"; do
+
+# The number of tests in cmocka's last line that begins with "[  $1".
+count() { sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$output" | tail -n 1 | grep . || echo 0; }
+
+report() { printf '%-32s %3d passed, %d failed, %d skipped, %d s\n' "$@"; }
+
+run() {
     start=$(date +%s)
-    "$program" >"$output" 2>&1
+    "$1" >"$output" 2>&1
     status=$?
-    ok=$(count PASSED) bad=$(count FAILED) skip=$(count SKIPPED)
-    ok=${ok:-0} bad=${bad:-0} skip=${skip:-0}
-    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then bad=1; fi
-    printf '%-28s %3d passed, %d failed, %d skipped, %d s\n' "$(basename "$program")" "$ok" "$bad" "$skip" $(($(date +%s) - start))
-    [ "$bad" -eq 0 ] || cat "$output"
-    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+    failed=$(count FAILED)
+    if [ "$failed" -eq 0 ] && { [ "$status" -ne 0 ] || ! grep -q '^\[  PASSED' "$output"; }; then failed=1; fi
+    report "${1#*/tests/}" "$(count PASSED)" "$failed" "$(count SKIPPED)" $(($(date +%s) - start))
+    [ "$failed" -eq 0 ] || cat "$output"
+}
+
+{
+    if [ -n "$suite" ]; then sh -c "$suite" || report "$suite" 0 1 0 0; fi
+    for program in "$@"; do run "$program"; done
+} | awk '
+    { print; fflush() }
+    match($0, /[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped, [0-9]+ s/) {
+        split(substr($0, RSTART), word, " ")
+        passed += word[1]; failed += word[3]; skipped += word[5]
+    }
+    END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped; exit failed > 0 || passed + skipped == 0 }'

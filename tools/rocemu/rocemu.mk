@@ -39,12 +39,16 @@ test-amd: packages ## run every AMD kernel instruction by instruction on an emul
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-test-amd
 
-run-test-amd: $(ROCEMU_TESTS) $(ROCEMU_LIBRARY) $(ROCEMU_KERNELS) $(BUILD)/smelt
-	@SMELT=$(BUILD)/smelt tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump "$(filter %.gfx942 %.gfx90a,$(GPU_OBJECTS))" $(ROCEMU_TESTS)
+ROCEMU_SUITE := tools/rocemu/test.sh $(BUILD)/rocemu $(ROCEMU_LLVM)/bin/llvm-objdump $(filter %.gfx942 %.gfx90a,$(GPU_OBJECTS)) $(ROCEMU_TESTS)
+ROCEMU_READY := $(ROCEMU_TESTS) $(ROCEMU_LIBRARY) $(ROCEMU_KERNELS) $(BUILD)/smelt
+
+run-test-amd: $(ROCEMU_READY)
+	@SMELT=$(BUILD)/smelt tests/support/run.sh -s "$(ROCEMU_SUITE)"
 
 # Sanitizers are for the host's code; the emulator's memory is a range that theirs would overlap.
 ifeq (,$(SANITIZE))
-run-tests: run-test-amd
+run-tests: $(ROCEMU_READY)
+SUITE := -s "$(ROCEMU_SUITE)"
 endif
 
 test-gpu: packages ## on a machine with a GPU: run all that is tested there, into build/test-gpu.txt (DEVICE=hip, cuda)
