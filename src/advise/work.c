@@ -5,6 +5,9 @@
 
 #include "graph/op.h"
 #include "ops/attention/attention.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/linear/linear.h"
+#include "ops/loss/loss.h"
 
 const char *work_class_name(WorkClass class) {
     static const char *const names[WORK_CLASSES] = {"products", "head", "products of experts", "gradients of experts", "attention, forward",
@@ -16,25 +19,23 @@ const char *work_class_name(WorkClass class) {
 static Product of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) { return (Product){tokens, to, from, count, to | from}; }
 static Product of_weights(int64_t out, int64_t in, int64_t tokens, int64_t count) { return (Product){out, in, tokens, count, out | in}; }
 
-/* in[0] is x or d_y; in[1] is the weight [out, in], or x where the weight's gradient is made. */
 static Product linear_product(const Graph *graph, const Node *node) {
-    int64_t tokens = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]);
-    if (node->op == OP_linear) return of_tokens(tokens, graph_rows(graph, node->in[1]), columns, 1);
-    int64_t in = graph_columns(graph, node->in[1]);
-    return node->op == OP_linear_grad_input ? of_tokens(tokens, in, columns, 1) : of_weights(columns, in, tokens, 1);
+    LinearShape s = linear_node_shape(graph, node);
+    if (node->op == OP_linear_grad_weight) return of_weights(s.out, s.in, s.rows, 1);
+    return node->op == OP_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
 }
 
 /* One product per expert, with the rows that it has when all have alike. */
 static Product expert_product(const Graph *graph, const Node *node) {
-    bool weights = node->op == OP_grouped_linear_grad_weight;
-    const int64_t *shape = graph_get(graph, weights ? node->out[0] : node->in[1])->shape; /* [experts, out, in] */
-    int64_t experts = shape[0], tokens = (graph_rows(graph, node->in[0]) + experts - 1) / experts;
-    if (weights) return of_weights(shape[1], shape[2], tokens, experts);
-    return node->op == OP_grouped_linear ? of_tokens(tokens, shape[1], shape[2], experts) : of_tokens(tokens, shape[2], shape[1], experts);
+    LinearShape s = grouped_linear_node_shape(graph, node);
+    int64_t experts = graph_get(graph, grouped_linear_node_weight(node))->shape[0], tokens = (s.rows + experts - 1) / experts;
+    if (node->op == OP_grouped_linear_grad_weight) return of_weights(s.out, s.in, tokens, experts);
+    return node->op == OP_grouped_linear ? of_tokens(tokens, s.out, s.in, experts) : of_tokens(tokens, s.in, s.out, experts);
 }
 
 static Product head_product(const Graph *graph, const Node *node) {
-    return of_tokens(graph_rows(graph, node->in[0]), graph_rows(graph, node->in[1]), graph_columns(graph, node->in[0]), 1);
+    TensorId x = node->in[LOSS_X], w = node->in[LOSS_W];
+    return of_tokens(graph_rows(graph, x), graph_rows(graph, w), graph_columns(graph, x), 1);
 }
 
 int64_t work_head_width(int64_t head_dim) {

@@ -16,7 +16,9 @@
 #include "bench/bench.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "model/model.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/loss/loss.h"
 #include "graph/op.h"
 
 typedef struct GemmOptions {
@@ -78,48 +80,51 @@ static void short_name(const char *name, char text[48]) {
     if (weight) *weight = '\0';
 }
 
-/* Forward, gradient of the input, gradient of the weight [out, in], for `tokens` rows, `calls` times. */
-static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, int64_t tokens, int64_t out, int64_t in, int64_t calls) {
+/* The GEMM of a linear layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn), run `calls` times. */
+static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, LinearShape linear, int64_t calls) {
     Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .calls = calls};
     short_name(name, shape.name);
-    shape.m = layout == LAYOUT_TN ? out : tokens;
-    shape.n = layout == LAYOUT_NT ? out : in;
-    shape.k = layout == LAYOUT_NT ? in : layout == LAYOUT_NN ? out : tokens;
+    shape.m = layout == LAYOUT_TN ? linear.out : linear.rows;
+    shape.n = layout == LAYOUT_NT ? linear.out : linear.in;
+    shape.k = layout == LAYOUT_NT ? linear.in : layout == LAYOUT_NN ? linear.out : linear.rows;
     if (shape.m && shape.n && shape.k) add_shape(shapes, &shape);
 }
 
-/* The products of a node. Experts are taken to get equal shares of the tokens; the head is cut into chunks of at most 4,096 rows, as on GPUs. */
+static int layout_of(int op) {
+    if (op == OP_linear || op == OP_grouped_linear) return LAYOUT_NT;
+    return op == OP_linear_grad_input || op == OP_grouped_linear_grad_input ? LAYOUT_NN : LAYOUT_TN;
+}
+
+/* The LM head in chunks of at most 4,096 rows, as on GPUs. */
+static void add_head(Shapes *shapes, const Graph *graph, const Node *node) {
+    const int64_t most = 4096, rows = graph_rows(graph, node->in[LOSS_X]), chunk = rows < most ? rows : most;
+    TensorId w = node->in[LOSS_W];
+    LinearShape linear = {.rows = chunk, .in = graph_columns(graph, w), .out = graph_rows(graph, w)};
+    for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++)
+        add_layer(shapes, layout, "head", false, linear, (rows + chunk - 1) / chunk);
+}
+
+/* The GEMMs of a node. Experts are taken to get equal shares of the tokens. */
 static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
-    const int64_t head_rows = 4096;
-    const Tensor *in = graph->tensors, *w;
-    int64_t tokens = node->in[0] ? graph_rows(graph, node->in[0]) : 0, chunk;
+    LinearShape linear;
+    const Tensor *w;
     switch (node->op) {
     case OP_linear:
     case OP_linear_grad_input:
-        w = &in[node->in[1]];
-        add_layer(shapes, node->op == OP_linear ? LAYOUT_NT : LAYOUT_NN, w->name, ((const LinearAttributes *)node->attributes)->wide,
-            tokens, w->shape[0], graph_columns(graph, node->in[1]), 1);
-        break;
     case OP_linear_grad_weight:
-        w = &in[node->out[0]];
-        add_layer(shapes, LAYOUT_TN, w->name, true, tokens, w->shape[0], graph_columns(graph, node->out[0]), 1);
+        w = graph_get(graph, linear_node_weight(node));
+        linear = linear_node_shape(graph, node);
+        add_layer(shapes, layout_of(node->op), w->name, ((const LinearAttributes *)node->attributes)->wide, linear, 1);
         break;
     case OP_grouped_linear:
     case OP_grouped_linear_grad_input:
-        w = &in[node->in[1]];
-        add_layer(shapes, node->op == OP_grouped_linear ? LAYOUT_NT : LAYOUT_NN, w->name, false, tokens / w->shape[0], w->shape[1],
-            w->shape[2], w->shape[0]);
-        break;
     case OP_grouped_linear_grad_weight:
-        w = &in[node->out[0]];
-        add_layer(shapes, LAYOUT_TN, w->name, true, tokens / w->shape[0], w->shape[1], w->shape[2], w->shape[0]);
+        w = graph_get(graph, grouped_linear_node_weight(node));
+        linear = grouped_linear_node_shape(graph, node);
+        linear.rows /= w->shape[0];
+        add_layer(shapes, layout_of(node->op), w->name, false, linear, w->shape[0]);
         break;
-    case OP_linear_cross_entropy:
-        w = &in[node->in[1]];
-        chunk = tokens < head_rows ? tokens : head_rows;
-        for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++)
-            add_layer(shapes, layout, "head", false, chunk, w->shape[0], graph_columns(graph, node->in[1]), (tokens + chunk - 1) / chunk);
-        break;
+    case OP_linear_cross_entropy: add_head(shapes, graph, node); break;
     default: break;
     }
 }

@@ -121,10 +121,11 @@ static void send_gradients(Exchange *exchange, int b) {
 static void add_gradients(const Exchange *exchange, int b) {
     Own own = own_of(exchange, &exchange->layout->buckets[b]);
     void *sum = place(exchange, ARENA_GRADIENT, own.local);
-    OpCall call = {.in = {sum, place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients + own.in_bucket)},
-        .out = {sum},
-        .in_shape = {{own.count, 1, 1, 1}, {own.count, 1, 1, 1}},
-        .out_shape = {{own.count, 1, 1, 1}},
+    void *received = place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients + own.in_bucket);
+    OpCall call = {.in = {[ADD_A] = sum, [ADD_B] = received},
+        .out = {[ADD_SUM] = sum},
+        .in_shape = {[ADD_A] = {own.count, 1, 1, 1}, [ADD_B] = {own.count, 1, 1, 1}},
+        .out_shape = {[ADD_SUM] = {own.count, 1, 1, 1}},
         .attributes = &(AddAttributes){.wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
         .device = device_of(exchange)};
     if (own.count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);

@@ -17,8 +17,8 @@
 /* The matrices that a linear layer's weight is a view of. */
 typedef struct Layer {
     int parts;
-    char *names[LORA_PARTS];
-    int64_t columns[LORA_PARTS];
+    char *names[LORA_MAX_ADAPTERS];
+    int64_t columns[LORA_MAX_ADAPTERS];
 } Layer;
 
 /* Without ".weight". */
@@ -34,7 +34,7 @@ static Layer layer_of(const Graph *graph, TensorId w) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->offset < begin || p->offset >= end) continue;
-        assert(layer.parts < LORA_PARTS);
+        assert(layer.parts < LORA_MAX_ADAPTERS);
         layer.columns[layer.parts] = p->shape[0];
         layer.names[layer.parts++] = layer_name(p->name);
     }
@@ -43,7 +43,7 @@ static Layer layer_of(const Graph *graph, TensorId w) {
 
 /* One matrix of each part, one after another: A, whose shapes are equal, or B. */
 static TensorId declare(Graph *graph, const Layer *layer, const char *which, int64_t rows, int64_t columns, double std) {
-    TensorId parts[LORA_PARTS];
+    TensorId parts[LORA_MAX_ADAPTERS];
     for (int i = 0; i < layer->parts; i++) {
         char *name = memory_format("%s.%s.weight", layer->names[i], which);
         int64_t shape[] = {rows ? rows : layer->columns[i], columns};

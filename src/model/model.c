@@ -15,6 +15,7 @@
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"

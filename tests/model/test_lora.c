@@ -4,6 +4,7 @@
 #include "layout/layout.h"
 #include "model/hf.h"
 #include "graph/op.h"
+#include "ops/loss/loss.h"
 #include "train/session.h"
 #include "train/source.h"
 #include "backend/backend.h"
@@ -245,7 +246,7 @@ static void frozen_parameters_have_no_gradient_and_no_product_makes_one(void **s
         const Node *node = &graph->nodes[i];
         assert_true(node->op != OP_embed_grad);
         products += node->op == OP_linear_grad_weight || node->op == OP_lora_grad_weight;
-        if (node->op == OP_linear_cross_entropy) assert_true(node->out[1] && !node->out[2]);
+        if (node->op == OP_linear_cross_entropy) assert_true(node->out[LOSS_D_X] && !node->out[LOSS_D_W]);
     }
     assert_int_equal(products, config.model.layers * 4); /* down and up of queries, keys and values together, and of the output */
     model_free(&model);

@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "support/check.h"
 #include "backend/backend.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/moe/moe.h"
 #include "ops/router/router.h"
 

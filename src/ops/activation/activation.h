@@ -1,20 +1,36 @@
-/* activation: builders, and what the rule and the kernels of both back ends share. */
+/* Elementwise functions: builders, operands and attributes, for the rule and the kernels of both back ends. All tensors are COMPUTE. */
 #pragma once
 
 #include "graph/op.h"
 
-/* GELU, COMPUTE: x * Phi(x), or GPT-2's form of it, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+/* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 
-/* x cut to -limit .. limit, COMPUTE; the gradient of what was cut is zero. */
+/* y = silu(x[:, :F]) * x[:, F:], [R, 2F] -> [R, F]. */
+TensorId op_swiglu(Graph *graph, TensorId x);
+
+/* y = x clamped to -limit .. limit. */
 TensorId op_clamp(Graph *graph, TensorId x, double limit);
 
-/* factor * x, COMPUTE. */
+/* y = factor * x */
 TensorId op_scale(Graph *graph, TensorId x, double factor);
 
-/* silu(x[:, :F]) * x[:, F:], COMPUTE [R, 2F] -> [R, F]. */
-TensorId op_swiglu(Graph *graph, TensorId x);
+/* Of all the functions, and of all their gradients; scale has none of its own. */
+typedef enum ActivationOperand {
+    ACTIVATION_X, /* [R, D], for swiglu [R, 2F] */
+    ACTIVATION_INPUTS,
+    ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
+    ACTIVATION_OUTPUTS
+} ActivationOperand;
+
+typedef enum ActivationGradOperand {
+    ACTIVATION_GRAD_D_Y, /* like y */
+    ACTIVATION_GRAD_X,   /* like x */
+    ACTIVATION_GRAD_INPUTS,
+    ACTIVATION_GRAD_D_X = 0, /* like x */
+    ACTIVATION_GRAD_OUTPUTS
+} ActivationGradOperand;
 
 typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;
 typedef struct ClampAttributes { double limit; } ClampAttributes;

@@ -1,4 +1,5 @@
-/* The CPU kernels of activation. */
+/* Elementwise functions on a CPU. Threads share out whole rows, never parts of one: elsewhere an element could move between the vector and the scalar form of
+ * a loop, whose bits differ. Loops are marked free of dependencies between elements, since the output may lie in an input's memory. */
 #include "backend/cpu/kernel.h"
 #include "ops/activation/activation.h"
 
@@ -25,9 +26,9 @@ static void gelu_tanh_grad(T *d_x, const T *d_y, const T *x, int64_t count) {
 
 CPU_OP(gelu) {
     const GeluAttributes *attributes = call->attributes;
-    const T *x = call->in[0];
-    T *y = call->out[0];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    const T *x = call->in[ACTIVATION_X];
+    T *y = call->out[ACTIVATION_Y];
+    int64_t rows = call->in_shape[ACTIVATION_X][0], columns = call->in_shape[ACTIVATION_X][1];
     if (attributes->kind == GELU_TANH) {
 #pragma omp parallel for schedule(static)
         for (int64_t r = 0; r < rows; r++) gelu_tanh(y + r * columns, x + r * columns, columns);
@@ -44,9 +45,9 @@ CPU_OP(gelu) {
 
 CPU_OP(gelu_grad) {
     const GeluAttributes *attributes = call->attributes;
-    const T *d_y = call->in[0], *x = call->in[1];
-    T *d_x = call->out[0];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
+    T *d_x = call->out[ACTIVATION_GRAD_D_X];
+    int64_t rows = call->in_shape[ACTIVATION_GRAD_D_Y][0], columns = call->in_shape[ACTIVATION_GRAD_D_Y][1];
     if (attributes->kind == GELU_TANH) {
 #pragma omp parallel for schedule(static)
         for (int64_t r = 0; r < rows; r++) gelu_tanh_grad(d_x + r * columns, d_y + r * columns, x + r * columns, columns);
@@ -63,9 +64,9 @@ CPU_OP(gelu_grad) {
 }
 
 CPU_OP(swiglu) {
-    const T *x = call->in[0];
-    T *y = call->out[0];
-    int64_t rows = call->out_shape[0][0], width = call->out_shape[0][1];
+    const T *x = call->in[ACTIVATION_X];
+    T *y = call->out[ACTIVATION_Y];
+    int64_t rows = call->out_shape[ACTIVATION_Y][0], width = call->out_shape[ACTIVATION_Y][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         const T *restrict gate = x + 2 * r * width, *restrict up = gate + width;
@@ -78,11 +79,11 @@ CPU_OP(swiglu) {
     }
 }
 
-/* With s = sigmoid(g): d_gate = dy * up * s * (1 + g * (1 - s)), d_up = dy * g * s. */
+/* With s = sigmoid(gate): d_gate = d_y * up * s * (1 + gate * (1 - s)), d_up = d_y * gate * s. */
 CPU_OP(swiglu_grad) {
-    const T *d_y = call->in[0], *x = call->in[1];
-    T *d_x = call->out[0];
-    int64_t rows = call->in_shape[0][0], width = call->in_shape[0][1];
+    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
+    T *d_x = call->out[ACTIVATION_GRAD_D_X];
+    int64_t rows = call->in_shape[ACTIVATION_GRAD_D_Y][0], width = call->in_shape[ACTIVATION_GRAD_D_Y][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         const T *gate = x + 2 * r * width, *up = gate + width, *d_out = d_y + r * width;
@@ -100,9 +101,9 @@ CPU_OP(swiglu_grad) {
 
 CPU_OP(clamp) {
     const ClampAttributes *attributes = call->attributes;
-    const T *x = call->in[0];
-    T *y = call->out[0];
-    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    const T *x = call->in[ACTIVATION_X];
+    T *y = call->out[ACTIVATION_Y];
+    int64_t elements = call->in_shape[ACTIVATION_X][0] * call->in_shape[ACTIVATION_X][1];
     W limit = (W)attributes->limit;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < elements; i++) {
@@ -114,9 +115,9 @@ CPU_OP(clamp) {
 
 CPU_OP(clamp_grad) {
     const ClampAttributes *attributes = call->attributes;
-    const T *d_y = call->in[0], *x = call->in[1];
-    T *d_x = call->out[0];
-    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
+    T *d_x = call->out[ACTIVATION_GRAD_D_X];
+    int64_t elements = call->in_shape[ACTIVATION_GRAD_D_Y][0] * call->in_shape[ACTIVATION_GRAD_D_Y][1];
     W limit = (W)attributes->limit;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < elements; i++) {
@@ -127,9 +128,9 @@ CPU_OP(clamp_grad) {
 
 CPU_OP(scale) {
     const ScaleAttributes *attributes = call->attributes;
-    const T *x = call->in[0];
-    T *y = call->out[0];
-    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    const T *x = call->in[ACTIVATION_X];
+    T *y = call->out[ACTIVATION_Y];
+    int64_t elements = call->in_shape[ACTIVATION_X][0] * call->in_shape[ACTIVATION_X][1];
     W factor = (W)attributes->factor;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < elements; i++) y[i] = to_compute(factor * to_wide(x[i]));

@@ -1,9 +1,10 @@
-/* GELU, SwiGLU, the clamp and the scale, with their gradients; formulas as in op/activation.c. One unit of 8 columns to a thread. */
+/* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of SwiGLU; one by one where widths are no multiple
+ * of 8. No scratch. */
 #include "backend/gpu/vector.h"
 
 typedef struct FlatArguments {
     const bf16 GLOBAL *d_y, *x;
-    bf16 GLOBAL *y;
+    bf16 GLOBAL *y; /* or d_x, in gradients; so in SwigluArguments */
     int64_t count;
     float limit, factor;
 } FlatArguments;
@@ -112,11 +113,16 @@ LAUNCHER(swiglu_grad_8, SwigluArguments)
 LAUNCHER(swiglu_grad_1, SwigluArguments)
 
 static FlatArguments forward(const OpCall *call) {
-    return (FlatArguments){.x = call->in[0], .y = call->out[0], .count = call->in_shape[0][0] * call->in_shape[0][1]};
+    const int64_t *shape = call->in_shape[ACTIVATION_X];
+    return (FlatArguments){.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .count = shape[0] * shape[1]};
 }
 
 static FlatArguments backward(const OpCall *call) {
-    return (FlatArguments){.d_y = call->in[0], .x = call->in[1], .y = call->out[0], .count = call->in_shape[0][0] * call->in_shape[0][1]};
+    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_X];
+    return (FlatArguments){.d_y = call->in[ACTIVATION_GRAD_D_Y],
+        .x = call->in[ACTIVATION_GRAD_X],
+        .y = call->out[ACTIVATION_GRAD_D_X],
+        .count = shape[0] * shape[1]};
 }
 
 GPU_OP(gelu) {
@@ -153,14 +159,18 @@ GPU_OP(scale) {
 }
 
 GPU_OP(swiglu) {
-    int64_t rows = call->out_shape[0][0], width = call->out_shape[0][1], unit = width % 8 == 0 ? 8 : 1;
-    SwigluArguments arguments = {.x = call->in[0], .y = call->out[0], .tiling = tile_matrix(rows, width, unit)};
+    int64_t rows = call->out_shape[ACTIVATION_Y][0], width = call->out_shape[ACTIVATION_Y][1], unit = width % 8 == 0 ? 8 : 1;
+    SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(rows, width, unit)};
     (unit == 8 ? launch_swiglu_8 : launch_swiglu_1)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 
 GPU_OP(swiglu_grad) {
-    int64_t rows = call->in_shape[0][0], width = call->in_shape[0][1], unit = width % 8 == 0 ? 8 : 1;
-    SwigluArguments arguments = {.d_y = call->in[0], .x = call->in[1], .y = call->out[0], .tiling = tile_matrix(rows, width, unit)};
+    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_D_Y];
+    int64_t rows = shape[0], width = shape[1], unit = width % 8 == 0 ? 8 : 1;
+    SwigluArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
+        .x = call->in[ACTIVATION_GRAD_X],
+        .y = call->out[ACTIVATION_GRAD_D_X],
+        .tiling = tile_matrix(rows, width, unit)};
     (unit == 8 ? launch_swiglu_grad_8 : launch_swiglu_grad_1)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 

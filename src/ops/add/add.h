@@ -1,11 +1,35 @@
-/* add: builders, and what the rule and the kernels of both back ends share. */
+/* Sums of two tensors: builders, operands and attributes, for the rule and the kernels of both back ends. op_add is declared in graph/op.h. */
 #pragma once
 
 #include "graph/op.h"
 
-/* x + previous * scale, WIDE [R, D], scale [D]: the router's depth averaging. */
+/* x + previous * scale: a router's average over depth. */
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale);
 
-#include <stdbool.h>
+typedef enum AddOperand {
+    ADD_A, /* COMPUTE or WIDE, any shape */
+    ADD_B, /* like a */
+    ADD_INPUTS,
+    ADD_SUM = 0, /* like a */
+    ADD_OUTPUTS
+} AddOperand;
+typedef struct AddAttributes { bool wide; } AddAttributes; /* tensors are WIDE, not COMPUTE */
 
-typedef struct AddAttributes { bool wide; } AddAttributes; /* WIDE tensors, or COMPUTE ones */
+typedef enum ScaleAddOperand {
+    SCALE_ADD_X,        /* WIDE [R, D] */
+    SCALE_ADD_PREVIOUS, /* WIDE [R, D] */
+    SCALE_ADD_SCALE,    /* WIDE [D] */
+    SCALE_ADD_INPUTS,
+    SCALE_ADD_SUM = 0, /* WIDE [R, D] */
+    SCALE_ADD_OUTPUTS
+} ScaleAddOperand;
+
+typedef enum ScaleAddGradOperand {
+    SCALE_ADD_GRAD_D_SUM,    /* WIDE [R, D] */
+    SCALE_ADD_GRAD_PREVIOUS, /* WIDE [R, D] */
+    SCALE_ADD_GRAD_SCALE,    /* WIDE [D] */
+    SCALE_ADD_GRAD_INPUTS,
+    SCALE_ADD_GRAD_D_PREVIOUS = 0, /* WIDE [R, D] */
+    SCALE_ADD_GRAD_D_SCALE,        /* gradient of scale, added to */
+    SCALE_ADD_GRAD_OUTPUTS
+} ScaleAddGradOperand;

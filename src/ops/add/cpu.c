@@ -1,41 +1,46 @@
-/* The CPU kernels of add. */
+/* add and scale_add on a CPU. Loops are marked free of dependencies: the sum may lie in the memory of an input. The gradient of scale is a sum over rows in two
+ * steps: KERNEL_BLOCK rows to a thread, then the blocks' partial sums in order. */
 #include "backend/cpu/kernel.h"
 #include "ops/add/add.h"
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
-    return kernel_partials_bytes(graph, graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0]));
+    return kernel_partials_bytes(
+        graph, graph_rows(graph, node->in[SCALE_ADD_GRAD_D_SUM]), graph_columns(graph, node->in[SCALE_ADD_GRAD_D_SUM]));
 }
 
 CPU_OP(add) {
     const AddAttributes *attributes = call->attributes;
-    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1] * call->in_shape[0][2] * call->in_shape[0][3];
+    const int64_t *shape = call->in_shape[ADD_A];
+    int64_t elements = shape[0] * shape[1] * shape[2] * shape[3];
     if (attributes->wide) {
-        const W *a = call->in[0], *b = call->in[1];
-        W *sum = call->out[0];
+        const W *a = call->in[ADD_A], *b = call->in[ADD_B];
+        W *sum = call->out[ADD_SUM];
 #pragma omp parallel for simd schedule(static)
         for (int64_t i = 0; i < elements; i++) sum[i] = a[i] + b[i];
     } else {
-        const T *a = call->in[0], *b = call->in[1];
-        T *sum = call->out[0];
+        const T *a = call->in[ADD_A], *b = call->in[ADD_B];
+        T *sum = call->out[ADD_SUM];
 #pragma omp parallel for simd schedule(static)
         for (int64_t i = 0; i < elements; i++) sum[i] = to_compute(to_wide(a[i]) + to_wide(b[i]));
     }
 }
 
 CPU_OP(scale_add) {
-    const W *x = call->in[0], *previous = call->in[1], *scale = call->in[2];
-    W *sum = call->out[0];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    const W *x = call->in[SCALE_ADD_X], *previous = call->in[SCALE_ADD_PREVIOUS], *scale = call->in[SCALE_ADD_SCALE];
+    W *sum = call->out[SCALE_ADD_SUM];
+    int64_t rows = call->in_shape[SCALE_ADD_X][0], columns = call->in_shape[SCALE_ADD_X][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
-#pragma omp simd /* the sum may lie in the memory of x */
+#pragma omp simd
         for (int64_t j = 0; j < columns; j++) sum[r * columns + j] = x[r * columns + j] + previous[r * columns + j] * scale[j];
 }
 
 CPU_OP(scale_add_grad, grad_workspace) {
-    const W *d_sum = call->in[0], *previous = call->in[1], *scale = call->in[2];
-    W *d_previous = call->out[0], *partials = call->workspace;
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], blocks = kernel_blocks(rows);
+    const W *d_sum = call->in[SCALE_ADD_GRAD_D_SUM], *previous = call->in[SCALE_ADD_GRAD_PREVIOUS];
+    const W *scale = call->in[SCALE_ADD_GRAD_SCALE];
+    W *d_previous = call->out[SCALE_ADD_GRAD_D_PREVIOUS], *d_scale = call->out[SCALE_ADD_GRAD_D_SCALE], *partials = call->workspace;
+    int64_t rows = call->in_shape[SCALE_ADD_GRAD_D_SUM][0], columns = call->in_shape[SCALE_ADD_GRAD_D_SUM][1];
+    int64_t blocks = kernel_blocks(rows);
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         W *restrict partial = partials + block * columns;
@@ -47,5 +52,5 @@ CPU_OP(scale_add_grad, grad_workspace) {
                 d_previous[r * columns + j] = d * scale[j];
             }
     }
-    kernel_add_partials(call->out[1], partials, blocks, columns);
+    kernel_add_partials(d_scale, partials, blocks, columns);
 }

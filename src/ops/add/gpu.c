@@ -1,4 +1,5 @@
-/* a + b over flat tensors, and x + previous * scale with its gradient, whose column sums every block makes of REDUCE_ROWS rows. */
+/* add and scale_add on a GPU: 8 or 4 columns to a thread. For the gradient of scale a block sums the columns of REDUCE_ROWS rows; gpu_add_partials adds the
+ * blocks' sums in order. Scratch is the call's. */
 #include "backend/gpu/vector.h"
 
 typedef struct AddArguments {
@@ -21,18 +22,18 @@ typedef struct ScaleAddGradArguments {
 
 #ifdef GPU_DEVICE
 
-INLINE void add_narrow(const AddArguments *a, int64_t at, int unit) {
+INLINE void add_bf16_at(const AddArguments *a, int64_t at, int unit) {
     const bf16 GLOBAL *x = a->x, *y = a->y;
     store8_bf16((bf16 GLOBAL *)a->sum + at, load8_bf16(x + at, unit) + load8_bf16(y + at, unit), unit);
 }
 
-INLINE void add_wide(const AddArguments *a, int64_t at, int unit) {
+INLINE void add_fp32_at(const AddArguments *a, int64_t at, int unit) {
     const float GLOBAL *x = a->x, *y = a->y;
     store8_wide((float GLOBAL *)a->sum + at, load8_wide(x + at, unit) + load8_wide(y + at, unit), unit);
 }
 
-FLAT_KERNEL(add_bf16, AddArguments, add_narrow)
-FLAT_KERNEL(add_fp32, AddArguments, add_wide)
+FLAT_KERNEL(add_bf16, AddArguments, add_bf16_at)
+FLAT_KERNEL(add_fp32, AddArguments, add_fp32_at)
 
 INLINE void scale_add_unit(const ScaleAddArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
@@ -84,38 +85,44 @@ LAUNCHER(scale_add_grad_1, ScaleAddGradArguments)
 
 GPU_OP(add) {
     const AddAttributes *attributes = call->attributes;
-    const int64_t *shape = call->in_shape[0];
-    AddArguments arguments = {.x = call->in[0], .y = call->in[1], .sum = call->out[0], .count = shape[0] * shape[1] * shape[2] * shape[3]};
+    const int64_t *shape = call->in_shape[ADD_A];
+    AddArguments arguments = {
+        .x = call->in[ADD_A], .y = call->in[ADD_B], .sum = call->out[ADD_SUM], .count = shape[0] * shape[1] * shape[2] * shape[3]};
     (attributes->wide ? launch_add_fp32 : launch_add_bf16)(call->device, flat_shape(arguments.count), &arguments);
 }
 
 static int unit_of(int64_t columns) { return columns % 4 == 0 ? 4 : 1; }
 
 GPU_OP(scale_add) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
+    int64_t rows = call->in_shape[SCALE_ADD_X][0], columns = call->in_shape[SCALE_ADD_X][1];
     int unit = unit_of(columns);
-    ScaleAddArguments arguments = {
-        .x = call->in[0], .previous = call->in[1], .scale = call->in[2], .sum = call->out[0], .tiling = tile_matrix(rows, columns, unit)};
+    ScaleAddArguments arguments = {.x = call->in[SCALE_ADD_X],
+        .previous = call->in[SCALE_ADD_PREVIOUS],
+        .scale = call->in[SCALE_ADD_SCALE],
+        .sum = call->out[SCALE_ADD_SUM],
+        .tiling = tile_matrix(rows, columns, unit)};
     (unit == 4 ? launch_scale_add_4 : launch_scale_add_1)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 
-static int64_t gpu_scratch_scale_add_grad(const Graph *graph, const Node *node) {
-    return divide_up(graph_rows(graph, node->in[0]), REDUCE_ROWS) * graph_columns(graph, node->in[0]) * (int64_t)sizeof(float);
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
+    TensorId d_sum = node->in[SCALE_ADD_GRAD_D_SUM];
+    return divide_up(graph_rows(graph, d_sum), REDUCE_ROWS) * graph_columns(graph, d_sum) * (int64_t)sizeof(float);
 }
 
-GPU_OP(scale_add_grad, gpu_scratch_scale_add_grad) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], blocks = divide_up(rows, REDUCE_ROWS);
+GPU_OP(scale_add_grad, grad_workspace) {
+    int64_t rows = call->in_shape[SCALE_ADD_GRAD_D_SUM][0], columns = call->in_shape[SCALE_ADD_GRAD_D_SUM][1];
+    int64_t blocks = divide_up(rows, REDUCE_ROWS);
     int unit = unit_of(columns);
-    ScaleAddGradArguments arguments = {.d_sum = call->in[0],
-        .previous = call->in[1],
-        .scale = call->in[2],
-        .d_previous = call->out[0],
+    ScaleAddGradArguments arguments = {.d_sum = call->in[SCALE_ADD_GRAD_D_SUM],
+        .previous = call->in[SCALE_ADD_GRAD_PREVIOUS],
+        .scale = call->in[SCALE_ADD_GRAD_SCALE],
+        .d_previous = call->out[SCALE_ADD_GRAD_D_PREVIOUS],
         .partials = call->workspace,
         .block_rows = REDUCE_ROWS,
         .tiling = tile_matrix(rows, columns, unit)};
     LaunchShape shape = {.x = blocks * arguments.tiling.tiles, .threads = TILE_THREADS};
     (unit == 4 ? launch_scale_add_grad_4 : launch_scale_add_grad_1)(call->device, shape, &arguments);
-    gpu_add_partials(call->device, call->out[1], call->workspace, blocks, columns);
+    gpu_add_partials(call->device, call->out[SCALE_ADD_GRAD_D_SCALE], call->workspace, blocks, columns);
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* The two sums that stand alone: a + b, where a tensor has several readers and their gradients meet, and x + previous * scale over WIDE rows, by which
- * a ZAYA1 router averages its states over depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per channel as in the code). */
+/* The two sums that stand alone: a + b, where a tensor has several readers and their gradients meet, and x + previous * scale, with WIDE x and previous [R, D]
+ * and scale [D], by which a ZAYA1 router averages its states over depth (exponential depth averaging, arXiv 2605.05365 eq. 2; one factor per channel as in
+ * the code). Gradients of the latter: d_x = d_sum, d_previous = d_sum * scale, d_scale += sum over rows of d_sum * previous. */
 #include "ops/add/add.h"
 
 TensorId op_add(Graph *graph, TensorId a, TensorId b) {
@@ -7,40 +8,52 @@ TensorId op_add(Graph *graph, TensorId a, TensorId b) {
     assert(like.type == graph_get(graph, b)->type && graph_elements(graph, a) == graph_elements(graph, b));
     AddAttributes attributes = {.wide = like.type == TYPE_WIDE};
     TensorId sum = graph_tensor(graph, ARENA_ACTIVATION, like.type, like.rank, like.shape, "sum");
-    graph_node(graph, OP_add, (TensorId[]){a, b}, 2, &sum, 1, &attributes, sizeof attributes);
+    graph_node(graph, OP_add, (TensorId[ADD_INPUTS]){[ADD_A] = a, [ADD_B] = b}, ADD_INPUTS, (TensorId[ADD_OUTPUTS]){[ADD_SUM] = sum},
+        ADD_OUTPUTS, &attributes, sizeof attributes);
     return sum;
 }
 
 static void add_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)node;
-    d_in[0] = d_in[1] = d_out[0];
+    d_in[ADD_A] = d_in[ADD_B] = d_out[ADD_SUM];
 }
 
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale) {
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     assert(graph_elements(graph, previous) == shape[0] * shape[1] && graph_elements(graph, scale) == shape[1]);
     TensorId sum = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "scale_add");
-    graph_node(graph, OP_scale_add, (TensorId[]){x, previous, scale}, 3, &sum, 1, NULL, 0);
+    TensorId in[SCALE_ADD_INPUTS] = {[SCALE_ADD_X] = x, [SCALE_ADD_PREVIOUS] = previous, [SCALE_ADD_SCALE] = scale};
+    graph_node(graph, OP_scale_add, in, SCALE_ADD_INPUTS, (TensorId[SCALE_ADD_OUTPUTS]){[SCALE_ADD_SUM] = sum}, SCALE_ADD_OUTPUTS, NULL, 0);
     return sum;
 }
 
 static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId previous = node->in[1], scale = node->in[2];
+    TensorId previous = node->in[SCALE_ADD_PREVIOUS], scale = node->in[SCALE_ADD_SCALE], d_sum = d_out[SCALE_ADD_SUM];
     int64_t shape[] = {graph_rows(graph, previous), graph_columns(graph, previous)};
-    d_in[0] = d_out[0];
-    d_in[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_previous");
-    graph_node(graph, OP_scale_add_grad, (TensorId[]){d_out[0], previous, scale}, 3,
-        (TensorId[]){d_in[1], graph_parameter_gradient(graph, scale)}, 2, NULL, 0);
+    TensorId d_previous = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_previous");
+    TensorId in[SCALE_ADD_GRAD_INPUTS] = {
+        [SCALE_ADD_GRAD_D_SUM] = d_sum, [SCALE_ADD_GRAD_PREVIOUS] = previous, [SCALE_ADD_GRAD_SCALE] = scale};
+    TensorId out[SCALE_ADD_GRAD_OUTPUTS] = {
+        [SCALE_ADD_GRAD_D_PREVIOUS] = d_previous, [SCALE_ADD_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale)};
+    graph_node(graph, OP_scale_add_grad, in, SCALE_ADD_GRAD_INPUTS, out, SCALE_ADD_GRAD_OUTPUTS, NULL, 0);
+    d_in[SCALE_ADD_X] = d_sum;
+    d_in[SCALE_ADD_PREVIOUS] = d_previous;
 }
 
-static Cost cost(const Graph *graph, const Node *node) {
-    double per_element = node->op == OP_add ? 1 : node->op == OP_scale_add ? 2 : 3;
-    return (Cost){.flops = per_element * graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
+static Cost elementwise_cost(const Graph *graph, const Node *node, TensorId tensor, double flops) {
+    return (Cost){.flops = flops * graph_elements(graph, tensor), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_add = {.name = "add", .in_place = OPERAND(0), .gradient = add_gradient, .cost = cost};
+static Cost add_cost(const Graph *graph, const Node *node) { return elementwise_cost(graph, node, node->out[ADD_SUM], 1); }
 
-const Op op_rule_scale_add = {.name = "scale_add", .in_place = OPERAND(0), .gradient = scale_add_gradient, .cost = cost};
+static Cost scale_add_cost(const Graph *graph, const Node *node) { return elementwise_cost(graph, node, node->out[SCALE_ADD_SUM], 2); }
 
-const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = 2, .cost = cost};
+static Cost scale_add_grad_cost(const Graph *graph, const Node *node) {
+    return elementwise_cost(graph, node, node->out[SCALE_ADD_GRAD_D_PREVIOUS], 3);
+}
+
+const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_gradient, .cost = add_cost};
+const Op op_rule_scale_add = {
+    .name = "scale_add", .in_place = OPERAND(SCALE_ADD_X), .gradient = scale_add_gradient, .cost = scale_add_cost};
+const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = OPERAND(SCALE_ADD_GRAD_D_SCALE), .cost = scale_add_grad_cost};

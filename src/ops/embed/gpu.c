@@ -1,10 +1,10 @@
-/* Token embedding and its gradient, in which many rows add to one entry of the table. So that no atomics are needed and sums have a fixed order, rows are
- * sorted by token first (a stable radix sort, 8 bits a pass: its result depends on the tokens alone). Then every block takes CHUNK sorted rows, sums each run
- * of equal tokens, and adds it to the table's gradient; a run that crosses chunks leaves a piece in each, which a second kernel adds in order. Work is
- * shared out evenly whatever the tokens are, be it the same one everywhere.
+/* embed on a GPU. For the gradient, rows are sorted by token first (a stable radix sort, 8 bits a pass), so that no atomics are needed and sums have a fixed
+ * order. Then every block takes CHUNK sorted rows, sums each run of equal tokens, and adds it to the table's gradient; a run that crosses chunks leaves a
+ * partial sum in each, which a second kernel adds in order. Blocks have equal work whatever the tokens are, be it one token everywhere.
  *
  * With bias and scale, row = (entry + bias) * scale, a run's sum S of d_stream gives scale * S to the entry, S * (entry + bias) to d_scale and S to
- * d_bias / scale: the table is read once per run. Scratch: two lists of sorted rows, counts, pieces [chunks, 2, columns] and partial sums of d_bias and d_scale. */
+ * d_bias / scale: the table is read once per run. Scratch: two lists of sorted rows, counts, partial sums of runs [chunks, 2, columns], and of d_bias and
+ * d_scale. */
 #include "backend/gpu/vector.h"
 
 enum {
@@ -12,8 +12,8 @@ enum {
     ROWS_AHEAD = 4, /* rows of a thread in flight */
     CHUNK = 32,     /* sorted rows of a block */
     DIGIT_BITS = 8,
-    DIGITS = 256, /* one for each thread */
-    PIECE_AHEAD = 8,
+    DIGITS = 256,   /* one for each thread */
+    RUNS_AHEAD = 8, /* partial sums of runs in flight of a thread */
 };
 
 typedef struct EmbedArguments {
@@ -40,12 +40,13 @@ typedef struct EmbedGradArguments {
     const SortedRow GLOBAL *sorted;
     const bf16 GLOBAL *table;
     const float GLOBAL *bias, *scale;
-    void GLOBAL *d_table;   /* fp32, bf16 where `narrow` */
-    float GLOBAL *pieces;   /* of each chunk, of the run that came from the chunk before, and of the one that begins here and goes on */
+    void GLOBAL *d_table; /* fp32, or bf16 where `bf16_gradient` */
+    float GLOBAL
+        *runs; /* [chunks, 2, columns]: the sum of the run that comes from the chunk before, and of the one that goes on into the next */
     float GLOBAL *partials; /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles; /* tiles: blocks along the columns */
-    bool narrow;
+    bool bf16_gradient;
 } EmbedGradArguments;
 
 #ifdef GPU_DEVICE
@@ -68,7 +69,7 @@ KERNEL(embed_any, EmbedArguments) { embed_unit(&a, 1); }
 
 INLINE SortedRow load_unsorted(const SortArguments *a, int at) { return a->from ? a->from[at] : (SortedRow){a->tokens[at], at}; }
 
-/* Leaves the digits of the block's tile in shared memory, a number that is no digit past the end. Returns the thread's own. */
+/* Writes the digits of the block's tile to shared memory, DIGITS past the end of the rows; returns that of this thread. */
 INLINE int share_digits(const SortArguments *a, LOCAL int *digits) {
     int at = block_x() * THREADS + thread_id();
     int digit = at < a->rows ? load_unsorted(a, at).token >> a->shift & (DIGITS - 1) : DIGITS;
@@ -100,7 +101,7 @@ INLINE int sum_before(int x, LOCAL int *scratch) {
     return sum - x;
 }
 
-/* A row goes behind all rows of lesser digits, those of its digit in earlier tiles, and those of its digit before it in its own. */
+/* Moves each row behind all rows of lesser digits, those of its digit in earlier tiles, and those of its digit before it in its tile. */
 KERNEL(sort_move, SortArguments) {
     static SHARED int digits[THREADS], scratch[THREADS], places[DIGITS];
     int digit = share_digits(&a, digits), total = 0, earlier = 0, rank = 0;
@@ -118,14 +119,14 @@ KERNEL(sort_move, SortArguments) {
 
 /* -- Sums of runs -------------------------------------------------------------------------------------------------- */
 
-/* What a thread of a chunk knows: its columns, the rows of the chunk, and the sums of the run that it is in. */
+/* State of a thread: its chunk and first column, the rows of the chunk, and the sums of the current run. */
 typedef struct ChunkState {
     int64_t chunk, column, begin, end;
     int32_t before, after;          /* tokens of the rows around the chunk, -1: none */
     f32x4 run, bias_sum, scale_sum; /* bias_sum: of runs; scale_sum: of run * (entry + bias) */
 } ChunkState;
 
-/* What is needed at the end of a run. */
+/* Loaded ahead of the last row of a run: the entry and its gradient. */
 typedef struct RunEnd {
     bool ends;
     f32x4 d_entry, entry;
@@ -134,11 +135,12 @@ typedef struct RunEnd {
 INLINE int32_t sorted_token(const EmbedGradArguments *a, int64_t at) { return at >= 0 && at < a->rows ? a->sorted[at].token : -1; }
 
 INLINE f32x4 load_entry(const EmbedGradArguments *a, int64_t at, int unit) {
-    return a->narrow ? load4_bf16((const bf16 GLOBAL *)a->d_table + at, unit) : load4_wide((const float GLOBAL *)a->d_table + at, unit);
+    return a->bf16_gradient ? load4_bf16((const bf16 GLOBAL *)a->d_table + at, unit)
+                            : load4_wide((const float GLOBAL *)a->d_table + at, unit);
 }
 
 INLINE void store_entry(const EmbedGradArguments *a, int64_t at, f32x4 x, int unit) {
-    if (a->narrow) store4_bf16((bf16 GLOBAL *)a->d_table + at, x, unit);
+    if (a->bf16_gradient) store4_bf16((bf16 GLOBAL *)a->d_table + at, x, unit);
     else store4_wide((float GLOBAL *)a->d_table + at, x, unit);
 }
 
@@ -151,11 +153,11 @@ INLINE RunEnd load_run_end(const EmbedGradArguments *a, const ChunkState *state,
     return end;
 }
 
-/* Adds the run to the table, or leaves it as a piece where it crosses chunks. */
+/* Adds the run to the table's gradient, or leaves its partial sum where it crosses chunks. */
 INLINE void finish_run(
     const EmbedGradArguments *a, ChunkState *state, const RunEnd *end, int64_t at, int32_t token, f32x4 bias, f32x4 scale, int unit) {
     bool comes = state->before == token, goes = at + 1 == state->end && state->after == token;
-    if (comes || goes) store4_wide(a->pieces + (2 * state->chunk + !comes) * a->columns + state->column, state->run, unit);
+    if (comes || goes) store4_wide(a->runs + (2 * state->chunk + !comes) * a->columns + state->column, state->run, unit);
     else store_entry(a, (int64_t)token * a->columns + state->column, end->d_entry + state->run * scale, unit);
     state->bias_sum += state->run;
     state->scale_sum += state->run * (end->entry + bias);
@@ -200,7 +202,7 @@ KERNEL(grad_chunks, EmbedGradArguments) { sum_runs(&a, 4); }
 KERNEL(grad_chunks_any, EmbedGradArguments) { sum_runs(&a, 1); }
 
 /* How many of the chunks after `chunk` begin with the token, that is, continue its run. All threads call it. */
-INLINE int64_t count_pieces(const EmbedGradArguments *a, int64_t chunk, int32_t token) {
+INLINE int64_t count_chunks(const EmbedGradArguments *a, int64_t chunk, int32_t token) {
     static SHARED float scratch[THREADS / WAVE];
     int64_t count = 0, found = THREADS;
     while (found == THREADS) {
@@ -211,33 +213,34 @@ INLINE int64_t count_pieces(const EmbedGradArguments *a, int64_t chunk, int32_t 
     return count;
 }
 
-/* Adds up the run that begins in this chunk and goes on in later ones. */
-INLINE void join_pieces(const EmbedGradArguments *a, int unit) {
+/* Adds the partial sums of the run that begins in this chunk and goes on in later ones, and the total to the table's gradient. */
+INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     int64_t chunk = block_x() / a->tiles, end = (chunk + 1) * CHUNK,
             column = (int64_t)(block_x() % a->tiles * THREADS + thread_id()) * unit;
     int32_t token = sorted_token(a, end);
     if (token < 0 || sorted_token(a, end - 1) != token || sorted_token(a, chunk * CHUNK - 1) == token) return;
-    int64_t later = count_pieces(a, chunk, token), stride = 2 * (int64_t)a->columns, piece = 1;
+    int64_t later = count_chunks(a, chunk, token), stride = 2 * (int64_t)a->columns, distance = 1;
     if (column >= a->columns) return;
-    const float GLOBAL *pieces = a->pieces + chunk * stride + column;
-    f32x4 sum = load4_wide(pieces + a->columns, unit);
-    for (; piece + PIECE_AHEAD <= later + 1; piece += PIECE_AHEAD) {
-        f32x4 values[PIECE_AHEAD];
-        UNROLL for (int i = 0; i < PIECE_AHEAD; i++) values[i] = load4_wide(pieces + (piece + i) * stride, unit);
-        UNROLL for (int i = 0; i < PIECE_AHEAD; i++) sum += values[i];
+    const float GLOBAL *runs = a->runs + chunk * stride + column;
+    f32x4 sum = load4_wide(runs + a->columns, unit);
+    for (; distance + RUNS_AHEAD <= later + 1; distance += RUNS_AHEAD) {
+        f32x4 values[RUNS_AHEAD];
+        UNROLL for (int i = 0; i < RUNS_AHEAD; i++) values[i] = load4_wide(runs + (distance + i) * stride, unit);
+        UNROLL for (int i = 0; i < RUNS_AHEAD; i++) sum += values[i];
     }
-    for (; piece <= later; piece++) sum += load4_wide(pieces + piece * stride, unit);
+    for (; distance <= later; distance++) sum += load4_wide(runs + distance * stride, unit);
     if (a->scale) sum *= load4_wide(a->scale + column, unit);
     int64_t entry = (int64_t)token * a->columns + column;
     store_entry(a, entry, load_entry(a, entry, unit) + sum, unit);
 }
 
-KERNEL(grad_joins, EmbedGradArguments) { join_pieces(&a, 4); }
-KERNEL(grad_joins_any, EmbedGradArguments) { join_pieces(&a, 1); }
+KERNEL(grad_joins, EmbedGradArguments) { join_runs(&a, 4); }
+KERNEL(grad_joins_any, EmbedGradArguments) { join_runs(&a, 1); }
 
 #else
 
 #include "backend/gpu/kernel_launch.h"
+#include "ops/embed/embed.h"
 
 LAUNCHER(embed, EmbedArguments)
 LAUNCHER(embed_any, EmbedArguments)
@@ -249,36 +252,38 @@ LAUNCHER(grad_joins, EmbedGradArguments)
 LAUNCHER(grad_joins_any, EmbedGradArguments)
 
 GPU_OP(embed) {
-    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1], unit = columns % 8 == 0 ? 8 : 1;
-    EmbedArguments arguments = {.tokens = call->in[0],
-        .table = call->in[1],
-        .bias = call->in[2],
-        .scale = call->in[3],
-        .stream = call->out[0],
+    int64_t rows = call->out_shape[EMBED_STREAM][0], columns = call->out_shape[EMBED_STREAM][1], unit = columns % 8 == 0 ? 8 : 1;
+    EmbedArguments arguments = {.tokens = call->in[EMBED_TOKENS],
+        .table = call->in[EMBED_TABLE],
+        .bias = call->in[EMBED_BIAS],
+        .scale = call->in[EMBED_SCALE],
+        .stream = call->out[EMBED_STREAM],
         .tiling = tile_matrix(rows, columns, unit)};
     (unit == 8 ? launch_embed : launch_embed_any)(call->device, tiling_shape(arguments.tiling), &arguments);
 }
 
-/* The scratch of embed_grad: bytes of its parts, multiples of 16 when columns are multiples of 4. */
-typedef struct Scratch { int64_t list, counts, pieces, partials; } Scratch;
+/* The workspace of embed_grad in bytes; multiples of 16 when columns are multiples of 4. `list` is there twice. */
+typedef struct GradWorkspace { int64_t list, counts, runs, partials; } GradWorkspace;
 
-static Scratch scratch_sizes(int64_t rows, int64_t columns, bool affine) {
-    int64_t tiles = divide_up(rows, THREADS), pieces = divide_up(rows, CHUNK) * 2 * columns * (int64_t)sizeof(float);
-    return (Scratch){.list = tiles * THREADS * (int64_t)sizeof(SortedRow),
+static GradWorkspace workspace_of(int64_t rows, int64_t columns, bool affine) {
+    int64_t tiles = divide_up(rows, THREADS), runs = divide_up(rows, CHUNK) * 2 * columns * (int64_t)sizeof(float);
+    return (GradWorkspace){.list = tiles * THREADS * (int64_t)sizeof(SortedRow),
         .counts = tiles * DIGITS * (int64_t)sizeof(int32_t),
-        .pieces = pieces,
-        .partials = affine ? pieces : 0};
+        .runs = runs,
+        .partials = affine ? runs : 0};
 }
 
-static int64_t gpu_scratch_embed_grad(const Graph *graph, const Node *node) {
-    Scratch sizes = scratch_sizes(graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0]), node->in[4] != TENSOR_NONE);
-    return 2 * sizes.list + sizes.counts + sizes.pieces + sizes.partials;
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
+    TensorId d_stream = node->in[EMBED_GRAD_D_STREAM];
+    bool affine = node->in[EMBED_GRAD_SCALE] != TENSOR_NONE;
+    GradWorkspace bytes = workspace_of(graph_rows(graph, d_stream), graph_columns(graph, d_stream), affine);
+    return 2 * bytes.list + bytes.counts + bytes.runs + bytes.partials;
 }
 
-/* Returns the rows in order of tokens, which are below `vocabulary`, in one of two lists. */
+/* Sorts the rows by token; returns the one of the two lists that holds them. */
 static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow *other, int32_t *counts) {
-    int64_t rows = call->in_shape[0][0], vocabulary = call->in_shape[2][0];
-    SortArguments arguments = {.tokens = call->in[1], .counts = counts, .rows = rows, .tiles = divide_up(rows, THREADS)};
+    int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], vocabulary = call->in_shape[EMBED_GRAD_TABLE][0];
+    SortArguments arguments = {.tokens = call->in[EMBED_GRAD_TOKENS], .counts = counts, .rows = rows, .tiles = divide_up(rows, THREADS)};
     LaunchShape shape = {.x = arguments.tiles, .threads = THREADS};
     do {
         arguments.to = arguments.from == list ? other : list;
@@ -290,30 +295,32 @@ static const SortedRow *sort_rows(const OpCall *call, SortedRow *list, SortedRow
     return arguments.from;
 }
 
-GPU_OP(embed_grad, gpu_scratch_embed_grad) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], unit = columns % 4 == 0 ? 4 : 1;
-    bool affine = call->in[4] != NULL;
-    Scratch sizes = scratch_sizes(rows, columns, affine);
-    char *lists = call->workspace, *counts = lists + 2 * sizes.list, *pieces = counts + sizes.counts, *partials = pieces + sizes.pieces;
+GPU_OP(embed_grad, grad_workspace) {
+    int64_t rows = call->in_shape[EMBED_GRAD_D_STREAM][0], columns = call->in_shape[EMBED_GRAD_D_STREAM][1];
+    int64_t unit = columns % 4 == 0 ? 4 : 1, chunks = divide_up(rows, CHUNK);
+    bool affine = call->in[EMBED_GRAD_SCALE] != NULL;
+    GradWorkspace bytes = workspace_of(rows, columns, affine);
+    char *lists = call->workspace, *counts = lists + 2 * bytes.list, *runs = counts + bytes.counts, *partials = runs + bytes.runs;
     EmbedGradArguments arguments = {
-        .d_stream = call->in[0],
-        .table = call->in[2],
-        .bias = call->in[3],
-        .scale = call->in[4],
-        .d_table = call->out[0],
-        .sorted = sort_rows(call, (SortedRow *)lists, (SortedRow *)(lists + sizes.list), (int32_t *)counts),
-        .pieces = (float *)pieces,
+        .d_stream = call->in[EMBED_GRAD_D_STREAM],
+        .table = call->in[EMBED_GRAD_TABLE],
+        .bias = call->in[EMBED_GRAD_BIAS],
+        .scale = call->in[EMBED_GRAD_SCALE],
+        .d_table = call->out[EMBED_GRAD_D_TABLE],
+        .sorted = sort_rows(call, (SortedRow *)lists, (SortedRow *)(lists + bytes.list), (int32_t *)counts),
+        .runs = (float *)runs,
         .partials = (float *)partials,
         .rows = rows,
         .columns = columns,
         .tiles = divide_up(columns, unit * THREADS),
-        .narrow = call->compute_gradients,
+        .bf16_gradient = call->compute_gradients,
     };
-    int64_t chunks = divide_up(rows, CHUNK);
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};
     (unit == 4 ? launch_grad_chunks : launch_grad_chunks_any)(call->device, shape, &arguments);
     (unit == 4 ? launch_grad_joins : launch_grad_joins_any)(call->device, shape, &arguments);
-    if (affine) gpu_add_partial_sums(call->device, (float *[]){call->out[1], call->out[2]}, 2, arguments.partials, chunks, columns);
+    if (!affine) return;
+    float *targets[] = {call->out[EMBED_GRAD_D_BIAS], call->out[EMBED_GRAD_D_SCALE]};
+    gpu_add_partial_sums(call->device, targets, 2, arguments.partials, chunks, columns);
 }
 
 #endif

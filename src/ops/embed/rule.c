@@ -1,41 +1,56 @@
-/* Token embedding into the WIDE residual stream, with ZAYA1's learned entry (bias before scale) when given. The backward pass adds up the rows of each token
- * before they meet its entry, once, for one block of columns at a time: threads share out columns, so sums need no atomics and keep their order. */
+/* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table [vocabulary, D], where ZAYA1 has its
+ * learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S
+ * and d_scale S * (entry + bias): the gradient adds up the rows of each token first, in row order, and meets its entry once. */
 #include "ops/embed/embed.h"
 
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale) {
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
     int64_t shape[] = {graph_elements(graph, tokens), graph_columns(graph, table)};
     TensorId stream = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "embedded");
-    graph_node(graph, OP_embed, (TensorId[]){tokens, table, bias, scale}, 4, &stream, 1, NULL, 0);
+    TensorId in[EMBED_INPUTS] = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
+    graph_node(graph, OP_embed, in, EMBED_INPUTS, (TensorId[EMBED_OUTPUTS]){[EMBED_STREAM] = stream}, EMBED_OUTPUTS, NULL, 0);
     return stream;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)d_in;
-    TensorId tokens = node->in[0], table = node->in[1], bias = node->in[2], scale = node->in[3];
-    TensorId out[] = {
-        graph_parameter_gradient(graph, table), graph_parameter_gradient(graph, bias), graph_parameter_gradient(graph, scale)};
-    assert(out[0] || (!out[1] && !out[2]));
-    if (out[0]) graph_node(graph, OP_embed_grad, (TensorId[]){d_out[0], tokens, table, bias, scale}, 5, out, 3, NULL, 0);
+    TensorId table = node->in[EMBED_TABLE], bias = node->in[EMBED_BIAS], scale = node->in[EMBED_SCALE];
+    TensorId in[EMBED_GRAD_INPUTS] = {
+        [EMBED_GRAD_D_STREAM] = d_out[EMBED_STREAM],
+        [EMBED_GRAD_TOKENS] = node->in[EMBED_TOKENS],
+        [EMBED_GRAD_TABLE] = table,
+        [EMBED_GRAD_BIAS] = bias,
+        [EMBED_GRAD_SCALE] = scale,
+    };
+    TensorId out[EMBED_GRAD_OUTPUTS] = {
+        [EMBED_GRAD_D_TABLE] = graph_parameter_gradient(graph, table),
+        [EMBED_GRAD_D_BIAS] = graph_parameter_gradient(graph, bias),
+        [EMBED_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale),
+    };
+    assert(out[EMBED_GRAD_D_TABLE] || (!out[EMBED_GRAD_D_BIAS] && !out[EMBED_GRAD_D_SCALE]));
+    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, EMBED_GRAD_INPUTS, out, EMBED_GRAD_OUTPUTS, NULL, 0);
 }
 
-/* Only the rows that occur are touched, not the table. */
-static double row_bytes(const Graph *graph, TensorId rows, TensorId table, TypeClass type) {
-    return (double)graph_elements(graph, rows) * graph_columns(graph, table) * precision_bytes(graph->precision, type);
+/* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */
+static double row_bytes(const Graph *graph, TensorId tokens, TensorId table, TypeClass type) {
+    return (double)graph_elements(graph, tokens) * graph_columns(graph, table) * precision_bytes(graph->precision, type);
 }
 
 static Cost cost(const Graph *graph, const Node *node) {
-    TensorId tokens = node->in[0], table = node->in[1];
-    return (Cost){.flops = 2.0 * graph_elements(graph, node->out[0]),
+    TensorId tokens = node->in[EMBED_TOKENS], table = node->in[EMBED_TABLE];
+    return (Cost){.flops = 2.0 * graph_elements(graph, node->out[EMBED_STREAM]),
         .bytes = row_bytes(graph, tokens, table, TYPE_COMPUTE) + row_bytes(graph, tokens, table, TYPE_WIDE)};
 }
 
 static Cost grad_cost(const Graph *graph, const Node *node) {
-    TensorId tokens = node->in[1], table = node->in[2];
-    return (Cost){.flops = 5.0 * graph_elements(graph, node->in[0]),
+    TensorId tokens = node->in[EMBED_GRAD_TOKENS], table = node->in[EMBED_GRAD_TABLE];
+    return (Cost){.flops = 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]),
         .bytes = row_bytes(graph, tokens, table, TYPE_COMPUTE) + 3 * row_bytes(graph, tokens, table, TYPE_WIDE)};
 }
 
 const Op op_rule_embed = {.name = "embed", .gradient = gradient, .cost = cost};
-
-const Op op_rule_embed_grad = {.name = "embed_grad", .adds_to = 7, .cost = grad_cost};
+const Op op_rule_embed_grad = {
+    .name = "embed_grad",
+    .adds_to = OPERAND(EMBED_GRAD_D_TABLE) | OPERAND(EMBED_GRAD_D_BIAS) | OPERAND(EMBED_GRAD_D_SCALE),
+    .cost = grad_cost,
+};

@@ -1,59 +1,47 @@
-/* The CPU kernels of linear. */
+/* linear on a CPU: GEMMs, which use all threads; a WIDE gradient is cast first. The gradient of a bias is a sum over rows in two steps: KERNEL_BLOCK rows to a
+ * thread, then the blocks' partial sums in order. */
 #include "backend/cpu/kernel.h"
 #include "ops/linear/linear.h"
 
-static int64_t narrow_workspace(const Graph *graph, const Node *node) {
+/* Of d_y in the type of the weights, where it is WIDE. */
+static int64_t cast_workspace(const Graph *graph, const Node *node) {
     const LinearAttributes *attributes = node->attributes;
-    return attributes->wide ? graph_elements(graph, node->in[0]) * (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : 0;
+    LinearShape s = linear_node_shape(graph, node);
+    return attributes->wide ? s.rows * s.out * (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : 0;
 }
 
 static int64_t weight_workspace(const Graph *graph, const Node *node) {
-    int64_t partials = kernel_partials_bytes(graph, graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0]));
-    return narrow_workspace(graph, node) + (node->out[1] ? partials : 0);
+    LinearShape s = linear_node_shape(graph, node);
+    int64_t partials = node->out[LINEAR_GRAD_WEIGHT_D_BIAS] ? kernel_partials_bytes(graph, s.rows, s.out) : 0;
+    return partials + cast_workspace(graph, node);
 }
 
 CPU_OP(linear) {
     const LinearAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], in = call->in_shape[0][1], out = call->in_shape[1][0];
-    gemm(&(Gemm){.transpose_b = true,
-        .input = KERNEL_GEMM_COMPUTE,
-        .output = attributes->wide ? KERNEL_GEMM_WIDE : KERNEL_GEMM_COMPUTE,
-        .m = rows,
-        .n = out,
-        .k = in,
-        .a = call->in[0],
-        .lda = in,
-        .b = call->in[1],
-        .ldb = in,
-        .c = call->out[0],
-        .ldc = out,
-        .bias = call->in[2]});
+    const int64_t *x_shape = call->in_shape[LINEAR_X], *w_shape = call->in_shape[LINEAR_W];
+    LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = w_shape[0]};
+    Gemm g = linear_gemm(shape, KERNEL_GEMM_COMPUTE, call->in[LINEAR_X], call->in[LINEAR_W], call->out[LINEAR_Y]);
+    if (attributes->wide) g.output = KERNEL_GEMM_WIDE;
+    g.bias = call->in[LINEAR_BIAS];
+    gemm(&g);
 }
 
-/* The gradient of y in the type of the weights. */
-static const T *narrowed(const OpCall *call, T *buffer) {
+/* d_y in the type of the weights; `buffer` takes it where it is WIDE. */
+static const T *cast_gradient(const OpCall *call, const void *d_y, const LinearShape *shape, T *buffer) {
     const LinearAttributes *attributes = call->attributes;
-    if (!attributes->wide || sizeof(T) == sizeof(W)) return call->in[0];
-    const W *d_y = call->in[0];
-    int64_t elements = call->in_shape[0][0] * call->in_shape[0][1];
+    const W *wide = d_y;
+    if (!attributes->wide || sizeof(T) == sizeof(W)) return d_y;
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) buffer[i] = to_compute(d_y[i]);
+    for (int64_t i = 0; i < shape->rows * shape->out; i++) buffer[i] = to_compute(wide[i]);
     return buffer;
 }
 
-CPU_OP(linear_grad_input, narrow_workspace) {
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
-    gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE,
-        .output = KERNEL_GEMM_COMPUTE,
-        .m = rows,
-        .n = in,
-        .k = out,
-        .a = narrowed(call, call->workspace),
-        .lda = out,
-        .b = call->in[1],
-        .ldb = in,
-        .c = call->out[0],
-        .ldc = in});
+CPU_OP(linear_grad_input, cast_workspace) {
+    const int64_t *y_shape = call->in_shape[LINEAR_GRAD_INPUT_D_Y], *w_shape = call->in_shape[LINEAR_GRAD_INPUT_W];
+    LinearShape shape = {.rows = y_shape[0], .in = w_shape[1], .out = w_shape[0]};
+    const T *d_y = cast_gradient(call, call->in[LINEAR_GRAD_INPUT_D_Y], &shape, call->workspace);
+    Gemm g = linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, d_y, call->in[LINEAR_GRAD_INPUT_W], call->out[LINEAR_GRAD_INPUT_D_X]);
+    gemm(&g);
 }
 
 static void bias_grad(W *d_bias, const T *d_y, W *partials, int64_t rows, int64_t columns) {
@@ -68,22 +56,16 @@ static void bias_grad(W *d_bias, const T *d_y, W *partials, int64_t rows, int64_
     kernel_add_partials(d_bias, partials, blocks, columns);
 }
 
+/* Workspace: partial sums of d_bias, if it has one, then the cast d_y. */
 CPU_OP(linear_grad_weight, weight_workspace) {
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
-    W *partials = call->workspace;
-    const T *d_y = narrowed(call, call->out[1] ? (T *)(partials + kernel_blocks(rows) * out) : call->workspace);
-    gemm(&(Gemm){.transpose_a = true,
-        .accumulate = !call->overwrite,
-        .input = KERNEL_GEMM_COMPUTE,
-        .output = kernel_gradient_type(call),
-        .m = out,
-        .n = in,
-        .k = rows,
-        .a = d_y,
-        .lda = out,
-        .b = call->in[1],
-        .ldb = in,
-        .c = call->out[0],
-        .ldc = in});
-    if (call->out[1]) bias_grad(call->out[1], d_y, partials, rows, out);
+    const int64_t *y_shape = call->in_shape[LINEAR_GRAD_WEIGHT_D_Y], *x_shape = call->in_shape[LINEAR_GRAD_WEIGHT_X];
+    LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = y_shape[1]};
+    W *d_bias = call->out[LINEAR_GRAD_WEIGHT_D_BIAS], *partials = call->workspace;
+    T *buffer = (T *)(partials + (d_bias ? kernel_blocks(shape.rows) * shape.out : 0));
+    const T *d_y = cast_gradient(call, call->in[LINEAR_GRAD_WEIGHT_D_Y], &shape, buffer);
+    Gemm g = linear_grad_weight_gemm(
+        shape, KERNEL_GEMM_COMPUTE, d_y, call->in[LINEAR_GRAD_WEIGHT_X], call->out[LINEAR_GRAD_WEIGHT_D_W], call->overwrite);
+    g.output = kernel_gradient_type(call);
+    gemm(&g);
+    if (d_bias) bias_grad(d_bias, d_y, partials, shape.rows, shape.out);
 }

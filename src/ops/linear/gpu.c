@@ -1,11 +1,11 @@
-/* y = x w^T + bias and its two gradients on a GPU (op/linear.c): the products are device_gemm's; here are the column sums of a bias's gradient, at the speed of
- * memory. Scratch is the call's. */
+/* linear on a GPU: the GEMMs are device_gemm's; a WIDE gradient is cast first. The kernels here sum columns, for the gradient of a bias: blocks of REDUCE_ROWS
+ * rows leave partial sums, which gpu_add_partials adds in order. They run at the speed of memory. Scratch is the call's. */
 #include "backend/gpu/vector.h"
 
 enum {
     THREADS = 256,
-    SUM_LANES = 32,                  /* threads side by side in a row, 8 columns each */
-    SUM_PARTS = THREADS / SUM_LANES, /* rows that are read at once */
+    SUM_LANES = 32,                  /* threads along a row, 8 columns each */
+    SUM_LINES = THREADS / SUM_LANES, /* rows that a block reads at once */
 };
 
 typedef struct ColumnSumsArguments {
@@ -17,28 +17,28 @@ typedef struct ColumnSumsArguments {
 
 #ifdef GPU_DEVICE
 
-/* The sums of block_y's rows over SUM_LANES * 8 columns, which are a multiple of 8 in all. Part p adds rows p, p + SUM_PARTS, ...; then the parts are added in
- * order. */
+/* Sums a block's rows over SUM_LANES * 8 columns; the matrix has a multiple of 8. Line l of threads adds rows l, l + SUM_LINES, ...; then the lines' sums are
+ * added in order. */
 KERNEL(column_sums_8, ColumnSumsArguments) {
-    static SHARED float sums[SUM_PARTS][SUM_LANES * 8];
-    int lane = thread_id() % SUM_LANES, part = thread_id() / SUM_LANES;
+    static SHARED float sums[SUM_LINES][SUM_LANES * 8];
+    int lane = thread_id() % SUM_LANES, line = thread_id() / SUM_LANES;
     int64_t first = (int64_t)block_y() * a.block_rows, left = a.count - first, column = ((int64_t)block_x() * SUM_LANES + lane) * 8;
     int rows = left < a.block_rows ? (int)left : a.block_rows;
     f32x8 sum = 0;
     if (column < a.columns) {
         const bf16 GLOBAL *at = a.rows + first * a.columns + column;
-        _Pragma("clang loop unroll_count(8)") for (int row = part; row < rows; row += SUM_PARTS) sum += load8_bf16(at + row * a.columns, 8);
+        _Pragma("clang loop unroll_count(8)") for (int row = line; row < rows; row += SUM_LINES) sum += load8_bf16(at + row * a.columns, 8);
     }
-    UNROLL for (int i = 0; i < 8; i++) sums[part][lane * 8 + i] = sum[i];
+    UNROLL for (int i = 0; i < 8; i++) sums[line][lane * 8 + i] = sum[i];
     barrier();
     column = (int64_t)block_x() * SUM_LANES * 8 + thread_id();
     if (column >= a.columns) return;
     float total = 0;
-    UNROLL for (int i = 0; i < SUM_PARTS; i++) total += sums[i][thread_id()];
+    UNROLL for (int i = 0; i < SUM_LINES; i++) total += sums[i][thread_id()];
     a.partials[block_y() * a.columns + column] = total;
 }
 
-/* Any number of columns, one per thread. */
+/* column_sums_8 for any number of columns: one column per thread. */
 KERNEL(column_sums, ColumnSumsArguments) {
     int64_t first = (int64_t)block_y() * a.block_rows, left = a.count - first, column = (int64_t)block_x() * THREADS + thread_id();
     int rows = left < a.block_rows ? (int)left : a.block_rows;
@@ -71,78 +71,56 @@ static void bias_grad(Device *device, float *d_bias, const bf16 *d_y, float *par
 
 GPU_OP(linear) {
     const LinearAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], in = call->in_shape[0][1], out = call->in_shape[1][0];
-    device_gemm(call->device, &(Gemm){.transpose_b = true,
-                                  .input = GEMM_BF16,
-                                  .output = attributes->wide ? GEMM_F32 : GEMM_BF16,
-                                  .m = rows,
-                                  .n = out,
-                                  .k = in,
-                                  .a = call->in[0],
-                                  .lda = in,
-                                  .b = call->in[1],
-                                  .ldb = in,
-                                  .c = call->out[0],
-                                  .ldc = out,
-                                  .bias = call->in[2]});
+    const int64_t *x_shape = call->in_shape[LINEAR_X], *w_shape = call->in_shape[LINEAR_W];
+    LinearShape shape = {.rows = x_shape[0], .in = x_shape[1], .out = w_shape[0]};
+    Gemm gemm = linear_gemm(shape, GEMM_BF16, call->in[LINEAR_X], call->in[LINEAR_W], call->out[LINEAR_Y]);
+    if (attributes->wide) gemm.output = GEMM_F32;
+    gemm.bias = call->in[LINEAR_BIAS];
+    device_gemm(call->device, &gemm);
 }
 
-/* The gradient of y in bf16; `buffer` takes it where it is WIDE. */
-static const bf16 *narrowed(const OpCall *call, bf16 *buffer) {
+/* Bytes of d_y in bf16, where it is WIDE; a multiple of 256, so that what follows is aligned. */
+static int64_t cast_bytes(const LinearAttributes *attributes, LinearShape shape) {
+    return attributes->wide ? divide_up(shape.rows * shape.out * (int64_t)sizeof(bf16), 256) * 256 : 0;
+}
+
+static int64_t cast_workspace(const Graph *graph, const Node *node) { return cast_bytes(node->attributes, linear_node_shape(graph, node)); }
+
+/* d_y in bf16; `buffer` takes it where it is WIDE. */
+static const bf16 *cast_gradient(const OpCall *call, const void *d_y, LinearShape shape, bf16 *buffer) {
     const LinearAttributes *attributes = call->attributes;
-    if (!attributes->wide) return call->in[0];
-    gpu_cast_to_bf16(call->device, buffer, call->in[0], call->in_shape[0][0] * call->in_shape[0][1]);
+    if (!attributes->wide) return d_y;
+    gpu_cast_to_bf16(call->device, buffer, d_y, shape.rows * shape.out);
     return buffer;
 }
 
-/* Scratch of a WIDE gradient's bf16 form, in bytes that leave what follows aligned. */
-static int64_t narrowed_bytes(const LinearAttributes *attributes, int64_t rows, int64_t columns) {
-    return attributes->wide ? divide_up(rows * columns * (int64_t)sizeof(bf16), 256) * 256 : 0;
+GPU_OP(linear_grad_input, cast_workspace) {
+    const int64_t *y_shape = call->in_shape[LINEAR_GRAD_INPUT_D_Y], *w_shape = call->in_shape[LINEAR_GRAD_INPUT_W];
+    LinearShape shape = {.rows = y_shape[0], .in = w_shape[1], .out = y_shape[1]};
+    const bf16 *d_y = cast_gradient(call, call->in[LINEAR_GRAD_INPUT_D_Y], shape, call->workspace);
+    Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_y, call->in[LINEAR_GRAD_INPUT_W], call->out[LINEAR_GRAD_INPUT_D_X]);
+    device_gemm(call->device, &gemm);
 }
 
-static int64_t gpu_scratch_linear_grad_input(const Graph *graph, const Node *node) {
-    return narrowed_bytes(node->attributes, graph_rows(graph, node->in[0]), graph_columns(graph, node->in[0]));
+static int64_t weight_workspace(const Graph *graph, const Node *node) {
+    LinearShape shape = linear_node_shape(graph, node);
+    int64_t partials = divide_up(shape.rows, REDUCE_ROWS) * shape.out * (int64_t)sizeof(float);
+    return cast_bytes(node->attributes, shape) + (node->out[LINEAR_GRAD_WEIGHT_D_BIAS] ? partials : 0);
 }
 
-GPU_OP(linear_grad_input, gpu_scratch_linear_grad_input) {
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
-    device_gemm(call->device, &(Gemm){.input = GEMM_BF16,
-                                  .output = GEMM_BF16,
-                                  .m = rows,
-                                  .n = in,
-                                  .k = out,
-                                  .a = narrowed(call, call->workspace),
-                                  .lda = out,
-                                  .b = call->in[1],
-                                  .ldb = in,
-                                  .c = call->out[0],
-                                  .ldc = in});
-}
-
-static int64_t gpu_scratch_linear_grad_weight(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]);
-    int64_t partials = node->out[1] ? divide_up(rows, REDUCE_ROWS) * columns * (int64_t)sizeof(float) : 0;
-    return narrowed_bytes(node->attributes, rows, columns) + partials;
-}
-
-GPU_OP(linear_grad_weight, gpu_scratch_linear_grad_weight) {
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], in = call->in_shape[1][1];
-    const bf16 *d_y = narrowed(call, call->workspace);
-    device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                  .accumulate = !call->overwrite,
-                                  .input = GEMM_BF16,
-                                  .output = gpu_gradient_type(call),
-                                  .m = out,
-                                  .n = in,
-                                  .k = rows,
-                                  .a = d_y,
-                                  .lda = out,
-                                  .b = call->in[1],
-                                  .ldb = in,
-                                  .c = call->out[0],
-                                  .ldc = in});
-    float *partials = (float *)((char *)call->workspace + narrowed_bytes(call->attributes, rows, out));
-    if (call->out[1]) bias_grad(call->device, call->out[1], d_y, partials, rows, out);
+/* Workspace: d_y in bf16 where it is WIDE, then partial sums of d_bias, if it is given. */
+GPU_OP(linear_grad_weight, weight_workspace) {
+    const int64_t *y_shape = call->in_shape[LINEAR_GRAD_WEIGHT_D_Y], *x_shape = call->in_shape[LINEAR_GRAD_WEIGHT_X];
+    LinearShape shape = {.rows = y_shape[0], .in = x_shape[1], .out = y_shape[1]};
+    const bf16 *d_y = cast_gradient(call, call->in[LINEAR_GRAD_WEIGHT_D_Y], shape, call->workspace);
+    float *d_bias = call->out[LINEAR_GRAD_WEIGHT_D_BIAS];
+    Gemm gemm =
+        linear_grad_weight_gemm(shape, GEMM_BF16, d_y, call->in[LINEAR_GRAD_WEIGHT_X], call->out[LINEAR_GRAD_WEIGHT_D_W], call->overwrite);
+    gemm.output = gpu_gradient_type(call);
+    device_gemm(call->device, &gemm);
+    if (!d_bias) return;
+    float *partials = (float *)((char *)call->workspace + cast_bytes(call->attributes, shape));
+    bias_grad(call->device, d_bias, d_y, partials, shape.rows, shape.out);
 }
 
 #endif

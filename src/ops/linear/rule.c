@@ -1,5 +1,6 @@
-/* y = x w^T + bias, and its two gradients: three matrix products. A WIDE result (the router's) has a WIDE gradient, which is narrowed
- * to the weights' type before it enters a product. */
+/* A linear layer: y [R, out] = x [R, in] w^T + bias, with w [out, in] and bias [out], and its gradients
+ *     d_x = d_y w,    d_w += d_y^T x,    d_bias += sum over rows of d_y,
+ * one GEMM each. A WIDE y (the router's logits) has a WIDE gradient, which is cast to the type of the weights before it enters a GEMM. */
 #include "ops/linear/linear.h"
 
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide) {
@@ -8,29 +9,59 @@ TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wid
     int64_t shape[] = {graph_rows(graph, x), graph_rows(graph, w)};
     assert(bias == TENSOR_NONE || graph_elements(graph, bias) == shape[1]);
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, wide ? TYPE_WIDE : TYPE_COMPUTE, 2, shape, "linear");
-    graph_node(graph, OP_linear, (TensorId[]){x, w, bias}, 3, &y, 1, &attributes, sizeof attributes);
+    graph_node(graph, OP_linear, (TensorId[LINEAR_INPUTS]){[LINEAR_X] = x, [LINEAR_W] = w, [LINEAR_BIAS] = bias}, LINEAR_INPUTS,
+        (TensorId[LINEAR_OUTPUTS]){[LINEAR_Y] = y}, LINEAR_OUTPUTS, &attributes, sizeof attributes);
     return y;
 }
 
+static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y) {
+    TensorId d_w = graph_parameter_gradient(graph, node->in[LINEAR_W]), d_bias = graph_parameter_gradient(graph, node->in[LINEAR_BIAS]);
+    assert(d_w || !d_bias);
+    if (d_w == TENSOR_NONE) return;
+    graph_node(graph, OP_linear_grad_weight,
+        (TensorId[LINEAR_GRAD_WEIGHT_INPUTS]){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = node->in[LINEAR_X]},
+        LINEAR_GRAD_WEIGHT_INPUTS,
+        (TensorId[LINEAR_GRAD_WEIGHT_OUTPUTS]){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias},
+        LINEAR_GRAD_WEIGHT_OUTPUTS, node->attributes, sizeof(LinearAttributes));
+}
+
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId x = node->in[0], w = node->in[1];
+    TensorId x = node->in[LINEAR_X], d_y = d_out[LINEAR_Y];
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
-    TensorId out[] = {graph_parameter_gradient(graph, w), graph_parameter_gradient(graph, node->in[2])};
-    assert(out[0] || !out[1]);
-    if (out[0]) graph_node(graph, OP_linear_grad_weight, (TensorId[]){d_out[0], x}, 2, out, 2, node->attributes, sizeof(LinearAttributes));
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
-    graph_node(graph, OP_linear_grad_input, (TensorId[]){d_out[0], w}, 2, &d_in[0], 1, node->attributes, sizeof(LinearAttributes));
+    append_weight_gradient(graph, node, d_y);
+    TensorId d_x = d_in[LINEAR_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+    graph_node(graph, OP_linear_grad_input,
+        (TensorId[LINEAR_GRAD_INPUT_INPUTS]){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W]},
+        LINEAR_GRAD_INPUT_INPUTS, (TensorId[LINEAR_GRAD_INPUT_OUTPUTS]){[LINEAR_GRAD_INPUT_D_X] = d_x}, LINEAR_GRAD_INPUT_OUTPUTS,
+        node->attributes, sizeof(LinearAttributes));
 }
 
-/* All three products share rows, in and out; in[0] is x or d_y, in[1] is w or x. */
-static Cost product_cost(const Graph *graph, const Node *node) {
-    double rows = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]);
-    double other = node->op == OP_linear ? graph_rows(graph, node->in[1]) : graph_columns(graph, node->in[1]);
-    return (Cost){.flops = 2 * rows * columns * other, .bytes = op_tensor_bytes(graph, node)};
+TensorId linear_node_weight(const Node *node) {
+    switch (node->op) {
+    case OP_linear: return node->in[LINEAR_W];
+    case OP_linear_grad_input: return node->in[LINEAR_GRAD_INPUT_W];
+    default: return node->out[LINEAR_GRAD_WEIGHT_D_W];
+    }
 }
 
-const Op op_rule_linear = {.name = "linear", .gradient = gradient, .cost = product_cost};
+LinearShape linear_node_shape(const Graph *graph, const Node *node) {
+    static_assert((int)LINEAR_X == (int)LINEAR_GRAD_INPUT_D_Y && (int)LINEAR_X == (int)LINEAR_GRAD_WEIGHT_D_Y, "x or d_y, of R rows");
+    TensorId weight = linear_node_weight(node);
+    return (LinearShape){
+        .rows = graph_rows(graph, node->in[LINEAR_X]), .in = graph_columns(graph, weight), .out = graph_rows(graph, weight)};
+}
 
-const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .cost = product_cost};
+/* All three GEMMs have the same size. */
+static Cost gemm_cost(const Graph *graph, const Node *node) {
+    LinearShape s = linear_node_shape(graph, node);
+    return (Cost){.flops = 2.0 * s.rows * s.in * s.out, .bytes = op_tensor_bytes(graph, node)};
+}
 
-const Op op_rule_linear_grad_weight = {.name = "linear_grad_weight", .adds_to = 3, .overwrites = OPERAND(0), .cost = product_cost};
+const Op op_rule_linear = {.name = "linear", .gradient = gradient, .cost = gemm_cost};
+const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .cost = gemm_cost};
+const Op op_rule_linear_grad_weight = {
+    .name = "linear_grad_weight",
+    .adds_to = OPERAND(LINEAR_GRAD_WEIGHT_D_W) | OPERAND(LINEAR_GRAD_WEIGHT_D_BIAS),
+    .overwrites = OPERAND(LINEAR_GRAD_WEIGHT_D_W),
+    .cost = gemm_cost,
+};

@@ -1,60 +1,53 @@
-/* The CPU kernels of lora. */
+/* lora on a CPU: one GEMM per adapter, on all threads. */
 #include "backend/cpu/kernel.h"
 #include "ops/lora/lora.h"
 
 CPU_OP(lora) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->in_shape[2][1];
-    if (call->out[0] != call->in[0]) memcpy(call->out[0], call->in[0], rows * out * sizeof(T));
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        gemm(&(Gemm){.transpose_b = true,
-            .accumulate = true,
-            .input = KERNEL_GEMM_COMPUTE,
-            .output = KERNEL_GEMM_COMPUTE,
-            .m = rows,
-            .n = attributes->columns[p],
-            .k = rank,
-            .a = (const T *)call->in[1] + p * rank,
-            .lda = width,
-            .b = (const T *)call->in[2] + column * rank,
-            .ldb = rank,
-            .c = (T *)call->out[0] + column,
-            .ldc = out});
+    const T *y = call->in[LORA_Y], *u = call->in[LORA_U], *b = call->in[LORA_B];
+    T *adapted = call->out[LORA_ADAPTED];
+    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1], width = call->in_shape[LORA_U][1];
+    int64_t rank = call->in_shape[LORA_B][1];
+    if (adapted != y) memcpy(adapted, y, rows * out * sizeof(T));
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm g = linear_gemm(shape, KERNEL_GEMM_COMPUTE, u + i * rank, b + column * rank, adapted + column);
+        g.lda = width;
+        g.ldc = out;
+        g.accumulate = true;
+        gemm(&g);
+    }
 }
 
 CPU_OP(lora_grad_input) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], rank = call->in_shape[1][1], width = call->out_shape[0][1];
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        gemm(&(Gemm){.input = KERNEL_GEMM_COMPUTE,
-            .output = KERNEL_GEMM_COMPUTE,
-            .m = rows,
-            .n = rank,
-            .k = attributes->columns[p],
-            .a = (const T *)call->in[0] + column,
-            .lda = out,
-            .b = (const T *)call->in[1] + column * rank,
-            .ldb = rank,
-            .c = (T *)call->out[0] + p * rank,
-            .ldc = width});
+    const T *d_adapted = call->in[LORA_GRAD_INPUT_D_ADAPTED], *b = call->in[LORA_GRAD_INPUT_B];
+    T *d_u = call->out[LORA_GRAD_INPUT_D_U];
+    int64_t rows = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][1];
+    int64_t rank = call->in_shape[LORA_GRAD_INPUT_B][1], width = call->out_shape[LORA_GRAD_INPUT_D_U][1];
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm g = linear_grad_input_gemm(shape, KERNEL_GEMM_COMPUTE, d_adapted + column, b + column * rank, d_u + i * rank);
+        g.lda = out;
+        g.ldc = width;
+        gemm(&g);
+    }
 }
 
 CPU_OP(lora_grad_weight) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->out_shape[0][1];
-    int64_t row = rank * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        gemm(&(Gemm){.transpose_a = true,
-            .accumulate = !call->overwrite,
-            .input = KERNEL_GEMM_COMPUTE,
-            .output = kernel_gradient_type(call),
-            .m = attributes->columns[p],
-            .n = rank,
-            .k = rows,
-            .a = (const T *)call->in[0] + column,
-            .lda = out,
-            .b = (const T *)call->in[1] + p * rank,
-            .ldb = width,
-            .c = (char *)call->out[0] + column * row,
-            .ldc = rank});
+    const T *d_adapted = call->in[LORA_GRAD_WEIGHT_D_ADAPTED], *u = call->in[LORA_GRAD_WEIGHT_U];
+    char *d_b = call->out[LORA_GRAD_WEIGHT_D_B];
+    int64_t rows = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][1];
+    int64_t width = call->in_shape[LORA_GRAD_WEIGHT_U][1], rank = call->out_shape[LORA_GRAD_WEIGHT_D_B][1];
+    int64_t row_bytes = rank * (int64_t)(call->compute_gradients ? sizeof(T) : sizeof(W));
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm g = linear_grad_weight_gemm(
+            shape, KERNEL_GEMM_COMPUTE, d_adapted + column, u + i * rank, d_b + column * row_bytes, call->overwrite);
+        g.output = kernel_gradient_type(call);
+        g.lda = out;
+        g.ldb = width;
+        gemm(&g);
+    }
 }

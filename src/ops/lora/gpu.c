@@ -1,4 +1,4 @@
-/* The upward half of low-rank adapters on a GPU (op/lora.c): products of device_gemm alone, one for each part of y. */
+/* lora on a GPU: one device_gemm per adapter. No kernels, no scratch. */
 #include "backend/gpu/gpu.h"
 
 #ifndef GPU_DEVICE
@@ -8,59 +8,51 @@
 
 GPU_OP(lora) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->in_shape[2][1];
-    if (call->out[0] != call->in[0]) device_copy(call->device, call->out[0], call->in[0], rows * out * (int64_t)sizeof(bf16));
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        device_gemm(call->device, &(Gemm){.transpose_b = true,
-                                      .accumulate = true,
-                                      .input = GEMM_BF16,
-                                      .output = GEMM_BF16,
-                                      .m = rows,
-                                      .n = attributes->columns[p],
-                                      .k = rank,
-                                      .a = (const bf16 *)call->in[1] + p * rank,
-                                      .lda = width,
-                                      .b = (const bf16 *)call->in[2] + column * rank,
-                                      .ldb = rank,
-                                      .c = (bf16 *)call->out[0] + column,
-                                      .ldc = out});
+    const bf16 *y = call->in[LORA_Y], *u = call->in[LORA_U], *b = call->in[LORA_B];
+    bf16 *adapted = call->out[LORA_ADAPTED];
+    int64_t rows = call->in_shape[LORA_Y][0], out = call->in_shape[LORA_Y][1], width = call->in_shape[LORA_U][1];
+    int64_t rank = call->in_shape[LORA_B][1];
+    if (adapted != y) device_copy(call->device, adapted, y, rows * out * (int64_t)sizeof(bf16));
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm gemm = linear_gemm(shape, GEMM_BF16, u + i * rank, b + column * rank, adapted + column);
+        gemm.lda = width;
+        gemm.ldc = out;
+        gemm.accumulate = true;
+        device_gemm(call->device, &gemm);
+    }
 }
 
 GPU_OP(lora_grad_input) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], rank = call->in_shape[1][1], width = call->out_shape[0][1];
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        device_gemm(call->device, &(Gemm){.input = GEMM_BF16,
-                                      .output = GEMM_BF16,
-                                      .m = rows,
-                                      .n = rank,
-                                      .k = attributes->columns[p],
-                                      .a = (const bf16 *)call->in[0] + column,
-                                      .lda = out,
-                                      .b = (const bf16 *)call->in[1] + column * rank,
-                                      .ldb = rank,
-                                      .c = (bf16 *)call->out[0] + p * rank,
-                                      .ldc = width});
+    const bf16 *d_adapted = call->in[LORA_GRAD_INPUT_D_ADAPTED], *b = call->in[LORA_GRAD_INPUT_B];
+    bf16 *d_u = call->out[LORA_GRAD_INPUT_D_U];
+    int64_t rows = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_INPUT_D_ADAPTED][1];
+    int64_t rank = call->in_shape[LORA_GRAD_INPUT_B][1], width = call->out_shape[LORA_GRAD_INPUT_D_U][1];
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm gemm = linear_grad_input_gemm(shape, GEMM_BF16, d_adapted + column, b + column * rank, d_u + i * rank);
+        gemm.lda = out;
+        gemm.ldc = width;
+        device_gemm(call->device, &gemm);
+    }
 }
 
 GPU_OP(lora_grad_weight) {
     const LoraAttributes *attributes = call->attributes;
-    int64_t rows = call->in_shape[0][0], out = call->in_shape[0][1], width = call->in_shape[1][1], rank = call->out_shape[0][1];
-    int64_t row = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
-    for (int64_t p = 0, column = 0; p < attributes->parts; column += attributes->columns[p++])
-        device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                      .accumulate = !call->overwrite,
-                                      .input = GEMM_BF16,
-                                      .output = gpu_gradient_type(call),
-                                      .m = attributes->columns[p],
-                                      .n = rank,
-                                      .k = rows,
-                                      .a = (const bf16 *)call->in[0] + column,
-                                      .lda = out,
-                                      .b = (const bf16 *)call->in[1] + p * rank,
-                                      .ldb = width,
-                                      .c = (char *)call->out[0] + column * row,
-                                      .ldc = rank});
+    const bf16 *d_adapted = call->in[LORA_GRAD_WEIGHT_D_ADAPTED], *u = call->in[LORA_GRAD_WEIGHT_U];
+    char *d_b = call->out[LORA_GRAD_WEIGHT_D_B];
+    int64_t rows = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][0], out = call->in_shape[LORA_GRAD_WEIGHT_D_ADAPTED][1];
+    int64_t width = call->in_shape[LORA_GRAD_WEIGHT_U][1], rank = call->out_shape[LORA_GRAD_WEIGHT_D_B][1];
+    int64_t row_bytes = rank * (int64_t)(call->compute_gradients ? sizeof(bf16) : sizeof(float));
+    for (int64_t i = 0, column = 0; i < attributes->adapters; column += attributes->columns[i++]) {
+        LinearShape shape = {.rows = rows, .in = rank, .out = attributes->columns[i]};
+        Gemm gemm = linear_grad_weight_gemm(shape, GEMM_BF16, d_adapted + column, u + i * rank, d_b + column * row_bytes, call->overwrite);
+        gemm.output = gpu_gradient_type(call);
+        gemm.lda = out;
+        gemm.ldb = width;
+        device_gemm(call->device, &gemm);
+    }
 }
 
 #endif

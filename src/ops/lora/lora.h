@@ -1,14 +1,42 @@
-/* lora: builders, and what the rule and the kernels of both back ends share. */
+/* The up-projection of low-rank adapters (LoRA): its builder, operands and attributes, for its rule and the kernels of both back ends. */
 #pragma once
 
 #include "graph/op.h"
+#include "ops/linear_gemm.h"
 
-/* An adapter's way back up (op/lora.c): y + [u_1 b_1^T | u_2 b_2^T | ...]; y COMPUTE [R, out] in `parts` parts of so many columns, at most LORA_PARTS; u COMPUTE
- * [R, parts * rank], b [out, rank]. */
-enum { LORA_PARTS = 4 };
-TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int parts);
+enum { LORA_MAX_ADAPTERS = 4 };
 
+/* y + [u_1 b_1^T | u_2 b_2^T | ...], for as many adapters, at most LORA_MAX_ADAPTERS, of which adapter i adds to columns[i] columns of y; rank is the width of
+ * each u_i. */
+TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters);
+
+typedef enum LoraOperand {
+    LORA_Y, /* COMPUTE [R, out] */
+    LORA_U, /* COMPUTE [R, adapters * rank] */
+    LORA_B, /* COMPUTE [out, rank] */
+    LORA_INPUTS,
+    LORA_ADAPTED = 0, /* like y */
+    LORA_OUTPUTS
+} LoraOperand;
+
+typedef enum LoraGradInputOperand {
+    LORA_GRAD_INPUT_D_ADAPTED, /* like y */
+    LORA_GRAD_INPUT_B,         /* like b */
+    LORA_GRAD_INPUT_INPUTS,
+    LORA_GRAD_INPUT_D_U = 0, /* like u */
+    LORA_GRAD_INPUT_OUTPUTS
+} LoraGradInputOperand;
+
+typedef enum LoraGradWeightOperand {
+    LORA_GRAD_WEIGHT_D_ADAPTED, /* like y */
+    LORA_GRAD_WEIGHT_U,         /* like u */
+    LORA_GRAD_WEIGHT_INPUTS,
+    LORA_GRAD_WEIGHT_D_B = 0, /* gradient of b, added to */
+    LORA_GRAD_WEIGHT_OUTPUTS
+} LoraGradWeightOperand;
+
+/* Of all three operations. */
 typedef struct LoraAttributes {
-    int parts;
-    int64_t columns[LORA_PARTS];
-} LoraAttributes; /* of y, part by part */
+    int adapters;
+    int64_t columns[LORA_MAX_ADAPTERS]; /* of y, by adapter */
+} LoraAttributes;

@@ -1,35 +1,56 @@
-/* The upward half of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers that share their input are one product here
- * (graph_fuse), with an adapter for each: the parts of y. Part p reads its own columns of u and its own rows of b. y is added to where it lies, when nothing
- * else reads it. The downward half is a linear layer like any other. */
+/* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers that share their input are one GEMM
+ * (graph_fuse) whose output y [R, out] holds their columns side by side; each has an adapter. Adapter i reads its `rank` columns of u and its columns[i] rows
+ * of b. The sum may take y's memory. The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u = d_y b, d_b += d_y^T u. */
 #include "ops/lora/lora.h"
 
-TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int parts) {
-    LoraAttributes attributes = {.parts = parts};
+TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters) {
+    LoraAttributes attributes = {.adapters = adapters};
     int64_t shape[] = {graph_rows(graph, y), graph_columns(graph, y)}, sum = 0;
-    assert(parts > 0 && parts <= LORA_PARTS && graph_get(graph, y)->type == TYPE_COMPUTE && graph_get(graph, u)->type == TYPE_COMPUTE);
-    for (int i = 0; i < parts; i++) sum += attributes.columns[i] = columns[i];
-    assert(sum == shape[1] && graph_rows(graph, b) == sum && graph_columns(graph, u) == parts * graph_columns(graph, b));
+    assert(adapters > 0 && adapters <= LORA_MAX_ADAPTERS);
+    assert(graph_get(graph, y)->type == TYPE_COMPUTE && graph_get(graph, u)->type == TYPE_COMPUTE);
+    for (int i = 0; i < adapters; i++) sum += attributes.columns[i] = columns[i];
+    assert(sum == shape[1] && graph_rows(graph, b) == sum && graph_columns(graph, u) == adapters * graph_columns(graph, b));
     TensorId adapted = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "adapted");
-    graph_node(graph, OP_lora, (TensorId[]){y, u, b}, 3, &adapted, 1, &attributes, sizeof attributes);
+    graph_node(graph, OP_lora, (TensorId[LORA_INPUTS]){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, LORA_INPUTS,
+        (TensorId[LORA_OUTPUTS]){[LORA_ADAPTED] = adapted}, LORA_OUTPUTS, &attributes, sizeof attributes);
     return adapted;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId u = node->in[1], b = node->in[2], d_b = graph_parameter_gradient(graph, b);
+    TensorId d_adapted = d_out[LORA_ADAPTED], u = node->in[LORA_U], b = node->in[LORA_B];
     int64_t shape[] = {graph_rows(graph, u), graph_columns(graph, u)};
-    graph_node(graph, OP_lora_grad_weight, (TensorId[]){d_out[0], u}, 2, &d_b, 1, node->attributes, sizeof(LoraAttributes));
-    d_in[0] = d_out[0];
-    d_in[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_u");
-    graph_node(graph, OP_lora_grad_input, (TensorId[]){d_out[0], b}, 2, &d_in[1], 1, node->attributes, sizeof(LoraAttributes));
+    graph_node(graph, OP_lora_grad_weight,
+        (TensorId[LORA_GRAD_WEIGHT_INPUTS]){[LORA_GRAD_WEIGHT_D_ADAPTED] = d_adapted, [LORA_GRAD_WEIGHT_U] = u}, LORA_GRAD_WEIGHT_INPUTS,
+        (TensorId[LORA_GRAD_WEIGHT_OUTPUTS]){[LORA_GRAD_WEIGHT_D_B] = graph_parameter_gradient(graph, b)}, LORA_GRAD_WEIGHT_OUTPUTS,
+        node->attributes, sizeof(LoraAttributes));
+    d_in[LORA_Y] = d_adapted;
+    TensorId d_u = d_in[LORA_U] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_u");
+    graph_node(graph, OP_lora_grad_input,
+        (TensorId[LORA_GRAD_INPUT_INPUTS]){[LORA_GRAD_INPUT_D_ADAPTED] = d_adapted, [LORA_GRAD_INPUT_B] = b}, LORA_GRAD_INPUT_INPUTS,
+        (TensorId[LORA_GRAD_INPUT_OUTPUTS]){[LORA_GRAD_INPUT_D_U] = d_u}, LORA_GRAD_INPUT_OUTPUTS, node->attributes,
+        sizeof(LoraAttributes));
 }
 
-static Cost cost(const Graph *graph, const Node *node) {
-    TensorId b = node->op == OP_lora ? node->in[2] : node->op == OP_lora_grad_input ? node->in[1] : node->out[0];
-    return (Cost){.flops = 2.0 * graph_rows(graph, node->in[0]) * graph_elements(graph, b), .bytes = op_tensor_bytes(graph, node)};
+/* The GEMMs of all adapters, of rows x out x rank in all. */
+static Cost gemm_cost(const Graph *graph, const Node *node, TensorId y, TensorId b) {
+    return (Cost){.flops = 2.0 * graph_rows(graph, y) * graph_elements(graph, b), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(0), .gradient = gradient, .cost = cost};
+static Cost cost(const Graph *graph, const Node *node) { return gemm_cost(graph, node, node->in[LORA_Y], node->in[LORA_B]); }
 
-const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .cost = cost};
+static Cost grad_input_cost(const Graph *graph, const Node *node) {
+    return gemm_cost(graph, node, node->in[LORA_GRAD_INPUT_D_ADAPTED], node->in[LORA_GRAD_INPUT_B]);
+}
 
-const Op op_rule_lora_grad_weight = {.name = "lora_grad_weight", .adds_to = 1, .overwrites = OPERAND(0), .cost = cost};
+static Cost grad_weight_cost(const Graph *graph, const Node *node) {
+    return gemm_cost(graph, node, node->in[LORA_GRAD_WEIGHT_D_ADAPTED], node->out[LORA_GRAD_WEIGHT_D_B]);
+}
+
+const Op op_rule_lora = {.name = "lora", .in_place = OPERAND(LORA_Y), .gradient = gradient, .cost = cost};
+const Op op_rule_lora_grad_input = {.name = "lora_grad_input", .cost = grad_input_cost};
+const Op op_rule_lora_grad_weight = {
+    .name = "lora_grad_weight",
+    .adds_to = OPERAND(LORA_GRAD_WEIGHT_D_B),
+    .overwrites = OPERAND(LORA_GRAD_WEIGHT_D_B),
+    .cost = grad_weight_cost,
+};

@@ -1,12 +1,12 @@
-/* The LM head with cross-entropy on a GPU (op/cross_entropy.c), a chunk of rows at a time: a product makes the chunk's logits in bf16, one kernel turns each
- * row into its loss and, in the same memory, its gradient, and two products use that. Also the last row of a matrix. Scratch is the call's.
+/* linear_cross_entropy on a GPU, a chunk of rows at a time: a GEMM makes the chunk's logits in bf16, one kernel turns each row into its loss and, in the same
+ * memory, its gradient, and two GEMMs use that. Also last_row. Scratch is the call's.
  *
- * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of products, 17 ms at 780 TFLOP/s. Besides them the row
- * kernel reads and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and written once a chunk, another 1.4 ms that the product hides in part.
- * So chunks are few and large: of 1,024 rows they would move d_w four times as often and cost up to a fifth more time.
+ * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of GEMMs, 17 ms at 780 TFLOP/s. The row kernel reads
+ * and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are
+ * few and large: chunks of 1,024 rows would move d_w four times as often and cost up to a fifth more time.
  *
- * A row of 524 KB fits no processor's memory, so it is read twice, forwards for its maximum and sum and backwards for the gradient. Few rows are in work at
- * once, so that much of the second reading finds the row still in the GPU's cache. */
+ * A row of 524 KB fits no processor's cache, so it is read twice, forwards for its maximum and sum and backwards for the gradient. Few rows are in flight at
+ * once, so that much of the second reading hits the GPU's last-level cache. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -189,6 +189,8 @@ KERNEL(copy_row, LastRowArguments) {
 #else
 
 #include "backend/gpu/kernel_launch.h"
+#include "ops/linear_gemm.h"
+#include "ops/loss/loss.h"
 
 LAUNCHER(row_loss, RowLossArguments)
 LAUNCHER(add_losses, AddLossesArguments)
@@ -216,78 +218,56 @@ static void launch_rows(const OpCall *call, bf16 *logits, float *losses, int64_t
     const DeviceInfo *info = device_info(call->device);
     int64_t blocks = blocks_of(info, stride_of(vocabulary) * (int64_t)sizeof *logits);
     RowLossArguments arguments = {.logits = logits,
-        .targets = (const int32_t *)call->in[2] + first,
-        .scale = call->in[3],
+        .targets = (const int32_t *)call->in[LOSS_TARGETS] + first,
+        .scale = call->in[LOSS_SCALE],
         .losses = losses + first,
         .count = count,
         .stride = stride_of(vocabulary),
         .vocabulary = (int32_t)vocabulary,
-        .gradient = call->out[1] != NULL,
+        .gradient = call->out[LOSS_D_X] != NULL,
         .blocks = (int32_t)(count < blocks ? count : blocks)};
     launch_row_loss(call->device, (LaunchShape){.x = arguments.blocks, .threads = info->kind == DEVICE_CUDA ? NVIDIA_THREADS : AMD_THREADS},
         &arguments);
 }
 
-static int64_t gpu_scratch_linear_cross_entropy(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]);
+static int64_t workspace(const Graph *graph, const Node *node) {
+    int64_t rows = graph_rows(graph, node->in[LOSS_X]), vocabulary = graph_rows(graph, node->in[LOSS_W]);
     return chunk_rows(rows, vocabulary) * stride_of(vocabulary) * (int64_t)sizeof(bf16) + rows * (int64_t)sizeof(float);
 }
 
-GPU_OP(linear_cross_entropy, gpu_scratch_linear_cross_entropy) {
-    const bf16 *x = call->in[0], *w = call->in[1];
-    bf16 *d_x = call->out[1], *logits = call->workspace;
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], vocabulary = call->in_shape[1][0];
+/* Workspace: logits bf16 [chunk, stride], losses [R]. */
+GPU_OP(linear_cross_entropy, workspace) {
+    const bf16 *x = call->in[LOSS_X], *w = call->in[LOSS_W];
+    bf16 *d_x = call->out[LOSS_D_X], *logits = call->workspace;
+    void *d_w = call->out[LOSS_D_W];
+    int64_t rows = call->in_shape[LOSS_X][0], columns = call->in_shape[LOSS_X][1], vocabulary = call->in_shape[LOSS_W][0];
     int64_t chunk = chunk_rows(rows, vocabulary), stride = stride_of(vocabulary);
     float *losses = (float *)(logits + chunk * stride);
     for (int64_t first = 0; first < rows; first += chunk) {
-        int64_t count = rows - first < chunk ? rows - first : chunk;
-        device_gemm(call->device, &(Gemm){.transpose_b = true,
-                                      .input = GEMM_BF16,
-                                      .output = GEMM_BF16,
-                                      .m = count,
-                                      .n = vocabulary,
-                                      .k = columns,
-                                      .a = x + first * columns,
-                                      .lda = columns,
-                                      .b = w,
-                                      .ldb = columns,
-                                      .c = logits,
-                                      .ldc = stride});
-        launch_rows(call, logits, losses, first, count, vocabulary);
+        LinearShape shape = {.rows = rows - first < chunk ? rows - first : chunk, .in = columns, .out = vocabulary};
+        const bf16 *x_chunk = x + first * columns;
+        Gemm forward = linear_gemm(shape, GEMM_BF16, x_chunk, w, logits);
+        forward.ldc = stride;
+        device_gemm(call->device, &forward);
+        launch_rows(call, logits, losses, first, shape.rows, vocabulary);
         if (!d_x) continue;
-        device_gemm(call->device, &(Gemm){.input = GEMM_BF16,
-                                      .output = GEMM_BF16,
-                                      .m = count,
-                                      .n = columns,
-                                      .k = vocabulary,
-                                      .a = logits,
-                                      .lda = stride,
-                                      .b = w,
-                                      .ldb = columns,
-                                      .c = d_x + first * columns,
-                                      .ldc = columns});
-        if (!call->out[2]) continue;
-        device_gemm(call->device, &(Gemm){.transpose_a = true,
-                                      .accumulate = first > 0 || !call->overwrite,
-                                      .input = GEMM_BF16,
-                                      .output = gpu_gradient_type(call),
-                                      .m = vocabulary,
-                                      .n = columns,
-                                      .k = count,
-                                      .a = logits,
-                                      .lda = stride,
-                                      .b = x + first * columns,
-                                      .ldb = columns,
-                                      .c = call->out[2],
-                                      .ldc = columns});
+        Gemm grad_input = linear_grad_input_gemm(shape, GEMM_BF16, logits, w, d_x + first * columns);
+        grad_input.lda = stride;
+        device_gemm(call->device, &grad_input);
+        if (!d_w) continue;
+        Gemm grad_weight = linear_grad_weight_gemm(shape, GEMM_BF16, logits, x_chunk, d_w, first == 0 && call->overwrite);
+        grad_weight.output = gpu_gradient_type(call);
+        grad_weight.lda = stride;
+        device_gemm(call->device, &grad_weight);
     }
     launch_add_losses(call->device, (LaunchShape){.x = 1, .threads = ADD_THREADS},
-        &(AddLossesArguments){.loss = call->out[0], .losses = losses, .scale = call->in[3], .count = rows});
+        &(AddLossesArguments){.loss = call->out[LOSS_LOSS], .losses = losses, .scale = call->in[LOSS_SCALE], .count = rows});
 }
 
 GPU_OP(last_row) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1];
-    LastRowArguments arguments = {.to = call->out[0], .from = (const bf16 *)call->in[0] + (rows - 1) * columns, .columns = columns};
+    const bf16 *x = call->in[LAST_ROW_X];
+    int64_t rows = call->in_shape[LAST_ROW_X][0], columns = call->in_shape[LAST_ROW_X][1];
+    LastRowArguments arguments = {.to = call->out[LAST_ROW_Y], .from = x + (rows - 1) * columns, .columns = columns};
     launch_copy_row(call->device, (LaunchShape){.x = divide_up(columns, ADD_THREADS), .threads = ADD_THREADS}, &arguments);
 }
 

@@ -1,11 +1,30 @@
-/* loss: builders, and what the rule and the kernels of both back ends share. */
+/* The LM head with cross-entropy: builders and operands, for the rule and the kernels of both back ends. */
 #pragma once
 
 #include "graph/op.h"
 
-/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. A chunk of rows at a time, so all logits never
- * exist at once. In training it makes the gradients in the same pass: dx (COMPUTE) and an addition to w's gradient. scale: INPUT WIDE [1]. */
+/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are made in the same pass: d_x, and an
+ * addition to w's gradient unless w is frozen. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss);
 
-/* The last row of x: [1, D]. */
+/* The last row of x, [1, D]: what generation feeds to the head. */
 TensorId op_last_row(Graph *graph, TensorId x);
+
+typedef enum LossOperand {
+    LOSS_X,       /* COMPUTE [R, D] */
+    LOSS_W,       /* COMPUTE [vocabulary, D] */
+    LOSS_TARGETS, /* INT32 [R]; negative: none */
+    LOSS_SCALE,   /* INPUT WIDE [1] */
+    LOSS_INPUTS,
+    LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
+    LOSS_D_X,      /* like x; in training */
+    LOSS_D_W,      /* gradient of w, added to; in training, unless w is frozen */
+    LOSS_OUTPUTS
+} LossOperand;
+
+typedef enum LastRowOperand {
+    LAST_ROW_X, /* COMPUTE [R, D] */
+    LAST_ROW_INPUTS,
+    LAST_ROW_Y = 0, /* COMPUTE [1, D] */
+    LAST_ROW_OUTPUTS
+} LastRowOperand;

@@ -1,40 +1,50 @@
-/* The LM head and cross-entropy, fused and chunked over rows: a chunk's logits are made, turned into their gradient in place of being kept, and used for both
- * products of the backward pass at once. All logits never exist together (262,272 columns would be gigabytes), and nothing is computed
- * twice: four products where head + loss + recomputation take five. The loss is where differentiation starts, so its own gradient is the
- * scale, known on the way forward. Also the last row of a matrix, which is what generation feeds to the head. */
+/* The LM head and cross-entropy in one operation, chunk by chunk of rows: logits = x w^T of a chunk, [chunk, vocabulary], become
+ *     d_logits = scale * (softmax(logits) - one hot of target),
+ * from which d_x = d_logits w and d_w += d_logits^T x follow at once. All logits never exist together (262,272 columns would be gigabytes), and nothing is
+ * computed twice: three GEMMs where head, loss and recomputation take four. Differentiation starts at the loss, so its gradient is the scale, which is known
+ * in the forward pass. */
 #include "ops/loss/loss.h"
 
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     assert(graph_columns(graph, w) == shape[1] && graph_elements(graph, targets) == shape[0]);
-    TensorId out[] = {loss, TENSOR_NONE, TENSOR_NONE};
+    TensorId in[LOSS_INPUTS] = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
+    TensorId out[LOSS_OUTPUTS] = {[LOSS_LOSS] = loss};
     if (graph->training) {
-        out[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
-        out[2] = graph_parameter_gradient(graph, w);
+        out[LOSS_D_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+        out[LOSS_D_W] = graph_parameter_gradient(graph, w);
     }
-    graph_node(graph, OP_linear_cross_entropy, (TensorId[]){x, w, targets, scale}, 4, out, 3, NULL, 0);
+    graph_node(graph, OP_linear_cross_entropy, in, LOSS_INPUTS, out, LOSS_OUTPUTS, NULL, 0);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)graph;
     (void)d_out;
-    d_in[0] = node->out[1];
+    d_in[LOSS_X] = node->out[LOSS_D_X];
 }
 
 static Cost cost(const Graph *graph, const Node *node) {
-    double rows = graph_rows(graph, node->in[0]), columns = graph_columns(graph, node->in[0]), vocabulary = graph_rows(graph, node->in[1]);
-    double products = 1 + (node->out[1] != TENSOR_NONE) + (node->out[2] != TENSOR_NONE);
-    return (Cost){.flops = products * 2 * rows * columns * vocabulary, .bytes = op_tensor_bytes(graph, node)};
+    double rows = graph_rows(graph, node->in[LOSS_X]), columns = graph_columns(graph, node->in[LOSS_X]);
+    double vocabulary = graph_rows(graph, node->in[LOSS_W]);
+    double gemms = 1 + (node->out[LOSS_D_X] != TENSOR_NONE) + (node->out[LOSS_D_W] != TENSOR_NONE);
+    return (Cost){.flops = gemms * 2 * rows * columns * vocabulary, .bytes = op_tensor_bytes(graph, node)};
 }
 
 TensorId op_last_row(Graph *graph, TensorId x) {
     int64_t shape[] = {1, graph_columns(graph, x)};
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
-    TensorId row = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "last_row");
-    graph_node(graph, OP_last_row, &x, 1, &row, 1, NULL, 0);
-    return row;
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "last_row");
+    graph_node(graph, OP_last_row, (TensorId[LAST_ROW_INPUTS]){[LAST_ROW_X] = x}, LAST_ROW_INPUTS,
+        (TensorId[LAST_ROW_OUTPUTS]){[LAST_ROW_Y] = y}, LAST_ROW_OUTPUTS, NULL, 0);
+    return y;
 }
 
 const Op op_rule_linear_cross_entropy = {
-    .name = "linear_cross_entropy", .adds_to = 5, .overwrites = OPERAND(2), .loss = true, .gradient = gradient, .cost = cost};
+    .name = "linear_cross_entropy",
+    .adds_to = OPERAND(LOSS_LOSS) | OPERAND(LOSS_D_W),
+    .overwrites = OPERAND(LOSS_D_W),
+    .loss = true,
+    .gradient = gradient,
+    .cost = cost,
+};
 const Op op_rule_last_row = {.name = "last_row"};

@@ -1,15 +1,16 @@
-/* The CPU kernels of moe_dispatch. */
+/* moe_sort, moe_permute and moe_combine on a CPU. The sort counts and then places blocks of SORT_BLOCK rows, a thread each; the others share out rows. A row
+ * is read once for all its slots: scattered writes cost less than scattered reads. */
 #include "backend/cpu/kernel.h"
 #include "ops/moe/moe.h"
 
-enum { SORT_BLOCK = 2048 }; /* rows; below it starting threads costs more than counting */
+enum { SORT_BLOCK = 2048 }; /* rows; fewer are counted faster than threads start */
 
 static int64_t sort_workspace(const Graph *graph, const Node *node) {
-    int64_t blocks = (graph_rows(graph, node->in[0]) + SORT_BLOCK - 1) / SORT_BLOCK;
+    int64_t blocks = (graph_rows(graph, node->in[MOE_SORT_INDEX]) + SORT_BLOCK - 1) / SORT_BLOCK;
     return blocks * ((const MoeSortAttributes *)node->attributes)->experts * (int64_t)sizeof(int32_t);
 }
 
-/* begin[e] of each block of rows turns from a count into the first slot of its rows for expert e. */
+/* Turns begin [blocks, experts] from the counts of each block into the first slot of its rows for each expert. */
 static void sort_offsets(int32_t *restrict offset, int32_t *restrict begin, int64_t blocks, int64_t experts) {
     int32_t total = 0;
     for (int64_t e = 0; e < experts; e++) {
@@ -25,9 +26,9 @@ static void sort_offsets(int32_t *restrict offset, int32_t *restrict begin, int6
 
 CPU_OP(moe_sort, sort_workspace) {
     int64_t experts = ((const MoeSortAttributes *)call->attributes)->experts;
-    const int32_t *index = call->in[0];
-    int32_t *slot = call->out[0], *offset = call->out[1], *begins = call->workspace;
-    int64_t rows = call->in_shape[0][0], k = call->in_shape[0][1], blocks = (rows + SORT_BLOCK - 1) / SORT_BLOCK;
+    const int32_t *index = call->in[MOE_SORT_INDEX];
+    int32_t *slot = call->out[MOE_SORT_SLOT], *offset = call->out[MOE_SORT_OFFSET], *begins = call->workspace;
+    int64_t rows = call->in_shape[MOE_SORT_INDEX][0], k = call->in_shape[MOE_SORT_INDEX][1], blocks = (rows + SORT_BLOCK - 1) / SORT_BLOCK;
 #pragma omp parallel for schedule(static) if (blocks > 1)
     for (int64_t block = 0; block < blocks; block++) {
         int32_t *count = begins + block * experts;
@@ -44,20 +45,20 @@ CPU_OP(moe_sort, sort_workspace) {
     }
 }
 
-/* By rows, not by slots: a row is read once for all its slots, and scattered writes cost less than scattered reads. */
 CPU_OP(moe_permute) {
-    const T *x = call->in[0];
-    const int32_t *slot = call->in[1];
-    T *x_slots = call->out[0];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[1][1];
+    const T *x = call->in[MOE_PERMUTE_X];
+    const int32_t *slot = call->in[MOE_PERMUTE_SLOT], *offset = call->in[MOE_PERMUTE_OFFSET];
+    T *x_slots = call->out[MOE_PERMUTE_X_SLOTS];
+    int64_t rows = call->in_shape[MOE_PERMUTE_X][0], columns = call->in_shape[MOE_PERMUTE_X][1];
+    int64_t k = call->in_shape[MOE_PERMUTE_SLOT][1], experts = call->in_shape[MOE_PERMUTE_OFFSET][0] - 1;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * k; i < (r + 1) * k; i++)
             if (slot[i] >= 0) memcpy(x_slots + slot[i] * columns, x + r * columns, columns * sizeof(T));
-    kernel_zero_unused(x_slots, call->in[2], call->in_shape[2][0] - 1, rows * k, columns);
+    kernel_zero_unused(x_slots, offset, experts, rows * k, columns);
 }
 
-/* y = sum over j of gate[j] * slots[slot[j]]; a gate of NULL is all ones. */
+/* y [columns] = sum over j of gate[j] * slots[slot[j]]; gates are 1 where `gate` is NULL. */
 static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slot, const W *gate, int64_t k, int64_t columns) {
     enum { CHUNK = 256 };
     W sum[CHUNK];
@@ -81,30 +82,32 @@ static void sum_slots(T *restrict y, const T *restrict slots, const int32_t *slo
 }
 
 CPU_OP(moe_permute_grad) {
-    const T *dx_slots = call->in[0];
-    const int32_t *slot = call->in[1];
-    T *dx = call->out[0];
-    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1], k = call->in_shape[1][1];
+    const T *d_x_slots = call->in[MOE_PERMUTE_GRAD_D_X_SLOTS];
+    const int32_t *slot = call->in[MOE_PERMUTE_GRAD_SLOT];
+    T *d_x = call->out[MOE_PERMUTE_GRAD_D_X];
+    int64_t rows = call->out_shape[MOE_PERMUTE_GRAD_D_X][0], columns = call->out_shape[MOE_PERMUTE_GRAD_D_X][1];
+    int64_t k = call->in_shape[MOE_PERMUTE_GRAD_SLOT][1];
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) sum_slots(dx + r * columns, dx_slots, slot + r * k, NULL, k, columns);
+    for (int64_t r = 0; r < rows; r++) sum_slots(d_x + r * columns, d_x_slots, slot + r * k, NULL, k, columns);
 }
 
 CPU_OP(moe_combine) {
-    const T *y_slots = call->in[0];
-    const W *gate = call->in[1];
-    const int32_t *slot = call->in[2];
-    T *y = call->out[0];
-    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1], k = call->in_shape[2][1];
+    const T *y_slots = call->in[MOE_COMBINE_Y_SLOTS];
+    const W *gate = call->in[MOE_COMBINE_GATE];
+    const int32_t *slot = call->in[MOE_COMBINE_SLOT];
+    T *y = call->out[MOE_COMBINE_Y];
+    int64_t rows = call->out_shape[MOE_COMBINE_Y][0], columns = call->out_shape[MOE_COMBINE_Y][1];
+    int64_t k = call->in_shape[MOE_COMBINE_SLOT][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) sum_slots(y + r * columns, y_slots, slot + r * k, gate + r * k, k, columns);
 }
 
-/* d_y_slot = gate * dy; returns <dy, y_slot>, the gradient of the gate. */
-static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *restrict y_slot, W gate, int64_t columns) {
+/* d_y_slot = gate * d_y; returns <d_y, y_slot>, the gradient of the gate. */
+static W combine_slot_grad(T *restrict d_y_slot, const T *restrict d_y, const T *restrict y_slot, W gate, int64_t columns) {
     W dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t i = 0; i < columns; i++) {
-        W value = to_wide(dy[i]);
+        W value = to_wide(d_y[i]);
         dot += value * to_wide(y_slot[i]);
         d_y_slot[i] = to_compute(gate * value);
     }
@@ -112,19 +115,20 @@ static W combine_slot_grad(T *restrict d_y_slot, const T *restrict dy, const T *
 }
 
 CPU_OP(moe_combine_grad) {
-    const T *dy = call->in[0], *y_slots = call->in[1];
-    const W *gate = call->in[2];
-    const int32_t *slot = call->in[3];
-    T *d_y_slots = call->out[0];
-    W *d_gate = call->out[1];
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[3][1];
+    const T *d_y = call->in[MOE_COMBINE_GRAD_D_Y], *y_slots = call->in[MOE_COMBINE_GRAD_Y_SLOTS];
+    const W *gate = call->in[MOE_COMBINE_GRAD_GATE];
+    const int32_t *slot = call->in[MOE_COMBINE_GRAD_SLOT], *offset = call->in[MOE_COMBINE_GRAD_OFFSET];
+    T *d_y_slots = call->out[MOE_COMBINE_GRAD_D_Y_SLOTS];
+    W *d_gate = call->out[MOE_COMBINE_GRAD_D_GATE];
+    int64_t rows = call->in_shape[MOE_COMBINE_GRAD_D_Y][0], columns = call->in_shape[MOE_COMBINE_GRAD_D_Y][1];
+    int64_t k = call->in_shape[MOE_COMBINE_GRAD_SLOT][1], experts = call->in_shape[MOE_COMBINE_GRAD_OFFSET][0] - 1;
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * k; i < (r + 1) * k; i++) {
             int64_t at = slot[i] * columns;
             d_gate[i] = 0;
             if (slot[i] < 0) continue;
-            d_gate[i] = combine_slot_grad(d_y_slots + at, dy + r * columns, y_slots + at, gate[i], columns);
+            d_gate[i] = combine_slot_grad(d_y_slots + at, d_y + r * columns, y_slots + at, gate[i], columns);
         }
-    kernel_zero_unused(d_y_slots, call->in[4], call->in_shape[4][0] - 1, rows * k, columns);
+    kernel_zero_unused(d_y_slots, offset, experts, rows * k, columns);
 }

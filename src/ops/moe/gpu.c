@@ -1,6 +1,7 @@
-/* Moving rows to experts and back. The stable counting sort takes two kernels: each block counts its own items per expert, then each block finds from all
- * counts where its items begin and ranks them, a wave's items in order, by comparing lanes; whoever comes first in time, the slots are the same. The
- * copies are bound by memory: a wave takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over its k slots in order. */
+/* moe_sort, moe_permute and moe_combine on a GPU. The stable counting sort takes two kernels: each block counts its items (a row's choices) per expert, then
+ * each block finds from all counts where its items begin and ranks them, a wavefront's items in order, by comparing lanes; slots do not depend on which
+ * wavefront comes first. The copies are bound by memory: a wavefront takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over its
+ * k slots in order. */
 #include "backend/gpu/vector.h"
 
 enum {
@@ -8,7 +9,7 @@ enum {
     SORT_ROUNDS = 8,                    /* items of a thread */
     SORT_ITEMS = THREADS * SORT_ROUNDS, /* of a block */
     SORT_EXPERTS = 512,                 /* the most there can be */
-    SORT_AHEAD = 8,                     /* loads in flight of a thread that adds counts */
+    SORT_AHEAD = 8,                     /* loads in flight of a thread that sums counts */
     UNIT = 8,                           /* columns of a 16-byte access */
     UNITS = 4,                          /* accesses in flight of a lane */
 };
@@ -20,7 +21,6 @@ typedef struct MoeSortArguments {
     int32_t items, blocks, experts;
 } MoeSortArguments;
 
-/* Rows on one side, slots on the other; `gate` may be NULL: ones. */
 typedef struct MoePermuteArguments {
     const bf16 GLOBAL *rows;
     const int32_t GLOBAL *slot;
@@ -28,6 +28,7 @@ typedef struct MoePermuteArguments {
     int32_t count, k;
     int64_t columns;
 } MoePermuteArguments;
+/* gate NULL: all ones. */
 typedef struct MoeCombineArguments {
     const bf16 GLOBAL *slots;
     const float GLOBAL *gate;
@@ -37,7 +38,7 @@ typedef struct MoeCombineArguments {
     int64_t columns;
 } MoeCombineArguments;
 typedef struct MoeCombineGradArguments {
-    const bf16 GLOBAL *dy, *y_slots;
+    const bf16 GLOBAL *d_y, *y_slots;
     const float GLOBAL *gate;
     const int32_t GLOBAL *slot;
     bf16 GLOBAL *d_y_slots;
@@ -54,7 +55,7 @@ enum { WAVES = THREADS / WAVE };
 
 INLINE int32_t add_shared(LOCAL int32_t *count, int32_t value) { return __atomic_fetch_add(count, value, __ATOMIC_RELAXED); }
 
-/* Bit i: whether lane i says yes. */
+/* Bit i is set where `yes` is true in lane i. */
 INLINE uint64_t ballot(bool yes) {
 #if defined __AMDGCN__
     return __builtin_amdgcn_ballot_w64(yes);
@@ -120,7 +121,7 @@ INLINE void inclusive_scan(LOCAL int32_t *sums, int experts) {
     barrier();
 }
 
-/* Ranks the wave's items of each round; next[e] is the slot of its next item of expert e. */
+/* Ranks the wavefront's items of each round; next[e] is the slot of its next item of expert e. */
 INLINE void place_wave(LOCAL int32_t *next, const int32_t *chosen, int32_t GLOBAL *slot, int32_t left, int32_t experts) {
     int bits = 32 - __builtin_clz(experts);
     uint64_t below = ((uint64_t)1 << lane_id()) - 1;
@@ -167,15 +168,15 @@ KERNEL(moe_place, MoeSortArguments) {
 
 /* -- Copies -------------------------------------------------------------------------------------------------------- */
 
-/* A wave's row, beyond the last one where the grid is larger. */
+/* The row of this wavefront; the last block has wavefronts beyond the last row. */
 INLINE int64_t own_row(void) { return (int64_t)block_x() * WAVES + wave_id(); }
 
-/* The first column of each access of this lane, whose stride is UNIT * WAVE; loads are predicated by `at < columns`. */
+/* Runs over the UNITS accesses of a lane: `at` is the first column of each, from `base` on, UNIT * WAVE apart. */
 #define FOR_UNITS(at, base) UNROLL for (int64_t unit = 0, at = base; unit < UNITS; unit++, at += UNIT * WAVE)
 
 INLINE f32x8 to_float8(u32x4 x) { return join(to_float4(x.lo), to_float4(x.hi)); }
 
-/* Rows are multiples of UNIT columns. By rows, not by slots: a row is read once for all its slots. */
+/* columns % UNIT == 0. A wavefront reads its row once and writes it to all its slots. */
 KERNEL(moe_permute, MoePermuteArguments) {
     int64_t r = own_row();
     if (r >= a.count) return;
@@ -233,12 +234,12 @@ KERNEL(moe_combine_1, MoeCombineArguments) {
     }
 }
 
-/* d_y_slot = gate * dy for columns of this lane; returns its share of <dy, y_slot>, the gradient of the gate. */
-INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+/* d_y_slot = gate * d_y for columns of this lane; returns its share of <d_y, y_slot>, the gradient of the gate. */
+INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
     float dot = 0;
     for (int64_t base = lane_id() * UNIT; base < columns; base += UNITS * UNIT * WAVE) {
         u32x4 d[UNITS], y[UNITS];
-        FOR_UNITS(at, base) d[unit] = at < columns ? *(const u32x4 GLOBAL *)(dy + at) : (u32x4)0;
+        FOR_UNITS(at, base) d[unit] = at < columns ? *(const u32x4 GLOBAL *)(d_y + at) : (u32x4)0;
         FOR_UNITS(at, base) y[unit] = at < columns ? *(const u32x4 GLOBAL *)(y_slot + at) : (u32x4)0;
         FOR_UNITS(at, base) {
             f32x8 wide = to_float8(d[unit]), product = wide * to_float8(y[unit]);
@@ -249,10 +250,10 @@ INLINE float combine_slot_grad(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, con
     return dot;
 }
 
-INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
+INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *d_y, const bf16 GLOBAL *y_slot, float gate, int64_t columns) {
     float dot = 0;
     for (int64_t i = lane_id(); i < columns; i += WAVE) {
-        float value = to_float(dy[i]);
+        float value = to_float(d_y[i]);
         dot += value * to_float(y_slot[i]);
         d_y_slot[i] = to_bf16(gate * value);
     }
@@ -265,7 +266,7 @@ INLINE float combine_slot_grad_1(bf16 GLOBAL *d_y_slot, const bf16 GLOBAL *dy, c
         if (r >= a.count) return;                                                                                                         \
         for (int64_t i = r * a.k; i < (r + 1) * a.k; i++) {                                                                               \
             int64_t at = a.slot[i] * a.columns;                                                                                           \
-            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.dy + r * a.columns, a.y_slots + at, a.gate[i], a.columns);             \
+            float dot = at < 0 ? 0 : slot_grad(a.d_y_slots + at, a.d_y + r * a.columns, a.y_slots + at, a.gate[i], a.columns);             \
             dot = wave_sum(dot);                                                                                                          \
             if (lane_id() == 0) a.d_gate[i] = dot;                                                                                        \
         }                                                                                                                                 \
@@ -276,6 +277,7 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
 #else
 
 #include "backend/gpu/kernel_launch.h"
+#include "ops/moe/moe.h"
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)
@@ -286,17 +288,18 @@ LAUNCHER(moe_combine_1, MoeCombineArguments)
 LAUNCHER(moe_combine_grad, MoeCombineGradArguments)
 LAUNCHER(moe_combine_grad_1, MoeCombineGradArguments)
 
-static int64_t gpu_scratch_moe_sort(const Graph *graph, const Node *node) {
-    int64_t blocks = divide_up(graph_elements(graph, node->in[0]), SORT_ITEMS);
-    return blocks * graph_elements(graph, node->out[1]) * (int64_t)sizeof(int32_t);
+static int64_t sort_workspace(const Graph *graph, const Node *node) {
+    int64_t blocks = divide_up(graph_elements(graph, node->in[MOE_SORT_INDEX]), SORT_ITEMS);
+    return blocks * graph_elements(graph, node->out[MOE_SORT_OFFSET]) * (int64_t)sizeof(int32_t);
 }
 
-GPU_OP(moe_sort, gpu_scratch_moe_sort) {
-    int64_t items = call->in_shape[0][0] * call->in_shape[0][1], blocks = divide_up(items, SORT_ITEMS), experts = call->out_shape[1][0] - 1;
+GPU_OP(moe_sort, sort_workspace) {
+    int64_t items = call->in_shape[MOE_SORT_INDEX][0] * call->in_shape[MOE_SORT_INDEX][1], blocks = divide_up(items, SORT_ITEMS);
+    int64_t experts = call->out_shape[MOE_SORT_OFFSET][0] - 1;
     assert(experts <= SORT_EXPERTS);
-    MoeSortArguments arguments = {.index = call->in[0],
-        .slot = call->out[0],
-        .offset = call->out[1],
+    MoeSortArguments arguments = {.index = call->in[MOE_SORT_INDEX],
+        .slot = call->out[MOE_SORT_SLOT],
+        .offset = call->out[MOE_SORT_OFFSET],
         .counts = call->workspace,
         .items = (int32_t)items,
         .blocks = (int32_t)blocks,
@@ -306,46 +309,68 @@ GPU_OP(moe_sort, gpu_scratch_moe_sort) {
     launch_moe_place(call->device, shape, &arguments);
 }
 
-/* A wave for each row. */
+/* A wavefront for each row. */
 static LaunchShape row_shape(const OpCall *call, int64_t rows) {
     return (LaunchShape){.x = divide_up(rows, THREADS / device_info(call->device)->wave), .threads = THREADS};
 }
 
 GPU_OP(moe_permute) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[1][1];
-    MoePermuteArguments arguments = {
-        .rows = call->in[0], .slot = call->in[1], .slots = call->out[0], .count = (int32_t)rows, .k = (int32_t)k, .columns = columns};
+    int64_t rows = call->in_shape[MOE_PERMUTE_X][0], columns = call->in_shape[MOE_PERMUTE_X][1];
+    int64_t k = call->in_shape[MOE_PERMUTE_SLOT][1], experts = call->in_shape[MOE_PERMUTE_OFFSET][0] - 1;
+    bf16 *x_slots = call->out[MOE_PERMUTE_X_SLOTS];
+    MoePermuteArguments arguments = {.rows = call->in[MOE_PERMUTE_X],
+        .slot = call->in[MOE_PERMUTE_SLOT],
+        .slots = x_slots,
+        .count = (int32_t)rows,
+        .k = (int32_t)k,
+        .columns = columns};
     if (columns % UNIT == 0) launch_moe_permute(call->device, row_shape(call, rows), &arguments);
     else launch_moe_permute_1(call->device, row_shape(call, rows), &arguments);
-    gpu_zero_unused(call->device, call->out[0], call->in[2], call->in_shape[2][0] - 1, rows * k, columns);
+    gpu_zero_unused(call->device, x_slots, call->in[MOE_PERMUTE_OFFSET], experts, rows * k, columns);
 }
 
-/* out[0] = the sum of each row's slots. */
-static void combine(const OpCall *call, const bf16 *slots, const float *gate, const int32_t *slot, int64_t k) {
-    int64_t rows = call->out_shape[0][0], columns = call->out_shape[0][1];
-    MoeCombineArguments arguments = {
-        .slots = slots, .gate = gate, .slot = slot, .rows = call->out[0], .count = (int32_t)rows, .k = (int32_t)k, .columns = columns};
-    if (columns % UNIT == 0) launch_moe_combine(call->device, row_shape(call, rows), &arguments);
-    else launch_moe_combine_1(call->device, row_shape(call, rows), &arguments);
+static void combine(const OpCall *call, const MoeCombineArguments *arguments) {
+    if (arguments->columns % UNIT == 0) launch_moe_combine(call->device, row_shape(call, arguments->count), arguments);
+    else launch_moe_combine_1(call->device, row_shape(call, arguments->count), arguments);
 }
 
-GPU_OP(moe_permute_grad) { combine(call, call->in[0], NULL, call->in[1], call->in_shape[1][1]); }
-GPU_OP(moe_combine) { combine(call, call->in[0], call->in[1], call->in[2], call->in_shape[2][1]); }
+GPU_OP(moe_permute_grad) {
+    MoeCombineArguments arguments = {.slots = call->in[MOE_PERMUTE_GRAD_D_X_SLOTS],
+        .slot = call->in[MOE_PERMUTE_GRAD_SLOT],
+        .rows = call->out[MOE_PERMUTE_GRAD_D_X],
+        .count = (int32_t)call->out_shape[MOE_PERMUTE_GRAD_D_X][0],
+        .k = (int32_t)call->in_shape[MOE_PERMUTE_GRAD_SLOT][1],
+        .columns = call->out_shape[MOE_PERMUTE_GRAD_D_X][1]};
+    combine(call, &arguments);
+}
+
+GPU_OP(moe_combine) {
+    MoeCombineArguments arguments = {.slots = call->in[MOE_COMBINE_Y_SLOTS],
+        .gate = call->in[MOE_COMBINE_GATE],
+        .slot = call->in[MOE_COMBINE_SLOT],
+        .rows = call->out[MOE_COMBINE_Y],
+        .count = (int32_t)call->out_shape[MOE_COMBINE_Y][0],
+        .k = (int32_t)call->in_shape[MOE_COMBINE_SLOT][1],
+        .columns = call->out_shape[MOE_COMBINE_Y][1]};
+    combine(call, &arguments);
+}
 
 GPU_OP(moe_combine_grad) {
-    int64_t rows = call->in_shape[0][0], columns = call->in_shape[0][1], k = call->in_shape[3][1];
-    MoeCombineGradArguments arguments = {.dy = call->in[0],
-        .y_slots = call->in[1],
-        .gate = call->in[2],
-        .slot = call->in[3],
-        .d_y_slots = call->out[0],
-        .d_gate = call->out[1],
+    int64_t rows = call->in_shape[MOE_COMBINE_GRAD_D_Y][0], columns = call->in_shape[MOE_COMBINE_GRAD_D_Y][1];
+    int64_t k = call->in_shape[MOE_COMBINE_GRAD_SLOT][1], experts = call->in_shape[MOE_COMBINE_GRAD_OFFSET][0] - 1;
+    bf16 *d_y_slots = call->out[MOE_COMBINE_GRAD_D_Y_SLOTS];
+    MoeCombineGradArguments arguments = {.d_y = call->in[MOE_COMBINE_GRAD_D_Y],
+        .y_slots = call->in[MOE_COMBINE_GRAD_Y_SLOTS],
+        .gate = call->in[MOE_COMBINE_GRAD_GATE],
+        .slot = call->in[MOE_COMBINE_GRAD_SLOT],
+        .d_y_slots = d_y_slots,
+        .d_gate = call->out[MOE_COMBINE_GRAD_D_GATE],
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
     if (columns % UNIT == 0) launch_moe_combine_grad(call->device, row_shape(call, rows), &arguments);
     else launch_moe_combine_grad_1(call->device, row_shape(call, rows), &arguments);
-    gpu_zero_unused(call->device, call->out[0], call->in[4], call->in_shape[4][0] - 1, rows * k, columns);
+    gpu_zero_unused(call->device, d_y_slots, call->in[MOE_COMBINE_GRAD_OFFSET], experts, rows * k, columns);
 }
 
 #endif

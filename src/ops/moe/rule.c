@@ -1,7 +1,9 @@
-/* Moving rows to experts and back: a stable counting sort of the chosen experts, the copy of rows into slots ordered by
- * expert, and the gated sum of what comes back. All of it is bound by memory: every kernel reads and writes each row
- * once, and each row's sum runs over its k slots in order, so nothing depends on how rows are shared out. Slots without
- * a row, the last ones, are zero in every tensor of slots, so that no tensor ever holds what nobody wrote. */
+/* Moving rows [R, D] to experts and back: moe_sort, a stable counting sort of the chosen experts, which gives each row and choice (r, j) a slot; moe_permute,
+ *     x_slots[slot[r, j]] = x[r],    d_x[r] = sum over j of d_x_slots[slot[r, j]];
+ * and moe_combine,
+ *     y[r] = sum over j of gate[r, j] y_slots[slot[r, j]],    d_y_slots[slot[r, j]] = gate[r, j] d_y[r],    d_gate[r, j] = <d_y[r], y_slots[slot[r, j]]>.
+ * All are bound by memory: every kernel reads and writes each row once. A sum runs over a row's k slots in order, so its bits do not depend on how rows are
+ * shared out. Slots without a row, the last ones, are written as zeros. */
 #include "ops/moe/moe.h"
 
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
@@ -10,7 +12,9 @@ Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
     Dispatch dispatch = {.slot = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 2, (int64_t[]){rows, k}, "slot"),
         .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset")};
     MoeSortAttributes attributes = {.experts = experts};
-    graph_node(graph, OP_moe_sort, &index, 1, (TensorId[]){dispatch.slot, dispatch.offset}, 2, &attributes, sizeof attributes);
+    graph_node(graph, OP_moe_sort, (TensorId[MOE_SORT_INPUTS]){[MOE_SORT_INDEX] = index}, MOE_SORT_INPUTS,
+        (TensorId[MOE_SORT_OUTPUTS]){[MOE_SORT_SLOT] = dispatch.slot, [MOE_SORT_OFFSET] = dispatch.offset}, MOE_SORT_OUTPUTS, &attributes,
+        sizeof attributes);
     return dispatch;
 }
 
@@ -18,14 +22,20 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, x) == graph_rows(graph, dispatch->slot));
     int64_t shape[] = {graph_elements(graph, dispatch->slot), graph_columns(graph, x)};
     TensorId x_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "x_slots");
-    graph_node(graph, OP_moe_permute, (TensorId[]){x, dispatch->slot, dispatch->offset}, 3, &x_slots, 1, NULL, 0);
+    TensorId in[MOE_PERMUTE_INPUTS] = {[MOE_PERMUTE_X] = x, [MOE_PERMUTE_SLOT] = dispatch->slot, [MOE_PERMUTE_OFFSET] = dispatch->offset};
+    TensorId out[MOE_PERMUTE_OUTPUTS] = {[MOE_PERMUTE_X_SLOTS] = x_slots};
+    graph_node(graph, OP_moe_permute, in, MOE_PERMUTE_INPUTS, out, MOE_PERMUTE_OUTPUTS, NULL, 0);
     return x_slots;
 }
 
 static void permute_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    if (d_out[0] == TENSOR_NONE) return;
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, node->in[0])->shape, "d_x");
-    graph_node(graph, OP_moe_permute_grad, (TensorId[]){d_out[0], node->in[1]}, 2, &d_in[0], 1, NULL, 0);
+    TensorId d_x_slots = d_out[MOE_PERMUTE_X_SLOTS];
+    const int64_t *x_shape = graph_get(graph, node->in[MOE_PERMUTE_X])->shape;
+    if (d_x_slots == TENSOR_NONE) return;
+    d_in[MOE_PERMUTE_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, x_shape, "d_x");
+    TensorId in[MOE_PERMUTE_GRAD_INPUTS] = {[MOE_PERMUTE_GRAD_D_X_SLOTS] = d_x_slots, [MOE_PERMUTE_GRAD_SLOT] = node->in[MOE_PERMUTE_SLOT]};
+    TensorId out[MOE_PERMUTE_GRAD_OUTPUTS] = {[MOE_PERMUTE_GRAD_D_X] = d_in[MOE_PERMUTE_X]};
+    graph_node(graph, OP_moe_permute_grad, in, MOE_PERMUTE_GRAD_INPUTS, out, MOE_PERMUTE_GRAD_OUTPUTS, NULL, 0);
 }
 
 TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dispatch *dispatch) {
@@ -34,37 +44,50 @@ TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dis
     assert(graph_elements(graph, gate) == graph_elements(graph, dispatch->slot));
     int64_t shape[] = {graph_rows(graph, dispatch->slot), graph_columns(graph, y_slots)};
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "combined");
-    graph_node(graph, OP_moe_combine, (TensorId[]){y_slots, gate, dispatch->slot, dispatch->offset}, 4, &y, 1, NULL, 0);
+    TensorId in[MOE_COMBINE_INPUTS] = {
+        [MOE_COMBINE_Y_SLOTS] = y_slots,
+        [MOE_COMBINE_GATE] = gate,
+        [MOE_COMBINE_SLOT] = dispatch->slot,
+        [MOE_COMBINE_OFFSET] = dispatch->offset,
+    };
+    graph_node(
+        graph, OP_moe_combine, in, MOE_COMBINE_INPUTS, (TensorId[MOE_COMBINE_OUTPUTS]){[MOE_COMBINE_Y] = y}, MOE_COMBINE_OUTPUTS, NULL, 0);
     return y;
 }
 
 static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    if (d_out[0] == TENSOR_NONE) return;
-    TensorId y_slots = node->in[0], gate = node->in[1], slot = node->in[2], offset = node->in[3];
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, y_slots)->shape, "d_y_slots");
-    d_in[1] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, gate)->shape, "d_gate");
-    graph_node(graph, OP_moe_combine_grad, (TensorId[]){d_out[0], y_slots, gate, slot, offset}, 5, d_in, 2, NULL, 0);
+    TensorId d_y = d_out[MOE_COMBINE_Y], y_slots = node->in[MOE_COMBINE_Y_SLOTS], gate = node->in[MOE_COMBINE_GATE];
+    if (d_y == TENSOR_NONE) return;
+    TensorId in[MOE_COMBINE_GRAD_INPUTS] = {
+        [MOE_COMBINE_GRAD_D_Y] = d_y,
+        [MOE_COMBINE_GRAD_Y_SLOTS] = y_slots,
+        [MOE_COMBINE_GRAD_GATE] = gate,
+        [MOE_COMBINE_GRAD_SLOT] = node->in[MOE_COMBINE_SLOT],
+        [MOE_COMBINE_GRAD_OFFSET] = node->in[MOE_COMBINE_OFFSET],
+    };
+    TensorId d_y_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, y_slots)->shape, "d_y_slots");
+    TensorId d_gate = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, gate)->shape, "d_gate");
+    TensorId out[MOE_COMBINE_GRAD_OUTPUTS] = {[MOE_COMBINE_GRAD_D_Y_SLOTS] = d_y_slots, [MOE_COMBINE_GRAD_D_GATE] = d_gate};
+    graph_node(graph, OP_moe_combine_grad, in, MOE_COMBINE_GRAD_INPUTS, out, MOE_COMBINE_GRAD_OUTPUTS, NULL, 0);
+    d_in[MOE_COMBINE_Y_SLOTS] = d_y_slots;
+    d_in[MOE_COMBINE_GATE] = d_gate;
 }
 
-/* A multiply-add for every element of every slot; the gradient has that and a product. */
+/* A multiply-add for every element of every slot; the gradient has one multiplication more. */
 static Cost combine_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 2.0 * graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = 2.0 * graph_elements(graph, node->in[MOE_COMBINE_Y_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
 }
 
 static Cost combine_grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 3.0 * graph_elements(graph, node->in[1]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = 3.0 * graph_elements(graph, node->in[MOE_COMBINE_GRAD_Y_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
 }
 
 static Cost permute_grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = graph_elements(graph, node->in[0]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = graph_elements(graph, node->in[MOE_PERMUTE_GRAD_D_X_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
 }
 
 const Op op_rule_moe_sort = {.name = "moe_sort"};
-
 const Op op_rule_moe_permute = {.name = "moe_permute", .gradient = permute_gradient};
-
 const Op op_rule_moe_permute_grad = {.name = "moe_permute_grad", .cost = permute_grad_cost};
-
 const Op op_rule_moe_combine = {.name = "moe_combine", .gradient = combine_gradient, .cost = combine_cost};
-
 const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad", .cost = combine_grad_cost};

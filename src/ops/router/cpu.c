@@ -1,9 +1,10 @@
-/* The CPU kernels of router. */
+/* The router on a CPU. A row has few classes, so the forward pass works on one vector of rows at a time, class by class, on stack buffers. Loads are integers
+ * counted per KERNEL_BLOCK of rows; sums of probabilities are added in block order. */
 #include "backend/cpu/kernel.h"
 #include "ops/router/router.h"
 
 static int64_t workspace(const Graph *graph, const Node *node) {
-    int64_t rows = graph_rows(graph, node->in[0]), classes = graph_columns(graph, node->in[0]);
+    int64_t rows = graph_rows(graph, node->in[ROUTER_LOGITS]), classes = graph_columns(graph, node->in[ROUTER_LOGITS]);
     int64_t wide = (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
     int64_t counts = kernel_blocks(rows) * classes * (int64_t)sizeof(int32_t);
     return kernel_partials_bytes(graph, rows, classes) + classes * wide + counts;
@@ -77,47 +78,64 @@ static void lanes_choose(int32_t *restrict index, W *restrict gate, const Lanes 
     }
 }
 
-/* auxiliary * E * sum over experts of f_e * P_e, from counts and summed probabilities. */
+/* auxiliary * E * sum over e of f_e * P_e / k, from counts and summed probabilities. */
 static W auxiliary_loss(const int32_t *count, const W *probability_sum, int64_t rows, const RouterSpec *spec) {
     W dot = 0;
     for (int64_t e = 0; e < spec->experts; e++) dot += (W)count[e] * probability_sum[e];
     return (W)spec->auxiliary * spec->experts * dot / ((W)rows * spec->k * rows);
 }
 
+/* Softmax, choice and gates of rows begin .. end - 1. */
+static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
+    const RouterSpec *spec = call->attributes;
+    const W *logits = call->in[ROUTER_LOGITS];
+    int32_t *index = call->out[ROUTER_INDEX];
+    W *gate = call->out[ROUTER_GATE], *probabilities = call->out[ROUTER_PROBABILITIES];
+    int64_t classes = call->in_shape[ROUTER_LOGITS][1], k = spec->k;
+    Lanes p;
+    for (int64_t r = begin; r < end; r += LANES) {
+        int64_t width = int_min(LANES, end - r);
+        lanes_load(&p, logits + r * classes, width, classes);
+        lanes_softmax(&p, classes);
+        lanes_store(probabilities + r * classes, &p, width, classes);
+        lanes_choose(index + r * k, gate + r * k, &p, call->in[ROUTER_BIAS], width, classes, spec);
+    }
+}
+
+/* Of rows begin .. end - 1: how often each class was chosen, and, for the auxiliary loss, the sum of its probabilities. */
+static void sum_rows(const OpCall *call, int64_t begin, int64_t end, int32_t *count, W *sum) {
+    const int32_t *index = call->out[ROUTER_INDEX];
+    const W *probabilities = call->out[ROUTER_PROBABILITIES];
+    int64_t classes = call->in_shape[ROUTER_LOGITS][1], k = ((const RouterSpec *)call->attributes)->k;
+    memset(count, 0, classes * sizeof *count);
+    for (int64_t i = begin * k; i < end * k; i++) count[index[i]]++;
+    if (!call->out[ROUTER_LOSS]) return;
+    memset(sum, 0, classes * sizeof *sum);
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t c = 0; c < classes; c++) sum[c] += probabilities[r * classes + c];
+}
+
 CPU_OP(router, workspace) {
     const RouterSpec *spec = call->attributes;
-    const W *logits = call->in[0], *bias = call->in[1], *share = call->in[2];
-    int32_t *index = call->out[0], *count = call->out[3];
-    W *gate = call->out[1], *probabilities = call->out[2], *bias_gradient = call->out[4], *loss = call->out[5];
-    int64_t rows = call->in_shape[0][0], classes = call->in_shape[0][1], k = spec->k, blocks = kernel_blocks(rows);
-    W *sums = call->workspace;                                    /* [blocks + 1, classes], the total last */
-    int32_t *counts = (int32_t *)(sums + (blocks + 1) * classes); /* [blocks, classes] */
+    const W *share = call->in[ROUTER_SHARE];
+    int32_t *count = call->out[ROUTER_COUNT];
+    W *d_bias = call->out[ROUTER_D_BIAS], *loss = call->out[ROUTER_LOSS];
+    int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = kernel_blocks(rows);
+    W *sums = call->workspace, *total = sums + blocks * classes; /* [blocks, classes], [classes] */
+    int32_t *counts = (int32_t *)(total + classes);              /* [blocks, classes] */
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t begin = block * KERNEL_BLOCK, end = int_min(rows, begin + KERNEL_BLOCK);
-        Lanes p;
-        for (int64_t r = begin; r < end; r += LANES) {
-            int64_t width = int_min(LANES, end - r);
-            lanes_load(&p, logits + r * classes, width, classes);
-            lanes_softmax(&p, classes);
-            lanes_store(probabilities + r * classes, &p, width, classes);
-            lanes_choose(index + r * k, gate + r * k, &p, bias, width, classes, spec);
-        }
-        memset(counts + block * classes, 0, classes * sizeof *counts);
-        for (int64_t i = begin * k; i < end * k; i++) counts[block * classes + index[i]]++;
-        if (!loss) continue;
-        memset(sums + block * classes, 0, classes * sizeof *sums);
-        for (int64_t r = begin; r < end; r++)
-            for (int64_t c = 0; c < classes; c++) sums[block * classes + c] += probabilities[r * classes + c];
+        route_rows(call, begin, end);
+        sum_rows(call, begin, end, counts + block * classes, sums + block * classes);
     }
     if (!count) return;
     memset(count, 0, classes * sizeof *count);
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t c = 0; c < classes; c++) count[c] += counts[block * classes + c];
-    for (int64_t e = 0; bias_gradient && e < spec->experts; e++)
-        bias_gradient[e] += share[0] * ((W)count[e] / (W)(rows * k) - 1 / (W)spec->experts);
+    for (int64_t e = 0; d_bias && e < spec->experts; e++)
+        d_bias[e] += share[0] * ((W)count[e] / (W)(rows * spec->k) - 1 / (W)spec->experts);
     if (!loss) return;
-    W *total = sums + blocks * classes;
     memset(total, 0, classes * sizeof *total);
     kernel_add_partials(total, sums, blocks, classes);
     loss[1] += share[0] * auxiliary_loss(count, total, rows, spec);
@@ -151,10 +169,12 @@ static void router_row_grad(W *restrict d_logits, const W *restrict d_gate, cons
 
 CPU_OP(router_grad) {
     const RouterSpec *spec = call->attributes;
-    const W *d_gate = call->in[0], *probabilities = call->in[1], *share = call->in[4];
-    const int32_t *index = call->in[2], *count = call->in[3];
-    W *d_logits = call->out[0], pull[ROUTER_MAX_CLASSES] = {0};
-    int64_t rows = call->in_shape[1][0], classes = call->in_shape[1][1], k = spec->k;
+    const W *d_gate = call->in[ROUTER_GRAD_D_GATE], *probabilities = call->in[ROUTER_GRAD_PROBABILITIES];
+    const W *share = call->in[ROUTER_GRAD_SHARE];
+    const int32_t *index = call->in[ROUTER_GRAD_INDEX], *count = call->in[ROUTER_GRAD_COUNT];
+    const int64_t *shape = call->in_shape[ROUTER_GRAD_PROBABILITIES];
+    W *d_logits = call->out[ROUTER_GRAD_D_LOGITS], pull[ROUTER_MAX_CLASSES] = {0};
+    int64_t rows = shape[0], classes = shape[1], k = spec->k;
     if (spec->auxiliary > 0) {
         W scale = share[0] * (W)spec->auxiliary * spec->experts / ((W)rows * k * rows);
         for (int64_t e = 0; e < spec->experts; e++) pull[e] = scale * count[e];

@@ -1,6 +1,6 @@
-/* The router of a mixture of experts. 32 lanes, a wave of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd class in registers (functions
- * take their number as the constant `own`), so that softmax, choice and gates need shuffles only. Loads are integers counted per block of rows; sums of
- * probabilities are added in row order within a group of lanes, then over groups, then over blocks, all in fixed order. */
+/* The router on a GPU. 32 lanes, a wavefront of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd class in registers (functions take their
+ * number as the constant `own`), so that softmax, choice and gates need shuffles only. Loads are integers counted per block of rows; sums of probabilities are
+ * added in row order within a group of lanes, then over groups, then over blocks, all in fixed order. Scratch is the call's. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -25,7 +25,7 @@ typedef struct RouterTotalsArguments {
     const int32_t GLOBAL *counts;
     const float GLOBAL *sums, *share;
     int32_t GLOBAL *count;
-    float GLOBAL *total, *bias_gradient;
+    float GLOBAL *total, *d_bias;
     int32_t rows, blocks, classes, experts, k;
 } RouterTotalsArguments;
 
@@ -49,7 +49,7 @@ typedef struct RouterGradArguments {
 #ifdef GPU_DEVICE
 
 INLINE int lane_of_row(void) { return thread_id() % LANES; }
-/* What lane `from` of the same row holds. */
+/* The value of x in lane `from` of the same row. */
 INLINE float row_shuffle(float x, int from) { return shuffle_float(x, lane_id() / LANES * LANES + from); }
 
 INLINE float row_sum(float x) {
@@ -116,7 +116,7 @@ INLINE void choose(const RouterArguments *a, int64_t r, bool there, const float 
     for (int32_t j = lane_of_row(); j < a->k; j += LANES) a->gate[r * a->k + j] /= sum;
 }
 
-/* The groups' sums of each class, added in order of groups. */
+/* Adds the sums of a class over the groups, in order, and stores the block's. */
 INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL float (*sums)[CLASSES], const int own) {
     UNROLL for (int i = 0; i < own; i++) sums[thread_id() / LANES][i * LANES + lane_of_row()] = own_sums[i];
     barrier();
@@ -127,7 +127,7 @@ INLINE void store_sums(const RouterArguments *a, const float *own_sums, LOCAL fl
     }
 }
 
-/* All rows of a block pass through, so that the lanes of a wave stay together: `there` tells which exist. */
+/* Lanes beyond the last row run along, since shuffles need the whole wavefront; `there` is false for them. */
 INLINE void route(const RouterArguments *a, LOCAL int32_t *count, LOCAL float (*sums)[CLASSES], const int own) {
     float total[OWN], bias[OWN];
     for (int c = thread_id(); c < a->classes; c += THREADS) count[c] = 0;
@@ -183,7 +183,7 @@ KERNEL(router_totals, RouterTotalsArguments) {
     if (c >= a.classes || lane_of_row() > 0) return;
     a.count[c] = count;
     if (a.sums) a.total[c] = total;
-    if (a.bias_gradient && c < a.experts) a.bias_gradient[c] += *a.share * ((float)count / ((float)a.rows * a.k) - 1 / (float)a.experts);
+    if (a.d_bias && c < a.experts) a.d_bias[c] += *a.share * ((float)count / ((float)a.rows * a.k) - 1 / (float)a.experts);
 }
 
 KERNEL(router_loss, RouterLossArguments) {
@@ -255,22 +255,23 @@ static float auxiliary_scale(const RouterSpec *spec, int64_t rows) {
     return (float)(spec->auxiliary * (double)spec->experts / ((double)rows * (double)spec->k * (double)rows));
 }
 
-static int64_t gpu_scratch_router(const Graph *graph, const Node *node) {
-    int64_t classes = graph_columns(graph, node->in[0]), blocks = divide_up(graph_rows(graph, node->in[0]), ROWS);
+static int64_t workspace(const Graph *graph, const Node *node) {
+    TensorId logits = node->in[ROUTER_LOGITS];
+    int64_t classes = graph_columns(graph, logits), blocks = divide_up(graph_rows(graph, logits), ROWS);
     return classes * (2 * blocks + 1) * (int64_t)sizeof(float);
 }
 
-/* The workspace: counts [classes, blocks], sums [classes, blocks], totals [classes]; all of 4 bytes. */
-GPU_OP(router, gpu_scratch_router) {
+/* Workspace: counts [classes, blocks], sums [classes, blocks], totals [classes]; all of 4 bytes. */
+GPU_OP(router, workspace) {
     const RouterSpec *spec = call->attributes;
-    int64_t rows = call->in_shape[0][0], classes = call->in_shape[0][1], blocks = divide_up(rows, ROWS);
-    int32_t *count = call->out[3], *counts = call->workspace;
-    float *loss = call->out[5], *sums = (float *)(counts + classes * blocks), *total = sums + classes * blocks;
-    RouterArguments arguments = {.logits = call->in[0],
-        .bias = call->in[1],
-        .index = call->out[0],
-        .gate = call->out[1],
-        .probabilities = call->out[2],
+    int64_t rows = call->in_shape[ROUTER_LOGITS][0], classes = call->in_shape[ROUTER_LOGITS][1], blocks = divide_up(rows, ROWS);
+    int32_t *count = call->out[ROUTER_COUNT], *counts = call->workspace;
+    float *loss = call->out[ROUTER_LOSS], *sums = (float *)(counts + classes * blocks), *total = sums + classes * blocks;
+    RouterArguments arguments = {.logits = call->in[ROUTER_LOGITS],
+        .bias = call->in[ROUTER_BIAS],
+        .index = call->out[ROUTER_INDEX],
+        .gate = call->out[ROUTER_GATE],
+        .probabilities = call->out[ROUTER_PROBABILITIES],
         .counts = count ? counts : NULL,
         .sums = loss ? sums : NULL,
         .rows = (int32_t)rows,
@@ -285,10 +286,10 @@ GPU_OP(router, gpu_scratch_router) {
     if (!count) return;
     RouterTotalsArguments totals = {.counts = counts,
         .sums = arguments.sums,
-        .share = call->in[2],
+        .share = call->in[ROUTER_SHARE],
         .count = count,
         .total = total,
-        .bias_gradient = call->out[4],
+        .d_bias = call->out[ROUTER_D_BIAS],
         .rows = (int32_t)rows,
         .blocks = (int32_t)blocks,
         .classes = (int32_t)classes,
@@ -298,7 +299,7 @@ GPU_OP(router, gpu_scratch_router) {
     if (!loss) return;
     RouterLossArguments losses = {.count = count,
         .total = total,
-        .share = call->in[2],
+        .share = call->in[ROUTER_SHARE],
         .loss = loss,
         .scale = auxiliary_scale(spec, rows),
         .experts = (int32_t)spec->experts};
@@ -307,13 +308,13 @@ GPU_OP(router, gpu_scratch_router) {
 
 GPU_OP(router_grad) {
     const RouterSpec *spec = call->attributes;
-    int64_t rows = call->in_shape[1][0], classes = call->in_shape[1][1];
-    RouterGradArguments arguments = {.d_gate = call->in[0],
-        .probabilities = call->in[1],
-        .index = call->in[2],
-        .count = call->in[3],
-        .share = call->in[4],
-        .d_logits = call->out[0],
+    int64_t rows = call->in_shape[ROUTER_GRAD_PROBABILITIES][0], classes = call->in_shape[ROUTER_GRAD_PROBABILITIES][1];
+    RouterGradArguments arguments = {.d_gate = call->in[ROUTER_GRAD_D_GATE],
+        .probabilities = call->in[ROUTER_GRAD_PROBABILITIES],
+        .index = call->in[ROUTER_GRAD_INDEX],
+        .count = call->in[ROUTER_GRAD_COUNT],
+        .share = call->in[ROUTER_GRAD_SHARE],
+        .d_logits = call->out[ROUTER_GRAD_D_LOGITS],
         .scale = auxiliary_scale(spec, rows),
         .rows = (int32_t)rows,
         .classes = (int32_t)classes,

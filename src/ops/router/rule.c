@@ -1,10 +1,8 @@
-/* The router of a mixture of experts: softmax over the expert classes, the choice of the top k by biased probability,
- * and what balances the experts. The bias only steers the choice (as in arXiv 2408.15664): the gate is the unbiased
- * probability, and the bias's "gradient" is the excess load of each expert, which a controller feeds to AdamW. The
- * auxiliary loss is Switch's (arXiv 2101.03961, equation 4), with f constant in its gradient.
- *
- * A row has few classes, so the forward pass works on one vector of rows at a time, class by class, on stack buffers.
- * Loads are integers counted per block of rows; sums of probabilities are added in block order. */
+/* The router of a mixture of experts of E experts, and one class more where rows may skip them:
+ *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by the row's sum where `renormalise`.
+ * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW follows, is the excess load of each expert:
+ * share * (count_e / (R k) - 1 / E) (arXiv 2408.15664). The auxiliary loss is Switch's (arXiv 2101.03961, equation 4): share * auxiliary * E * sum over e of
+ * f_e P_e / k, with f_e = count_e / R, constant in its gradient, and P_e the mean of p_e over rows. */
 #include "ops/router/router.h"
 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec) {
@@ -21,31 +19,47 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     TensorId probabilities = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, all, "probabilities");
     TensorId count = TENSOR_NONE;
     if (graph->training) count = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &classes, "count");
-    TensorId bias_gradient = balanced ? graph_parameter_gradient(graph, bias) : TENSOR_NONE;
-    TensorId out[] = {routing.index, routing.gate, probabilities, count, bias_gradient, auxiliary ? loss : TENSOR_NONE};
-    graph_node(graph, OP_router, (TensorId[]){logits, bias, share}, 3, out, 6, spec, sizeof *spec);
+    TensorId in[ROUTER_INPUTS] = {[ROUTER_LOGITS] = logits, [ROUTER_BIAS] = bias, [ROUTER_SHARE] = share};
+    TensorId out[ROUTER_OUTPUTS] = {
+        [ROUTER_INDEX] = routing.index,
+        [ROUTER_GATE] = routing.gate,
+        [ROUTER_PROBABILITIES] = probabilities,
+        [ROUTER_COUNT] = count,
+        [ROUTER_D_BIAS] = balanced ? graph_parameter_gradient(graph, bias) : TENSOR_NONE,
+        [ROUTER_LOSS] = auxiliary ? loss : TENSOR_NONE,
+    };
+    graph_node(graph, OP_router, in, ROUTER_INPUTS, out, ROUTER_OUTPUTS, spec, sizeof *spec);
     return routing;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     const RouterSpec *spec = node->attributes;
-    TensorId logits = node->in[0], d_gate = d_out[1];
-    if (d_gate == TENSOR_NONE && node->out[5] == TENSOR_NONE) return;
-    d_in[0] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, logits)->shape, "d_logits");
-    TensorId in[] = {d_gate, node->out[2], node->out[0], node->out[3], node->in[2]};
-    graph_node(graph, OP_router_grad, in, 5, &d_in[0], 1, spec, sizeof *spec);
+    TensorId logits = node->in[ROUTER_LOGITS], d_gate = d_out[ROUTER_GATE];
+    if (d_gate == TENSOR_NONE && node->out[ROUTER_LOSS] == TENSOR_NONE) return;
+    TensorId d_logits = d_in[ROUTER_LOGITS] =
+        graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, logits)->shape, "d_logits");
+    TensorId in[ROUTER_GRAD_INPUTS] = {
+        [ROUTER_GRAD_D_GATE] = d_gate,
+        [ROUTER_GRAD_PROBABILITIES] = node->out[ROUTER_PROBABILITIES],
+        [ROUTER_GRAD_INDEX] = node->out[ROUTER_INDEX],
+        [ROUTER_GRAD_COUNT] = node->out[ROUTER_COUNT],
+        [ROUTER_GRAD_SHARE] = node->in[ROUTER_SHARE],
+    };
+    TensorId out[ROUTER_GRAD_OUTPUTS] = {[ROUTER_GRAD_D_LOGITS] = d_logits};
+    graph_node(graph, OP_router_grad, in, ROUTER_GRAD_INPUTS, out, ROUTER_GRAD_OUTPUTS, spec, sizeof *spec);
 }
 
 /* Maximum, subtract, exponential (about ten), sum, scale, and one comparison for each of the k. */
 static Cost cost(const Graph *graph, const Node *node) {
     const RouterSpec *spec = node->attributes;
-    double logits = graph_elements(graph, node->in[0]);
+    double logits = graph_elements(graph, node->in[ROUTER_LOGITS]);
     return (Cost){.flops = (14.0 + spec->k) * logits, .bytes = op_tensor_bytes(graph, node)};
 }
 
 static Cost grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 4.0 * graph_elements(graph, node->out[0]), .bytes = op_tensor_bytes(graph, node)};
+    return (Cost){.flops = 4.0 * graph_elements(graph, node->out[ROUTER_GRAD_D_LOGITS]), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_router = {.name = "router", .adds_to = 1 << 4 | 1 << 5, .loss = true, .gradient = gradient, .cost = cost};
+const Op op_rule_router = {
+    .name = "router", .adds_to = OPERAND(ROUTER_D_BIAS) | OPERAND(ROUTER_LOSS), .loss = true, .gradient = gradient, .cost = cost};
 const Op op_rule_router_grad = {.name = "router_grad", .cost = grad_cost};

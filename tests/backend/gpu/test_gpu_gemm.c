@@ -21,6 +21,7 @@
 #include "support/check.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
+#include "ops/grouped_linear/grouped_linear.h"
 
 enum { SAMPLES = 400, PADDING = 8 };
 
@@ -382,9 +383,18 @@ typedef struct Call {
     int32_t *offset;
 } Call;
 
-static void set_operand(void **data, int64_t *shape, void *memory, int64_t rank, const int64_t *dimensions) {
-    *data = memory;
-    for (int64_t i = 0; i < TENSOR_MAX_RANK; i++) shape[i] = i < rank ? dimensions[i] : 1;
+static void set_shape(int64_t *shape, int rank, const int64_t *dimensions) {
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) shape[i] = i < rank ? dimensions[i] : 1;
+}
+
+static void set_input(OpCall *call, int operand, void *memory, int rank, const int64_t *dimensions) {
+    call->in[operand] = memory;
+    set_shape(call->in_shape[operand], rank, dimensions);
+}
+
+static void set_output(OpCall *call, int operand, void *memory, int rank, const int64_t *dimensions) {
+    call->out[operand] = memory;
+    set_shape(call->out_shape[operand], rank, dimensions);
 }
 
 static int32_t *upload_offsets(const Experts *e) {
@@ -408,7 +418,6 @@ static Call new_call(const Experts *e, GemmType weight) {
         for (int64_t j = 0; j < e->out; j++) matrix_set(&c.y, s, j, NAN);
     }
     matrix_upload(&c.x), matrix_upload(&c.y);
-    set_operand(&c.call.in[2], c.call.in_shape[2], c.offset, 1, (int64_t[]){e->experts + 1});
     return c;
 }
 
@@ -438,9 +447,10 @@ static void expect_unused_are_zero(const Experts *e, const Matrix *m) {
 static void check_forward(const Experts *e) {
     Call c = new_call(e, GEMM_BF16);
     Matrix result = matrix_new(GEMM_BF16, e->slots, e->out, e->out, false), before = matrix_copy(&result);
-    set_operand(&c.call.in[0], c.call.in_shape[0], c.x.device, 2, (int64_t[]){e->slots, e->in});
-    set_operand(&c.call.in[1], c.call.in_shape[1], c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
-    set_operand(&c.call.out[0], c.call.out_shape[0], result.device, 2, (int64_t[]){e->slots, e->out});
+    set_input(&c.call, GROUPED_LINEAR_X, c.x.device, 2, (int64_t[]){e->slots, e->in});
+    set_input(&c.call, GROUPED_LINEAR_W, c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
+    set_output(&c.call, GROUPED_LINEAR_Y, result.device, 2, (int64_t[]){e->slots, e->out});
+    set_input(&c.call, GROUPED_LINEAR_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear]->run, &result, &before);
     for (int64_t i = 0; i < e->experts; i++)
         expect_product(&(Expected){.a = &c.x,
@@ -461,9 +471,10 @@ static void check_forward(const Experts *e) {
 static void check_grad_input(const Experts *e) {
     Call c = new_call(e, GEMM_BF16);
     Matrix result = matrix_new(GEMM_BF16, e->slots, e->in, e->in, false), before = matrix_copy(&result);
-    set_operand(&c.call.in[0], c.call.in_shape[0], c.y.device, 2, (int64_t[]){e->slots, e->out});
-    set_operand(&c.call.in[1], c.call.in_shape[1], c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
-    set_operand(&c.call.out[0], c.call.out_shape[0], result.device, 2, (int64_t[]){e->slots, e->in});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_INPUT_D_Y, c.y.device, 2, (int64_t[]){e->slots, e->out});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_INPUT_W, c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
+    set_output(&c.call, GROUPED_LINEAR_GRAD_INPUT_D_X, result.device, 2, (int64_t[]){e->slots, e->in});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_INPUT_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear_grad_input]->run, &result, &before);
     for (int64_t i = 0; i < e->experts; i++)
         expect_product(&(Expected){.a = &c.y,
@@ -489,9 +500,10 @@ static void check_grad_weight(const Experts *e, bool fresh) {
     }
     Matrix before = matrix_copy(&c.w);
     c.call.overwrite = fresh;
-    set_operand(&c.call.in[0], c.call.in_shape[0], c.y.device, 2, (int64_t[]){e->slots, e->out});
-    set_operand(&c.call.in[1], c.call.in_shape[1], c.x.device, 2, (int64_t[]){e->slots, e->in});
-    set_operand(&c.call.out[0], c.call.out_shape[0], c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_D_Y, c.y.device, 2, (int64_t[]){e->slots, e->out});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_X, c.x.device, 2, (int64_t[]){e->slots, e->in});
+    set_output(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_D_W, c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
+    set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear_grad_weight]->run, &c.w, &before);
     for (int64_t i = 0; i < e->experts; i++)
         expect_product(&(Expected){.a = &c.y,

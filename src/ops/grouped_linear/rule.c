@@ -1,0 +1,72 @@
+/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, x [slots, in], w [experts, out, in], y [slots, out], for the slots s of each
+ * expert e, offset[e] <= s < offset[e + 1]. Offsets are known when the kernel runs only: every operation is one batch of GEMMs, one per expert. Slots from
+ * offset[experts] on have no row; y and d_x are zero there. */
+#include "ops/grouped_linear/grouped_linear.h"
+
+TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId offset) {
+    const Tensor *weight = graph_get(graph, w);
+    assert(weight->rank == 3 && weight->type == TYPE_COMPUTE && graph_get(graph, x_slots)->type == TYPE_COMPUTE);
+    assert(weight->shape[2] == graph_columns(graph, x_slots) && weight->shape[0] + 1 == graph_elements(graph, offset));
+    int64_t shape[] = {graph_rows(graph, x_slots), weight->shape[1]};
+    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "y_slots");
+    graph_node(graph, OP_grouped_linear,
+        (TensorId[GROUPED_LINEAR_INPUTS]){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
+        GROUPED_LINEAR_INPUTS, (TensorId[GROUPED_LINEAR_OUTPUTS]){[GROUPED_LINEAR_Y] = y}, GROUPED_LINEAR_OUTPUTS, NULL, 0);
+    return y;
+}
+
+static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y, TensorId d_w) {
+    TensorId in[GROUPED_LINEAR_GRAD_WEIGHT_INPUTS] = {
+        [GROUPED_LINEAR_GRAD_WEIGHT_D_Y] = d_y,
+        [GROUPED_LINEAR_GRAD_WEIGHT_X] = node->in[GROUPED_LINEAR_X],
+        [GROUPED_LINEAR_GRAD_WEIGHT_OFFSET] = node->in[GROUPED_LINEAR_OFFSET],
+    };
+    TensorId out[GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS] = {[GROUPED_LINEAR_GRAD_WEIGHT_D_W] = d_w};
+    graph_node(
+        graph, OP_grouped_linear_grad_weight, in, GROUPED_LINEAR_GRAD_WEIGHT_INPUTS, out, GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS, NULL, 0);
+}
+
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    TensorId d_y = d_out[GROUPED_LINEAR_Y], x = node->in[GROUPED_LINEAR_X], w = node->in[GROUPED_LINEAR_W];
+    if (d_y == TENSOR_NONE) return;
+    TensorId d_w = graph_parameter_gradient(graph, w);
+    TensorId in[GROUPED_LINEAR_GRAD_INPUT_INPUTS] = {
+        [GROUPED_LINEAR_GRAD_INPUT_D_Y] = d_y,
+        [GROUPED_LINEAR_GRAD_INPUT_W] = w,
+        [GROUPED_LINEAR_GRAD_INPUT_OFFSET] = node->in[GROUPED_LINEAR_OFFSET],
+    };
+    TensorId d_x = d_in[GROUPED_LINEAR_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, x)->shape, "d_x_slots");
+    TensorId out[GROUPED_LINEAR_GRAD_INPUT_OUTPUTS] = {[GROUPED_LINEAR_GRAD_INPUT_D_X] = d_x};
+    graph_node(graph, OP_grouped_linear_grad_input, in, GROUPED_LINEAR_GRAD_INPUT_INPUTS, out, GROUPED_LINEAR_GRAD_INPUT_OUTPUTS, NULL, 0);
+    if (d_w) append_weight_gradient(graph, node, d_y, d_w);
+}
+
+TensorId grouped_linear_node_weight(const Node *node) {
+    switch (node->op) {
+    case OP_grouped_linear: return node->in[GROUPED_LINEAR_W];
+    case OP_grouped_linear_grad_input: return node->in[GROUPED_LINEAR_GRAD_INPUT_W];
+    default: return node->out[GROUPED_LINEAR_GRAD_WEIGHT_D_W];
+    }
+}
+
+LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node) {
+    static_assert((int)GROUPED_LINEAR_X == (int)GROUPED_LINEAR_GRAD_INPUT_D_Y, "x or d_y, of so many slots");
+    static_assert((int)GROUPED_LINEAR_X == (int)GROUPED_LINEAR_GRAD_WEIGHT_D_Y, "x or d_y, of so many slots");
+    const int64_t *weight = graph_get(graph, grouped_linear_node_weight(node))->shape;
+    return (LinearShape){.rows = graph_rows(graph, node->in[GROUPED_LINEAR_X]), .in = weight[2], .out = weight[1]};
+}
+
+/* Every slot is counted, as if each had a row, and meets one matrix of in * out weights. */
+static Cost gemm_cost(const Graph *graph, const Node *node) {
+    LinearShape s = grouped_linear_node_shape(graph, node);
+    return (Cost){.flops = 2.0 * s.rows * s.in * s.out, .bytes = op_tensor_bytes(graph, node)};
+}
+
+const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .cost = gemm_cost};
+const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = gemm_cost};
+const Op op_rule_grouped_linear_grad_weight = {
+    .name = "grouped_linear_grad_weight",
+    .adds_to = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
+    .overwrites = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
+    .cost = gemm_cost,
+};
