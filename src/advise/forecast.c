@@ -75,7 +75,7 @@ static double optimizer_seconds(const Session *session, const Cluster *cluster, 
         const Parameter *p = &graph->parameters[i];
         double count = (double)p->count;
         if (p->frozen) continue;
-        bytes += count * (8 * (double)graph_state_bytes(graph, p) + (graph->precision == PRECISION_BF16 ? compute : 0));
+        bytes += count * (8 * (double)p->element_bytes + (graph->precision == PRECISION_BF16 ? compute : 0));
         if (config->name != OPTIMIZER_MUON || p->kind != PARAMETER_MATRIX) continue;
         double rows = (double)p->shape[p->rank - 2], columns = (double)p->shape[p->rank - 1], stack = count / (rows * columns);
         flops += stack * steps * newton_schulz_flops(rows, columns);
@@ -91,9 +91,8 @@ static double exposed_part(double communication, double beside) { return communi
 
 static void add_communication(Forecast *forecast, const Session *session, const Cluster *cluster) {
     const Graph *graph = session->model.graph;
-    double elements = (double)graph->trained_extent, count = (double)forecast->microbatches;
-    double gradients = elements * (double)precision_unit(graph->precision),
-           weights = elements * (double)precision_bytes(graph->precision, TYPE_COMPUTE);
+    double gradients = (double)graph->trained_bytes, weights = (double)precision_weight_offset(graph->precision, graph->trained_bytes);
+    double count = (double)forecast->microbatches;
     double reduce = forecast_all_gather(cluster, gradients), gather = forecast_all_gather(cluster, weights);
     double backward = forecast->work.backward, forward = forecast->work.total - backward;
     switch (forecast->layout.zero) {

@@ -57,7 +57,7 @@ static bool write_from_folder(const char *in, const char *out, const Graph *grap
 static bool write_from_memory(
     const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
     HfExport export = *wanted;
-    size_t bytes = graph->parameter_extent * sizeof(float);
+    size_t bytes = (size_t)graph->parameter_bytes;
     if (!memory_check((int64_t)bytes, "the model", "use a machine with more memory", error)) return false;
     float *master = memory_map(bytes, error);
     if (!master) return false;

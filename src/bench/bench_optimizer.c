@@ -63,7 +63,7 @@ static void step(void *context, int64_t call) {
 
 static bool open_update(Update *update, Bench *bench, const Graph *graph, const OptimizerConfig *config, Error *error) {
     Device *device = bench->device;
-    int64_t kept = bench_round(graph->parameter_extent * precision_unit(graph->precision));
+    int64_t kept = bench_round(graph->parameter_bytes);
     GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
     bool copies = graph->precision == PRECISION_BF16;
     int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
@@ -84,7 +84,7 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     Update update = {0};
     BenchTime time;
     double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
-    double kept = (double)precision_bytes(graph->precision, precision_state_type(graph->precision, TYPE_COMPUTE)),
+    double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE),
            copy = graph->precision == PRECISION_BF16 ? 2 : 0;
     double bytes = parameters * (3 * kept + copy) + 2 * state;
     bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);

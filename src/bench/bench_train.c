@@ -95,8 +95,7 @@ static bool make_shared(Trainer *trainer, Error *error) {
         if (bytes && !(trainer->shared[arenas[i]] = device_allocate(device, bytes, error))) return false;
     }
     if (!trainer->shared[ARENA_WEIGHT]) trainer->shared[ARENA_WEIGHT] = trainer->shared[ARENA_MASTER];
-    OptimizerPart part = layout_part(trainer->layout);
-    trainer->optimizer = optimizer_create(trainer->smallest.graph, &trainer->config.optimizer, &part, device, error);
+    trainer->optimizer = optimizer_create(trainer->smallest.graph, &trainer->config.optimizer, &trainer->layout->shard, device, error);
     return trainer->optimizer && model_initialize_on(trainer->smallest.graph, &trainer->config.model, (uint64_t)trainer->config.seed,
                                      device, trainer->shared[ARENA_MASTER], trainer->shared[ARENA_WEIGHT], error);
 }

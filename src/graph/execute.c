@@ -1,5 +1,5 @@
 /* Replaying a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls; on a GPU that loop is recorded once
- * (in segments where it has stops) and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
+ * (in segments where it has comm points) and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,6 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
-typedef struct Span { int64_t begin, end; } Span; /* in units */
-
 struct Executor {
     const Graph *graph;
     Backend backend;
@@ -20,12 +18,12 @@ struct Executor {
     int64_t bytes[ARENA_COUNT];
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
-    int *stops, stop_count; /* segment s of the program ends before node stops[s], the last one at its end */
-    ExecutorCommPoint stop;
-    void *stop_context;
+    int *points, point_count; /* comm points: segment s of the program ends before node points[s], the last one at its end */
+    ExecutorCommPoint comm_point;
+    void *comm_point_context;
     bool overwrite;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.overwrites) do */
     bool *overwrites; /* by node: it does, being the first that has to do with its output */
-    Span *gaps;       /* of the gradient arena: what no such node writes and executor_zero zeroes */
+    ByteSpan *gaps;   /* of the gradient arena: what no such node writes and executor_zero zeroes */
     int gap_count;
     int runs[2];                     /* by `overwrite`, without a hook */
     DeviceRecording **recordings[2]; /* by `overwrite`; one per segment, or NULL */
@@ -40,10 +38,7 @@ void *executor_arena(const Executor *executor, Arena arena) { return executor->a
 static void *in_arena(const Executor *executor, void *const *arenas, TensorId id) {
     const Tensor *tensor = graph_get(executor->graph, id);
     if (id == TENSOR_NONE) return NULL;
-    int64_t unit = 1;
-    if (tensor->arena == ARENA_WEIGHT) unit = (int64_t)precision_bytes(executor->graph->precision, TYPE_COMPUTE);
-    if (tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT) unit = precision_unit(executor->graph->precision);
-    return (char *)arenas[tensor->arena] + tensor->offset * unit;
+    return (char *)arenas[tensor->arena] + tensor->offset;
 }
 
 void *executor_tensor(const Executor *executor, TensorId id) {
@@ -97,31 +92,31 @@ static void bind(Executor *executor) {
 /* -- What begins a gradient ---------------------------------------------------------------------------------------- */
 
 static int compare_spans(const void *a, const void *b) {
-    const Span *x = a, *y = b;
+    const ByteSpan *x = a, *y = b;
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-static bool overlaps_any(const Span *spans, int count, Span span) {
+static bool overlaps_any(const ByteSpan *spans, int count, ByteSpan span) {
     for (int i = 0; i < count; i++)
         if (spans[i].begin < span.end && span.begin < spans[i].end) return true;
     return false;
 }
 
 /* What is left of the arena between `begun`, which do not overlap. */
-static void find_gaps(Executor *executor, Span *begun, int count) {
-    int64_t at = 0, end = executor->bytes[ARENA_GRADIENT] / precision_unit(executor->graph->precision);
+static void find_gaps(Executor *executor, ByteSpan *begun, int count) {
+    int64_t at = 0, end = executor->bytes[ARENA_GRADIENT];
     executor->gaps = memory_allocate((count + 1) * sizeof *executor->gaps);
     qsort(begun, count, sizeof *begun, compare_spans);
     for (int i = 0; i <= count; i++) {
         int64_t next = i < count ? begun[i].begin : end;
-        if (at < next) executor->gaps[executor->gap_count++] = (Span){at, next};
+        if (at < next) executor->gaps[executor->gap_count++] = (ByteSpan){at, next};
         if (i < count) at = begun[i].end;
     }
 }
 
 static void find_overwrites(Executor *executor) {
     const Graph *graph = executor->graph;
-    Span *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
+    ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
          *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
     int seen_count = 0, begun_count = 0;
     executor->overwrites = memory_allocate(graph->node_count + 1);
@@ -130,7 +125,7 @@ static void find_overwrites(Executor *executor) {
             TensorId output = graph->nodes[i].out[j];
             const Tensor *tensor = graph_get(graph, output);
             if (output == TENSOR_NONE || tensor->arena != ARENA_GRADIENT) continue;
-            Span span = {tensor->offset, tensor->offset + graph_units(graph, output)};
+            ByteSpan span = graph_state_span(graph, output);
             if (operand_in(op_table[graph->nodes[i].op]->overwrites, j) && !overlaps_any(seen, seen_count, span)) {
                 executor->overwrites[i] = true;
                 begun[begun_count++] = span;
@@ -200,7 +195,7 @@ void executor_free(Executor *executor) {
     if (!executor) return;
     Device *device = executor->backend.device;
     for (int overwrite = 0; overwrite < 2; overwrite++) {
-        for (int i = 0; i <= executor->stop_count && executor->recordings[overwrite]; i++)
+        for (int i = 0; i <= executor->point_count && executor->recordings[overwrite]; i++)
             if (executor->recordings[overwrite][i]) device_recording_free(device, executor->recordings[overwrite][i]);
         free(executor->recordings[overwrite]);
     }
@@ -210,7 +205,7 @@ void executor_free(Executor *executor) {
     }
     free(executor->overwrites);
     free(executor->gaps);
-    free(executor->stops);
+    free(executor->points);
     free(executor->calls);
     free(executor);
 }
@@ -222,18 +217,18 @@ static void upload_inputs(Executor *executor) {
         device_upload(executor->backend.device, executor->arena[ARENA_INPUT], executor->host[ARENA_INPUT], executor->bytes[ARENA_INPUT]);
 }
 
-void executor_set_comm_points(Executor *executor, const int *stops, int count, ExecutorCommPoint stop, void *context) {
+void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context) {
     assert(executor->runs[0] + executor->runs[1] == 0);
-    free(executor->stops);
-    executor->stops = memory_allocate((count + 1) * sizeof *executor->stops);
+    free(executor->points);
+    executor->points = memory_allocate((count + 1) * sizeof *executor->points);
     for (int overwrite = 0; overwrite < 2; overwrite++) {
         free(executor->recordings[overwrite]);
         executor->recordings[overwrite] = memory_allocate((count + 1) * sizeof(DeviceRecording *));
     }
-    if (count) memcpy(executor->stops, stops, count * sizeof *stops);
-    executor->stop_count = count;
-    executor->stop = stop;
-    executor->stop_context = context;
+    if (count) memcpy(executor->points, points, count * sizeof *points);
+    executor->point_count = count;
+    executor->comm_point = comm_point;
+    executor->comm_point_context = context;
 }
 
 /* The first run of either kind chooses products, which cannot be recorded; the second is recorded. */
@@ -253,11 +248,11 @@ void executor_run(Executor *executor) {
     int first = 0;
     upload_inputs(executor);
     set_overwrites(executor);
-    for (int i = 0; i < executor->stop_count; first = executor->stops[i++]) {
-        run_segment(executor, i, first, executor->stops[i]);
-        executor->stop(executor->stop_context, i);
+    for (int i = 0; i < executor->point_count; first = executor->points[i++]) {
+        run_segment(executor, i, first, executor->points[i]);
+        executor->comm_point(executor->comm_point_context, i);
     }
-    run_segment(executor, executor->stop_count, first, executor->graph->node_count);
+    run_segment(executor, executor->point_count, first, executor->graph->node_count);
     executor->runs[executor->overwrite]++;
     executor->overwrite = false;
 }
@@ -266,12 +261,13 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     const Graph *graph = executor->graph;
     Device *device = executor->backend.device;
     bool gpu = device_is_gpu(device);
-    int stop = 0;
+    int point = 0;
     upload_inputs(executor);
     set_overwrites(executor);
     executor->overwrite = false;
     for (int i = 0; i < graph->node_count; i++) {
-        for (; stop < executor->stop_count && executor->stops[stop] == i; stop++) executor->stop(executor->stop_context, stop);
+        for (; point < executor->point_count && executor->points[point] == i; point++)
+            executor->comm_point(executor->comm_point_context, point);
         if (op_table[graph->nodes[i].op]->once) continue;
         double start = log_seconds();
         if (gpu) device_timer_start(device);
@@ -279,7 +275,7 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
         double seconds = gpu ? device_timer_stop(device) : log_seconds() - start;
         if (!hook(context, graph, i, seconds)) return i;
     }
-    for (; stop < executor->stop_count; stop++) executor->stop(executor->stop_context, stop);
+    for (; point < executor->point_count; point++) executor->comm_point(executor->comm_point_context, point);
     return -1;
 }
 
@@ -292,10 +288,10 @@ bool executor_finish(Executor *executor, Error *error) {
 
 void executor_zero(Executor *executor) {
     Device *device = executor->backend.device;
-    int64_t unit = precision_unit(executor->graph->precision);
-    char *gradients = executor->arena[ARENA_GRADIENT];
-    for (int i = 0; i < executor->gap_count; i++)
-        device_fill(device, gradients + executor->gaps[i].begin * unit, 0, (executor->gaps[i].end - executor->gaps[i].begin) * unit);
+    for (int i = 0; i < executor->gap_count; i++) {
+        ByteSpan gap = executor->gaps[i];
+        device_fill(device, (char *)executor->arena[ARENA_GRADIENT] + gap.begin, 0, gap.end - gap.begin);
+    }
     device_fill(device, executor->arena[ARENA_METRIC], 0, executor->bytes[ARENA_METRIC]);
     executor->overwrite = true;
 }

@@ -10,8 +10,6 @@
 #include "base/memory.h"
 #include "graph/op.h"
 
-enum { PARAMETER_ALIGNMENT = 64 }; /* units */
-
 size_t precision_bytes(Precision precision, TypeClass type) {
     if (type == TYPE_INT32) return 4;
     if (precision == PRECISION_FP64) return 8;
@@ -88,8 +86,8 @@ TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused) {
     bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
-    int64_t offset = graph->parameter_extent, count = 1;
-    if (!fused) offset = (offset + PARAMETER_ALIGNMENT - 1) / PARAMETER_ALIGNMENT * PARAMETER_ALIGNMENT;
+    int64_t offset = graph->parameter_bytes, alignment = precision_alignment(graph->precision), count = 1;
+    if (!fused) offset = (offset + alignment - 1) / alignment * alignment;
     for (int i = 0; i < rank; i++) count *= shape[i];
     TypeClass type = compute ? TYPE_COMPUTE : TYPE_WIDE;
     Parameter parameter = {.name = own(graph, memory_copy_string(name)),
@@ -97,7 +95,7 @@ TensorId graph_parameter(
         .rank = rank,
         .offset = offset,
         .count = count,
-        .width = precision_width(graph->precision, type),
+        .element_bytes = precision_state_bytes(graph->precision, type),
         .init_mean = init_mean,
         .init_std = init_std,
         .fused = fused,
@@ -108,12 +106,12 @@ TensorId graph_parameter(
             .arena = compute ? ARENA_WEIGHT : ARENA_MASTER,
             .type = type,
             .rank = rank,
-            .offset = offset,
+            .offset = compute ? precision_weight_offset(graph->precision, offset) : offset,
             .frozen = graph->frozen},
         shape);
     graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
     graph->parameters[graph->parameter_count++] = parameter;
-    graph->parameter_extent = graph->trained_extent = offset + count * parameter.width;
+    graph->parameter_bytes = graph->trained_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
 }
 
@@ -122,7 +120,7 @@ TensorId graph_fuse(Graph *graph, const TensorId *parts, int count) {
     for (int i = 1; i < count; i++) {
         const Tensor *part = graph_get(graph, parts[i]);
         assert(part->arena == view.arena && part->rank == view.rank && part->frozen == view.frozen);
-        assert(part->offset == view.offset + graph_units(graph, parts[0]) / graph_get(graph, parts[0])->shape[0] * view.shape[0]);
+        assert(graph_state_span(graph, parts[i]).begin == graph_state_span(graph, parts[i - 1]).end);
         view.shape[0] += part->shape[0];
     }
     return append_tensor(graph, view, view.shape);
@@ -148,7 +146,7 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
         .arena = ARENA_GRADIENT,
         .type = precision_state_type(graph->precision, tensor->type),
         .rank = tensor->rank,
-        .offset = tensor->offset};
+        .offset = graph_state_span(graph, parameter).begin};
     int64_t shape[TENSOR_MAX_RANK];
     memcpy(shape, tensor->shape, sizeof shape);
     TensorId id = append_tensor(graph, gradient, shape);
@@ -184,8 +182,12 @@ int64_t graph_elements(const Graph *graph, TensorId tensor) {
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
 }
 
-int64_t graph_units(const Graph *graph, TensorId tensor) {
-    return graph_elements(graph, tensor) * precision_width(graph->precision, graph_get(graph, tensor)->type);
+ByteSpan graph_state_span(const Graph *graph, TensorId tensor) {
+    const Tensor *t = graph_get(graph, tensor);
+    int64_t element = precision_state_bytes(graph->precision, t->type), begin = t->offset;
+    assert(t->arena == ARENA_GRADIENT || graph_is_parameter(graph, tensor));
+    if (t->arena == ARENA_WEIGHT) begin = begin / (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) * element;
+    return (ByteSpan){begin, begin + graph_elements(graph, tensor) * element};
 }
 
 bool graph_is_base(const Graph *graph, const Parameter *parameter) {

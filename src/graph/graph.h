@@ -6,8 +6,18 @@
  *
  * A tensor is a shape, a type class and an offset in an arena. Types are classes, not formats: COMPUTE is bf16, fp32 or
  * fp64 as the run's precision says, WIDE is fp32 (fp64 when precision is fp64), so one graph serves every precision.
- * What is kept from step to step of a parameter (its value, gradient and optimizer state) is WIDE; pure bf16 keeps it in
- * the type in which the parameter is read, so that matrices have no masters.
+ * The state dtype of a parameter is that of its master weight, gradient and optimizer state: WIDE, but in pure bf16 the
+ * type in which the parameter is read, so that matrices have no separate masters.
+ *
+ * All offsets and extents are bytes. Three arenas hold parameters:
+ *   MASTER    parameters in their state dtypes, in one order. Parameter.offset is an offset in this arena.
+ *   GRADIENT  the layout of MASTER, byte for byte; so has the optimizer's momentum.
+ *   WEIGHT    matrices in the COMPUTE type, in the same order. Element k of a matrix is as many elements from the arena's
+ *             start as in MASTER, so in bf16, where an element takes 2 bytes here and 4 there, offsets are half as large;
+ *             in every other precision the arenas have the same layout. precision_weight_offset and graph_state_span
+ *             convert from MASTER to WEIGHT and back; no other code does.
+ * Layouts over several ranks (layout/layout.h) and the optimizer speak of offsets in MASTER. Where elements are counted,
+ * the name says so: `count` of a parameter, `first` and `count` of an interval of it.
  *
  * The graph owns nodes, tensors, parameters, attributes and names. Misuse by our own code is an assert. */
 #pragma once
@@ -32,23 +42,23 @@ static inline bool precision_is_bf16(Precision precision) { return precision == 
 static inline Precision precision_for_inference(Precision precision) {
     return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision;
 }
-/* The type in which what is kept of a parameter of type `type` is kept. */
-static inline TypeClass precision_state_type(Precision precision, TypeClass type) {
-    return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE;
+/* The state dtype of parameters that are read as `type`, and the bytes of an element of it. */
+static inline TypeClass precision_state_type(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
+static inline int64_t precision_state_bytes(Precision precision, TypeClass type) {
+    return (int64_t)precision_bytes(precision, precision_state_type(precision, type));
 }
-/* Arenas of what is kept are counted in units of so many bytes: one WIDE element, but in pure bf16 one COMPUTE element. An element takes `width` of them. */
-static inline int64_t precision_unit(Precision precision) {
-    return (int64_t)precision_bytes(precision, precision_state_type(precision, TYPE_COMPUTE));
+/* Where the WEIGHT arena has what MASTER has at `offset`. */
+static inline int64_t precision_weight_offset(Precision precision, int64_t offset) {
+    return offset / precision_state_bytes(precision, TYPE_COMPUTE) * (int64_t)precision_bytes(precision, TYPE_COMPUTE);
 }
-static inline int64_t precision_width(Precision precision, TypeClass type) {
-    return (int64_t)precision_bytes(precision, precision_state_type(precision, type)) / precision_unit(precision);
-}
+/* Parameters, buckets and shards start at multiples of it in MASTER: 64 elements of a matrix, so at least 128 bytes in any arena. */
+static inline int64_t precision_alignment(Precision precision) { return 64 * precision_state_bytes(precision, TYPE_COMPUTE); }
 
 typedef enum Arena {
     ARENA_INPUT,      /* written by the caller before a run */
     ARENA_CONSTANT,   /* written once, by nodes without inputs, when the executor is made */
     ARENA_WEIGHT,     /* matrix parameters in the COMPUTE type; the master arena itself where the types agree */
-    ARENA_MASTER,     /* every parameter, but for frozen matrices, in the type that it is kept in; vectors are read from here */
+    ARENA_MASTER,     /* every parameter, but for frozen matrices, in its state dtype; vectors are read from here */
     ARENA_GRADIENT,   /* in the same types at the same offsets; zeroed at the start of a step, then added to */
     ARENA_METRIC,     /* WIDE accumulators (losses, loads); zeroed at the start of a step */
     ARENA_STATE,      /* lives from run to run: caches of generation */
@@ -63,7 +73,7 @@ typedef struct Tensor {
     TypeClass type;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset;    /* units in the WEIGHT, MASTER and GRADIENT arenas, bytes in the others (set by the planner) */
+    int64_t offset;    /* bytes from the arena's start; set by the planner but for parameters, their views and gradients */
     int producer;      /* node, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     bool frozen;       /* of a parameter that stays as it is: it has no gradient */
@@ -83,21 +93,33 @@ typedef enum ParameterKind {
 const char *parameter_kind_name(ParameterKind kind);
 
 /* A parameter's name is its tensor name in the family's Hugging Face folder. Parameters lie one after another in
- * declaration order; each starts at a multiple of 64 units unless it is `fused` to the one before it. */
+ * declaration order; each starts at a multiple of precision_alignment unless it is `fused` to the one before it. */
 typedef struct Parameter {
     char *name;
     ParameterKind kind;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset, count; /* units in the master arena; elements */
-    int64_t width;         /* units of an element */
+    int64_t offset;        /* in the MASTER arena */
+    int64_t count;         /* elements */
+    int64_t element_bytes; /* of the state dtype */
     double init_mean, init_std;
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
-    bool
-        transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): whoever reads or writes folders turns it */
+    bool transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): folders' readers and writers transpose it */
     TensorId tensor;
 } Parameter;
+
+/* Where a parameter lies in an arena with the layout of MASTER. */
+static inline void *parameter_in(const Parameter *parameter, const void *arena) { return (char *)arena + parameter->offset; }
+
+/* Elements [first, first + count) of a parameter. */
+typedef struct ParameterInterval {
+    int parameter; /* index in the graph */
+    int64_t first, count;
+} ParameterInterval;
+
+/* Bytes [begin, end) of an arena. */
+typedef struct ByteSpan { int64_t begin, end; } ByteSpan;
 
 typedef struct Node {
     int op; /* OpId of op/op.h */
@@ -118,10 +140,9 @@ typedef struct Graph {
     int tensor_count; /* tensors[0] is TENSOR_NONE */
     Parameter *parameters;
     int parameter_count;
-    int64_t parameter_extent; /* units of all parameters, gaps included */
-    int64_t trained_extent;   /* units of what training keeps: frozen matrices that a layout puts at the end lie behind it */
-    bool frozen;              /* given to new parameters */
-    int64_t metric_extent, input_bytes, constant_bytes, state_bytes; /* used by graph_tensor to place what is not planned */
+    int64_t parameter_bytes; /* of MASTER for all parameters, gaps included */
+    int64_t trained_bytes;   /* of these, what training changes: a layout puts frozen matrices behind it */
+    bool frozen;             /* given to new parameters */
     Precision precision;
     bool training; /* builders may skip what only gradients need */
     int layer;     /* given to new nodes */
@@ -160,15 +181,12 @@ int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
 int64_t graph_elements(const Graph *graph, TensorId tensor);
-/* Units of a parameter, a view of some, or their gradient. */
-int64_t graph_units(const Graph *graph, TensorId tensor);
+/* The bytes of MASTER, and of arenas with its layout, that belong to a parameter, a view of some, or their gradient. */
+ByteSpan graph_state_span(const Graph *graph, TensorId tensor);
 /* Whether it is a frozen matrix: its place is in the arena of weights alone. */
 bool graph_is_base(const Graph *graph, const Parameter *parameter);
-/* The type in which a parameter, its gradient and its optimizer state are kept, and the bytes of an element. */
+/* The state dtype of a parameter. */
 TypeClass graph_state_type(const Graph *graph, const Parameter *parameter);
-static inline int64_t graph_state_bytes(const Graph *graph, const Parameter *parameter) {
-    return parameter->width * precision_unit(graph->precision);
-}
 /* Product of all dimensions but the last; and the last. */
 int64_t graph_rows(const Graph *graph, TensorId tensor);
 int64_t graph_columns(const Graph *graph, TensorId tensor);
@@ -241,17 +259,17 @@ typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double
  * refused; ERROR_USAGE when the backend lacks a kernel. */
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);
-/* From now on every run pauses before each node of `stops` (ascending; node_count: after the last) and calls `stop` with its index in the list: the place
- * for communication. Before the first run. The list is copied. */
+/* From now on every run pauses before each node of `points` (ascending; node_count: after the last) and calls `comm_point` with its index in the list, to
+ * start or wait for communication. To be called before the first run. The list is copied. */
 typedef void (*ExecutorCommPoint)(void *context, int index);
-void executor_set_comm_points(Executor *executor, const int *stops, int count, ExecutorCommPoint stop, void *context);
-/* Runs the program. On a GPU it returns before the work is done; from the third run on what lies between two stops is replayed as one recording. */
+void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context);
+/* Runs the program. On a GPU it returns before the work is done; from the third run on what lies between two comm points is replayed as one recording. */
 void executor_run(Executor *executor);
 /* Calls the hook after each node; ends the run at the first for which it says so and returns its index, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
 /* Waits for all runs. Losses are to be read after it. False when the device failed: ERROR_DEVICE. */
 bool executor_finish(Executor *executor, Error *error);
-/* The start of a step: the next run begins gradients and metrics, all later ones add to them. */
+/* The start of a step: the next run overwrites gradients and metrics, all later ones add to them. */
 void executor_zero(Executor *executor);
 
 /* Memory of the device. */

@@ -2,7 +2,7 @@
  * is the last to read takes that tensor's memory; a node's scratch lives for that node.
  * Blocks are placed largest first, each into the smallest gap that it fits between the blocks already placed whose
  * lifetimes overlap its own, or on top. The result is close to the floor (most bytes alive at once), which is printed too.
- * What travels between ranks is placed in the same way (layout/timetable.c). */
+ * The slots of communication buckets are placed by the same code (layout/comm_schedule.c). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,10 +157,10 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
             plan.bytes[tensor->arena] += tensor_bytes(graph, i);
         }
     }
-    int64_t unit = precision_unit(graph->precision), compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    plan.bytes[ARENA_MASTER] = (compute == unit ? graph->parameter_extent : graph->trained_extent) * unit;
-    plan.bytes[ARENA_WEIGHT] = compute == unit ? 0 : graph->parameter_extent * compute;
-    plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_extent * unit : 0;
+    bool copies = graph->precision == PRECISION_BF16; /* weights in an arena of their own */
+    plan.bytes[ARENA_MASTER] = copies ? graph->trained_bytes : graph->parameter_bytes;
+    plan.bytes[ARENA_WEIGHT] = copies ? precision_weight_offset(graph->precision, graph->parameter_bytes) : 0;
+    plan.bytes[ARENA_GRADIENT] = backward ? graph->trained_bytes : 0;
     place_activations(graph, backend, &plan);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

@@ -1,5 +1,5 @@
 /* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations, by lifetime. Owns the schedule's
- * lists. */
+ * lists. Called by session_plan. */
 #include "layout/comm_schedule.h"
 
 #include <stdlib.h>
@@ -27,13 +27,15 @@ static void note(CommSchedule *schedule, const Layout *layout, const Graph *grap
     const Tensor *tensor = graph_get(graph, id);
     bool gradient = tensor->arena == ARENA_GRADIENT;
     if (!gradient && !graph_is_parameter(graph, id)) return;
-    BucketTimes *times = &schedule->buckets[bucket_at(layout, tensor->offset)];
+    BucketTimes *times = &schedule->buckets[bucket_at(layout, graph_state_span(graph, id).begin)];
     extend(gradient ? &times->writes : &times->reads[graph->nodes[node].backward ? PASS_BACKWARD : PASS_FORWARD], node);
 }
 
 static void note_all(CommSchedule *schedule, const Layout *layout, const Graph *graph) {
-    for (int b = 0; b < layout->bucket_count; b++)
-        schedule->buckets[b] = (BucketTimes){{NEVER, NEVER}, NEVER, layout->buckets[b].begin, layout->buckets[b].begin};
+    for (int b = 0; b < layout->bucket_count; b++) {
+        int64_t begin = layout->buckets[b].begin;
+        schedule->buckets[b] = (BucketTimes){{NEVER, NEVER}, NEVER, precision_weight_offset(graph->precision, begin), begin};
+    }
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         for (int j = 0; j < node->inputs; j++) note(schedule, layout, graph, i, node->in[j]);
@@ -64,25 +66,26 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout) {
     }
 }
 
-static PlanBlock slot_of(const LayoutBucket *bucket, int64_t *target) {
-    return (PlanBlock){.bytes = bucket->end - bucket->begin, .life = {NEVER, NEVER}, .target = target};
+static PlanBlock slot_of(int64_t bytes, int64_t *target) {
+    return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target};
 }
 
-/* Units of all slots. A bucket has one slot for both passes. */
-static int64_t place_weights(CommSchedule *schedule, const Layout *layout) {
+/* Bytes of all slots for weights. A bucket has one slot for both passes. */
+static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        PlanBlock slot = slot_of(&layout->buckets[b], &schedule->buckets[b].weights);
+        int64_t bytes = precision_weight_offset(precision, layout->buckets[b].end - layout->buckets[b].begin);
+        PlanBlock slot = slot_of(bytes, &schedule->buckets[b].weights);
         int lives = 0;
         for (int i = 0; i < schedule->gathering_count; i++)
             if (schedule->gatherings[i].bucket == b)
                 slot.life[lives++] = (NodeSpan){schedule->gatherings[i > 0 ? i - 1 : 0].reads.first, schedule->gatherings[i].reads.last};
         if (lives) slots[count++] = slot;
     }
-    int64_t extent = plan_blocks(slots, count);
+    int64_t bytes = plan_blocks(slots, count);
     free(slots);
-    return extent;
+    return bytes;
 }
 
 /* The last write to the bucket that is complete next after `node`. */
@@ -95,30 +98,31 @@ static int next_complete(const CommSchedule *schedule, const Layout *layout, int
     return next < 0 ? node : next;
 }
 
-/* Slots stay while their buckets are reduced, for which there is as long as the program takes to complete the next one. */
+/* Bytes of all slots for gradients. A slot stays while its bucket is reduced, until the program has completed the next one. */
 static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         NodeSpan writes = schedule->buckets[b].writes;
-        PlanBlock slot = slot_of(&layout->buckets[b], &schedule->buckets[b].gradients);
+        PlanBlock slot = slot_of(layout->buckets[b].end - layout->buckets[b].begin, &schedule->buckets[b].gradients);
         slot.life[0] = (NodeSpan){writes.first, next_complete(schedule, layout, writes.last)};
         if (layout->buckets[b].sharded && !span_is_empty(writes)) slots[count++] = slot;
     }
-    int64_t extent = plan_blocks(slots, count);
+    int64_t bytes = plan_blocks(slots, count);
     free(slots);
-    return extent;
+    return bytes;
 }
 
-static void place_slots(CommSchedule *schedule, const Layout *layout) {
-    schedule->weight_extent = layout->extent;
-    schedule->gradient_extent = layout->trained;
-    if (layout->stage >= 2) schedule->gradient_extent = layout->local_extent + place_gradients(schedule, layout);
-    if (layout->stage >= 3) schedule->weight_extent = layout->local_extent + place_weights(schedule, layout);
+static void place_slots(CommSchedule *schedule, const Layout *layout, Precision precision) {
+    int64_t local_gradients = layout->shard.bytes, local_weights = precision_weight_offset(precision, local_gradients);
+    schedule->weight_bytes = precision_weight_offset(precision, layout->bytes);
+    schedule->gradient_bytes = layout->trained_bytes;
+    if (layout->stage >= 2) schedule->gradient_bytes = local_gradients + place_gradients(schedule, layout);
+    if (layout->stage >= 3) schedule->weight_bytes = local_weights + place_weights(schedule, layout, precision);
     for (int b = 0; b < layout->bucket_count; b++) {
         if (!layout->buckets[b].sharded) continue;
-        if (layout->stage >= 2) schedule->buckets[b].gradients += layout->local_extent;
-        if (layout->stage >= 3) schedule->buckets[b].weights += layout->local_extent;
+        if (layout->stage >= 2) schedule->buckets[b].gradients += local_gradients;
+        if (layout->stage >= 3) schedule->buckets[b].weights += local_weights;
     }
 }
 
@@ -126,33 +130,34 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
     for (int i = 1; i < graph->tensor_count; i++) {
         Tensor *tensor = &graph->tensors[i];
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_GRADIENT) continue;
-        int b = bucket_at(layout, tensor->offset);
-        const BucketTimes *times = &schedule->buckets[b];
-        tensor->offset += (tensor->arena == ARENA_WEIGHT ? times->weights : times->gradients) - layout->buckets[b].begin;
+        int b = bucket_at(layout, graph_state_span(graph, i).begin);
+        int64_t begin = layout->buckets[b].begin;
+        if (tensor->arena == ARENA_WEIGHT) tensor->offset += schedule->buckets[b].weights - precision_weight_offset(graph->precision, begin);
+        else tensor->offset += schedule->buckets[b].gradients - begin;
     }
 }
 
-/* -- Stops --------------------------------------------------------------------------------------------------------- */
+/* -- Comm points --------------------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b) { return (*(const int *)a > *(const int *)b) - (*(const int *)a < *(const int *)b); }
 
-static void list_stops(CommSchedule *schedule, const Layout *layout) {
-    int count = 0, *stops = schedule->stops = memory_allocate((layout->bucket_count * (PASS_COUNT + 2) + 1) * sizeof *stops);
+static void list_points(CommSchedule *schedule, const Layout *layout) {
+    int count = 0, *points = schedule->points = memory_allocate((layout->bucket_count * (PASS_COUNT + 2) + 1) * sizeof *points);
     for (int b = 0; b < layout->bucket_count; b++) {
         const BucketTimes *times = &schedule->buckets[b];
         bool sharded = layout->buckets[b].sharded;
         for (int pass = 0; pass < PASS_COUNT && sharded; pass++) {
             if (span_is_empty(times->reads[pass])) continue;
-            stops[count++] = times->reads[pass].first;
+            points[count++] = times->reads[pass].first;
             if (layout->stage < 3) break; /* they stay */
         }
         if (span_is_empty(times->writes)) continue;
-        if (sharded && layout->stage >= 2) stops[count++] = times->writes.first;
-        stops[count++] = times->writes.last + 1;
+        if (sharded && layout->stage >= 2) points[count++] = times->writes.first;
+        points[count++] = times->writes.last + 1;
     }
-    qsort(stops, count, sizeof *stops, ascending);
+    qsort(points, count, sizeof *points, ascending);
     for (int i = 0; i < count; i++)
-        if (i == 0 || stops[i] != stops[i - 1]) stops[schedule->stop_count++] = stops[i];
+        if (i == 0 || points[i] != points[i - 1]) points[schedule->point_count++] = points[i];
 }
 
 /* -- Life ---------------------------------------------------------------------------------------------------------- */
@@ -162,9 +167,9 @@ CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph) {
     schedule->buckets = memory_allocate((layout->bucket_count + 1) * sizeof *schedule->buckets);
     note_all(schedule, layout, graph);
     list_gatherings(schedule, layout);
-    place_slots(schedule, layout);
+    place_slots(schedule, layout, graph->precision);
     move_tensors(schedule, layout, graph);
-    list_stops(schedule, layout);
+    list_points(schedule, layout);
     return schedule;
 }
 
@@ -172,6 +177,6 @@ void comm_schedule_free(CommSchedule *schedule) {
     if (!schedule) return;
     free(schedule->buckets);
     free(schedule->gatherings);
-    free(schedule->stops);
+    free(schedule->points);
     free(schedule);
 }

@@ -1,8 +1,9 @@
-/* When a program touches what the layout has cut, known before it runs since the program is static; and from that, where what does not stay lies meanwhile.
+/* The communication schedule of a program: when it reads and writes each bucket of the layout, which is known before it runs since the program is static;
+ * the comm points at which communication starts or is waited for; and the memory of buckets that a rank holds only for a while, called slots.
  *
- * Arenas of a rank, in units, by stage:
- *   WEIGHT    1, 2: the whole one. 3: the rank's own part, local offsets; then slots, in which buckets are gathered for as long as they are read
- *   GRADIENT  1: the whole one. 2, 3: sums of the rank's own part, local offsets; then slots, in which buckets are while the program adds to them and until
+ * Arenas of a rank by ZeRO stage:
+ *   WEIGHT    1, 2: the whole one. 3: the rank's shards at local offsets; then slots, in which buckets are gathered for as long as they are read
+ *   GRADIENT  1: the whole one. 2, 3: sums of the rank's shards at local offsets; then slots, in which buckets are while the program adds to them and until
  *             they are reduced
  * Made by session_plan for each program, between layout_place and executor_create. */
 #pragma once
@@ -14,7 +15,7 @@ enum { PASS_FORWARD, PASS_BACKWARD, PASS_COUNT };
 typedef struct BucketTimes {
     NodeSpan reads[PASS_COUNT]; /* of its weights */
     NodeSpan writes;            /* of its gradients, which are complete after the last */
-    int64_t weights, gradients; /* where they are in the arenas while the program runs */
+    int64_t weights, gradients; /* its offsets in the WEIGHT and GRADIENT arenas while the program runs */
 } BucketTimes;
 
 /* A span of reads for which a bucket is gathered, in stage 3. */
@@ -27,8 +28,8 @@ typedef struct CommSchedule {
     BucketTimes *buckets;  /* of the layout */
     Gathering *gatherings; /* by their first reads. Each begins at the first read of the one before, so that it is done when it is needed */
     int gathering_count;
-    int *stops, stop_count;                 /* for executor_set_comm_points: before first reads, around writes */
-    int64_t weight_extent, gradient_extent; /* of the arenas */
+    int *points, point_count;             /* nodes for executor_set_comm_points, ascending: before first reads, around writes */
+    int64_t weight_bytes, gradient_bytes; /* of the arenas */
 } CommSchedule;
 
 /* Moves the graph's weights and gradients to where the schedule has them; its parameters' offsets stay those of the whole arenas. */

@@ -1,5 +1,5 @@
-/* Tickets of what is on its way, bucket by bucket, and the stops at which something is sent, waited for or put away. Owns the tickets, and room for a bucket in
- * bf16 where gradients are narrowed; all other memory is that of the executor. */
+/* Issues the collectives of a communication schedule at its comm points and keeps their tickets, bucket by bucket. Owns the tickets, and a buffer for a bucket
+ * in bf16 where gradients are reduced in it; all other memory is that of the executor. Called by the session and, at comm points, by the executor. */
 #include "layout/exchange.h"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ struct Exchange {
     Executor *executor;
     bool last;
     CommTicket *gradients, *weights; /* per bucket; 0: nothing is on its way */
-    uint16_t *room;                  /* as large as the largest bucket of gradients, in bf16, where these are narrowed */
+    uint16_t *bf16_buffer;           /* for the largest bucket that is reduced in bf16 */
 };
 
 typedef struct Name { char text[32]; } Name;
@@ -33,122 +33,108 @@ static Name bucket_name(const char *what, int bucket) {
 
 static Precision precision_of(const Exchange *exchange) { return executor_graph(exchange->executor)->precision; }
 static Device *device_of(const Exchange *exchange) { return executor_backend(exchange->executor)->device; }
-/* Bytes of a unit. */
-static int64_t unit_of(const Exchange *exchange, Arena arena) {
-    return arena == ARENA_WEIGHT ? (int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE) : precision_unit(precision_of(exchange));
-}
-
 static CommType comm_type(int64_t bytes) { return bytes == 8 ? COMM_F64 : bytes == 4 ? COMM_F32 : COMM_BF16; }
-
-/* Of a bucket's elements. */
-static int64_t width_of(const Exchange *exchange, const LayoutBucket *bucket) {
-    return precision_width(precision_of(exchange), bucket->vectors ? TYPE_WIDE : TYPE_COMPUTE);
+static int64_t bucket_bytes(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
+static bool reduces_in_bf16(const Layout *layout, const LayoutBucket *bucket) { return layout->reduces_in_bf16 && !bucket->vectors; }
+static void *at_offset(const Exchange *exchange, Arena arena, int64_t offset) {
+    return (char *)executor_arena(exchange->executor, arena) + offset;
 }
-
-static bool is_narrowed(const Layout *layout, const LayoutBucket *bucket) { return layout->narrows && !bucket->vectors; }
-
-/* Bytes of a bucket's gradients on their way, by element. */
-static int64_t gradient_bytes(const Exchange *exchange, const LayoutBucket *bucket) {
-    return is_narrowed(exchange->layout, bucket) ? (int64_t)sizeof *exchange->room
-                                                 : unit_of(exchange, ARENA_GRADIENT) * width_of(exchange, bucket);
-}
-
-/* Unit `at` of an arena of the executor. */
-static void *place(const Exchange *exchange, Arena arena, int64_t at) {
-    return (char *)executor_arena(exchange->executor, arena) + at * unit_of(exchange, arena);
-}
+/* Where a bucket's gradients lie while the program runs. */
+static void *gradients_at(const Exchange *exchange, int b) { return at_offset(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients); }
 
 static void wait_for(Exchange *exchange, CommTicket *ticket) {
     if (*ticket) comm_wait(exchange->ranks.all, *ticket);
     *ticket = 0;
 }
 
-static int64_t bucket_units(const LayoutBucket *bucket) { return bucket->end - bucket->begin; }
+/* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on: the bytes before the shard's begin are another rank's, and what is written to
+ * them is never read. The distances are the same in the WEIGHT arena after precision_weight_offset. */
+typedef struct Shard { int64_t in_bucket, local, bytes; } Shard;
 
-/* This rank's part of a bucket in units, from an aligned one on: `slack` units before it are another rank's, and what is done to them has no effect. */
-typedef struct Own { int64_t in_bucket, local, count; } Own;
-
-static Own own_of(const Exchange *exchange, const LayoutBucket *bucket) {
-    int64_t begin = layout_own_begin(exchange->layout, bucket), count = layout_own_end(exchange->layout, bucket) - begin;
-    int64_t slack = count ? begin % LAYOUT_ALIGNMENT : 0;
-    return (Own){begin - bucket->begin - slack, bucket->local - slack, count + slack};
+static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {
+    ByteSpan span = layout_bucket_shard(exchange->layout, bucket);
+    int64_t slack = span.begin < span.end ? span.begin % precision_alignment(precision_of(exchange)) : 0;
+    return (Shard){span.begin - bucket->begin - slack, bucket->local - slack, span.end - span.begin + slack};
 }
 
 /* -- Gradients ----------------------------------------------------------------------------------------------------- */
 
-/* The bucket's gradients become bf16, from where they began. */
-static void narrow_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
+/* Casts a bucket's fp32 gradients to bf16, in place. */
+static void cast_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
     Device *device = device_of(exchange);
-    int64_t count = bucket_units(bucket);
-    if (device_is_gpu(device)) gpu_cast_to_bf16(device, exchange->room, gradients, count);
-    else model_round_weights(gradients, exchange->room, count);
-    device_copy(device, gradients, exchange->room, count * (int64_t)sizeof *exchange->room);
+    int64_t count = bucket_bytes(bucket) / (int64_t)sizeof(float);
+    if (device_is_gpu(device)) gpu_cast_to_bf16(device, exchange->bf16_buffer, gradients, count);
+    else model_round_weights(gradients, exchange->bf16_buffer, count);
+    device_copy(device, gradients, exchange->bf16_buffer, count * (int64_t)sizeof *exchange->bf16_buffer);
 }
 
-/* What this rank needs of them becomes fp32 again, where that belongs. */
-static void widen_gradients(const Exchange *exchange, const LayoutBucket *bucket, char *gradients) {
+/* Casts this rank's shard of a bucket, which is in bf16 after cast_gradients, back to fp32 at its place in the bucket. */
+static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bucket, char *gradients) {
     Device *device = device_of(exchange);
-    Own own = own_of(exchange, bucket);
-    float *to = (float *)gradients + own.in_bucket;
-    device_copy(
-        device, exchange->room, gradients + own.in_bucket * (int64_t)sizeof *exchange->room, own.count * (int64_t)sizeof *exchange->room);
-    if (device_is_gpu(device)) gpu_cast_to_float(device, to, exchange->room, own.count);
+    Shard shard = shard_of(exchange, bucket);
+    float *to = (float *)(gradients + shard.in_bucket);
+    int64_t first = shard.in_bucket / (int64_t)sizeof *to, count = shard.bytes / (int64_t)sizeof *to;
+    device_copy(device, exchange->bf16_buffer, (uint16_t *)gradients + first, count * (int64_t)sizeof *exchange->bf16_buffer);
+    if (device_is_gpu(device)) gpu_cast_to_float(device, to, exchange->bf16_buffer, count);
     else
-        for (int64_t i = 0; i < own.count; i++) to[i] = bf16_to_float(exchange->room[i]);
+        for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(exchange->bf16_buffer[i]);
 }
 
 /* Collectives end in the order in which they were issued, so the last ticket stands for all. */
 static void send_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
     const LayoutBucket *bucket = &layout->buckets[b];
-    CommType type = comm_type(gradient_bytes(exchange, bucket));
-    void *gradients = place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients);
-    if (is_narrowed(layout, bucket)) narrow_gradients(exchange, bucket, gradients);
+    char *gradients = gradients_at(exchange, b);
+    int64_t element = bucket->element_bytes;
+    if (reduces_in_bf16(layout, bucket)) {
+        cast_gradients(exchange, bucket, gradients);
+        element = sizeof *exchange->bf16_buffer;
+    }
+    CommType type = comm_type(element);
     Name name = bucket_name("gradients", b);
     if (!bucket->sharded) {
-        exchange->gradients[b] =
-            comm_all_reduce(exchange->ranks.all, name.text, gradients, bucket_units(bucket) / width_of(exchange, bucket), type, COMM_SUM);
+        int64_t count = bucket_bytes(bucket) / bucket->element_bytes;
+        exchange->gradients[b] = comm_all_reduce(exchange->ranks.all, name.text, gradients, count, type, COMM_SUM);
         return;
     }
-    exchange->gradients[b] = comm_reduce_scatter(exchange->ranks.group, name.text, gradients, bucket->pieces, type, COMM_SUM);
+    exchange->gradients[b] = comm_reduce_scatter(exchange->ranks.group, name.text, gradients, bucket->shards, type, COMM_SUM);
     if (layout->replicas == 1) return;
-    int64_t begin = layout_own_begin(layout, bucket), count = layout_own_end(layout, bucket) - begin;
-    char *own = (char *)gradients + (begin - bucket->begin) * gradient_bytes(exchange, bucket);
-    exchange->gradients[b] = comm_all_reduce(exchange->ranks.replicas, name.text, own, count, type, COMM_SUM);
+    int64_t first = bucket->shards[layout->rank], count = bucket->shards[layout->rank + 1] - first;
+    exchange->gradients[b] = comm_all_reduce(exchange->ranks.replicas, name.text, gradients + first * element, count, type, COMM_SUM);
 }
 
-/* Adds what has come into a slot to the sums of the rank's own part. */
+/* Adds this rank's shard of a slot to its sums. */
 static void add_gradients(const Exchange *exchange, int b) {
-    Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    void *sum = place(exchange, ARENA_GRADIENT, own.local);
-    void *received = place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients + own.in_bucket);
-    OpCall call = {.in = {[ADD_A] = sum, [ADD_B] = received},
+    const LayoutBucket *bucket = &exchange->layout->buckets[b];
+    Shard shard = shard_of(exchange, bucket);
+    void *sum = at_offset(exchange, ARENA_GRADIENT, shard.local);
+    int64_t count = shard.bytes / bucket->element_bytes;
+    OpCall call = {.in = {[ADD_A] = sum, [ADD_B] = (char *)gradients_at(exchange, b) + shard.in_bucket},
         .out = {[ADD_SUM] = sum},
-        .in_shape = {[ADD_A] = {own.count, 1, 1, 1}, [ADD_B] = {own.count, 1, 1, 1}},
-        .out_shape = {[ADD_SUM] = {own.count, 1, 1, 1}},
+        .in_shape = {[ADD_A] = {count, 1, 1, 1}, [ADD_B] = {count, 1, 1, 1}},
+        .out_shape = {[ADD_SUM] = {count, 1, 1, 1}},
         .attributes = &(AddAttributes){.wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
         .device = device_of(exchange)};
-    if (own.count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);
+    if (count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);
 }
 
 static void finish_gradients(Exchange *exchange, int b) {
     if (!exchange->gradients[b]) return;
     const LayoutBucket *bucket = &exchange->layout->buckets[b];
     wait_for(exchange, &exchange->gradients[b]);
-    if (is_narrowed(exchange->layout, bucket))
-        widen_gradients(exchange, bucket, place(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients));
+    if (reduces_in_bf16(exchange->layout, bucket)) cast_gradients_back(exchange, bucket, gradients_at(exchange, b));
     if (exchange->layout->stage >= STAGE_GRADIENTS && bucket->sharded) add_gradients(exchange, b);
 }
 
-/* Makes a slot ready for the program to add to. */
+/* Zeroes a slot for the program to add to, when the collectives of buckets that share its memory have ended. */
 static void clear_gradients(Exchange *exchange, int b) {
     const Layout *layout = exchange->layout;
-    int64_t begin = exchange->schedule->buckets[b].gradients, count = bucket_units(&layout->buckets[b]);
+    int64_t begin = exchange->schedule->buckets[b].gradients, bytes = bucket_bytes(&layout->buckets[b]);
     for (int other = 0; other < layout->bucket_count; other++) {
-        int64_t first = exchange->schedule->buckets[other].gradients, end = first + bucket_units(&layout->buckets[other]);
-        if (first < begin + count && begin < end) finish_gradients(exchange, other);
+        int64_t other_begin = exchange->schedule->buckets[other].gradients, other_end = other_begin + bucket_bytes(&layout->buckets[other]);
+        if (other_begin < begin + bytes && begin < other_end) finish_gradients(exchange, other);
     }
-    device_fill(device_of(exchange), place(exchange, ARENA_GRADIENT, begin), 0, count * unit_of(exchange, ARENA_GRADIENT));
+    device_fill(device_of(exchange), gradients_at(exchange, b), 0, bytes);
 }
 
 void exchange_set_last(Exchange *exchange, bool last) { exchange->last = last; }
@@ -159,25 +145,30 @@ void exchange_finish_gradients(Exchange *exchange) {
 
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
-/* Sends the rank's part, which is in place, and receives the others'. */
-static void gather_weights(Exchange *exchange, int b) {
-    void *weights = place(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights);
-    exchange->weights[b] = comm_all_gather(exchange->ranks.group, bucket_name("weights", b).text, weights,
-        exchange->layout->buckets[b].pieces, comm_type(unit_of(exchange, ARENA_WEIGHT)));
+static int64_t weight_offset(const Exchange *exchange, int64_t offset) { return precision_weight_offset(precision_of(exchange), offset); }
+/* The byte of a bucket's weights, while the program runs, that MASTER has `in_bucket` bytes from the bucket's begin. */
+static void *weights_at(const Exchange *exchange, int b, int64_t in_bucket) {
+    return at_offset(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + weight_offset(exchange, in_bucket));
 }
 
-/* Fills a slot. */
+/* Sends the rank's shard, which is in place, and receives the others'. */
+static void gather_weights(Exchange *exchange, int b) {
+    CommType type = comm_type((int64_t)precision_bytes(precision_of(exchange), TYPE_COMPUTE));
+    exchange->weights[b] = comm_all_gather(
+        exchange->ranks.group, bucket_name("weights", b).text, weights_at(exchange, b, 0), exchange->layout->buckets[b].shards, type);
+}
+
+/* Copies the rank's shard into its bucket's slot and gathers the rest. */
 static void begin_gathering(Exchange *exchange, int index) {
     if (index >= exchange->schedule->gathering_count) return;
     int b = exchange->schedule->gatherings[index].bucket;
-    Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    void *slot = place(exchange, ARENA_WEIGHT, exchange->schedule->buckets[b].weights + own.in_bucket);
-    if (own.count)
-        device_copy(device_of(exchange), slot, place(exchange, ARENA_WEIGHT, own.local), own.count * unit_of(exchange, ARENA_WEIGHT));
+    Shard shard = shard_of(exchange, &exchange->layout->buckets[b]);
+    const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
+    if (shard.bytes) device_copy(device_of(exchange), weights_at(exchange, b, shard.in_bucket), local, weight_offset(exchange, shard.bytes));
     gather_weights(exchange, b);
 }
 
-/* One bucket is gathered ahead of the one that is read. */
+/* Prefetches one bucket beyond the one that is read. */
 static void gather_in_time(Exchange *exchange, int node) {
     for (int i = 0; i < exchange->schedule->gathering_count; i++) {
         const Gathering *gathering = &exchange->schedule->gatherings[i];
@@ -195,13 +186,14 @@ void exchange_send_weights(void *context, int b) {
 
 void exchange_make_weights(Exchange *exchange, int b) {
     if (exchange->layout->buckets[b].frozen) return;
-    Own own = own_of(exchange, &exchange->layout->buckets[b]);
-    int64_t at = exchange->layout->stage < STAGE_WEIGHTS ? exchange->schedule->buckets[b].weights + own.in_bucket : own.local;
-    void *weights = place(exchange, ARENA_WEIGHT, at), *master = place(exchange, ARENA_MASTER, own.local);
-    if (weights != master && precision_of(exchange) != PRECISION_BF16)
-        device_copy(device_of(exchange), weights, master, own.count * unit_of(exchange, ARENA_WEIGHT));
-    else if (weights != master && device_is_gpu(device_of(exchange))) gpu_cast_to_bf16(device_of(exchange), weights, master, own.count);
-    else if (weights != master) model_round_weights(master, weights, own.count);
+    Device *device = device_of(exchange);
+    Shard shard = shard_of(exchange, &exchange->layout->buckets[b]);
+    void *master = at_offset(exchange, ARENA_MASTER, shard.local), *weights = weights_at(exchange, b, shard.in_bucket);
+    if (exchange->layout->stage >= STAGE_WEIGHTS) weights = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
+    int64_t count = shard.bytes / (int64_t)sizeof(float);
+    if (weights != master && precision_of(exchange) != PRECISION_BF16) device_copy(device, weights, master, shard.bytes);
+    else if (weights != master && device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, count);
+    else if (weights != master) model_round_weights(master, weights, count);
     exchange_send_weights(exchange, b);
 }
 
@@ -209,7 +201,7 @@ void exchange_finish_weights(Exchange *exchange) {
     for (int b = 0; b < exchange->layout->bucket_count; b++) wait_for(exchange, &exchange->weights[b]);
 }
 
-/* -- Stops --------------------------------------------------------------------------------------------------------- */
+/* -- Comm points --------------------------------------------------------------------------------------------------- */
 
 static void at_bucket(Exchange *exchange, int b, int node) {
     const BucketTimes *times = &exchange->schedule->buckets[b];
@@ -221,9 +213,9 @@ static void at_bucket(Exchange *exchange, int b, int node) {
     if (times->writes.first == node && slots) clear_gradients(exchange, b);
 }
 
-static void at_stop(void *context, int stop) {
+static void at_comm_point(void *context, int index) {
     Exchange *exchange = context;
-    int node = exchange->schedule->stops[stop];
+    int node = exchange->schedule->points[index];
     for (int b = 0; b < exchange->layout->bucket_count; b++) at_bucket(exchange, b, node);
     gather_in_time(exchange, node);
 }
@@ -233,10 +225,10 @@ static void at_stop(void *context, int stop) {
 int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule) {
     int64_t most = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
-        int64_t units = bucket_units(&layout->buckets[b]);
-        if (is_narrowed(layout, &layout->buckets[b]) && !span_is_empty(schedule->buckets[b].writes) && units > most) most = units;
+        int64_t bytes = bucket_bytes(&layout->buckets[b]) / (int64_t)sizeof(float) * (int64_t)sizeof(uint16_t);
+        if (reduces_in_bf16(layout, &layout->buckets[b]) && !span_is_empty(schedule->buckets[b].writes) && bytes > most) most = bytes;
     }
-    return most * (int64_t)sizeof(uint16_t);
+    return most;
 }
 
 Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error) {
@@ -245,8 +237,8 @@ Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, co
     *exchange = (Exchange){.layout = layout, .schedule = schedule, .ranks = *ranks, .executor = executor};
     exchange->gradients = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
     exchange->weights = memory_allocate((layout->bucket_count + 1) * sizeof(CommTicket));
-    if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->stops, schedule->stop_count, at_stop, exchange);
-    if (bytes && !(exchange->room = device_allocate(device_of(exchange), bytes, error))) {
+    if (layout_all_ranks(layout) > 1) executor_set_comm_points(executor, schedule->points, schedule->point_count, at_comm_point, exchange);
+    if (bytes && !(exchange->bf16_buffer = device_allocate(device_of(exchange), bytes, error))) {
         exchange_free(exchange);
         return NULL;
     }
@@ -257,7 +249,7 @@ void exchange_free(Exchange *exchange) {
     if (!exchange) return;
     exchange_finish_gradients(exchange);
     exchange_finish_weights(exchange);
-    device_free(device_of(exchange), exchange->room, exchange_bytes(exchange->layout, exchange->schedule));
+    device_free(device_of(exchange), exchange->bf16_buffer, exchange_bytes(exchange->layout, exchange->schedule));
     free(exchange->gradients);
     free(exchange->weights);
     free(exchange);

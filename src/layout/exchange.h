@@ -1,8 +1,8 @@
-/* What travels between ranks while they train: gradients of a bucket from the moment when the program has made them, beside the rest of the backward part;
- * weights of a bucket from the moment when they are updated, beside the other updates and the next step's forward part. All ranks do this in the same order,
- * which the schedule and the layout decide. With one rank nothing travels and nothing is waited for.
+/* Collectives of a training step. The gradients of a bucket are reduced as soon as the program has computed them, beside the rest of the backward pass; its
+ * weights are gathered as soon as they are updated, beside the other updates and the next step's forward pass. All ranks issue the same collectives in the
+ * same order, which the schedule and the layout decide. With one rank there are none.
  *
- * With layout->narrows, gradients of matrices are rounded to bf16 where they lie before they are sent, and widened again where this rank needs them.
+ * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are sent, and this rank's shard back to fp32 when it is reduced.
  *
  * Owned by the session; the layout, the schedule, the comms and the executor outlive it. */
 #pragma once
@@ -15,20 +15,20 @@ typedef struct Exchange Exchange;
 /* The ranks that exchange: all of them, those of this rank's group, and those of the other groups in its place. */
 typedef struct Ranks { Comm *all, *group, *replicas; } Ranks;
 
-/* For the program that the executor runs; sets its stops. ERROR_MEMORY. */
+/* For the program that the executor runs; sets its comm points. ERROR_MEMORY. */
 Exchange *exchange_create(const Layout *layout, const CommSchedule *schedule, const Ranks *ranks, Executor *executor, Error *error);
-/* What it takes of the device's memory. */
+/* Device memory that exchange_create allocates. */
 int64_t exchange_bytes(const Layout *layout, const CommSchedule *schedule);
 void exchange_free(Exchange *exchange);
 
 /* Whether the gradients are complete after the next run, so that they are summed over the ranks during it. */
 void exchange_set_last(Exchange *exchange, bool last);
-/* Waits until they are. Each rank has those of its pieces. */
+/* Waits until they are. Afterwards each rank has those of its shards. */
 void exchange_finish_gradients(Exchange *exchange);
 
-/* Makes the weights of a bucket anew from the master weights that the ranks hold of it, and sends them. */
+/* Casts this rank's master weights of a bucket to weights, and gathers those of all ranks. */
 void exchange_make_weights(Exchange *exchange, int bucket);
-/* Sends the weights of this rank's piece of a bucket to the others; an OptimizerHook. */
+/* Gathers the weights of a bucket from the ranks' shards; an OptimizerHook. */
 void exchange_send_weights(void *exchange, int bucket);
 /* Waits until the weights of all buckets are here. Not needed before a run of the program itself, which waits for each when it reads it. */
 void exchange_finish_weights(Exchange *exchange);

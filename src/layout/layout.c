@@ -1,5 +1,5 @@
-/* Cutting the parameters into buckets and these into pieces, and moving the parameters of graphs to where the layout has them. Owns the lists of the
- * layout. Called by session_plan, for a plan of any rank. */
+/* Cuts the parameters into buckets and these into shards, and moves the parameters of graphs to where the layout has them. Owns the lists of the layout.
+ * Called by session_plan, for a plan of any rank. */
 #include "layout/layout.h"
 
 #include <assert.h>
@@ -10,7 +10,7 @@
 
 typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_COUNT } Class;
 
-static int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+static int64_t round_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, const Parameter *p) {
     if (graph_get(graph, p->tensor)->arena == ARENA_MASTER) return CLASS_VECTOR;
@@ -20,7 +20,7 @@ static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, cons
 
 /* -- Layers -------------------------------------------------------------------------------------------------------- */
 
-/* The parameter that an offset of the arenas lies in. */
+/* The parameter that an offset in MASTER lies in. */
 static int parameter_at(const Graph *graph, int64_t offset) {
     int low = 0, high = graph->parameter_count - 1;
     while (low < high) {
@@ -39,8 +39,8 @@ static int *layers_of(const Graph *graph) {
         for (int j = 0; j < graph->nodes[i].inputs; j++) {
             TensorId tensor = graph->nodes[i].in[j];
             if (!graph_is_parameter(graph, tensor)) continue;
-            int64_t begin = graph_get(graph, tensor)->offset, end = begin + graph_units(graph, tensor);
-            for (int k = parameter_at(graph, begin); k < graph->parameter_count && graph->parameters[k].offset < end; k++) {
+            ByteSpan span = graph_state_span(graph, tensor);
+            for (int k = parameter_at(graph, span.begin); k < graph->parameter_count && graph->parameters[k].offset < span.end; k++) {
                 if (!seen[k]) layers[k] = graph->nodes[i].layer;
                 seen[k] = true;
             }
@@ -55,9 +55,8 @@ typedef struct Cutting {
     Layout *layout;
     Graph *graph;
     const OptimizerConfig *optimizer;
-    int64_t bucket_units;
-    const int *layers;
-    int64_t *offsets; /* per parameter: where it goes */
+    int64_t bucket_bytes, alignment;
+    const int *layers; /* per parameter */
 } Cutting;
 
 /* Whether a bucket that has reached `end` closes before the parameter. */
@@ -66,56 +65,63 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
     if (b->fused) return false;
     if ((a->kind == PARAMETER_EMBEDDING) != (b->kind == PARAMETER_EMBEDDING)) return true; /* they are ready at other times */
     if (cutting->layout->stage == 3 && bucket->sharded && cutting->layers[previous] != cutting->layers[next]) return true;
-    return end - bucket->begin + b->count * b->width > cutting->bucket_units;
+    return end - bucket->begin + b->count * b->element_bytes > cutting->bucket_bytes;
 }
 
-static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class) {
+static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, int64_t element_bytes) {
     layout->buckets = memory_resize(layout->buckets, (layout->bucket_count + 1) * sizeof *layout->buckets);
     bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
     layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin,
         .end = begin,
+        .element_bytes = element_bytes,
         .vectors = class == CLASS_VECTOR,
         .sharded = layout->stage && !whole,
         .frozen = class == CLASS_FROZEN};
     return &layout->buckets[layout->bucket_count++];
 }
 
-/* Places the parameters of a class from layout->extent on. */
+static void close_bucket(Layout *layout, LayoutBucket *bucket, int64_t multiple) {
+    layout->bytes = bucket->end = bucket->begin + round_up(layout->bytes - bucket->begin, multiple);
+}
+
+/* Places the parameters of a class from layout->bytes on. */
 static void cut_class(Cutting *cutting, Class class) {
     Layout *layout = cutting->layout;
     const Graph *graph = cutting->graph;
-    int64_t unit = layout->stage && class == CLASS_ADAMW ? (int64_t)LAYOUT_ALIGNMENT * layout->size : LAYOUT_ALIGNMENT;
+    int64_t alignment = cutting->alignment, multiple = layout->stage && class == CLASS_ADAMW ? alignment * layout->size : alignment;
     LayoutBucket *bucket = NULL;
     int previous = -1;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (class_of(graph, cutting->optimizer, p) != class) continue;
-        if (!bucket || closes(cutting, bucket, layout->extent, previous, i)) {
-            layout->extent = round_up(layout->extent, LAYOUT_ALIGNMENT);
-            if (bucket) layout->extent = bucket->end = bucket->begin + round_up(layout->extent - bucket->begin, unit);
-            bucket = open_bucket(layout, layout->extent, class);
+        if (!bucket || closes(cutting, bucket, layout->bytes, previous, i)) {
+            if (bucket) close_bucket(layout, bucket, multiple);
+            bucket = open_bucket(layout, round_up(layout->bytes, alignment), class, p->element_bytes);
+            layout->bytes = bucket->begin;
         }
-        assert(!p->fused || previous == i - 1);
-        if (!p->fused) layout->extent = round_up(layout->extent, LAYOUT_ALIGNMENT);
-        cutting->offsets[i] = layout->extent;
-        layout->extent += p->count * p->width;
+        assert(p->element_bytes == bucket->element_bytes && (!p->fused || previous == i - 1));
+        if (!p->fused) layout->bytes = round_up(layout->bytes, alignment);
+        layout->offsets[i] = layout->bytes;
+        layout->bytes += p->count * p->element_bytes;
         previous = i;
     }
-    if (bucket) layout->extent = bucket->end = bucket->begin + round_up(layout->extent - bucket->begin, unit);
+    if (bucket) close_bucket(layout, bucket, multiple);
 }
 
-/* -- Pieces of AdamW's buckets ------------------------------------------------------------------------------------- */
+/* -- Shards of AdamW's buckets ------------------------------------------------------------------------------------- */
 
 static void cut_evenly(const Layout *layout, LayoutBucket *bucket) {
-    int64_t piece = (bucket->end - bucket->begin) / layout->size;
-    for (int r = 0; r <= layout->size; r++) bucket->pieces[r] = r * piece;
+    int64_t elements = (bucket->end - bucket->begin) / bucket->element_bytes;
+    assert(elements % layout->size == 0);
+    for (int r = 0; r <= layout->size; r++) bucket->shards[r] = elements / layout->size * r;
 }
 
-/* -- Pieces of Muon's buckets --------------------------------------------------------------------------------------- */
+/* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
 
-/* What a matrix costs its rank: two products with its smaller side squared for each iteration, which is rows x columns x order. */
+/* A matrix: its first element in the bucket, and what it costs its rank: two GEMMs with its smaller side squared for each iteration, in proportion to
+ * rows x columns x order. */
 typedef struct Atom {
-    int64_t begin;
+    int64_t first;
     double cost;
 } Atom;
 
@@ -125,12 +131,13 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
     *count = 0;
     for (int i = 0; i < cutting->graph->parameter_count; i++) {
         const Parameter *p = &cutting->graph->parameters[i];
-        if (cutting->offsets[i] < bucket->begin || cutting->offsets[i] >= bucket->end) continue;
+        int64_t offset = cutting->layout->offsets[i];
+        if (offset < bucket->begin || offset >= bucket->end) continue;
         int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], matrices = p->count / (rows * columns);
         atoms = memory_resize(atoms, (size_t)(*count + matrices) * sizeof *atoms);
         for (int64_t k = 0; k < matrices; k++)
-            atoms[(*count)++] =
-                (Atom){cutting->offsets[i] + k * rows * columns, (double)rows * columns * (rows < columns ? rows : columns)};
+            atoms[(*count)++] = (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
+                .cost = (double)rows * columns * (rows < columns ? rows : columns)};
     }
     return atoms;
 }
@@ -160,7 +167,7 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
     }
     give(atoms, count, load, size, high, ends);
     for (int r = 0, first = 0; r < size; first = ends[r++]) {
-        bucket->pieces[r + 1] = (ends[r] < count ? atoms[ends[r]].begin : bucket->end) - bucket->begin;
+        bucket->shards[r + 1] = ends[r] < count ? atoms[ends[r]].first : (bucket->end - bucket->begin) / bucket->element_bytes;
         for (int i = first; i < ends[r]; i++) load[r] += atoms[i].cost;
     }
     free(atoms);
@@ -169,32 +176,33 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
 
 /* -- What this rank holds ------------------------------------------------------------------------------------------ */
 
-/* Pieces keep their distance from multiples of the alignment, so that vectors of elements stay aligned. */
-static void place_local(Layout *layout) {
+static void place_local(Layout *layout, int64_t alignment) {
+    int64_t end = 0;
     for (int b = 0; b < layout->bucket_count && !layout->buckets[b].frozen; b++) {
         LayoutBucket *bucket = &layout->buckets[b];
-        int64_t begin = layout_own_begin(layout, bucket), count = layout_own_end(layout, bucket) - begin;
-        bucket->local = round_up(layout->local_extent, LAYOUT_ALIGNMENT) + begin % LAYOUT_ALIGNMENT;
-        if (count) layout->local_extent = bucket->local + count;
+        ByteSpan shard = layout_bucket_shard(layout, bucket);
+        bucket->local = round_up(end, alignment) + shard.begin % alignment;
+        if (shard.begin < shard.end) end = bucket->local + shard.end - shard.begin;
     }
-    layout->local_extent = round_up(layout->local_extent, LAYOUT_ALIGNMENT);
+    layout->shard.bytes = round_up(end, alignment);
 }
 
-static void append_pieces(Layout *layout, const Graph *graph, int b) {
+static void append_intervals(Layout *layout, const Graph *graph, int b) {
     const LayoutBucket *bucket = &layout->buckets[b];
-    int64_t begin = layout_own_begin(layout, bucket), end = layout_own_end(layout, bucket);
+    ByteSpan held = layout_bucket_shard(layout, bucket);
+    OptimizerShard *shard = &layout->shard;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        int64_t first = p->offset > begin ? p->offset : begin,
-                last = p->offset + p->count * p->width < end ? p->offset + p->count * p->width : end;
-        if (first >= last || p->frozen) continue;
-        layout->pieces = memory_resize(layout->pieces, (layout->piece_count + 1) * sizeof *layout->pieces);
-        layout->pieces[layout->piece_count++] = (OptimizerPiece){.parameter = i,
-            .first = (first - p->offset) / p->width,
-            .count = (last - first) / p->width,
-            .local = bucket->local + first - begin,
-            .bucket = b,
-            .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
+        int64_t parameter_end = p->offset + p->count * p->element_bytes;
+        int64_t begin = p->offset > held.begin ? p->offset : held.begin, end = parameter_end < held.end ? parameter_end : held.end;
+        if (begin >= end || p->frozen) continue;
+        assert((begin - p->offset) % p->element_bytes == 0 && (end - begin) % p->element_bytes == 0);
+        shard->intervals = memory_resize(shard->intervals, (shard->interval_count + 1) * sizeof *shard->intervals);
+        shard->intervals[shard->interval_count++] =
+            (ShardInterval){.elements = {i, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
+                .offset = bucket->local + begin - held.begin,
+                .bucket = b,
+                .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
     }
 }
 
@@ -215,28 +223,16 @@ static void cut(Cutting *cutting) {
     double *load = memory_allocate(layout->size * sizeof *load);
     for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
         int first = layout->bucket_count;
-        if (class == CLASS_FROZEN) layout->trained = layout->extent;
+        if (class == CLASS_FROZEN) layout->trained_bytes = layout->bytes;
         cut_class(cutting, class);
         for (int b = first; b < layout->bucket_count && layout->buckets[b].sharded; b++) {
-            layout->buckets[b].pieces = memory_allocate((layout->size + 1) * sizeof(int64_t));
+            layout->buckets[b].shards = memory_allocate((layout->size + 1) * sizeof(int64_t));
             if (class == CLASS_ADAMW) cut_evenly(layout, &layout->buckets[b]);
             else cut_by_matrices(cutting, &layout->buckets[b], load);
         }
     }
     layout->muon_balance = balance_of(load, layout->size);
     free(load);
-}
-
-static void move_parameters(Graph *graph, const int64_t *offsets, int64_t trained, int64_t extent) {
-    for (int i = 1; i < graph->tensor_count; i++) {
-        Tensor *tensor = &graph->tensors[i];
-        if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_MASTER && tensor->arena != ARENA_GRADIENT) continue;
-        int parameter = parameter_at(graph, tensor->offset);
-        tensor->offset += offsets[parameter] - graph->parameters[parameter].offset;
-    }
-    for (int i = 0; i < graph->parameter_count; i++) graph->parameters[i].offset = offsets[i];
-    graph->trained_extent = trained;
-    graph->parameter_extent = extent;
 }
 
 Layout *layout_create(
@@ -249,40 +245,44 @@ Layout *layout_create(
         .replica = rank / size,
         .replicas = ranks / size,
         .stage = stage,
-        .narrows = ranks > 1 && config->reduce == REDUCE_BF16 &&
-                   precision_bytes(graph->precision, precision_state_type(graph->precision, TYPE_COMPUTE)) == 4};
+        .reduces_in_bf16 = ranks > 1 && config->reduce == REDUCE_BF16 && precision_state_bytes(graph->precision, TYPE_COMPUTE) == 4,
+        .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2}};
     int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,
         .graph = graph,
         .optimizer = optimizer,
         .layers = layers,
-        .offsets = layout->offsets,
-        .bucket_units = bucket_bytes / precision_unit(graph->precision)};
+        .bucket_bytes = bucket_bytes,
+        .alignment = precision_alignment(graph->precision)};
     cut(&cutting);
     free(layers);
     layout_place(layout, graph);
-    place_local(layout);
-    for (int b = 0; b < layout->bucket_count; b++) append_pieces(layout, graph, b);
+    place_local(layout, cutting.alignment);
+    layout->shard.bucket_count = layout->bucket_count;
+    for (int b = 0; b < layout->bucket_count; b++) append_intervals(layout, graph, b);
     return layout;
 }
 
 void layout_free(Layout *layout) {
     if (!layout) return;
-    for (int b = 0; b < layout->bucket_count; b++) free(layout->buckets[b].pieces);
+    for (int b = 0; b < layout->bucket_count; b++) free(layout->buckets[b].shards);
     free(layout->buckets);
-    free(layout->pieces);
+    free(layout->shard.intervals);
     free(layout->offsets);
     free(layout);
 }
 
-void layout_place(const Layout *layout, Graph *graph) { move_parameters(graph, layout->offsets, layout->trained, layout->extent); }
-
-OptimizerPart layout_part(const Layout *layout) {
-    return (OptimizerPart){.pieces = layout->pieces,
-        .piece_count = layout->piece_count,
-        .bucket_count = layout->bucket_count,
-        .extent = layout->local_extent,
-        .local_weights = layout->stage >= 3,
-        .local_gradients = layout->stage >= 2};
+void layout_place(const Layout *layout, Graph *graph) {
+    for (int i = 1; i < graph->tensor_count; i++) {
+        Tensor *tensor = &graph->tensors[i];
+        if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_MASTER && tensor->arena != ARENA_GRADIENT) continue;
+        int64_t begin = graph_state_span(graph, i).begin;
+        int parameter = parameter_at(graph, begin);
+        begin += layout->offsets[parameter] - graph->parameters[parameter].offset;
+        tensor->offset = tensor->arena == ARENA_WEIGHT ? precision_weight_offset(graph->precision, begin) : begin;
+    }
+    for (int i = 0; i < graph->parameter_count; i++) graph->parameters[i].offset = layout->offsets[i];
+    graph->trained_bytes = layout->trained_bytes;
+    graph->parameter_bytes = layout->bytes;
 }

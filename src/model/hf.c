@@ -21,8 +21,9 @@ static bool check_biases(const HfExport *export, const Graph *graph, Error *erro
     if (hf_class(export->config) != HF_MIXTRAL || !export->master) return true;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
+        const float *biases = parameter_in(p, export->master);
         for (int64_t j = 1; p->kind == PARAMETER_BALANCE_BIAS && j < p->count; j++)
-            if (export->master[p->offset + j] != export->master[p->offset])
+            if (biases[j] != biases[0])
                 return error_set(error, ERROR_USAGE,
                     "%s differs between experts, and MixtralForCausalLM has no such bias: train with optimizer.balance_lr=0 "
                     "and model.auxiliary_loss instead",
@@ -80,7 +81,7 @@ void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, siz
 
 /* The elements of a tensor in the order of its parameter: the master's memory, or what a reader loads. */
 static const float *find_values(Writer *w, const HfTensor *tensor) {
-    if (w->export->master) return w->export->master + w->graph->parameters[tensor->parameter].offset + tensor->first;
+    if (w->export->master) return (float *)parameter_in(&w->graph->parameters[tensor->parameter], w->export->master) + tensor->first;
     if (w->loaded != tensor->parameter) hf_reader_load(w->export->reader, w->loaded = tensor->parameter, w->values);
     return w->values + tensor->first;
 }

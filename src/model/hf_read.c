@@ -459,9 +459,7 @@ void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
 
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {
     HfReader *reader = hf_reader_open(folder, config, graph, error);
-    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
-    for (int i = 0; i < graph->parameter_count && reader; i++)
-        hf_reader_load(reader, i, (char *)master + graph->parameters[i].offset * unit);
+    for (int i = 0; i < graph->parameter_count && reader; i++) hf_reader_load(reader, i, parameter_in(&graph->parameters[i], master));
     bool loaded = reader != NULL;
     hf_reader_close(reader);
     return loaded;

@@ -118,7 +118,7 @@ static void load(const Graph *graph, const ModelConfig *model, Precision precisi
     const Parameter **order = in_file_order(graph, model->layers);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = order[i];
-        hf_convert(graph->precision, master + p->offset * precision_bytes(graph->precision, TYPE_WIDE), type, source, p->count);
+        hf_convert(graph->precision, parameter_in(p, master), type, source, p->count);
         source += (i == 0 ? padded * model->width : p->count) * (int64_t)stored_type_bytes(type);
     }
     free(order);
@@ -224,7 +224,7 @@ static bool put_all(FILE *file, const ModelConfig *c, Precision precision, const
     float *zeros = memory_allocate((padding + 1) * sizeof *zeros);
     bool good = fwrite(header, HEADER_BYTES, 1, file) == 1;
     for (int i = 0; i < model.graph->parameter_count && good; i++)
-        good = put(file, master + order[i]->offset, order[i]->count, precision) && (i > 0 || put(file, zeros, padding, precision));
+        good = put(file, parameter_in(order[i], master), order[i]->count, precision) && (i > 0 || put(file, zeros, padding, precision));
     free(zeros);
     free(order);
     model_free(&model);

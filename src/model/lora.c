@@ -30,10 +30,10 @@ static char *layer_name(const char *name) {
 
 static Layer layer_of(const Graph *graph, TensorId w) {
     Layer layer = {0};
-    int64_t begin = graph_get(graph, w)->offset, end = begin + graph_units(graph, w);
+    ByteSpan span = graph_state_span(graph, w);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (p->offset < begin || p->offset >= end) continue;
+        if (p->offset < span.begin || p->offset >= span.end) continue;
         assert(layer.parts < LORA_MAX_ADAPTERS);
         layer.columns[layer.parts] = p->shape[0];
         layer.names[layer.parts++] = layer_name(p->name);

@@ -232,16 +232,16 @@ static void initialize_block(size_t element, Normals normals, int64_t first, int
     }
 }
 
-void model_initialize_part(
-    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to) {
+void model_initialize_interval(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to) {
     enum { TASK = 1 << 18 };
-    const Parameter *p = &graph->parameters[part->parameter];
+    const Parameter *p = &graph->parameters[interval->parameter];
     Normals normals = {.seed = seed,
         .stream = hash_bytes(p->name, strlen(p->name)),
         .mean = p->init_mean,
         .deviation = p->init_std,
         .narrow = graph_state_type(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
-    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : graph_state_bytes(graph, p), first = part->first, count = part->count;
+    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : p->element_bytes, first = interval->first, count = interval->count;
     if (device_is_gpu(device)) {
         gpu_normals(device, to, first, count, &normals);
     } else {
@@ -258,11 +258,10 @@ void model_initialize_part(
 }
 
 static void initialize_all(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights) {
-    int64_t unit = precision_unit(graph->precision), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        void *to = graph_is_base(graph, p) ? (char *)weights + p->offset * compute : (char *)master + p->offset * unit;
-        model_initialize_part(graph, config, seed, &(ParameterPart){.parameter = i, .count = p->count}, device, to);
+        void *to = graph_is_base(graph, p) ? (char *)weights + graph_get(graph, p->tensor)->offset : parameter_in(p, master);
+        model_initialize_interval(graph, config, seed, &(ParameterInterval){.parameter = i, .count = p->count}, device, to);
     }
 }
 
@@ -277,8 +276,9 @@ void model_round_weights(const float *from, uint16_t *to, int64_t count) {
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
     if (graph->precision != PRECISION_BF16) return;
-    if (device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, graph->trained_extent);
-    else model_round_weights(master, weights, graph->trained_extent);
+    int64_t count = graph->trained_bytes / (int64_t)sizeof(float);
+    if (device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, count);
+    else model_round_weights(master, weights, count);
 }
 
 bool model_initialize_on(

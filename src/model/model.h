@@ -42,16 +42,10 @@ int64_t model_parameters(const Graph *graph);
 int64_t model_trained_parameters(const Graph *graph); /* those of the first that are not frozen */
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
-/* Elements first to first + count - 1 of a parameter of the graph. */
-typedef struct ParameterPart {
-    int parameter;
-    int64_t first, count;
-} ParameterPart;
-/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the type that the parameter is kept in (of a
- * frozen matrix, that of the weights). `to` is
- * memory of the device. */
-void model_initialize_part(
-    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterPart *part, Device *device, void *to);
+/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the parameter's state dtype (a frozen
+ * matrix: in the type of the weights). `to` is memory of the device. */
+void model_initialize_interval(
+    const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to);
 /* All of them, into a MASTER arena of the host; none is frozen. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
 /* Rounds to the nearest bf16, ties to even. */

@@ -33,10 +33,10 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
 #pragma omp parallel for schedule(static)
     for (int64_t i = segment->first; i < segment->end; i++) {
         const Chunk *chunk = &optimizer->chunks[i];
-        void *master = optim_at(update->master, chunk->offset, kept),
-             *weights = update->weights ? optim_at(update->weights, chunk->offset, optimizer->compute) : master;
-        void *momentum = optim_at(optimizer->momentum, chunk->offset, kept), *variance = optim_at(optimizer->variance, chunk->inner, kept);
-        const void *gradient = optim_at(update->gradients, chunk->offset, kept);
+        void *master = optim_at(update->master, chunk->index, kept),
+             *weights = update->weights ? optim_at(update->weights, chunk->index, optimizer->compute) : master;
+        void *momentum = optim_at(optimizer->momentum, chunk->index, kept), *variance = optim_at(optimizer->variance, chunk->second_index, kept);
+        const void *gradient = optim_at(update->gradients, chunk->index, kept);
         uint32_t seed = optim_noise_seed(chunk->key, step);
         if (segment->pure_bf16)
             bf16_adamw(optimizer->kernels, &rates[chunk->rates], chunk, seed, master, weights, gradient, momentum, variance);

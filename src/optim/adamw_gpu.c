@@ -14,7 +14,7 @@ typedef struct AdamwArguments {
 typedef struct Update {
     float scale, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_root_bias2, epsilon, keep;
     OptimArenas arenas;
-    int64_t offset, inner, first;
+    int64_t index, second_index, first;
     uint32_t seed;
 } Update;
 
@@ -29,8 +29,8 @@ INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, co
         .epsilon = (float)r->epsilon,
         .keep = (float)r->keep,
         .arenas = *arenas,
-        .offset = chunk->offset,
-        .inner = chunk->inner,
+        .index = chunk->index,
+        .second_index = chunk->second_index,
         .first = chunk->first,
         .seed = optim_noise_seed(chunk->key, arenas->step),
     };
@@ -39,9 +39,9 @@ INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, co
 /* The elements i .. i + unit - 1. */
 INLINE void update(const Update *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
-    int64_t at = u->offset + i;
+    int64_t at = u->index + i;
     f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
-    f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->inner + i, pure_bf16, unit);
+    f32x4 m = load_state(a->momentum, at, pure_bf16, unit), v = load_state(a->variance, u->second_index + i, pure_bf16, unit);
     m += (g - m) * u->one_minus_beta1;
     v = v * u->beta2 + g * g * u->one_minus_beta2;
     p *= u->keep;
@@ -50,7 +50,7 @@ INLINE void update(const Update *u, int64_t i, bool pure_bf16, int unit) {
     if (pure_bf16) of_weights = noise_of(u->seed, u->first + i), of_state = noise_of(~u->seed, u->first + i);
     store_state(a->master, at, p, of_weights, pure_bf16, unit);
     store_state(a->momentum, at, m, of_state, pure_bf16, unit);
-    store_state(a->variance, u->inner + i, v, of_state >> 16, pure_bf16, unit);
+    store_state(a->variance, u->second_index + i, v, of_state >> 16, pure_bf16, unit);
     if (!a->weights) return;
     if (pure_bf16) store_state(a->weights, at, p, of_weights, true, unit);
     else store4_bf16(a->weights + at, p, unit);

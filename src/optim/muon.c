@@ -27,13 +27,14 @@ static int64_t aligned(int64_t bytes) { return divide_up(bytes, 64) * 64; }
 
 /* ---- The list of matrices ---- */
 
-static void append_matrices(Optimizer *o, int piece) {
-    const Parameter *p = &o->graph->parameters[o->pieces[piece].parameter];
-    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = o->pieces[piece].count / (rows * columns);
+static void append_matrices(Optimizer *o, int index) {
+    const ShardInterval *interval = &o->shard.intervals[index];
+    const Parameter *p = &o->graph->parameters[interval->elements.parameter];
+    int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], stack = interval->elements.count / (rows * columns);
     o->matrices = memory_resize(o->matrices, (size_t)(o->matrix_count + stack) * sizeof *o->matrices);
     for (int64_t k = 0; k < stack; k++)
-        o->matrices[o->matrix_count++] = (Matrix){.offset = o->pieces[piece].local + k * rows * columns,
-            .piece = piece,
+        o->matrices[o->matrix_count++] = (Matrix){.offset = interval->offset + k * rows * columns * p->element_bytes,
+            .interval = index,
             .rows = rows,
             .columns = columns,
             .order = smaller(rows, columns)};
@@ -41,7 +42,7 @@ static void append_matrices(Optimizer *o, int piece) {
 
 static int compare(int64_t a, int64_t b) { return (a > b) - (a < b); }
 
-static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->pieces[matrix->piece].bucket; }
+static int bucket_of(const Optimizer *o, const Matrix *matrix) { return o->shard.intervals[matrix->interval].bucket; }
 
 /* Bucket by bucket, equal shapes beside each other, and then as they lie in memory. */
 static int by_shape(const void *first, const void *second, void *optimizer) {
@@ -99,7 +100,7 @@ static int64_t most_products(const Optimizer *o) {
 }
 
 void muon_lay_out(Optimizer *optimizer) {
-    for (int i = 0; i < optimizer->piece_count; i++)
+    for (int i = 0; i < optimizer->shard.interval_count; i++)
         if (optimizer->variance_offset[i] < 0) append_matrices(optimizer, i);
     if (optimizer->gpu && optimizer->matrix_count > 0)
         qsort_r(optimizer->matrices, (size_t)optimizer->matrix_count, sizeof(Matrix), by_shape, optimizer);
@@ -232,7 +233,7 @@ static void load_direction(const Group *group, const Update *update) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
+        void *momentum = optim_at(o->momentum, c->index, kept), *gradient = optim_at(update->gradients, c->index, kept);
         o->partials[i] = group->segment->pure_bf16
                              ? bf16_momentum(o->kernels, decay, scale, c, optim_noise_seed(c->key, update->step), momentum, gradient)
                              : o->kernels->momentum(decay, scale, c->count, momentum, gradient);
@@ -245,8 +246,8 @@ static void load_direction(const Group *group, const Update *update) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
-        void *momentum = optim_at(o->momentum, c->offset, kept), *gradient = optim_at(update->gradients, c->offset, kept);
-        void *x = optim_at(current(group, &o->matrices[c->matrix]), c->inner, o->compute);
+        void *momentum = optim_at(o->momentum, c->index, kept), *gradient = optim_at(update->gradients, c->index, kept);
+        void *x = optim_at(current(group, &o->matrices[c->matrix]), c->second_index, o->compute);
         double factor = 1 / (o->norms[c->matrix] + MUON_EPSILON);
         if (group->segment->pure_bf16) bf16_direction(o->kernels, decay, scale, factor, c->count, x, momentum, gradient);
         else o->kernels->direction(decay, scale, factor, c->count, x, momentum, gradient);
@@ -261,9 +262,9 @@ static void apply_direction(const Group *group, const Update *update) {
     for (int64_t i = first; i < end; i++) {
         const Chunk *c = &o->chunks[i];
         const Matrix *m = &o->matrices[c->matrix];
-        void *master = optim_at(update->master, c->offset, optim_state_bytes(o, group->segment)),
-             *x = optim_at(current(group, m), c->inner, o->compute);
-        void *weights = update->weights ? optim_at(update->weights, c->offset, o->compute) : master;
+        void *master = optim_at(update->master, c->index, optim_state_bytes(o, group->segment)),
+             *x = optim_at(current(group, m), c->second_index, o->compute);
+        void *weights = update->weights ? optim_at(update->weights, c->index, o->compute) : master;
         if (group->segment->pure_bf16)
             bf16_apply(o->kernels, keep, muon_rate(m, update->lr), c, optim_noise_seed(c->key, update->step), master, weights, x);
         else o->kernels->apply(keep, muon_rate(m, update->lr), c->count, master, weights, x);

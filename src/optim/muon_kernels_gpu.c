@@ -17,7 +17,7 @@ INLINE f32x4 direction_of(const MuonGroup *a, f32x4 m, f32x4 g) { return a->scal
 
 /* Where the chunk's part of it lies. */
 INLINE bf16 GLOBAL *chunk_direction(const MuonGroup *a, const Chunk GLOBAL *chunk) {
-    return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->inner;
+    return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->second_index;
 }
 
 INLINE f32x4 gradient_at(const MuonGroup *a, int64_t at, bool pure_bf16, int unit) {
@@ -30,7 +30,7 @@ INLINE f32x4 momentum_at(const MuonGroup *a, int64_t at, bool pure_bf16, int uni
 /* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction added. */
 INLINE double update_momentum(
     const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool pure_bf16, int unit) {
-    int64_t at = chunk->offset + i;
+    int64_t at = chunk->index + i;
     f32x4 g = gradient_at(a, at, pure_bf16, unit), m = a->momentum * momentum_at(a, at, pure_bf16, unit) + a->scale * g;
     store_state(a->arenas.momentum, at, m, pure_bf16 ? noise_of(~seed, chunk->first + i) : (u32x4)0, pure_bf16, unit);
     return add_squares(sum, direction_of(a, m, g));
@@ -59,8 +59,8 @@ INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {
     bf16 GLOBAL *x = chunk_direction(a, chunk);
     float factor = 1 / ((float)a->norms[chunk->matrix - a->first_matrix] + (float)MUON_EPSILON);
     int64_t fours = chunk_fours(chunk), i;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->offset + i, factor, pure_bf16, 4);
-    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->offset + i, factor, pure_bf16, 1);
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 1);
 }
 
 KERNEL(direction, MuonGroup) { write_directions(&a, false); }
@@ -89,7 +89,7 @@ KERNEL(add_identity, IdentityArguments) {
 
 INLINE void apply_direction(
     const MuonGroup *a, const Chunk GLOBAL *chunk, const bf16 GLOBAL *x, uint32_t seed, int64_t i, bool pure_bf16, int unit) {
-    int64_t at = chunk->offset + i;
+    int64_t at = chunk->index + i;
     f32x4 p = a->keep * load_state(a->arenas.master, at, pure_bf16, unit) - a->rate * load4_bf16(x + i, unit);
     u32x4 noise = pure_bf16 ? noise_of(seed, chunk->first + i) : (u32x4)0;
     store_state(a->arenas.master, at, p, noise, pure_bf16, unit);

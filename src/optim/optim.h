@@ -14,36 +14,35 @@ typedef struct Optimizer Optimizer;
 
 bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
 
-/* A run of elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates, runs are whole matrices. */
-typedef struct OptimizerPiece {
-    int parameter;
-    int64_t first, count; /* elements of the parameter */
-    int64_t local;        /* where they begin in the rank's own master weights and momentum, in elements */
-    int bucket;           /* of the layout, ascending in a list of pieces */
-    bool primary;         /* of the ranks that hold them, the one that counts them in norms and writes them into checkpoints */
-} OptimizerPiece;
+/* Elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates, intervals are whole matrices. */
+typedef struct ShardInterval {
+    ParameterInterval elements;
+    int64_t offset; /* of the first one in the rank's own MASTER arena, and in its momentum */
+    int bucket;     /* of the layout, ascending in a list */
+    bool primary;   /* of the ranks that hold them, this one counts them in norms and writes them into checkpoints */
+} ShardInterval;
 
-/* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `extent` elements with local offsets; weights and
- * gradients are those of the whole model, at the parameters' offsets, unless they are local too. */
-typedef struct OptimizerPart {
-    const OptimizerPiece *pieces;
-    int piece_count, bucket_count;
-    int64_t extent;
+/* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `bytes` with offsets of their own, called local; weights
+ * and gradients are those of the whole model, at the parameters' offsets, unless they are local too. */
+typedef struct OptimizerShard {
+    ShardInterval *intervals;
+    int interval_count, bucket_count;
+    int64_t bytes;
     bool local_weights, local_gradients;
-} OptimizerPart;
+} OptimizerShard;
 
-/* In all that follows, `part` NULL means everything: one rank, with all offsets those of the parameters. */
+/* In all that follows, `shard` NULL means everything: one rank, with all offsets those of the parameters. */
 
 /* Bytes of state that optimizer_create will take, for the memory table, and its scratch, which is larger on a GPU. */
-int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part);
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu);
+int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu);
 
 /* State starts at zero. Graph and device must outlive it; on a GPU the graph's precision is bf16. ERROR_MEMORY when refused. */
-Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, Device *device, Error *error);
+Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
 
-/* sqrt of the sum of squares over all gradients but the controllers', of pieces that are primary, in fixed blocks and order: independent of threads. NaN
- * or infinity if any gradient is. Waits for a GPU. */
+/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of primary intervals, in fixed blocks and order: independent of threads.
+ * NaN or infinity if any gradient is. Waits for a GPU. */
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
 /* Whether all master weights are finite. Waits for a GPU. */
 bool optimizer_is_finite(const Optimizer *optimizer, const void *master);
@@ -51,18 +50,16 @@ bool optimizer_is_finite(const Optimizer *optimizer, const void *master);
 /* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients (clipping). Writes master and the same
  * elements of `weights`, rounded, unless the arenas are the same. */
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
-/* `updated` is called in every optimizer_step for each bucket in order, when the update of its pieces, if there are any, is queued. */
+/* `updated` is called in every optimizer_step for each bucket in order, when the update of its intervals, if there are any, is queued. */
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
-/* The state as named runs of the device's memory, each over elements of one parameter, for checkpoints: "momentum" of all, "variance" of what AdamW
- * updates. */
+/* The state as named intervals, in the device's memory, for checkpoints: "momentum" of all, "variance" of what AdamW updates. */
 typedef struct OptimizerState {
     const char *kind;
-    int parameter;
-    int64_t first, count; /* elements of the parameter */
+    ParameterInterval elements;
     void *data;
-    bool primary; /* as that of the piece */
+    bool primary; /* as in ShardInterval */
 } OptimizerState;
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity); /* returns how many there are */
 

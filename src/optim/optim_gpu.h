@@ -8,7 +8,7 @@
 
 enum { OPTIM_THREADS = 256 };
 
-/* fp32 but for the weights, or where `narrow` all bf16; `variance` has its own offsets (Chunk.inner), the others share theirs. */
+/* fp32 but for the weights, or where `narrow` all bf16; `variance` has its own offsets (Chunk.second_index), the others share theirs. */
 typedef struct OptimArenas {
     void GLOBAL *master;
     bf16 GLOBAL *weights; /* NULL: the master weights serve */
@@ -60,7 +60,7 @@ void gpu_muon_apply(Device *device, const MuonGroup *group);
 
 /* A thread walks its chunk four elements at a time (vector.h's unit) where the chunk starts at a multiple of four, as most do; what is left goes one
  * by one. How many elements go by fours: */
-INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->offset | chunk->inner) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
+INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->index | chunk->second_index) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
 
 enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */
 

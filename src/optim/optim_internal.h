@@ -15,16 +15,17 @@
  * one group share out. X and Y are rows x columns, Gram and square are order x order with order = min(rows, columns). On a GPU all matrices of
  * a group have one shape, and lie have their scratch at one distance from each other. */
 typedef struct Matrix {
-    int64_t offset, rows, columns, order;
+    int64_t offset; /* in the rank's MASTER arena */
+    int64_t rows, columns, order;
     int64_t first_chunk, end_chunk;
-    int64_t x, y, gram, square;
-    int group, piece; /* a group has one segment's matrices */
+    int64_t x, y, gram, square; /* offsets in scratch */
+    int group, interval;        /* a group has one segment's matrices */
 } Matrix;
 
-/* Chunks whose weights and gradients lie `shift` elements after their master weights in arenas of the whole model. All their elements are WIDE or, in pure
- * bf16, `narrow`. */
+/* Chunks [first, end), which have one state dtype. In arenas of the whole model their gradients lie `shift` bytes after the local offsets of their master
+ * weights, and their weights precision_weight_offset(shift) bytes. */
 typedef struct Segment {
-    int64_t first, end; /* chunks */
+    int64_t first, end;
     int64_t shift;
     int bucket;
     bool primary, pure_bf16;
@@ -66,11 +67,8 @@ struct Optimizer {
     bool gpu;
     const OptimKernels *kernels; /* the CPU's */
     size_t wide, compute;        /* bytes of W and T */
-    int64_t unit;                /* of the arenas, in bytes */
-    OptimizerPiece *pieces;
-    int piece_count, bucket_count;
-    int64_t *variance_offset; /* per piece, in units; -1 where Muon updates */
-    bool local_weights, local_gradients;
+    OptimizerShard shard;        /* with a list of the optimizer's own */
+    int64_t *variance_offset;    /* per interval; -1 where Muon updates */
     OptimizerHook updated; /* or NULL */
     void *updated_context;
     Chunk *chunks;
@@ -107,7 +105,7 @@ typedef struct Update {
 /* AdamW over a segment of its chunks (adamw.c). */
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 
-/* Muon (muon.c). Lists the pieces' matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
+/* Muon (muon.c). Lists the intervals' matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
 void muon_lay_out(Optimizer *optimizer);
 /* Over the matrices whose chunks are in the segment. */
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update);

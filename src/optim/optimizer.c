@@ -28,55 +28,58 @@ static RateGroup rate_group(const OptimizerConfig *config, ParameterKind kind) {
     }
 }
 
-/* ---- Pieces ---- */
+/* ---- What this rank holds ---- */
 
-/* Every parameter that is trained whole, where the graph has it. */
-static void take_everything(Optimizer *optimizer) {
-    const Graph *graph = optimizer->graph;
-    optimizer->bucket_count = 1;
-    optimizer->pieces = memory_allocate((size_t)graph->parameter_count * sizeof *optimizer->pieces);
-    for (int i = 0; i < graph->parameter_count; i++)
-        if (!graph->parameters[i].frozen)
-            optimizer->pieces[optimizer->piece_count++] = (OptimizerPiece){
-                .parameter = i, .count = graph->parameters[i].count, .local = graph->parameters[i].offset, .primary = true};
-}
-
-static void take_part(Optimizer *optimizer, const OptimizerPart *part) {
-    optimizer->bucket_count = part->bucket_count;
-    optimizer->piece_count = part->piece_count;
-    optimizer->local_weights = part->local_weights;
-    optimizer->local_gradients = part->local_gradients;
-    optimizer->pieces = memory_allocate((size_t)part->piece_count * sizeof *optimizer->pieces);
-    if (part->piece_count) memcpy(optimizer->pieces, part->pieces, (size_t)part->piece_count * sizeof *optimizer->pieces);
-}
-
-static const Parameter *parameter_of(const Optimizer *optimizer, int piece) {
-    return &optimizer->graph->parameters[optimizer->pieces[piece].parameter];
-}
-
-/* Sets variance_offset; returns the units of the variance arena. Pieces start at multiples of 64 units. */
-static int64_t place_variance(Optimizer *optimizer) {
-    int64_t extent = 0;
-    optimizer->variance_offset = memory_allocate((size_t)optimizer->piece_count * sizeof *optimizer->variance_offset);
-    for (int i = 0; i < optimizer->piece_count; i++) {
-        bool muon = optimizer_uses_muon(&optimizer->config, parameter_of(optimizer, i));
-        optimizer->variance_offset[i] = muon ? -1 : extent;
-        if (!muon) extent += (optimizer->pieces[i].count * parameter_of(optimizer, i)->width + 63) / 64 * 64;
+/* A shard of everything that is trained, where the graph has it. */
+static OptimizerShard whole_shard(const Graph *graph) {
+    OptimizerShard shard = {.bucket_count = 1, .bytes = graph->trained_bytes};
+    shard.intervals = memory_allocate((size_t)graph->parameter_count * sizeof *shard.intervals);
+    for (int i = 0; i < graph->parameter_count; i++) {
+        const Parameter *p = &graph->parameters[i];
+        if (p->frozen) continue;
+        shard.intervals[shard.interval_count++] = (ShardInterval){.elements = {i, 0, p->count}, .offset = p->offset, .primary = true};
     }
-    return extent;
+    return shard;
+}
+
+static OptimizerShard copy_shard(const OptimizerShard *shard) {
+    OptimizerShard copy = *shard;
+    size_t bytes = (size_t)shard->interval_count * sizeof *shard->intervals;
+    copy.intervals = memory_allocate(bytes);
+    if (bytes) memcpy(copy.intervals, shard->intervals, bytes);
+    return copy;
+}
+
+static const Parameter *parameter_of(const Optimizer *optimizer, int interval) {
+    return &optimizer->graph->parameters[optimizer->shard.intervals[interval].elements.parameter];
+}
+
+/* Sets variance_offset; returns the bytes of the variance arena. */
+static int64_t place_variance(Optimizer *optimizer) {
+    int64_t bytes = 0, count = optimizer->shard.interval_count, alignment = precision_alignment(optimizer->graph->precision);
+    optimizer->variance_offset = memory_allocate((size_t)count * sizeof *optimizer->variance_offset);
+    for (int i = 0; i < count; i++) {
+        const Parameter *parameter = parameter_of(optimizer, i);
+        bool muon = optimizer_uses_muon(&optimizer->config, parameter);
+        optimizer->variance_offset[i] = muon ? -1 : bytes;
+        if (muon) continue;
+        bytes += optimizer->shard.intervals[i].elements.count * parameter->element_bytes;
+        bytes = (bytes + alignment - 1) / alignment * alignment;
+    }
+    return bytes;
 }
 
 /* ---- Chunks ---- */
 
-/* The chunks from `first` on, which are of the piece, belong to the last segment or to a new one. */
-static void extend_segments(Optimizer *optimizer, int64_t first, int piece) {
-    const OptimizerPiece *p = &optimizer->pieces[piece];
-    const Parameter *parameter = parameter_of(optimizer, piece);
+/* The chunks from `first` on, which are of the interval, belong to the last segment or to a new one. */
+static void extend_segments(Optimizer *optimizer, int64_t first, int index) {
+    const ShardInterval *interval = &optimizer->shard.intervals[index];
+    const Parameter *parameter = parameter_of(optimizer, index);
     Segment segment = {.first = first,
         .end = optimizer->chunk_count,
-        .shift = (parameter->offset - p->local) / parameter->width + p->first,
-        .bucket = p->bucket,
-        .primary = p->primary,
+        .shift = parameter->offset + interval->elements.first * parameter->element_bytes - interval->offset,
+        .bucket = interval->bucket,
+        .primary = interval->primary,
         .pure_bf16 = graph_state_type(optimizer->graph, parameter) == TYPE_COMPUTE};
     bool opens = first == 0 || first == optimizer->balance_end || first == optimizer->adamw_end;
     if (first == segment.end) return;
@@ -105,25 +108,26 @@ static void append_chunks(Optimizer *optimizer, Chunk whole) {
     }
     for (int64_t first = 0; first < whole.count; first += OPTIM_CHUNK) {
         Chunk chunk = whole;
-        chunk.offset += first;
-        chunk.inner += first;
+        chunk.index += first;
+        chunk.second_index += first;
         chunk.first += first;
         chunk.count = whole.count - first < OPTIM_CHUNK ? whole.count - first : OPTIM_CHUNK;
         optimizer->chunks[optimizer->chunk_count++] = chunk;
     }
 }
 
-static void append_adamw_chunks(Optimizer *optimizer, bool controllers) {
-    for (int i = 0; i < optimizer->piece_count; i++) {
-        const OptimizerPiece *piece = &optimizer->pieces[i];
+static void append_adamw_chunks(Optimizer *optimizer, bool balance_biases) {
+    for (int i = 0; i < optimizer->shard.interval_count; i++) {
+        const ShardInterval *interval = &optimizer->shard.intervals[i];
         RateGroup rates = rate_group(&optimizer->config, parameter_of(optimizer, i)->kind);
         int64_t first = optimizer->chunk_count;
-        if (optimizer->variance_offset[i] < 0 || (rates == RATES_BALANCE_BIAS) != controllers) continue;
+        if (optimizer->variance_offset[i] < 0 || (rates == RATES_BALANCE_BIAS) != balance_biases) continue;
         const Parameter *parameter = parameter_of(optimizer, i);
-        Chunk whole = chunk_of(parameter, piece->first);
-        whole.offset = piece->local / parameter->width;
-        whole.count = piece->count;
-        whole.inner = optimizer->variance_offset[i] / parameter->width;
+        Chunk whole = chunk_of(parameter, interval->elements.first);
+        assert(interval->offset % parameter->element_bytes == 0);
+        whole.index = interval->offset / parameter->element_bytes;
+        whole.count = interval->elements.count;
+        whole.second_index = optimizer->variance_offset[i] / parameter->element_bytes;
         whole.rates = rates;
         append_chunks(optimizer, whole);
         extend_segments(optimizer, first, i);
@@ -134,14 +138,15 @@ static void append_muon_chunks(Optimizer *optimizer) {
     for (int i = 0; i < optimizer->matrix_count; i++) {
         Matrix *matrix = &optimizer->matrices[i];
         matrix->first_chunk = optimizer->chunk_count;
-        Chunk whole = chunk_of(parameter_of(optimizer, matrix->piece),
-            optimizer->pieces[matrix->piece].first + matrix->offset - optimizer->pieces[matrix->piece].local);
-        whole.offset = matrix->offset;
+        const Parameter *parameter = parameter_of(optimizer, matrix->interval);
+        const ShardInterval *interval = &optimizer->shard.intervals[matrix->interval];
+        Chunk whole = chunk_of(parameter, interval->elements.first + (matrix->offset - interval->offset) / parameter->element_bytes);
+        whole.index = matrix->offset / parameter->element_bytes;
         whole.count = matrix->rows * matrix->columns;
         whole.matrix = i;
         append_chunks(optimizer, whole);
         matrix->end_chunk = optimizer->chunk_count;
-        extend_segments(optimizer, matrix->first_chunk, matrix->piece);
+        extend_segments(optimizer, matrix->first_chunk, matrix->interval);
     }
 }
 
@@ -157,7 +162,7 @@ static const OptimKernels *choose_kernels(Precision precision) {
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
 
 /* Everything but the device and its memory. */
-static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu) {
+static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu) {
     Optimizer *optimizer = memory_allocate(sizeof *optimizer);
     optimizer->graph = graph;
     optimizer->config = *config;
@@ -165,11 +170,9 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     optimizer->kernels = choose_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
-    optimizer->unit = precision_unit(graph->precision);
-    if (part) take_part(optimizer, part);
-    else take_everything(optimizer);
-    optimizer->momentum_bytes = (part ? part->extent : graph->trained_extent) * optimizer->unit;
-    optimizer->variance_bytes = place_variance(optimizer) * optimizer->unit;
+    optimizer->shard = shard ? copy_shard(shard) : whole_shard(graph);
+    optimizer->momentum_bytes = optimizer->shard.bytes;
+    optimizer->variance_bytes = place_variance(optimizer);
     muon_lay_out(optimizer);
     append_adamw_chunks(optimizer, true);
     optimizer->balance_end = optimizer->chunk_count;
@@ -201,8 +204,8 @@ static bool allocate_arenas(Optimizer *optimizer, Error *error) {
     return true;
 }
 
-Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, Device *device, Error *error) {
-    Optimizer *optimizer = lay_out(graph, config, part, device_is_gpu(device));
+Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
+    Optimizer *optimizer = lay_out(graph, config, shard, device_is_gpu(device));
     assert(!optimizer->gpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
@@ -224,7 +227,7 @@ void optimizer_free(Optimizer *optimizer) {
         device_free(optimizer->device, optimizer->variance, optimizer->variance_bytes);
         device_free(optimizer->device, optimizer->scratch, optimizer->scratch_bytes);
     }
-    free(optimizer->pieces);
+    free(optimizer->shard.intervals);
     free(optimizer->variance_offset);
     free(optimizer->segments);
     free(optimizer->chunks);
@@ -233,15 +236,15 @@ void optimizer_free(Optimizer *optimizer) {
     free(optimizer);
 }
 
-int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part) {
-    Optimizer *optimizer = lay_out(graph, config, part, false);
+int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
+    Optimizer *optimizer = lay_out(graph, config, shard, false);
     int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes;
     optimizer_free(optimizer);
     return bytes;
 }
 
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerPart *part, bool gpu) {
-    Optimizer *optimizer = lay_out(graph, config, part, gpu);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu) {
+    Optimizer *optimizer = lay_out(graph, config, shard, gpu);
     int64_t bytes = optimizer->scratch_bytes;
     optimizer_free(optimizer);
     return bytes;
@@ -251,7 +254,7 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* Where gradients of a segment's chunks are, by the offsets of the chunks. */
 static const void *gradients_of(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
-    return optim_at(gradients, optimizer->local_gradients ? 0 : segment->shift, optim_state_bytes(optimizer, segment));
+    return (const char *)gradients + (optimizer->shard.local_gradients ? 0 : segment->shift);
 }
 
 /* The sum of squares of each segment from `first` on, whose chunks lie at their offsets from `arena`, or from their gradients in it. Waits for a GPU. */
@@ -268,7 +271,7 @@ static void sum_segments(const Optimizer *optimizer, int first, const void *aren
 #pragma omp parallel for schedule(static)
         for (int64_t i = segment->first; i < segment->end; i++) {
             const Chunk *chunk = &optimizer->chunks[i];
-            const void *at = optim_at(from, chunk->offset, optim_state_bytes(optimizer, segment));
+            const void *at = optim_at(from, chunk->index, optim_state_bytes(optimizer, segment));
             optimizer->partials[i] = segment->pure_bf16 ? bf16_sum_squares(optimizer->kernels, chunk->count, at)
                                                         : optimizer->kernels->sum_squares(chunk->count, at);
         }
@@ -300,8 +303,10 @@ bool optimizer_is_finite(const Optimizer *optimizer, const void *master) {
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
     const Segment *segment = &optimizer->segments[index];
     Update shifted = *update;
-    bool serves = update->weights == update->master || (!segment->pure_bf16 && optimizer->unit != (int64_t)optimizer->wide);
-    shifted.weights = serves ? NULL : optim_at(update->weights, optimizer->local_weights ? 0 : segment->shift, optimizer->compute);
+    Precision precision = optimizer->graph->precision;
+    bool serves = update->weights == update->master || (!segment->pure_bf16 && precision == PRECISION_PURE_BF16);
+    shifted.weights =
+        serves ? NULL : (char *)update->weights + (optimizer->shard.local_weights ? 0 : precision_weight_offset(precision, segment->shift));
     shifted.gradients = gradients_of(optimizer, segment, update->gradients);
     if (index < optimizer->balance_segments && optimizer->config.balance_lr == 0) return;
     if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
@@ -316,26 +321,26 @@ void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *conte
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale) {
     assert(step >= 1);
     Update update = {master, weights, gradients, step, lr, scale};
-    for (int bucket = 0; bucket < optimizer->bucket_count; bucket++) {
+    for (int bucket = 0; bucket < optimizer->shard.bucket_count; bucket++) {
         for (int i = 0; i < optimizer->segment_count; i++)
             if (optimizer->segments[i].bucket == bucket) update_segment(optimizer, i, &update);
         if (optimizer->updated) optimizer->updated(optimizer->updated_context, bucket);
     }
 }
 
-static OptimizerState state_of(const Optimizer *optimizer, int piece, const char *kind, const void *arena, int64_t offset) {
-    const OptimizerPiece *p = &optimizer->pieces[piece];
-    return (OptimizerState){kind, p->parameter, p->first, p->count, optim_at(arena, offset, (size_t)optimizer->unit), p->primary};
+static OptimizerState state_of(const ShardInterval *interval, const char *kind, void *arena, int64_t offset) {
+    return (OptimizerState){kind, interval->elements, (char *)arena + offset, interval->primary};
 }
 
 size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size_t capacity) {
     size_t count = 0;
-    for (int i = 0; i < optimizer->piece_count; i++) {
+    for (int i = 0; i < optimizer->shard.interval_count; i++) {
+        const ShardInterval *interval = &optimizer->shard.intervals[i];
         int64_t variance = optimizer->variance_offset[i];
-        if (count < capacity) states[count] = state_of(optimizer, i, "momentum", optimizer->momentum, optimizer->pieces[i].local);
+        if (count < capacity) states[count] = state_of(interval, "momentum", optimizer->momentum, interval->offset);
         count++;
         if (variance < 0) continue;
-        if (count < capacity) states[count] = state_of(optimizer, i, "variance", optimizer->variance, variance);
+        if (count < capacity) states[count] = state_of(interval, "variance", optimizer->variance, variance);
         count++;
     }
     return count;

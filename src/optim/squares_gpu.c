@@ -22,9 +22,9 @@ INLINE void sum_chunk(const SquaresArguments *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
     int64_t fours = chunk_fours(chunk), i;
     double sum = 0;
-    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load_state(a->gradients, chunk->offset + i, pure_bf16, 4));
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = add_squares(sum, load_state(a->gradients, chunk->index + i, pure_bf16, 4));
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS)
-        sum = add_squares(sum, load_state(a->gradients, chunk->offset + i, pure_bf16, 1));
+        sum = add_squares(sum, load_state(a->gradients, chunk->index + i, pure_bf16, 1));
     sum = block_sum_double(sum);
     if (thread_id() == 0) a->partials[block_x()] = sum;
 }

@@ -36,14 +36,13 @@ typedef struct Source {
 static void take(Session *session, const Parameter *p, const Source *source, int index) {
     const Graph *graph = session->model.graph;
     bool base = graph_is_base(graph, p), narrow = base ? precision_is_bf16(graph->precision) : graph_state_type(graph, p) == TYPE_COMPUTE;
-    int64_t unit = base ? (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE) : precision_unit(graph->precision);
-    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : graph_state_bytes(graph, p));
-    char *to = (char *)executor_arena(session->executor, base ? ARENA_WEIGHT : ARENA_MASTER) + p->offset * unit;
+    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : p->element_bytes);
+    void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
     if (source->reader) {
         source_load_parameter(source->reader, index, narrow, session->backend.device, to, bytes);
         return;
     }
-    const void *values = source->master + source->graph->parameters[index].offset * precision_unit(graph->precision);
+    const void *values = parameter_in(&source->graph->parameters[index], source->master);
     uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
     if (rounded) model_round_weights(values, rounded, p->count);
     device_upload(session->backend.device, to, rounded ? rounded : values, bytes);
@@ -69,7 +68,7 @@ static bool take_folder(Session *session, const char *folder, const Config *orig
 }
 
 static bool take_source(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
-    size_t bytes = (size_t)(graph->parameter_extent * precision_unit(graph->precision));
+    size_t bytes = (size_t)graph->parameter_bytes;
     char *master = memory_map(bytes, error);
     int64_t step;
     bool loaded = master && source_load_weights(folder, origin, graph, master, &step, error);
@@ -98,7 +97,7 @@ typedef struct Adapters {
 
 static bool open_adapters(Adapters *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
     adapters->model = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    adapters->bytes = (size_t)(adapters->model.graph->parameter_extent * precision_unit(config->precision));
+    adapters->bytes = (size_t)adapters->model.graph->parameter_bytes;
     adapters->master = memory_map(adapters->bytes, error); /* the base's pages are never touched */
     return adapters->master && session_load_weights(adapters->model.graph, config, run, adapters->master, step, error);
 }
@@ -110,11 +109,9 @@ static void close_adapters(Adapters *adapters) {
 
 /* A parameter's values in fp32, for the caller to free. */
 static float *widened(const Adapters *adapters, const Parameter *p) {
-    const Graph *graph = adapters->model.graph;
-    const void *values = adapters->master + p->offset * precision_unit(graph->precision);
+    const void *values = parameter_in(p, adapters->master);
     float *wide = memory_allocate((size_t)p->count * sizeof *wide);
-    int64_t bytes = graph_state_bytes(graph, p);
-    for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)bytes, values, i);
+    for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)p->element_bytes, values, i);
     return wide;
 }
 
@@ -155,7 +152,7 @@ static void merge(const Adapters *adapters, const LoraConfig *lora, const Graph 
         int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
         float *a = widened(adapters, &own->parameters[down]), *b = widened(adapters, &own->parameters[up]);
-        add_product(master + p->offset * precision_unit(graph->precision), graph->precision == PRECISION_FP64, b, a, p->shape[0],
+        add_product(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0],
             p->shape[1], lora->rank, lora->alpha / (double)lora->rank);
         free(a);
         free(b);

@@ -102,14 +102,14 @@ static double run_step(const Check *c) {
 
 static bool check_gradients(Check *c, Error *error) {
     const Graph *graph = c->model.graph;
-    size_t unit = precision_bytes(graph->precision, TYPE_WIDE), bytes = graph->parameter_extent * unit;
+    size_t bytes = graph->parameter_bytes;
     char *expected = memory_map(bytes, error);
     if (!expected) return error_context(error, "the gradients to compare with");
     llmc_state_gradients(&c->state, graph, &c->given->config->model, expected);
-    const char *ours = executor_arena(c->executor, ARENA_GRADIENT);
+    const void *ours = executor_arena(c->executor, ARENA_GRADIENT);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        compare_tensor(c, p->name, ours + p->offset * unit, expected + p->offset * unit, graph->precision, p->count);
+        compare_tensor(c, p->name, parameter_in(p, ours), parameter_in(p, expected), graph->precision, p->count);
     }
     memory_unmap(expected, bytes);
     return true;

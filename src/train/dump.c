@@ -19,17 +19,15 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 }
 
 /* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
-static StoredTensor parameter_tensor(const Session *session, const Parameter *p, const char *arena, char **copy) {
-    const Graph *graph = session->model.graph;
-    size_t unit = graph_state_bytes(graph, p);
+static StoredTensor parameter_tensor(const Parameter *p, const char *arena, char **copy) {
     StoredTensor tensor = {.name = p->name,
-        .type = session_stored_type(graph, p),
+        .type = session_stored_type(p),
         .rank = p->rank,
-        .data = arena + p->offset * precision_unit(graph->precision)};
+        .data = parameter_in(p, arena)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {
-        *copy = memory_allocate(p->count * unit);
-        hf_transpose(tensor.data, *copy, p->shape[0], p->shape[1], unit);
+        *copy = memory_allocate(p->count * p->element_bytes);
+        hf_transpose(tensor.data, *copy, p->shape[0], p->shape[1], p->element_bytes);
         tensor.shape[0] = p->shape[1];
         tensor.shape[1] = p->shape[0];
         tensor.data = *copy;
@@ -46,7 +44,7 @@ static bool write_arena(const Session *session, const char *folder, const char *
     if (!arena) return false;
     StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
     char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
-    for (int i = 0; i < graph->parameter_count; i++) tensors[i] = parameter_tensor(session, &graph->parameters[i], arena, &copies[i]);
+    for (int i = 0; i < graph->parameter_count; i++) tensors[i] = parameter_tensor(&graph->parameters[i], arena, &copies[i]);
     bool written = write_file(folder, name, tensors, graph->parameter_count, error);
     for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
     free(copies);

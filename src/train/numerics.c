@@ -22,14 +22,14 @@ static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, i
     return -1;
 }
 
-/* Of a rank's own weights, block by block in host memory. */
-static bool finite_piece(const Session *session, const OptimizerPiece *piece, void *block, int64_t block_bytes) {
+/* Whether master weights of this rank are finite, read block by block into host memory. */
+static bool interval_is_finite(const Session *session, const ShardInterval *interval, void *block, int64_t block_bytes) {
     const Graph *graph = session->model.graph;
-    const Parameter *p = &graph->parameters[piece->parameter];
-    int64_t element = graph_state_bytes(graph, p), most = block_bytes / element;
-    const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + piece->local * precision_unit(graph->precision);
-    for (int64_t at = 0; at < piece->count; at += most) {
-        int64_t count = piece->count - at < most ? piece->count - at : most;
+    const Parameter *p = &graph->parameters[interval->elements.parameter];
+    int64_t element = p->element_bytes, most = block_bytes / element, total = interval->elements.count;
+    const char *values = (const char *)executor_arena(session->executor, ARENA_MASTER) + interval->offset;
+    for (int64_t at = 0; at < total; at += most) {
+        int64_t count = total - at < most ? total - at : most;
         device_download(session->backend.device, block, values + at * element, count * element);
         if (first_bad(graph, block, graph_state_type(graph, p), count) >= 0) return false;
     }
@@ -41,9 +41,10 @@ const char *numerics_bad_parameter(const Session *session) {
     const char *bad = NULL;
     if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
     void *block = memory_allocate((size_t)block_bytes);
-    for (int i = 0; i < session->layout->piece_count && !bad; i++) {
-        const OptimizerPiece *piece = &session->layout->pieces[i];
-        if (!finite_piece(session, piece, block, block_bytes)) bad = session->model.graph->parameters[piece->parameter].name;
+    for (int i = 0; i < session->layout->shard.interval_count && !bad; i++) {
+        const ShardInterval *interval = &session->layout->shard.intervals[i];
+        if (!interval_is_finite(session, interval, block, block_bytes))
+            bad = session->model.graph->parameters[interval->elements.parameter].name;
     }
     free(block);
     return bad;

@@ -17,14 +17,13 @@ static int64_t bucket_bytes(const Config *config, const Device *device) {
     return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
 }
 
-/* Arenas as large as the rank's part of them. */
+/* The plan with the arenas of parameters as large as this rank needs them. */
 static Plan plan_program(const Session *session, Graph *graph, const CommSchedule *schedule) {
     Plan plan = graph_plan(graph, &session->backend);
-    int64_t unit = precision_unit(graph->precision), compute = (int64_t)precision_bytes(graph->precision, TYPE_COMPUTE);
     if (!session->layout->stage) return plan;
-    plan.bytes[ARENA_MASTER] = session->layout->local_extent * unit;
-    plan.bytes[ARENA_WEIGHT] = schedule->weight_extent * compute;
-    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_extent * unit;
+    plan.bytes[ARENA_MASTER] = session->layout->shard.bytes;
+    plan.bytes[ARENA_WEIGHT] = schedule->weight_bytes;
+    if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
     return plan;
 }
 
@@ -80,22 +79,21 @@ static int64_t small_arenas(const Plan *plan) {
 Budget session_budget(const Session *session) {
     const Plan *plan = &session->plan, *evaluation = &session->evaluation_plan;
     const OptimizerConfig *optimizer = &session->config->optimizer;
-    OptimizerPart part = layout_part(session->layout);
+    const OptimizerShard *shard = &session->layout->shard;
     int64_t step_tokens = session_step_rows(session) * 3 * (int64_t)sizeof(int32_t);
     Budget budget = {
         .weights = plan->bytes[ARENA_WEIGHT],
         .master = plan->bytes[ARENA_MASTER],
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
-        .optimizer = optimizer_state_bytes(session->model.graph, optimizer, &part),
+        .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, &part, device_is_gpu(session->backend.device)),
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, device_is_gpu(session->backend.device)),
         /* Evaluation runs in the training activations where they are large enough. */
         .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
         .activation_floor = plan->activation_floor,
     };
-    int64_t trained = session->layout->local_extent * precision_unit(session->model.graph->precision);
-    budget.copy = session_copy_bytes(session->config, session->layout, trained, budget.optimizer);
+    budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer);
     budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch +
                    budget.evaluation + budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
     return budget;
@@ -202,11 +200,10 @@ static bool initialize(Session *session, Error *error) {
     if (!session->layout->stage)
         return model_initialize_on(
             session->model.graph, &session->config->model, session->config->seed, session->backend.device, master, weights, error);
-    for (int i = 0; i < session->layout->piece_count; i++) {
-        const OptimizerPiece *piece = &session->layout->pieces[i];
-        ParameterPart part = {piece->parameter, piece->first, piece->count};
-        model_initialize_part(session->model.graph, &session->config->model, session->config->seed, &part, session->backend.device,
-            (char *)master + piece->local * precision_unit(session->model.graph->precision));
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *interval = &session->layout->shard.intervals[i];
+        model_initialize_interval(session->model.graph, &session->config->model, session->config->seed, &interval->elements,
+            session->backend.device, (char *)master + interval->offset);
     }
     session_spread_weights(session);
     return device_ok(session->backend.device, error) && comm_ok(session->comm, error);
@@ -237,7 +234,6 @@ static void note_kernels(Session *session) {
 
 bool session_start(Session *session, Comm *comm, Error *error) {
     const Config *config = session->config;
-    OptimizerPart part = layout_part(session->layout);
     session->comm = comm;
     if (!open_groups(session, error)) return false;
     session->executor = executor_create(session->model.graph, &session->plan, &session->backend, NULL, error);
@@ -250,7 +246,7 @@ bool session_start(Session *session, Comm *comm, Error *error) {
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
     session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
     session->optimizer =
-        session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &part, session->backend.device, error) : NULL;
+        session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &session->layout->shard, session->backend.device, error) : NULL;
     if (!session->optimizer) return false;
     note_kernels(session);
     session->exchange = exchange_create(session->layout, session->schedule, &session->ranks, session->executor, error);
@@ -282,14 +278,12 @@ void session_free(Session *session) {
 
 bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error) {
     Device *device = session->backend.device;
-    int64_t unit = precision_unit(graph->precision);
     char *to = executor_arena(session->executor, ARENA_MASTER);
-    for (int i = 0; i < session->layout->piece_count; i++) {
-        const OptimizerPiece *piece = &session->layout->pieces[i];
-        const Parameter *p = &graph->parameters[piece->parameter];
-        int64_t element = graph_state_bytes(graph, p);
-        device_upload(
-            device, to + piece->local * unit, (const char *)master + p->offset * unit + piece->first * element, piece->count * element);
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
+        const ShardInterval *interval = &session->layout->shard.intervals[i];
+        const Parameter *p = &graph->parameters[interval->elements.parameter];
+        const char *from = (const char *)parameter_in(p, master) + interval->elements.first * p->element_bytes;
+        device_upload(device, to + interval->offset, from, interval->elements.count * p->element_bytes);
     }
     session_spread_weights(session);
     return device_ok(device, error) && comm_ok(session->comm, error);

@@ -57,7 +57,7 @@ bool session_set_master(Session *session, const Graph *graph, const void *master
 void session_spread_weights(Session *session);
 
 /* The type of a file in which a parameter, its gradient and its state are written as they are kept. */
-StoredType session_stored_type(const Graph *graph, const Parameter *parameter);
+StoredType session_stored_type(const Parameter *parameter);
 
 /* -- Checkpoints: parameters, optimizer state, step (state.c) ------------------------------------------------------ */
 

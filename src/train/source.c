@@ -102,9 +102,9 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
 static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
     for (int i = 0; i < to->parameter_count; i++) {
         const Parameter *p = &to->parameters[i], *q = &from->parameters[i];
-        size_t bytes = graph_state_bytes(to, p), given = graph_state_bytes(from, q);
-        void *values = target + p->offset * precision_unit(to->precision);
-        const void *read = source + q->offset * precision_unit(from->precision);
+        size_t bytes = p->element_bytes, given = q->element_bytes;
+        void *values = parameter_in(p, target);
+        const void *read = parameter_in(q, source);
 #pragma omp parallel for schedule(static)
         for (int64_t j = 0; j < p->count; j++) element_set(bytes, values, j, element_get(given, read, j));
     }
@@ -120,10 +120,11 @@ static bool load_state(const char *folder, const Config *config, const Graph *gr
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     *step = 0;
     bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
-    Precision given = as_kept ? config->precision : precision_unit(graph->precision) == 8 ? PRECISION_FP64 : PRECISION_FP32;
-    if (precision_unit(given) == precision_unit(graph->precision)) return load_state(folder, config, graph, master, step, error);
+    Precision given = as_kept ? config->precision : graph->precision == PRECISION_FP64 ? PRECISION_FP64 : PRECISION_FP32;
+    bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
+    if (same_layout) return load_state(folder, config, graph, master, step, error);
     Model model = model_build(&config->model, given, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_extent * precision_unit(given);
+    size_t bytes = model.graph->parameter_bytes;
     void *weights = memory_map(bytes, error);
     bool loaded = weights && load_state(folder, config, model.graph, weights, step, error);
     if (loaded) convert(graph, master, model.graph, weights);
@@ -148,11 +149,10 @@ void source_load_parameter(const HfReader *reader, int parameter, bool narrow, D
 static bool load_folder(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
     HfReader *reader = hf_reader_open(folder, &config->model, graph, error);
-    int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count && reader; i++) {
         const Parameter *p = &graph->parameters[i];
-        source_load_parameter(reader, i, graph_state_type(graph, p) == TYPE_COMPUTE, device, (char *)master + p->offset * unit,
-            p->count * graph_state_bytes(graph, p));
+        source_load_parameter(
+            reader, i, graph_state_type(graph, p) == TYPE_COMPUTE, device, parameter_in(p, master), p->count * p->element_bytes);
     }
     bool loaded = reader && device_ok(device, error);
     hf_reader_close(reader);
@@ -164,7 +164,7 @@ bool source_load_arenas(const char *folder, const Config *config, const Graph *g
     int64_t *step, Error *error) {
     *step = 0;
     if (is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
-    int64_t bytes = graph->parameter_extent * precision_unit(graph->precision);
+    int64_t bytes = graph->parameter_bytes;
     void *view = device_view(device, master, bytes, VIEW_WRITE, error);
     bool loaded = view && source_load_weights(folder, config, graph, view, step, error);
     device_view_close(device, view, master, bytes, VIEW_WRITE);

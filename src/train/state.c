@@ -1,4 +1,4 @@
-/* A session as a checkpoint: every parameter in the type that it is kept in under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
+/* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
  * cursor and the schedule are functions of step and configuration, so nothing else is needed to continue bit for bit.
  *
  * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever wrote it, so any number of ranks continues what
@@ -32,15 +32,16 @@ typedef struct IntervalList {
 static int64_t element_bytes(const Interval *interval) { return (int64_t)stored_type_bytes(interval->type); }
 static int64_t interval_bytes(const Interval *interval) { return interval->count * element_bytes(interval); }
 
-StoredType session_stored_type(const Graph *graph, const Parameter *parameter) {
-    int64_t bytes = graph_state_bytes(graph, parameter);
+StoredType session_stored_type(const Parameter *parameter) {
+    int64_t bytes = parameter->element_bytes;
     return bytes == 8 ? STORED_F64 : bytes == 4 ? STORED_F32 : STORED_BF16;
 }
 
-/* Elements [first, first + count) of a parameter, which lie at `memory`. */
-static void append(IntervalList *list, const Graph *graph, int index, char *name, int64_t first, int64_t count, void *memory) {
-    const Parameter *p = &graph->parameters[index];
-    Interval interval = {.name = name, .type = session_stored_type(graph, p), .rank = p->rank, .first = first, .count = count};
+/* An interval of a parameter, or of its optimizer state, which lies at `memory`. The list takes `name`. */
+static void append(IntervalList *list, const Graph *graph, char *name, ParameterInterval elements, void *memory) {
+    const Parameter *p = &graph->parameters[elements.parameter];
+    Interval interval = {
+        .name = name, .type = session_stored_type(p), .rank = p->rank, .first = elements.first, .count = elements.count};
     memcpy(interval.shape, p->shape, sizeof p->shape);
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
     list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
@@ -48,39 +49,39 @@ static void append(IntervalList *list, const Graph *graph, int index, char *name
     list->items[list->count++] = interval;
 }
 
-/* Cuts an interval down to what this rank writes of it: all that it counts as the first holder of, or an even share of what every rank holds. */
-static bool cut_to_own(const Layout *layout, bool primary, int64_t *first, int64_t *count, int64_t *skipped) {
-    int64_t all = *count;
-    *skipped = 0;
-    if (layout->stage) return primary;
-    *skipped = all / layout->size * layout->rank + (all % layout->size) * layout->rank / layout->size;
-    *count = all / layout->size * (layout->rank + 1) + (all % layout->size) * (layout->rank + 1) / layout->size - *skipped;
-    *first += *skipped;
-    return *count > 0;
+/* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the primary holder, or an even share of what
+ * every rank holds. Takes `name`. */
+static void append_held(IntervalList *list, const Session *session, char *name, ParameterInterval elements, bool primary, char *memory, bool writes) {
+    const Layout *layout = session->layout;
+    if (writes && !layout->stage) {
+        int64_t all = elements.count, share = all / layout->size, rest = all % layout->size;
+        int64_t skipped = share * layout->rank + rest * layout->rank / layout->size;
+        elements.count = share * (layout->rank + 1) + rest * (layout->rank + 1) / layout->size - skipped;
+        elements.first += skipped;
+        memory += skipped * session->model.graph->parameters[elements.parameter].element_bytes;
+    }
+    if (writes && (layout->stage ? !primary : elements.count == 0)) free(name);
+    else append(list, session->model.graph, name, elements, memory);
 }
 
-/* What the session holds of weights and optimizer state on this rank; with `own`, only what it writes. */
-static IntervalList session_intervals(const Session *session, bool own) {
+/* What the session holds of weights and optimizer state on this rank; with `writes`, only what it writes. */
+static IntervalList session_intervals(const Session *session, bool writes) {
     const Graph *graph = session->model.graph;
-    const Layout *layout = session->layout;
+    const OptimizerShard *shard = &session->layout->shard;
     char *master = executor_arena(session->executor, ARENA_MASTER);
-    int64_t unit = precision_unit(graph->precision), skipped = 0;
     IntervalList list = {0};
-    for (int i = 0; i < layout->piece_count; i++) {
-        OptimizerPiece piece = layout->pieces[i];
-        if (own && !cut_to_own(layout, piece.primary, &piece.first, &piece.count, &skipped)) continue;
-        append(&list, graph, piece.parameter, memory_copy_string(graph->parameters[piece.parameter].name), piece.first, piece.count,
-            master + piece.local * unit + skipped * graph_state_bytes(graph, &graph->parameters[piece.parameter]));
+    for (int i = 0; i < shard->interval_count; i++) {
+        const ShardInterval *held = &shard->intervals[i];
+        char *name = memory_copy_string(graph->parameters[held->elements.parameter].name);
+        append_held(&list, session, name, held->elements, held->primary, master + held->offset, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
     OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
     optimizer_states(session->optimizer, states, count);
     for (size_t i = 0; i < count; i++) {
-        OptimizerState *state = &states[i];
-        if (own && !cut_to_own(layout, state->primary, &state->first, &state->count, &skipped)) continue;
-        char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->parameter].name);
-        append(&list, graph, state->parameter, name, state->first, state->count,
-            (char *)state->data + skipped * graph_state_bytes(graph, &graph->parameters[state->parameter]));
+        const OptimizerState *state = &states[i];
+        char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
+        append_held(&list, session, name, state->elements, state->primary, state->data, writes);
     }
     free(states);
     return list;
@@ -330,11 +331,10 @@ bool session_resume(Session *session, Error *error) {
 
 bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error) {
     IntervalList list = {0};
-    int64_t unit = precision_unit(graph->precision);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
-        append(&list, graph, i, memory_copy_string(p->name), 0, p->count, (char *)master + p->offset * unit);
+        append(&list, graph, memory_copy_string(p->name), (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
         list.items[list.count - 1].data = list.memory[list.count - 1];
     }
     bool loaded = load_newest(run_checkpoints(run, config), comm_alone(), &list, step, error);

@@ -234,15 +234,14 @@ static void report_load(Loop *loop, int64_t step) {
     const ModelConfig *model = &loop->config->model;
     if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return;
     Error error = {0};
-    const char *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
+    const void *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
     double *load = memory_allocate(model->layers * model->experts * sizeof *load);
     float *excess = memory_allocate(model->experts * sizeof *excess);
     int64_t layer = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->kind != PARAMETER_BALANCE_BIAS) continue;
-        device_download(loop->session.backend.device, excess, gradients + p->offset * precision_unit(graph->precision),
-            model->experts * sizeof *excess);
+        device_download(loop->session.backend.device, excess, parameter_in(p, gradients), model->experts * sizeof *excess);
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
@@ -556,7 +555,7 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
     if (!session->layout->stage) return source_load_program(folder, origin, session->executor, &step, error);
     Model model = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_extent * precision_unit(model.graph->precision);
+    size_t bytes = model.graph->parameter_bytes;
     void *master = memory_map(bytes, error);
     bool loaded = master && source_load_weights(folder, origin, model.graph, master, &step, error) &&
                   session_set_master(session, model.graph, master, error);

@@ -206,7 +206,7 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
     Error error = {0};
     Config config = configure(&families[2], &strings);
     Generator *generator = create(&config, PRECISION_FP32, true);
-    ((float *)generator_master(generator))[generator_graph(generator)->parameter_extent - 1] = NAN;
+    ((float *)generator_master(generator))[generator_graph(generator)->parameter_bytes / (int64_t)sizeof(float) - 1] = NAN;
     feed(generator, 4);
     assert_null(generator_logits(generator, &error));
     assert_int_equal(error.code, ERROR_NUMERICS);

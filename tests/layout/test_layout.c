@@ -61,18 +61,19 @@ static void for_all_layouts(void (*check)(const Session *ranks, int size)) {
 /* Counts for every element of every parameter how many ranks hold it and how many are its primary. */
 static void check_holders(const Session *ranks, int size) {
     const Graph *graph = ranks[0].model.graph;
-    unsigned char *held = calloc((size_t)graph->parameter_extent, 1), *primary = calloc((size_t)graph->parameter_extent, 1);
+    unsigned char *held = calloc((size_t)graph->parameter_bytes, 1), *primary = calloc((size_t)graph->parameter_bytes, 1);
     for (int r = 0; r < size; r++)
-        for (int i = 0; i < ranks[r].layout->piece_count; i++) {
-            const OptimizerPiece *piece = &ranks[r].layout->pieces[i];
-            assert_true(piece->local + piece->count <= ranks[r].layout->local_extent);
-            int64_t at = graph->parameters[piece->parameter].offset + piece->first;
-            for (int64_t k = at; k < at + piece->count; k++) held[k]++, primary[k] += piece->primary;
+        for (int i = 0; i < ranks[r].layout->shard.interval_count; i++) {
+            const ShardInterval *interval = &ranks[r].layout->shard.intervals[i];
+            const Parameter *p = &graph->parameters[interval->elements.parameter];
+            int64_t begin = p->offset + interval->elements.first * p->element_bytes, bytes = interval->elements.count * p->element_bytes;
+            assert_true(interval->offset + bytes <= ranks[r].layout->shard.bytes);
+            for (int64_t k = begin; k < begin + bytes; k++) held[k]++, primary[k] += interval->primary;
         }
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool everywhere = ranks[0].layout->stage == 0 || graph_get(graph, p->tensor)->arena == ARENA_MASTER;
-        for (int64_t k = p->offset; k < p->offset + p->count; k++) {
+        for (int64_t k = p->offset; k < p->offset + p->count * p->element_bytes; k++) {
             assert_int_equal(held[k], everywhere ? size : 1);
             assert_int_equal(primary[k], 1);
         }
@@ -88,13 +89,13 @@ static void every_element_is_held_by_one_rank_and_vectors_by_all(void **state) {
 
 static void check_matrices(const Session *ranks, int size) {
     for (int r = 0; r < size; r++)
-        for (int i = 0; i < ranks[r].layout->piece_count; i++) {
-            const OptimizerPiece *piece = &ranks[r].layout->pieces[i];
-            const Parameter *p = &ranks[r].model.graph->parameters[piece->parameter];
+        for (int i = 0; i < ranks[r].layout->shard.interval_count; i++) {
+            const ParameterInterval *elements = &ranks[r].layout->shard.intervals[i].elements;
+            const Parameter *p = &ranks[r].model.graph->parameters[elements->parameter];
             if (!optimizer_uses_muon(&ranks[r].config->optimizer, p)) continue;
             int64_t matrix = p->shape[p->rank - 2] * p->shape[p->rank - 1];
-            assert_int_equal(piece->first % matrix, 0);
-            assert_int_equal(piece->count % matrix, 0);
+            assert_int_equal(elements->first % matrix, 0);
+            assert_int_equal(elements->count % matrix, 0);
         }
 }
 
@@ -129,32 +130,30 @@ static Updater updater_make(const Setting *setting, int rank, int size, Device *
     Updater u = {.session = plan_rank(setting, rank, size)};
     const Graph *graph = u.session.model.graph;
     const Layout *layout = u.session.layout;
-    OptimizerPart part = layout_part(layout);
     Error error = {0};
-    u.optimizer = optimizer_create(graph, &setting->config.optimizer, &part, device, &error);
+    u.optimizer = optimizer_create(graph, &setting->config.optimizer, &layout->shard, device, &error);
     assert_non_null(u.optimizer);
-    int64_t unit = precision_unit(graph->precision);
-    u.master_bytes = layout->local_extent * unit;
-    u.whole_bytes = layout->extent * unit;
+    u.master_bytes = layout->shard.bytes;
+    u.whole_bytes = layout->bytes;
     u.master = device_allocate(device, u.master_bytes, &error);
     u.weights = device_allocate(device, u.whole_bytes, &error);
     u.gradients = device_allocate(device, u.whole_bytes, &error);
     device_fill(device, u.weights, 0, u.whole_bytes);
-    char *values = calloc((size_t)layout->extent, (size_t)unit);
+    char *values = calloc((size_t)layout->bytes, 1);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        void *at = values + p->offset * unit;
+        void *at = parameter_in(p, values);
         for (int64_t k = 0; k < p->count; k++) {
-            if (graph_state_bytes(graph, p) == 2) ((uint16_t *)at)[k] = bf16_from_float(value_of(i, k));
+            if (p->element_bytes == 2) ((uint16_t *)at)[k] = bf16_from_float(value_of(i, k));
             else ((float *)at)[k] = value_of(i, k);
         }
     }
     device_upload(device, u.gradients, values, u.whole_bytes);
-    for (int i = 0; i < layout->piece_count; i++) {
-        const OptimizerPiece *piece = &layout->pieces[i];
-        const Parameter *p = &graph->parameters[piece->parameter];
-        int64_t element = graph_state_bytes(graph, p);
-        device_upload(device, u.master + piece->local * unit, values + p->offset * unit + piece->first * element, piece->count * element);
+    for (int i = 0; i < layout->shard.interval_count; i++) {
+        const ShardInterval *interval = &layout->shard.intervals[i];
+        const Parameter *p = &graph->parameters[interval->elements.parameter];
+        const char *from = (char *)parameter_in(p, values) + interval->elements.first * p->element_bytes;
+        device_upload(device, u.master + interval->offset, from, interval->elements.count * p->element_bytes);
     }
     free(values);
     return u;
@@ -168,22 +167,23 @@ static void updater_drop(Updater *u, Device *device) {
     session_free(&u->session);
 }
 
-/* The rank's pieces, weights of the compute type included, must be those of the one that makes the whole update. */
+/* The rank's shards, weights of the compute type included, must be those of the one that makes the whole update. */
 static void compare_updates(const Updater *part, const Updater *whole, Device *device) {
-    int64_t unit = (int64_t)precision_bytes(part->session.config->precision, TYPE_COMPUTE);
-    for (int i = 0; i < part->session.layout->piece_count; i++) {
-        const OptimizerPiece *piece = &part->session.layout->pieces[i];
-        const Graph *graph = part->session.model.graph;
-        const Parameter *p = &graph->parameters[piece->parameter], *q = &whole->session.model.graph->parameters[piece->parameter];
-        int64_t element = graph_state_bytes(graph, p), kept = precision_unit(graph->precision), bytes = piece->count * element;
-        int64_t ours = p->offset + piece->first * p->width, theirs = q->offset + piece->first * q->width, count = piece->count * p->width;
+    Precision precision = part->session.config->precision;
+    const OptimizerShard *shard = &part->session.layout->shard;
+    for (int i = 0; i < shard->interval_count; i++) {
+        const ShardInterval *interval = &shard->intervals[i];
+        int index = interval->elements.parameter;
+        const Parameter *p = &part->session.model.graph->parameters[index], *q = &whole->session.model.graph->parameters[index];
+        int64_t first = interval->elements.first * p->element_bytes, bytes = interval->elements.count * p->element_bytes;
+        int64_t weight_bytes = precision_weight_offset(precision, bytes);
         char *a = malloc((size_t)bytes), *b = malloc((size_t)bytes);
-        device_download(device, a, part->master + piece->local * kept, bytes);
-        device_download(device, b, whole->master + q->offset * kept + piece->first * element, bytes);
+        device_download(device, a, part->master + interval->offset, bytes);
+        device_download(device, b, whole->master + q->offset + first, bytes);
         assert_memory_equal(a, b, (size_t)bytes);
-        device_download(device, a, part->weights + ours * unit, count * unit);
-        device_download(device, b, whole->weights + theirs * unit, count * unit);
-        assert_memory_equal(a, b, (size_t)(count * unit));
+        device_download(device, a, part->weights + precision_weight_offset(precision, p->offset + first), weight_bytes);
+        device_download(device, b, whole->weights + precision_weight_offset(precision, q->offset + first), weight_bytes);
+        assert_memory_equal(a, b, (size_t)weight_bytes);
         free(a);
         free(b);
     }
@@ -259,7 +259,7 @@ static double run_program(const Session *session, Stops *stops) {
     const Model *model = &session->model;
     assert_true(model_initialize_on(model->graph, &session->config->model, 1, session->backend.device,
         executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), &error));
-    if (stops) executor_set_comm_points(executor, session->schedule->stops, session->schedule->stop_count, at_stop, stops);
+    if (stops) executor_set_comm_points(executor, session->schedule->points, session->schedule->point_count, at_stop, stops);
     executor_set_scalar(executor, model->scale, 1.0 / 64);
     executor_set_scalar(executor, model->share, 1);
     executor_zero(executor);
@@ -283,7 +283,7 @@ static void check_stops(Device *device) {
     Error error = {0};
     setting.config.model.layers = 1;
     assert_true(session_plan(&session, &setting.config, device, &error));
-    Stops stops = {.count = session.schedule->stop_count};
+    Stops stops = {.count = session.schedule->point_count};
     double whole = run_program(&session, NULL), pieces = run_program(&session, &stops);
     assert_true(stops.count > 2 && stops.runs == RUNS);
     assert_true(whole > 0 && whole == pieces);

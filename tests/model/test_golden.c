@@ -126,8 +126,9 @@ static void a_program_without_gradients_has_the_weights_of_one_that_trains(void 
             const Parameter *p = &graph->parameters[i];
             const Tensor *tensor = graph_get(graph, p->tensor);
             size_t unit = tensor->arena == ARENA_WEIGHT ? sizeof(uint16_t) : sizeof(float);
-            const char *ours = executor_arena(only.executor, tensor->arena), *theirs = executor_arena(trained.executor, tensor->arena);
-            assert_memory_equal(ours + p->offset * unit, theirs + p->offset * unit, p->count * unit);
+            const void *ours = executor_tensor(only.executor, p->tensor);
+            const void *theirs = executor_tensor(trained.executor, trained.model.graph->parameters[i].tensor);
+            assert_memory_equal(ours, theirs, p->count * unit);
         }
         stop(&trained);
         stop(&only);
@@ -199,7 +200,7 @@ static void each_gradient(const Golden *g, void (*check)(const Golden *, const c
         int64_t elements = 1;
         for (int d = 0; d < expected->rank; d++) elements *= expected->shape[d];
         assert_int_equal(elements, p->count);
-        Comparison sums = compare(gradients + p->offset, expected, p);
+        Comparison sums = compare(parameter_in(p, gradients), expected, p);
         check(g, p->name, &sums);
         free(name);
         count++;

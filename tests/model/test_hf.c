@@ -151,7 +151,7 @@ static void biases_that_mixtral_lacks_are_refused(void **state) {
     fixture_start(&f, mixtral, PRECISION_FP32);
     const Graph *graph = f.model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
-        if (graph->parameters[i].kind == PARAMETER_BALANCE_BIAS) ((float *)f.export.master)[graph->parameters[i].offset + 1] = 0.5f;
+        if (graph->parameters[i].kind == PARAMETER_BALANCE_BIAS) ((float *)parameter_in(&graph->parameters[i], f.export.master))[1] = 0.5f;
     assert_refused(&f, false, "model.layers.0.mlp.gate.balancing_biases");
     fixture_stop(&f);
 }
@@ -179,7 +179,7 @@ static const StoredTensor *find(const Safetensors *file, const char *name, Store
 static const float *parameter(const Fixture *f, const char *name) {
     const Graph *graph = f->model.graph;
     for (int i = 0; i < graph->parameter_count; i++)
-        if (!strcmp(graph->parameters[i].name, name)) return f->export.master + graph->parameters[i].offset;
+        if (!strcmp(graph->parameters[i].name, name)) return parameter_in(&graph->parameters[i], f->export.master);
     fail_msg("%s is no parameter", name);
     return NULL;
 }
@@ -195,7 +195,7 @@ static void every_parameter_of_zaya_is_stored_under_its_name(void **state) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         const StoredTensor *tensor = find(&file, p->name, STORED_F32, p->rank, p->shape);
-        assert_memory_equal(tensor->data, f.export.master + p->offset, p->count * sizeof(float));
+        assert_memory_equal(tensor->data, parameter_in(p, f.export.master), p->count * sizeof(float));
     }
     assert_string_equal(string(file.metadata, "format"), "pt");
     safetensors_close(&file);

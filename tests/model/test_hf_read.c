@@ -34,7 +34,7 @@ static void start_sharded(Fixture *f, const char *const *settings, Precision pre
 static void start(Fixture *f, const char *const *settings) { start_sharded(f, settings, PRECISION_FP32, 0); }
 
 static float *load(const Fixture *f, Error *error) {
-    float *master = memory_allocate(f->model.graph->parameter_extent * sizeof *master);
+    float *master = memory_allocate(f->model.graph->parameter_bytes);
     if (hf_load_weights(f->out, &f->config.model, f->model.graph, master, error)) return master;
     free(master);
     return NULL;
@@ -70,7 +70,7 @@ static void assert_same_weights(const Fixture *f, const float *master) {
     const Graph *graph = f->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        if (memcmp(master + p->offset, f->export.master + p->offset, p->count * sizeof(float))) fail_msg("%s differs", p->name);
+        if (memcmp(parameter_in(p, master), parameter_in(p, f->export.master), p->count * sizeof(float))) fail_msg("%s differs", p->name);
     }
 }
 
@@ -367,7 +367,7 @@ static void halves_become_the_floats_of_the_same_value(void **state) {
     edit_write(&f, &edit);
     float *master = load_good(&f);
     const Parameter *p = &f.model.graph->parameters[find_parameter(f.model.graph, "model.norm.weight")];
-    assert_memory_equal(master + p->offset, floats, sizeof floats);
+    assert_memory_equal(parameter_in(p, master), floats, sizeof floats);
     free(master);
     fixture_stop(&f);
 }
@@ -378,11 +378,13 @@ static void doubles_hold_what_the_file_says(void **state) {
     Error error = {0};
     start(&f, zaya);
     Model wide = model_build(&f.config.model, PRECISION_FP64, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    double *master = memory_allocate(wide.graph->parameter_extent * sizeof *master);
+    double *master = memory_allocate(wide.graph->parameter_bytes);
     assert_true(hf_load_weights(f.out, &f.config.model, wide.graph, master, &error));
-    for (int i = 0; i < wide.graph->parameter_count; i++)
-        for (int64_t j = 0, at = wide.graph->parameters[i].offset; j < wide.graph->parameters[i].count; j++)
-            assert_true(master[at + j] == f.export.master[at + j]);
+    for (int i = 0; i < wide.graph->parameter_count; i++) {
+        const double *doubles = parameter_in(&wide.graph->parameters[i], master);
+        const float *floats = parameter_in(&f.model.graph->parameters[i], f.export.master);
+        for (int64_t j = 0; j < wide.graph->parameters[i].count; j++) assert_true(doubles[j] == floats[j]);
+    }
     free(master);
     model_free(&wide);
     fixture_stop(&f);
@@ -550,7 +552,7 @@ static void matrices_can_be_read_in_bf16(void **state) {
             if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION) continue;
             uint16_t *values = memory_allocate(2 * p->count * sizeof *values), *expected = values + p->count;
             hf_reader_load_bf16(reader, j, values);
-            model_round_weights(f.export.master + p->offset, expected, p->count);
+            model_round_weights(parameter_in(p, f.export.master), expected, p->count);
             assert_memory_equal(values, expected, p->count * sizeof *values);
             free(values);
         }

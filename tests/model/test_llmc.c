@@ -31,7 +31,7 @@ static void start(Fixture *f, Precision precision) {
     f->path = memory_format("%s/model.bin", f->folder);
     assert_true(source_read_config("tests/golden/gpt2", &f->config, &f->strings, &error));
     f->model = model_build(&f->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    f->master = memory_allocate(f->model.graph->parameter_extent * sizeof *f->master);
+    f->master = memory_allocate(f->model.graph->parameter_bytes);
     assert_true(source_load_weights("tests/golden/gpt2", &f->config, f->model.graph, f->master, &step, &error));
     if (!llmc_write(f->path, &f->config.model, precision, f->master, false, &error)) fail_msg("%s", error.message);
 }
@@ -59,7 +59,7 @@ static void the_file_is_laid_out_as_llm_c_reads_it(void **state) {
     int64_t at = 1024 + 4 * 32 * (128 + 64 + 2 + 2);
     for (int i = 0; i < f.model.graph->parameter_count; i++)
         if (!strcmp(f.model.graph->parameters[i].name, "transformer.h.0.attn.c_attn.weight"))
-            assert_memory_equal(content + at, f.master + f.model.graph->parameters[i].offset, 4 * 3 * 32 * 32);
+            assert_memory_equal(content + at, parameter_in(&f.model.graph->parameters[i], f.master), 4 * 3 * 32 * 32);
     free(content);
     stop(&f);
 }
@@ -77,12 +77,13 @@ static void both_versions_come_back(void **state) {
         assert_int_equal(config.precision, precision);
         assert_int_equal(config.model.vocabulary, 64);
         assert_int_equal(config.model.ffn, 128);
-        float *master = memory_allocate(f.model.graph->parameter_extent * sizeof *master);
+        float *master = memory_allocate(f.model.graph->parameter_bytes);
         assert_true(source_load_weights(f.path, &config, f.model.graph, master, &step, &error));
         for (int i = 0; i < f.model.graph->parameter_count; i++) {
             const Parameter *p = &f.model.graph->parameters[i];
-            for (int64_t j = p->offset; j < p->offset + p->count; j++) {
-                float scale = f.master[j] < 0 ? -f.master[j] : f.master[j], off = master[j] - f.master[j];
+            const float *given = parameter_in(p, f.master), *loaded = parameter_in(p, master);
+            for (int64_t j = 0; j < p->count; j++) {
+                float scale = given[j] < 0 ? -given[j] : given[j], off = loaded[j] - given[j];
                 float allowed = precision == PRECISION_FP32 ? 0 : scale / 256; /* half a unit of the eighth bit */
                 if (!(off <= allowed && -off <= allowed)) fail_msg("%s differs", p->name);
             }

@@ -57,13 +57,13 @@ static void load_base(const Golden *g, const char *folder) {
     Model base = model_build(&g->config.model, PRECISION_FP32, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Graph *graph = g->model.graph;
     Error error = {0};
-    float *master = memory_allocate((size_t)base.graph->parameter_extent * sizeof *master), *to = executor_arena(g->executor, ARENA_MASTER);
+    float *master = memory_allocate((size_t)base.graph->parameter_bytes), *to = executor_arena(g->executor, ARENA_MASTER);
     if (!hf_load_weights(folder, &g->config.model, base.graph, master, &error)) fail_msg("%s", error.message);
     for (int i = 0, j = 0; i < graph->parameter_count; i++) {
         if (!graph->parameters[i].frozen) continue;
         const Parameter *p = &base.graph->parameters[j++];
         assert_string_equal(p->name, graph->parameters[i].name);
-        memcpy(to + graph->parameters[i].offset, master + p->offset, (size_t)p->count * sizeof *master);
+        memcpy(parameter_in(&graph->parameters[i], to), parameter_in(p, master), (size_t)p->count * sizeof *master);
     }
     free(master);
     model_free(&base);
@@ -73,7 +73,7 @@ static void load_adapters(const Golden *g, const char *kind) {
     float *to = executor_arena(g->executor, ARENA_MASTER);
     for (int i = 0; i < g->model.graph->parameter_count; i++) {
         const Parameter *p = &g->model.graph->parameters[i];
-        if (!p->frozen) memcpy(to + p->offset, expect(g, kind, p->name)->data, (size_t)p->count * sizeof *to);
+        if (!p->frozen) memcpy(parameter_in(p, to), expect(g, kind, p->name)->data, (size_t)p->count * sizeof *to);
     }
 }
 
@@ -125,9 +125,10 @@ static double difference(const Golden *g, Arena arena, const char *kind, size_t 
         const StoredTensor *theirs = expect(g, kind, p->name);
         assert_int_equal(theirs->shape[0], p->shape[0]);
         assert_int_equal(theirs->shape[1], p->shape[1]);
+        const float *values = parameter_in(p, ours);
         for (int64_t j = 0; j < p->count; j++) {
             double other = value(theirs, j);
-            sum += (ours[p->offset + j] - other) * (ours[p->offset + j] - other);
+            sum += (values[j] - other) * (values[j] - other);
             norm += other * other;
         }
         worst = fmax(worst, sqrt(sum / norm));
@@ -162,8 +163,7 @@ static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
         size_t count;
         start(&g, families[f], MODEL_TRAIN);
         load_adapters(&g, "start/");
-        OptimizerPart part = layout_part(g.layout);
-        Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, &part, device_cpu(), &error);
+        Optimizer *optimizer = optimizer_create(g.model.graph, &g.config.optimizer, &g.layout->shard, device_cpu(), &error);
         assert_non_null(optimizer);
         void *master = executor_arena(g.executor, ARENA_MASTER);
         for (int step = 1; step <= STEPS; step++) {

@@ -137,7 +137,7 @@ static void gradients_of_the_loss_match_central_differences(void **state) {
             const Parameter *parameter = &graph->parameters[p];
             if (parameter->kind == PARAMETER_BALANCE_BIAS) continue; /* steered by the load, not by the loss */
             for (int64_t probe = 0; probe < PROBES && probe < parameter->count; probe++) {
-                int64_t at = parameter->offset + (int64_t)rng_permute(9, p, probe, parameter->count);
+                int64_t at = parameter->offset / (int64_t)sizeof *master + (int64_t)rng_permute(9, p, probe, parameter->count);
                 double value = master[at];
                 master[at] = value + step;
                 double above = total_loss(&f);
@@ -196,9 +196,10 @@ static void bf16_stays_near_fp32(void **state) {
         for (int p = 0; p < wide.model.graph->parameter_count; p++) {
             const Parameter *parameter = &wide.model.graph->parameters[p];
             double difference = 0, norm = 0;
-            for (int64_t j = parameter->offset; j < parameter->offset + parameter->count; j++) {
-                difference += pow(a[j] - b[j], 2);
-                norm += pow(b[j], 2);
+            const float *ours = parameter_in(parameter, a), *expected = parameter_in(parameter, b);
+            for (int64_t j = 0; j < parameter->count; j++) {
+                difference += pow(ours[j] - expected[j], 2);
+                norm += pow(expected[j], 2);
             }
             all++;
             near += sqrt(difference) <= 0.02 * sqrt(norm);

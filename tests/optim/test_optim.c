@@ -65,6 +65,12 @@ static void *allocate_on(Device *device, size_t bytes) {
     return memory;
 }
 
+/* Of all parameters with the gaps between them; and of the first of a parameter. */
+static int64_t elements_of(const Graph *graph) { return graph->parameter_bytes / precision_state_bytes(graph->precision, TYPE_COMPUTE); }
+static int64_t first_element(const Graph *graph, int parameter) {
+    return graph->parameters[parameter].offset / graph->parameters[parameter].element_bytes;
+}
+
 static Fixture make_on(Device *device, Precision precision, const OptimizerConfig *config, const Shape *shapes, int count) {
     Fixture f = {.graph = graph_create(precision, true), .device = device, .wide = precision_bytes(precision, TYPE_WIDE)};
     for (int i = 0; i < count; i++) {
@@ -75,12 +81,12 @@ static Fixture make_on(Device *device, Precision precision, const OptimizerConfi
     Error error;
     f.optimizer = optimizer_create(f.graph, config, NULL, device, &error);
     assert_non_null(f.optimizer);
-    size_t extent = (size_t)f.graph->parameter_extent;
+    size_t extent = (size_t)elements_of(f.graph);
     f.master = calloc(extent, f.wide);
     f.gradients = calloc(extent, f.wide);
     f.weights = precision == PRECISION_BF16 ? calloc(extent, 2) : f.master;
     for (int i = 0; i < count; i++)
-        for (int64_t k = 0; k < f.graph->parameters[i].count; k++) put(f.master, f.wide, f.graph->parameters[i].offset + k, value_at(0, k));
+        for (int64_t k = 0; k < f.graph->parameters[i].count; k++) put(f.master, f.wide, first_element(f.graph, i) + k, value_at(0, k));
     if (device_is_gpu(device))
         for (int i = 0; i < 3; i++) f.device_arenas[i] = allocate_on(device, extent * f.wide);
     return f;
@@ -92,7 +98,7 @@ static Fixture make(Precision precision, const OptimizerConfig *config, const Sh
 
 static void drop(Fixture *f) {
     optimizer_free(f->optimizer);
-    for (int i = 0; i < 3; i++) device_free(f->device, f->device_arenas[i], f->graph->parameter_extent * (int64_t)f->wide);
+    for (int i = 0; i < 3; i++) device_free(f->device, f->device_arenas[i], elements_of(f->graph) * (int64_t)f->wide);
     if (f->weights != f->master) free(f->weights);
     free(f->master);
     free(f->gradients);
@@ -105,7 +111,7 @@ static void update(Fixture *f, int64_t step, double lr, double scale) {
         return;
     }
     Error error;
-    int64_t extent = f->graph->parameter_extent;
+    int64_t extent = elements_of(f->graph);
     device_upload(f->device, f->device_arenas[0], f->master, extent * 4);
     device_upload(f->device, f->device_arenas[1], f->weights, extent * 2);
     device_upload(f->device, f->device_arenas[2], f->gradients, extent * 4);
@@ -117,14 +123,14 @@ static void update(Fixture *f, int64_t step, double lr, double scale) {
 
 static double gradient_norm(Fixture *f) {
     if (!device_is_gpu(f->device)) return optimizer_gradient_norm(f->optimizer, f->gradients);
-    device_upload(f->device, f->device_arenas[2], f->gradients, f->graph->parameter_extent * 4);
+    device_upload(f->device, f->device_arenas[2], f->gradients, elements_of(f->graph) * 4);
     return optimizer_gradient_norm(f->optimizer, f->device_arenas[2]);
 }
 
 static void set_gradients(Fixture *f, int64_t step) {
     for (int i = 0; i < f->graph->parameter_count; i++)
         for (int64_t k = 0; k < f->graph->parameters[i].count; k++)
-            put(f->gradients, f->wide, f->graph->parameters[i].offset + k, value_at(step, k));
+            put(f->gradients, f->wide, first_element(f->graph, i) + k, value_at(step, k));
 }
 
 static void run_steps(Fixture *f, int64_t steps, double lr, double scale) {
@@ -134,7 +140,7 @@ static void run_steps(Fixture *f, int64_t steps, double lr, double scale) {
     }
 }
 
-static double parameter(const Fixture *f, int index, int64_t i) { return get(f->master, f->wide, f->graph->parameters[index].offset + i); }
+static double parameter(const Fixture *f, int index, int64_t i) { return get(f->master, f->wide, first_element(f->graph, index) + i); }
 
 static void assert_close(double value, double expected, double tolerance) {
     if (!(fabs(value - expected) <= tolerance)) fail_msg("%.17g is not within %g of %.17g", value, tolerance, expected);
@@ -442,7 +448,7 @@ static void threads_change_no_bits(void **state) {
     for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) {
         double norm_one, norm_five;
         Fixture one = run_with_threads(precision, 1, &norm_one), five = run_with_threads(precision, 5, &norm_five);
-        size_t extent = (size_t)one.graph->parameter_extent;
+        size_t extent = (size_t)elements_of(one.graph);
         assert_memory_equal(one.master, five.master, extent * one.wide);
         assert_memory_equal(one.weights, five.weights, extent * precision_bytes(precision, TYPE_COMPUTE));
         assert_memory_equal(one.optimizer->momentum, five.optimizer->momentum, (size_t)one.optimizer->momentum_bytes);
@@ -466,7 +472,7 @@ static void bf16_weights_are_the_master_rounded_to_nearest_even(void **state) {
     Fixture f = run_with_threads(PRECISION_BF16, 2, &norm);
     for (int p = 0; p < f.graph->parameter_count; p++)
         for (int64_t i = 0; i < f.graph->parameters[p].count; i++) {
-            int64_t at = f.graph->parameters[p].offset + i;
+            int64_t at = first_element(f.graph, p) + i;
             assert_int_equal(((uint16_t *)f.weights)[at], rounded_to_bf16(((float *)f.master)[at]));
         }
     drop(&f);
@@ -476,8 +482,8 @@ static void nothing_is_written_between_parameters(void **state) {
     (void)state;
     OptimizerConfig config = muon_config();
     Fixture f = make(PRECISION_BF16, &config, many, 6);
-    int64_t gap = f.graph->parameters[1].offset + 130;
-    assert_true(gap < f.graph->parameters[2].offset);
+    int64_t gap = first_element(f.graph, 1) + 130;
+    assert_true(gap < first_element(f.graph, 2));
     ((float *)f.master)[gap] = 3;
     ((uint16_t *)f.weights)[gap] = 5;
     run_steps(&f, 1, rate, 1);
@@ -502,7 +508,7 @@ static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
 static void check_norm_of_extremes(Fixture f) {
     float *gradients = f.gradients;
     for (int p = 0; p < 5; p++) {
-        int64_t last = f.graph->parameters[p].offset + f.graph->parameters[p].count - 1;
+        int64_t last = first_element(f.graph, p) + f.graph->parameters[p].count - 1;
         gradients[last] = NAN;
         assert_true(isnan(gradient_norm(&f)));
         gradients[last] = -INFINITY;
@@ -511,7 +517,7 @@ static void check_norm_of_extremes(Fixture f) {
         assert_true(isfinite(gradient_norm(&f)));
         gradients[last] = 0;
     }
-    gradients[f.graph->parameters[5].offset] = NAN;
+    gradients[first_element(f.graph, 5)] = NAN;
     assert_true(gradient_norm(&f) == 0);
     drop(&f);
 }
@@ -527,10 +533,10 @@ static void clipping_scales_gradients(void **state) {
     OptimizerConfig config = muon_config();
     Fixture scaled = make(PRECISION_FP32, &config, many, 6), divided = make(PRECISION_FP32, &config, many, 6);
     set_gradients(&scaled, 1);
-    for (int64_t i = 0; i < scaled.graph->parameter_extent; i++) ((float *)divided.gradients)[i] = ((float *)scaled.gradients)[i] / 4;
+    for (int64_t i = 0; i < elements_of(scaled.graph); i++) ((float *)divided.gradients)[i] = ((float *)scaled.gradients)[i] / 4;
     update(&scaled, 1, rate, 0.25);
     update(&divided, 1, rate, 1);
-    assert_memory_equal(scaled.master, divided.master, (size_t)scaled.graph->parameter_extent * 4);
+    assert_memory_equal(scaled.master, divided.master, (size_t)elements_of(scaled.graph) * 4);
     assert_memory_equal(scaled.optimizer->momentum, divided.optimizer->momentum, (size_t)scaled.optimizer->momentum_bytes);
     drop(&scaled);
     drop(&divided);
@@ -546,7 +552,7 @@ static void states_name_momentum_of_all_and_variance_of_what_adamw_updates(void 
     assert_string_equal(states[0].kind, "momentum");
     assert_string_equal(states[1].kind, "momentum");
     assert_string_equal(states[2].kind, "variance");
-    assert_int_equal(states[2].parameter, 1);
+    assert_int_equal(states[2].elements.parameter, 1);
     drop(&f);
 }
 
@@ -560,13 +566,13 @@ static void restored_states_continue_with_the_same_bits(void **state) {
     OptimizerState a[12], b[12];
     size_t count = optimizer_states(from.optimizer, a, 12);
     optimizer_states(to.optimizer, b, 12);
-    for (size_t i = 0; i < count; i++) memcpy(b[i].data, a[i].data, (size_t)from.graph->parameters[a[i].parameter].count * 4);
-    memcpy(to.master, from.master, (size_t)from.graph->parameter_extent * 4);
+    for (size_t i = 0; i < count; i++) memcpy(b[i].data, a[i].data, (size_t)from.graph->parameters[a[i].elements.parameter].count * 4);
+    memcpy(to.master, from.master, (size_t)elements_of(from.graph) * 4);
     set_gradients(&from, 3);
     set_gradients(&to, 3);
     update(&from, 3, rate, 1);
     update(&to, 3, rate, 1);
-    assert_memory_equal(from.master, to.master, (size_t)from.graph->parameter_extent * 4);
+    assert_memory_equal(from.master, to.master, (size_t)elements_of(from.graph) * 4);
     drop(&from);
     drop(&to);
 }
@@ -672,7 +678,7 @@ static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
     for (unsigned seed = 0; seed < 4; seed++) {
         Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_ADAMW, seed, false),
                 theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_ADAMW, seed, false);
-        for (int64_t i = 0; i < ours.graph->parameter_extent; i++) {
+        for (int64_t i = 0; i < elements_of(ours.graph); i++) {
             double expected = get(theirs.master, 4, i);
             assert_close(get(ours.master, 4, i), expected, 1e-6 * (fabs(expected) + rate));
         }
@@ -726,8 +732,8 @@ static void a_gpu_gives_the_same_bits_twice(void **state) {
     Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false),
             two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false);
     double norm_one = gradient_norm(&one), norm_two = gradient_norm(&two);
-    assert_memory_equal(one.master, two.master, (size_t)one.graph->parameter_extent * 4);
-    assert_memory_equal(one.weights, two.weights, (size_t)one.graph->parameter_extent * 2);
+    assert_memory_equal(one.master, two.master, (size_t)elements_of(one.graph) * 4);
+    assert_memory_equal(one.weights, two.weights, (size_t)elements_of(one.graph) * 2);
     assert_memory_equal(&norm_one, &norm_two, sizeof norm_one);
     drop(&one);
     drop(&two);
@@ -738,9 +744,9 @@ static void a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone(void **st
     need_gpu();
     OptimizerConfig config = uneven_config(OPTIMIZER_MUON);
     Fixture f = make_on(gpu, PRECISION_BF16, &config, uneven, UNEVEN);
-    int64_t extent = f.graph->parameter_extent;
+    int64_t extent = elements_of(f.graph);
     bool *used = calloc((size_t)extent, sizeof *used);
-    for (int p = 0; p < UNEVEN; p++) memset(used + f.graph->parameters[p].offset, true, (size_t)f.graph->parameters[p].count);
+    for (int p = 0; p < UNEVEN; p++) memset(used + first_element(f.graph, p), true, (size_t)f.graph->parameters[p].count);
     for (int64_t i = 0; i < extent; i++)
         if (!used[i]) ((float *)f.master)[i] = 3, ((uint16_t *)f.weights)[i] = 5;
     run_steps(&f, 2, rate, clip);

@@ -33,23 +33,23 @@ typedef struct Fixture {
 
 static void set(const Fixture *f, int arena, int parameter, const float *values) {
     const Parameter *p = &f->graph->parameters[parameter];
-    int64_t element = graph_state_bytes(f->graph, p);
+    int64_t element = p->element_bytes;
     char *kept = malloc((size_t)(p->count * element));
     for (int64_t i = 0; i < p->count; i++) {
         if (element == 2) ((uint16_t *)kept)[i] = bf16_from_float(values[i]);
         else ((float *)kept)[i] = values[i];
     }
-    device_upload(f->device, f->arenas[arena] + p->offset * precision_unit(f->graph->precision), kept, p->count * element);
+    device_upload(f->device, parameter_in(p, f->arenas[arena]), kept, p->count * element);
     free(kept);
 }
 
 /* The parameter's values, for the caller to free. */
 static float *values_of(const Fixture *f, int parameter) {
     const Parameter *p = &f->graph->parameters[parameter];
-    int64_t element = graph_state_bytes(f->graph, p);
+    int64_t element = p->element_bytes;
     char *kept = malloc((size_t)(p->count * element));
     float *values = malloc((size_t)p->count * sizeof *values);
-    device_download(f->device, kept, f->arenas[0] + p->offset * precision_unit(f->graph->precision), p->count * element);
+    device_download(f->device, kept, parameter_in(p, f->arenas[0]), p->count * element);
     for (int64_t i = 0; i < p->count; i++) values[i] = element == 2 ? bf16_to_float(((uint16_t *)kept)[i]) : ((float *)kept)[i];
     free(kept);
     return values;
@@ -72,7 +72,7 @@ static Fixture make(Device *device, Precision precision, const OptimizerConfig *
     graph_parameter(f.graph, "matrix", PARAMETER_MATRIX, 2, (int64_t[]){ROWS, COLUMNS}, 0, 1, false);
     f.optimizer = optimizer_create(f.graph, config, NULL, device, &error);
     assert_non_null(f.optimizer);
-    f.bytes = f.graph->parameter_extent * precision_unit(precision);
+    f.bytes = f.graph->parameter_bytes;
     for (int i = 0; i < 2; i++) assert_non_null(f.arenas[i] = device_allocate(device, f.bytes, &error));
     f.weights = f.arenas[0];
     if (precision == PRECISION_BF16) assert_non_null(f.weights = device_allocate(device, f.bytes, &error));

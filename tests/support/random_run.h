@@ -30,8 +30,8 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
         if (p->init_std > 0 || (controller && config->family == FAMILY_LLAMA)) continue;
         for (int64_t j = 0; j < p->count; j++) {
             double noise = (controller ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
-            if (graph->precision == PRECISION_FP64) ((double *)master)[p->offset + j] += noise;
-            else ((float *)master)[p->offset + j] += (float)noise;
+            if (graph->precision == PRECISION_FP64) ((double *)parameter_in(p, master))[j] += noise;
+            else ((float *)parameter_in(p, master))[j] += (float)noise;
         }
     }
 }
@@ -40,17 +40,16 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
 static inline bool random_run_write(const Config *config, Error *error) {
     Model model = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Graph *graph = model.graph;
-    size_t unit = precision_bytes(graph->precision, TYPE_WIDE);
-    char *master = memory_allocate(graph->parameter_extent * unit);
+    void *master = memory_allocate(graph->parameter_bytes);
     Interval *intervals = memory_allocate(graph->parameter_count * sizeof *intervals);
     random_run_weights(graph, &config->model, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         intervals[i] = (Interval){.name = p->name,
-            .type = unit == 8 ? STORED_F64 : STORED_F32,
+            .type = graph->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32,
             .rank = p->rank,
             .count = p->count,
-            .data = master + p->offset * unit};
+            .data = parameter_in(p, master)};
         memcpy(intervals[i].shape, p->shape, sizeof p->shape);
     }
     bool written = run_open(config, error) && checkpoint_save(config->run, 7, intervals, graph->parameter_count, NULL, 1, NULL, error);

@@ -82,16 +82,16 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
         if (!options_set(&config_table, &config, &strings, settings[i], &error)) fail_msg("%s", error.message);
     if (!config_check(&config, &error)) fail_msg("%s", error.message);
     Model model = model_build(&config.model, PRECISION_BF16, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    int64_t bytes = model.graph->parameter_extent * (int64_t)sizeof(float);
+    int64_t bytes = model.graph->parameter_bytes;
     char *memory = device_allocate(check_device(), bytes, &error), *expected = memory_allocate((size_t)bytes),
          *found = memory_allocate((size_t)bytes);
     if (!memory) fail_msg("%s", error.message);
     for (int i = 0; i < model.graph->parameter_count; i++) {
         const Parameter *p = &model.graph->parameters[i];
         for (int64_t first = 0; first < p->count; first += PART) {
-            ParameterPart part = {i, first, p->count - first < PART ? p->count - first : PART};
-            model_initialize_part(
-                model.graph, &config.model, SEED, &part, check_device(), memory + (p->offset + first) * (int64_t)sizeof(float));
+            ParameterInterval interval = {i, first, p->count - first < PART ? p->count - first : PART};
+            model_initialize_interval(
+                model.graph, &config.model, SEED, &interval, check_device(), (float *)parameter_in(p, memory) + first);
         }
     }
     device_download(check_device(), found, memory, bytes);
