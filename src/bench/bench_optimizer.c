@@ -84,8 +84,7 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     Update update = {0};
     BenchTime time;
     double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
-    double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE),
-           copy = graph->precision == PRECISION_BF16 ? 2 : 0;
+    double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE), copy = graph->precision == PRECISION_BF16 ? 2 : 0;
     double bytes = parameters * (3 * kept + copy) + 2 * state;
     bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);
     if (good)

@@ -117,7 +117,7 @@ static void find_gaps(Executor *executor, ByteSpan *begun, int count) {
 static void find_overwrites(Executor *executor) {
     const Graph *graph = executor->graph;
     ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
-         *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
+             *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
     int seen_count = 0, begun_count = 0;
     executor->overwrites = memory_allocate(graph->node_count + 1);
     for (int i = 0; i < graph->node_count; i++)

@@ -43,7 +43,9 @@ static inline Precision precision_for_inference(Precision precision) {
     return precision == PRECISION_BF16 ? PRECISION_PURE_BF16 : precision;
 }
 /* The state dtype of parameters that are read as `type`, and the bytes of an element of it. */
-static inline TypeClass precision_state_type(Precision precision, TypeClass type) { return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE; }
+static inline TypeClass precision_state_type(Precision precision, TypeClass type) {
+    return precision == PRECISION_PURE_BF16 ? type : TYPE_WIDE;
+}
 static inline int64_t precision_state_bytes(Precision precision, TypeClass type) {
     return (int64_t)precision_bytes(precision, precision_state_type(precision, type));
 }
@@ -105,7 +107,8 @@ typedef struct Parameter {
     double init_mean, init_std;
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
-    bool transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): folders' readers and writers transpose it */
+    bool
+        transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): folders' readers and writers transpose it */
     TensorId tensor;
 } Parameter;
 

@@ -66,9 +66,7 @@ static void list_gatherings(CommSchedule *schedule, const Layout *layout) {
     }
 }
 
-static PlanBlock slot_of(int64_t bytes, int64_t *target) {
-    return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target};
-}
+static PlanBlock slot_of(int64_t bytes, int64_t *target) { return (PlanBlock){.bytes = bytes, .life = {NEVER, NEVER}, .target = target}; }
 
 /* Bytes of all slots for weights. A bucket has one slot for both passes. */
 static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
@@ -132,7 +130,8 @@ static void move_tensors(const CommSchedule *schedule, const Layout *layout, Gra
         if (tensor->arena != ARENA_WEIGHT && tensor->arena != ARENA_GRADIENT) continue;
         int b = bucket_at(layout, graph_state_span(graph, i).begin);
         int64_t begin = layout->buckets[b].begin;
-        if (tensor->arena == ARENA_WEIGHT) tensor->offset += schedule->buckets[b].weights - precision_weight_offset(graph->precision, begin);
+        if (tensor->arena == ARENA_WEIGHT)
+            tensor->offset += schedule->buckets[b].weights - precision_weight_offset(graph->precision, begin);
         else tensor->offset += schedule->buckets[b].gradients - begin;
     }
 }

@@ -40,7 +40,9 @@ static void *at_offset(const Exchange *exchange, Arena arena, int64_t offset) {
     return (char *)executor_arena(exchange->executor, arena) + offset;
 }
 /* Where a bucket's gradients lie while the program runs. */
-static void *gradients_at(const Exchange *exchange, int b) { return at_offset(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients); }
+static void *gradients_at(const Exchange *exchange, int b) {
+    return at_offset(exchange, ARENA_GRADIENT, exchange->schedule->buckets[b].gradients);
+}
 
 static void wait_for(Exchange *exchange, CommTicket *ticket) {
     if (*ticket) comm_wait(exchange->ranks.all, *ticket);
@@ -164,7 +166,8 @@ static void begin_gathering(Exchange *exchange, int index) {
     int b = exchange->schedule->gatherings[index].bucket;
     Shard shard = shard_of(exchange, &exchange->layout->buckets[b]);
     const void *local = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
-    if (shard.bytes) device_copy(device_of(exchange), weights_at(exchange, b, shard.in_bucket), local, weight_offset(exchange, shard.bytes));
+    if (shard.bytes)
+        device_copy(device_of(exchange), weights_at(exchange, b, shard.in_bucket), local, weight_offset(exchange, shard.bytes));
     gather_weights(exchange, b);
 }
 

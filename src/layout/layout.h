@@ -32,8 +32,8 @@ typedef struct LayoutBucket {
     bool vectors;          /* its parameters are read in the WIDE type; else in the COMPUTE type */
     bool sharded;          /* false: every rank holds it all */
     bool frozen;           /* nothing in it is trained: it is in the WEIGHT arena alone */
-    int64_t *shards;       /* [size + 1] ascending elements from the bucket's begin: rank r has [shards[r], shards[r + 1]). NULL unless sharded */
-    int64_t local;         /* where this rank's shard, or all of it, begins in its own arenas */
+    int64_t *shards; /* [size + 1] ascending elements from the bucket's begin: rank r has [shards[r], shards[r + 1]). NULL unless sharded */
+    int64_t local;   /* where this rank's shard, or all of it, begins in its own arenas */
 } LayoutBucket;
 
 typedef struct Layout {

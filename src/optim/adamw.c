@@ -35,7 +35,8 @@ void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update
         const Chunk *chunk = &optimizer->chunks[i];
         void *master = optim_at(update->master, chunk->index, kept),
              *weights = update->weights ? optim_at(update->weights, chunk->index, optimizer->compute) : master;
-        void *momentum = optim_at(optimizer->momentum, chunk->index, kept), *variance = optim_at(optimizer->variance, chunk->second_index, kept);
+        void *momentum = optim_at(optimizer->momentum, chunk->index, kept),
+             *variance = optim_at(optimizer->variance, chunk->second_index, kept);
         const void *gradient = optim_at(update->gradients, chunk->index, kept);
         uint32_t seed = optim_noise_seed(chunk->key, step);
         if (segment->pure_bf16)

@@ -69,7 +69,7 @@ struct Optimizer {
     size_t wide, compute;        /* bytes of W and T */
     OptimizerShard shard;        /* with a list of the optimizer's own */
     int64_t *variance_offset;    /* per interval; -1 where Muon updates */
-    OptimizerHook updated; /* or NULL */
+    OptimizerHook updated;       /* or NULL */
     void *updated_context;
     Chunk *chunks;
     int64_t balance_end, adamw_end, chunk_count, chunk_room;

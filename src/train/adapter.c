@@ -152,8 +152,8 @@ static void merge(const Adapters *adapters, const LoraConfig *lora, const Graph 
         int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
         float *a = widened(adapters, &own->parameters[down]), *b = widened(adapters, &own->parameters[up]);
-        add_product(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0],
-            p->shape[1], lora->rank, lora->alpha / (double)lora->rank);
+        add_product(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
+            lora->alpha / (double)lora->rank);
         free(a);
         free(b);
     }

@@ -20,10 +20,7 @@ static bool write_file(const char *folder, const char *name, const StoredTensor 
 
 /* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
 static StoredTensor parameter_tensor(const Parameter *p, const char *arena, char **copy) {
-    StoredTensor tensor = {.name = p->name,
-        .type = session_stored_type(p),
-        .rank = p->rank,
-        .data = parameter_in(p, arena)};
+    StoredTensor tensor = {.name = p->name, .type = session_stored_type(p), .rank = p->rank, .data = parameter_in(p, arena)};
     memcpy(tensor.shape, p->shape, sizeof p->shape);
     if (p->transposed) {
         *copy = memory_allocate(p->count * p->element_bytes);

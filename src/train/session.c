@@ -245,8 +245,9 @@ bool session_start(Session *session, Comm *comm, Error *error) {
     if (session->evaluation_plan.bytes[ARENA_ACTIVATION] <= session->plan.bytes[ARENA_ACTIVATION])
         shared[ARENA_ACTIVATION] = executor_arena(session->executor, ARENA_ACTIVATION);
     session->evaluator = executor_create(session->evaluation.graph, &session->evaluation_plan, &session->backend, shared, error);
-    session->optimizer =
-        session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &session->layout->shard, session->backend.device, error) : NULL;
+    session->optimizer = session->evaluator ? optimizer_create(session->model.graph, &config->optimizer, &session->layout->shard,
+                                                  session->backend.device, error)
+                                            : NULL;
     if (!session->optimizer) return false;
     note_kernels(session);
     session->exchange = exchange_create(session->layout, session->schedule, &session->ranks, session->executor, error);

@@ -40,8 +40,7 @@ StoredType session_stored_type(const Parameter *parameter) {
 /* An interval of a parameter, or of its optimizer state, which lies at `memory`. The list takes `name`. */
 static void append(IntervalList *list, const Graph *graph, char *name, ParameterInterval elements, void *memory) {
     const Parameter *p = &graph->parameters[elements.parameter];
-    Interval interval = {
-        .name = name, .type = session_stored_type(p), .rank = p->rank, .first = elements.first, .count = elements.count};
+    Interval interval = {.name = name, .type = session_stored_type(p), .rank = p->rank, .first = elements.first, .count = elements.count};
     memcpy(interval.shape, p->shape, sizeof p->shape);
     list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
     list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
@@ -51,7 +50,8 @@ static void append(IntervalList *list, const Graph *graph, char *name, Parameter
 
 /* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the primary holder, or an even share of what
  * every rank holds. Takes `name`. */
-static void append_held(IntervalList *list, const Session *session, char *name, ParameterInterval elements, bool primary, char *memory, bool writes) {
+static void append_held(
+    IntervalList *list, const Session *session, char *name, ParameterInterval elements, bool primary, char *memory, bool writes) {
     const Layout *layout = session->layout;
     if (writes && !layout->stage) {
         int64_t all = elements.count, share = all / layout->size, rest = all % layout->size;

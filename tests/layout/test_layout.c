@@ -312,15 +312,17 @@ static void check_slots(const Session *ranks, int size) {
     (void)size;
     const Layout *layout = ranks[0].layout;
     const CommSchedule *schedule = ranks[0].schedule;
+    Precision precision = ranks[0].config->precision;
     for (int a = 0; a < layout->bucket_count; a++)
         for (int b = 0; b < a; b++) {
             const BucketTimes *x = &schedule->buckets[a], *y = &schedule->buckets[b];
-            int64_t x_count = layout->buckets[a].end - layout->buckets[a].begin,
-                    y_count = layout->buckets[b].end - layout->buckets[b].begin;
-            if (meet(x->writes, y->writes)) assert_true(x->gradients + x_count <= y->gradients || y->gradients + y_count <= x->gradients);
+            int64_t x_bytes = layout->buckets[a].end - layout->buckets[a].begin,
+                    y_bytes = layout->buckets[b].end - layout->buckets[b].begin;
+            int64_t x_weights = precision_weight_offset(precision, x_bytes), y_weights = precision_weight_offset(precision, y_bytes);
+            if (meet(x->writes, y->writes)) assert_true(x->gradients + x_bytes <= y->gradients || y->gradients + y_bytes <= x->gradients);
             for (int i = 0; i < PASS_COUNT * PASS_COUNT; i++)
                 if (meet(x->reads[i / PASS_COUNT], y->reads[i % PASS_COUNT]))
-                    assert_true(x->weights + x_count <= y->weights || y->weights + y_count <= x->weights);
+                    assert_true(x->weights + x_weights <= y->weights || y->weights + y_weights <= x->weights);
         }
 }
 
