@@ -139,7 +139,7 @@ static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, 
     static const char *const names[] = {"forward", "backward"};
     Program program = {0};
     Passes cost;
-    double median[2], best[2];
+    double median[2] = {0}, best[2] = {0};
     bool good =
         open_program(&program, bench, spec, sequences, precision, error) && time_passes(bench, &program, median, best, &cost, error);
     for (int pass = 0; good && pass < 2; pass++)

@@ -169,8 +169,9 @@ static int ascending(const void *a, const void *b) {
 /* The slowest rank of a first measurement decides for all how often calls are repeated. */
 static bool time_job(const Job *job, const BenchOptions *options, double *median, Error *error) {
     const int64_t warm = 5, most = 10000;
-    double one;
-    if (!time_calls(job, warm, &one, error) || !time_calls(job, warm, &one, error)) return false;
+    double one = 0;
+    for (int run = 0; run < 2; run++)
+        if (!time_calls(job, warm, &one, error)) return false;
     if (!comm_host_all_reduce(job->comm, "bench.one", &one, 1, COMM_F64, COMM_MAX, error)) return false;
     double wanted = options->seconds / (double)options->repeats / fmax(one, 1e-9);
     int64_t calls = wanted > (double)most ? most : wanted > 1 ? (int64_t)wanted : 1;

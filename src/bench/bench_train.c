@@ -50,6 +50,7 @@ typedef struct Trainer {
 } Trainer;
 
 static void set_microbatch(Config *config, int64_t sequences, int64_t accumulation) {
+    assert(sequences > 0 && config->data.length > 0);
     int64_t tokens = sequences * config->data.length, wanted = config->batch.tokens / tokens;
     config->batch.sequences = sequences;
     config->batch.tokens = tokens * (accumulation ? accumulation : wanted > 0 ? wanted : 1);

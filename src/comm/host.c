@@ -1,5 +1,6 @@
 /* Collectives in host memory, written once over messages of pairs of ranks, so that TCP and MPI stay small. Every rank sends each other rank its
  * piece at once; sums are made where all parts meet, in rank order. Owns its scratch while it runs. Called by the worker of queue.c. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,6 +85,7 @@ static bool reduce_segment(const Task *task, const int64_t *pieces, int64_t segm
     int rank = task->comm->rank, size = task->comm->size;
     int64_t width = type_bytes(task->type);
     Interval mine = segment_of(pieces, rank, segment, index);
+    assert(size > 0);
     const void *parts[size];
     Round round = start_round(task, 1);
     for (int i = 0; i < size; i++) {

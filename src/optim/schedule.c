@@ -2,6 +2,7 @@
  * the training loop and by `smelt size`. */
 #include "optim/optim.h"
 
+#include <assert.h>
 #include <math.h>
 
 /* ---- Learning rate ---- */
@@ -43,6 +44,7 @@ static Ramp ramp_of(const BatchConfig *batch, int64_t microbatch) {
 }
 
 int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int64_t step) {
+    assert(step >= 1); /* so without a ramp, of 0 steps, there is nothing to divide */
     Ramp ramp = ramp_of(batch, microbatch);
     if (step > ramp.steps) return (ramp.first + ramp.growth) * microbatch;
     return (ramp.first + (int64_t)((__int128)ramp.growth * (step - 1) / ramp.steps)) * microbatch;

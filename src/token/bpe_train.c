@@ -3,6 +3,7 @@
  * its pair. A heap gives the next pair; an entry whose count is out of date goes back with the right one. Pairs that count alike are taken
  * by their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns
  * everything until tokenizer_trainer_free. */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -70,6 +71,7 @@ static void count_word(WordCounts *counts, const char *bytes, size_t size, int64
         }
         counts->counts[index] = 0;
     }
+    assert((size_t)index < counts->capacity && counts->counts);
     counts->counts[index] += times;
 }
 

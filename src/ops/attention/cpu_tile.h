@@ -329,6 +329,7 @@ static inline W attention_most(const W *x, int count) {
 
 /* Repeats query `count` - 1 up to whole groups, and sums up what groups and quads see. */
 static inline void attention_view_close(AttentionView *view, int64_t count) {
+    assert(count > 0);
     view->queries = attention_width(count);
     for (int64_t i = count; i < view->queries; i++) view->low[i] = view->low[count - 1], view->high[i] = view->high[count - 1];
     for (int64_t i = count; view->sloped && i < view->queries; i++) view->slope[i] = view->slope[count - 1];
