@@ -6,6 +6,7 @@
 
 #include "base/fp8.h"
 #include "bench/bench.h"
+#include "support/files.h"
 #include "support/process.h"
 
 static char folder[] = "/tmp/smelt-test-bench-XXXXXX";
@@ -71,23 +72,15 @@ static const char *text_of(const json_t *row, const char *key) {
     return json_string_value(value);
 }
 
-static char *read_text(const char *name) {
-    char *path = path_of(name), *text = memory_allocate(1 << 20);
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    size_t length = fread(text, 1, (1 << 20) - 1, file);
-    text[length] = '\0';
-    fclose(file);
+static char *read_result(const char *name) {
+    char *path = path_of(name), *text = read_text(path);
     free(path);
     return text;
 }
 
-static void write_text(const char *name, const char *text) {
+static void write_input(const char *name, const char *text) {
     char *path = path_of(name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
+    write_text(path, text);
     free(path);
 }
 
@@ -273,7 +266,7 @@ static void results_name_the_machine_and_the_settings(void **state) {
     assert_true(json_is_null(json_object_get(machine, "gpu")));
     assert_string_equal(text_of(json_object_get(json, "settings"), "cache"), "hot");
     json_decref(json);
-    char *csv = read_text("machine.csv");
+    char *csv = read_result("machine.csv");
     assert_int_equal(process_lines(csv, ""), 2);
     assert_non_null(strstr(csv, "tflops"));
     assert_non_null(strstr(csv, "benchmark,device,cpu,threads,host,time\n"));
@@ -284,7 +277,7 @@ static void results_name_the_machine_and_the_settings(void **state) {
 static void a_plot_is_a_picture_with_a_curve_for_each_series(void **state) {
     (void)state;
     expect_code("gemm m=16..64 layout=all type=bf16 cache=hot --plot %s/plot.svg" QUICK, 0, NULL);
-    char *svg = read_text("plot.svg");
+    char *svg = read_result("plot.svg");
     assert_int_equal(strncmp(svg, "<svg ", 5), 0);
     assert_non_null(strstr(svg, "</svg>"));
     assert_non_null(strstr(svg, "bf16 own nt"));
@@ -298,7 +291,7 @@ static void a_plot_is_a_picture_with_a_curve_for_each_series(void **state) {
 /* Each of the two gradients of a layer costs what its forward product does. */
 static void products_of_a_model_are_those_of_its_step(void **state) {
     (void)state;
-    write_text("llama.yaml", small_llama);
+    write_input("llama.yaml", small_llama);
     expect_code("gemm %s/llama.yaml type=bf16 cache=hot json=%s/model.json" QUICK, 0, NULL);
     json_t *json = read_json("model.json"), *rows = json_object_get(json, "rows"), *row;
     double work[3] = {0}, forward;
@@ -364,7 +357,7 @@ static void storage_leaves_nothing_behind(void **state) {
     assert_int_equal(mkdir(place, 0700), 0);
     expect_code("storage %s/storage bytes=1Mi block=64Ki reads=20 csv=%s/storage.csv", 0, NULL);
     assert_int_equal(rmdir(place), 0); /* which is empty again */
-    char *csv = read_text("storage.csv");
+    char *csv = read_result("storage.csv");
     assert_int_equal(process_lines(csv, ""), 1 + 6);
     free(csv);
     free(place);
@@ -430,7 +423,7 @@ static void collectives_want_more_than_one_rank(void **state) {
 
 static void training_finds_a_microbatch_that_divides_the_batch(void **state) {
     (void)state;
-    write_text("train.yaml", small_llama);
+    write_input("train.yaml", small_llama);
     expect_code("train %s/train.yaml measured_steps=1 accumulation=0 json=%s/train.json device=cpu", 0, "microbatch 4:");
     json_t *json = read_json("train.json");
     const json_t *row = json_array_get(json_object_get(json, "rows"), 0);
@@ -444,19 +437,19 @@ static void training_finds_a_microbatch_that_divides_the_batch(void **state) {
 
 static void training_that_does_not_fit_is_refused_before_it_starts(void **state) {
     (void)state;
-    write_text("large.yaml", small_llama);
+    write_input("large.yaml", small_llama);
     expect_code("train %s/large.yaml device=cpu model.width=16384 model.ffn=262144", ERROR_MEMORY, "are free");
 }
 
 static void a_suite_goes_on_after_a_model_that_fails(void **state) {
     (void)state;
-    write_text("one.yaml", small_llama);
+    write_input("one.yaml", small_llama);
     expect_code("suite configs=%s/none.yaml,"
                 "/dev/null lengths=16",
         ERROR_INTERNAL, "2 of 2 rows failed");
     expect_code("suite configs=%s/one.yaml lengths=8,16 microbatch=1 accumulation=1 measured_steps=1 perf=%s/perf.csv device=cpu", 0, NULL);
     expect_code("suite configs=%s/none.yaml perf=%s/perf.csv device=cpu", ERROR_INTERNAL, "none.yaml");
-    char *perf = read_text("perf.csv");
+    char *perf = read_result("perf.csv");
     assert_int_equal(process_lines(perf, ""), 1 + 3);
     assert_int_equal(process_lines(perf, "model,n_gpus,nnodes,gpus_per_node,training_precision,"), 1);
     assert_int_equal(process_lines(perf, "smelt_train_one,1,1,1,bf16,"), 2);
@@ -467,11 +460,11 @@ static void a_suite_goes_on_after_a_model_that_fails(void **state) {
 
 static void a_perf_file_with_other_columns_is_left_alone(void **state) {
     (void)state;
-    write_text("two.yaml", small_llama);
-    write_text("other.csv", "model,performance\n");
+    write_input("two.yaml", small_llama);
+    write_input("other.csv", "model,performance\n");
     expect_code("suite configs=%s/two.yaml microbatch=1 accumulation=1 measured_steps=1 perf=%s/other.csv device=cpu", ERROR_USAGE,
         "other columns");
-    char *text = read_text("other.csv");
+    char *text = read_result("other.csv");
     assert_string_equal(text, "model,performance\n");
     free(text);
 }
@@ -480,7 +473,7 @@ static void a_perf_file_with_other_columns_is_left_alone(void **state) {
 
 static void wrong_arguments_are_named(void **state) {
     (void)state;
-    write_text("config.yaml", small_llama);
+    write_input("config.yaml", small_llama);
     expect_code("nonsense", ERROR_USAGE, "nonsense");
     expect_code("gemm m=4k5", ERROR_USAGE, "m=4k5");
     expect_code("gemm colour=red", ERROR_USAGE, "colour");
@@ -493,12 +486,12 @@ static void wrong_arguments_are_named(void **state) {
 static void outputs_that_cannot_be_written_are_refused_before_measuring(void **state) {
     (void)state;
     char *made = path_of("made.json");
-    write_text("before.csv", "x\n");
+    write_input("before.csv", "x\n");
     ProcessResult result = bench("gemm m=16 cache=hot csv=%s/before.csv json=%s/made.json plot=%s/no/such/file" QUICK);
     assert_int_equal(result.code, ERROR_USAGE);
     assert_non_null(strstr(result.errors, "plot="));
     assert_string_equal(result.output, "");
-    char *before = read_text("before.csv");
+    char *before = read_result("before.csv");
     assert_string_equal(before, "x\n");
     assert_true(access(made, F_OK) != 0);
     process_free(&result);

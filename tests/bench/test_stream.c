@@ -86,7 +86,7 @@ static void kernels_of_the_memory_benchmark_do_what_their_names_say(void **state
                            three = {"stream", "stream_triad"}, fill = {"stream", "stream_write"}, read = {"stream", "stream_read"};
     static const int64_t counts[] = {MOST_BLOCKS + 1, 1020, 4096, 4100, 40000};
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (int blocks = 1; blocks <= MOST_BLOCKS; blocks += 3) {
             Arrays s = arrays_new(counts[i]);

@@ -317,7 +317,7 @@ static void a_flipped_bit_anywhere_is_noticed_and_the_older_checkpoint_chosen(vo
     for (size_t i = 0; i < 2; i++) {
         char *path = memory_format("%s/checkpoints/step-00000002/%s", fixture->run, checkpoint_files[i]);
         size_t length;
-        char *bytes = file_read(path, &length);
+        char *bytes = (char *)read_bytes(path, &length);
         int file = open(path, O_WRONLY);
         for (size_t at = 0; at < length; at++) {
             char flipped = (char)(bytes[at] ^ 1 << at % 8);
@@ -340,7 +340,7 @@ static void a_truncated_file_is_noticed_and_the_older_checkpoint_chosen(void **s
     for (size_t i = 0; i < 2; i++) {
         char *path = memory_format("%s/checkpoints/step-00000002/%s", fixture->run, checkpoint_files[i]);
         size_t length;
-        char *bytes = file_read(path, &length);
+        char *bytes = (char *)read_bytes(path, &length);
         for (size_t sixteenth = 0; sixteenth < 16; sixteenth++) {
             file_write(path, bytes, length * sixteenth / 16);
             assert_older_is_chosen(fixture, checkpoint_files[i], length * sixteenth / 16);
@@ -358,7 +358,7 @@ static void loading_a_damaged_checkpoint_fails_and_names_the_tensor(void **state
     save_good(fixture->run, 1, 1);
     char *path = memory_format("%s/checkpoints/step-00000001/%s", fixture->run, checkpoint_files[1]);
     size_t length;
-    char *bytes = file_read(path, &length);
+    char *bytes = (char *)read_bytes(path, &length);
     bytes[length - 1 - sizeof(int64_t)] ^= 1; /* in the tensor before the last */
     file_write(path, bytes, length);
     Model *model = model_new(SMALL, 0);
@@ -566,7 +566,7 @@ static void a_small_file_is_replaced_whole_or_not_at_all(void **state) {
         reached = fault.countdown <= 0;
         fault.code = 0;
         size_t length;
-        char *text = file_read(path, &length);
+        char *text = (char *)read_bytes(path, &length);
         assert_true(strcmp(text, "newer") == 0 || (!good && strcmp(text, "old") == 0));
         assert_int_equal(good, !reached);
         free(text);

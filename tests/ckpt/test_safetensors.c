@@ -47,7 +47,7 @@ static void safetensors_data_starts_at_a_multiple_of_64(void **state) {
         Error error = {0};
         assert_true(safetensors_write(path, &tensor, 1, NULL, &error));
         size_t bytes;
-        char *text = file_read(path, &bytes);
+        char *text = (char *)read_bytes(path, &bytes);
         assert_int_equal(bytes % 64, 1);
         assert_int_equal(text[bytes - 1], 'z');
         free(text);
@@ -157,7 +157,7 @@ static char *sample_file(const char *path, size_t *length) {
     Error error = {0};
     assert_true(safetensors_write(path, tensors, 3, metadata, &error));
     json_decref(metadata);
-    return file_read(path, length);
+    return (char *)read_bytes(path, length);
 }
 
 static void safetensors_truncated_anywhere_are_refused(void **state) {

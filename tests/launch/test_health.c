@@ -1,7 +1,7 @@
 /* Counters of failing hardware: files of a made-up /sys, and a management library of AMD that the test builds itself. */
 #include <sys/stat.h>
 
-#include "support/data_files.h"
+#include "support/files.h"
 
 #include "launch/health_internal.h"
 #include "launch/health_amd_internal.h"

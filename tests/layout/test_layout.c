@@ -1,5 +1,6 @@
 /* Data parallelism: the layout by itself, and training with real ranks under mpirun (and over TCP), compared with one process. */
 #include "base/bf16.h"
+#include "support/check.h"
 #include "support/train_run.h"
 
 #include "layout/comm_schedule.h"
@@ -218,24 +219,13 @@ static void the_updates_of_all_ranks_are_the_update_of_one(void **state) {
     }
 }
 
-/* Skips the test where SMELT_TEST_DEVICE names none. */
-static Device *open_gpu(void) {
-    const char *name = getenv("SMELT_TEST_DEVICE");
-    if (!name) skip();
-    Error error = {0};
-    Device *gpu = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
-    if (!gpu) fail_msg("%s", error.message);
-    return gpu;
-}
-
 static void the_updates_of_all_ranks_are_the_update_of_one_on_a_gpu(void **state) {
     (void)state;
-    Device *gpu = open_gpu();
+    Device *gpu = check_gpu();
     for (int optimizer = 0; optimizer < 2; optimizer++) {
         check_updates(gpu, PRECISION_BF16, optimizer);
         check_updates(gpu, PRECISION_PURE_BF16, optimizer);
     }
-    device_close(gpu);
 }
 
 /* -- Programs with stops --------------------------------------------------------------------------------------------- */
@@ -298,9 +288,8 @@ static void a_program_that_stops_on_its_way_computes_the_same(void **state) {
 
 static void a_program_that_stops_on_its_way_computes_the_same_on_a_gpu(void **state) {
     (void)state;
-    Device *gpu = open_gpu();
+    Device *gpu = check_gpu();
     check_stops(gpu);
-    device_close(gpu);
 }
 
 /* -- Slots and memory ----------------------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@
 #include "optim/optim.h"
 #include "train/source.h"
 #include "backend/backend.h"
+#include "support/check.h"
 
 enum { STEPS = 10 };
 
@@ -72,10 +73,8 @@ static void start(Golden *g, const char *family, Precision precision, ModelMode 
     const StoredTensor *tokens = expect(g, "tokens");
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
-    Backend backend = op_cpu_backend(precision);
-    g->plan = graph_plan(g->model.graph, &backend);
-    g->executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
-    if (!g->executor || !source_load_program(g->folder, &g->config, g->executor, &step, &error)) fail_msg("%s", error.message);
+    g->executor = check_executor(g->model.graph, &g->plan);
+    if (!source_load_program(g->folder, &g->config, g->executor, &step, &error)) fail_msg("%s", error.message);
     put_inputs(g, sequences, length, tokens);
 }
 

@@ -1,5 +1,6 @@
 /* Model folders that others wrote: what config.json says becomes a configuration, tensors find their places whatever their type, file and layout, and
  * what is missing, superfluous, contradictory or damaged is one line that names file and tensor. */
+#include "support/files.h"
 #include "support/hf_fixture.h"
 
 #include <math.h>
@@ -275,10 +276,8 @@ static void weights_come_back_bit_for_bit(void **state) {
     }
 }
 
-static char *read_file(const char *folder, const char *name, int64_t *length) {
-    Error error = {0};
-    char *path = memory_format("%s/%s", folder, name), *content = files_read_whole(path, 1 << 24, length, &error);
-    if (!content) fail_msg("%s", error.message);
+static char *read_file(const char *folder, const char *name, size_t *length) {
+    char *path = memory_format("%s/%s", folder, name), *content = (char *)read_bytes(path, length);
     free(path);
     return content;
 }
@@ -288,7 +287,7 @@ static void a_folder_that_is_read_and_written_again_is_the_same_byte_for_byte(vo
     for (int i = 0; i < 2 * MODELS; i++) {
         Fixture f;
         Error error = {0};
-        int64_t before, after;
+        size_t before, after;
         start_sharded(&f, models[i / 2], i % 2 ? PRECISION_BF16 : PRECISION_FP32, 0);
         float *master = load_good(&f);
         char *again = memory_format("%s/again", f.folder);
@@ -509,12 +508,12 @@ static void what_the_index_says_must_be_so(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Fixture f;
         Error error = {0};
-        int64_t length;
+        size_t length;
         start(&f, llama);
         char *index = path_of(&f, "model.safetensors.index.json"), *one = path_of(&f, "one.safetensors"),
              *two = path_of(&f, "two.safetensors");
         char *whole = path_of(&f, "model.safetensors"), *content = read_file(f.out, "model.safetensors", &length);
-        assert_true(files_write_atomic(index, "{}", 2, &error) && files_write_atomic(two, content, length, &error));
+        assert_true(files_write_atomic(index, "{}", 2, &error) && files_write_atomic(two, content, (int64_t)length, &error));
         assert_int_equal(rename(whole, one), 0);
         edit_json(&f, "model.safetensors.index.json", cases[i].key, cases[i].value);
         assert_load_refused(&f, cases[i].first, cases[i].second);
@@ -592,7 +591,7 @@ static char *rewrite_by_memory(const Fixture *f, const char *name, Precision pre
 }
 
 static void assert_same_file(const char *first, const char *second, const char *name) {
-    int64_t before, after;
+    size_t before, after;
     char *expected = read_file(first, name, &before), *content = read_file(second, name, &after);
     assert_int_equal(before, after);
     assert_memory_equal(expected, content, before);

@@ -1,4 +1,5 @@
 /* Adapters: against those that PEFT trains (tests/golden/lora.py), what a frozen model takes of memory, and whole runs from the base to what is made of them. */
+#include "support/check.h"
 #include "support/train_run.h"
 
 #include "layout/layout.h"
@@ -87,10 +88,7 @@ static void start(Golden *g, const char *family, ModelMode mode) {
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build_adapted(&g->config.model, &golden_lora, PRECISION_FP32, mode, sequences, length, RECOMPUTE_NONE);
     g->layout = layout_create(g->model.graph, &g->config.optimizer, &g->config.layout, 1 << 20, 0, 1);
-    Backend backend = op_cpu_backend(PRECISION_FP32);
-    g->plan = graph_plan(g->model.graph, &backend);
-    g->executor = executor_create(g->model.graph, &g->plan, &backend, NULL, &error);
-    if (!g->executor) fail_msg("%s", error.message);
+    g->executor = check_executor(g->model.graph, &g->plan);
     put_tokens(g, tokens, sequences, length);
     load_base(g, folder);
     free(folder);

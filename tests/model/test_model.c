@@ -16,6 +16,7 @@
 #include "graph/op.h"
 #include "train/session.h"
 #include "backend/backend.h"
+#include "support/check.h"
 
 enum { SEQUENCES = 2, LENGTH = 19, ROWS = SEQUENCES * LENGTH };
 
@@ -91,13 +92,9 @@ static void fill_inputs(const Fixture *f) {
 
 static Fixture fixture(const Variety *family, Precision precision, RecomputePolicy recompute) {
     Fixture f = {0};
-    Error error = {0};
     f.config = configure(family, &f.strings);
     f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
-    Backend backend = op_cpu_backend(precision);
-    f.plan = graph_plan(f.model.graph, &backend);
-    f.executor = executor_create(f.model.graph, &f.plan, &backend, NULL, &error);
-    if (!f.executor) fail_msg("%s", error.message);
+    f.executor = check_executor(f.model.graph, &f.plan);
     void *master = executor_arena(f.executor, ARENA_MASTER);
     model_initialize(f.model.graph, &f.config.model, 5, master);
     model_cast_weights(f.model.graph, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT));

@@ -50,13 +50,7 @@ typedef struct Run {
 
 static Run run_begin(bool training) { return (Run){.graph = graph_create(PRECISION_FP64, training)}; }
 
-static void run_plan(Run *run) {
-    Error error = {0};
-    Backend backend = op_cpu_backend(run->graph->precision);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
-}
+static void run_plan(Run *run) { run->executor = check_executor(run->graph, &run->plan); }
 
 static void run_end(Run *run) {
     executor_free(run->executor);
@@ -183,16 +177,10 @@ typedef struct QkShape {
     bool biased;
 } QkShape;
 
-static Norm norm_of(Check *check, const QkShape *s, int64_t columns) {
-    Norm norm = {.kind = s->kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.3)};
-    if (s->biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
-    return norm;
-}
-
 static void build_qk_norm(Check *check, const void *argument) {
     const QkShape *s = argument;
     TensorId qkv = check_input(check, TYPE_COMPUTE, 2, (int64_t[]){s->rows, shape_columns(&s->heads)}, 0.2, 1);
-    Norm query = norm_of(check, s, s->query), key = norm_of(check, s, s->key);
+    Norm query = check_norm(check, s->kind, s->biased, s->query), key = check_norm(check, s->kind, s->biased, s->key);
     check_output(check, op_qk_norm(check->graph, qkv, &query, &key, &s->heads));
 }
 
@@ -333,16 +321,10 @@ static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **
     }
 }
 
-static void skip_without_device(void) {
-    if (check_device()) return;
-    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
-    skip();
-}
-
 /* Lengths of many tiles, and of tiles that are not full; too long for central differences. */
 static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     static const Shape longer[] = {
         {1, {{2, 1, 64}, 128, 0}, 0},
         {1, {{1, 1, 128}, 128, 0}, 0},
@@ -554,12 +536,6 @@ static void cached_attention_agrees_in_all_precisions(void **state) {
 
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
-enum { SPEED_RUNS = 10 };
-
-static int by_value(const void *a, const void *b) {
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 /* On the device; bf16 of random sign and about 0.5 to 1, since clocks depend on the data. */
 static void *speed_values(int64_t count) {
     Error error = {0};
@@ -573,16 +549,14 @@ static void *speed_values(int64_t count) {
     return memory;
 }
 
-static double median_seconds(OpId op, const OpCall *call) {
-    double seconds[SPEED_RUNS];
-    gpu_kernels[op]->run(call);
-    for (int i = 0; i < SPEED_RUNS; i++) {
-        device_timer_start(check_device());
-        gpu_kernels[op]->run(call);
-        seconds[i] = device_timer_stop(check_device());
-    }
-    qsort(seconds, SPEED_RUNS, sizeof *seconds, by_value);
-    return (seconds[SPEED_RUNS / 2 - 1] + seconds[SPEED_RUNS / 2]) / 2;
+typedef struct Timed {
+    OpId op;
+    const OpCall *call;
+} Timed;
+
+static void run_kernel(const void *what) {
+    const Timed *timed = what;
+    gpu_kernels[timed->op]->run(timed->call);
 }
 
 /* FLOP as usual: two products of all seen pairs forward, five backward. */
@@ -609,7 +583,8 @@ static void speed_of_shape(const Shape *s) {
         .out = {d_qkv},
         .workspace = scratch};
     double pairs = (double)s->spec.length * (s->spec.length + 1) / 2 * s->sequences * h->heads, flops = 2 * pairs * h->head_dim;
-    double there = median_seconds(OP_attention, &forward), back = median_seconds(OP_attention_grad, &backward);
+    double there = check_median_seconds(run_kernel, &(Timed){OP_attention, &forward});
+    double back = check_median_seconds(run_kernel, &(Timed){OP_attention_grad, &backward});
     print_message("%ld x %ld rows, %ld heads of %ld, %ld of keys: forward %8.1f us %6.1f TFLOP/s, backward %8.1f us %6.1f TFLOP/s\n",
         (long)s->sequences, (long)s->spec.length, (long)h->heads, (long)h->head_dim, (long)h->kv_heads, there * 1e6,
         2 * flops / there / 1e12, back * 1e6, 5 * flops / back / 1e12);
@@ -623,7 +598,7 @@ static void speed_of_shape(const Shape *s) {
 
 static void speed(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     if (!getenv("SMELT_TEST_SPEED")) skip();
     static const Shape timed[] = {
         {4, {{32, 8, 64}, 4096, 0}, 0},

@@ -32,31 +32,18 @@ typedef struct Run {
     Executor *executor;
 } Run;
 
-static void run_plan(Run *run) {
-    Error error = {0};
-    Backend backend = op_cpu_backend(run->graph->precision);
-    run->plan = graph_plan(run->graph, &backend);
-    run->executor = executor_create(run->graph, &run->plan, &backend, NULL, &error);
-    if (!run->executor) fail_msg("%s", error.message);
-}
+static void run_plan(Run *run) { run->executor = check_executor(run->graph, &run->plan); }
 
 static void run_end(Run *run) {
     executor_free(run->executor);
     graph_free(run->graph);
 }
 
-/* A norm of random parameters; its LayerNorm may have a bias. */
-static Norm norm_of(Check *check, NormKind kind, bool biased, int64_t columns) {
-    Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
-    if (biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
-    return norm;
-}
-
 /* flag: LayerNorm; flag2: with a bias. */
 static void build_norm(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0.3, 1);
-    Norm norm = norm_of(check, c->flag ? NORM_LAYER : NORM_RMS, c->flag2, c->columns);
+    Norm norm = check_norm(check, c->flag ? NORM_LAYER : NORM_RMS, c->flag2, c->columns);
     check_output(check, op_norm(check->graph, x, &norm));
 }
 
@@ -105,7 +92,7 @@ static void build_residual_norm(Check *check, const void *argument) {
     const Case *c = argument;
     int64_t shape[] = {c->rows, c->columns};
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
-    Norm norm = norm_of(check, c->other ? NORM_LAYER : NORM_RMS, c->other == 2, c->columns);
+    Norm norm = check_norm(check, c->other ? NORM_LAYER : NORM_RMS, c->other == 2, c->columns);
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
     ResidualNorm out =
         op_residual_norm(check->graph, block, stream, c->flag ? &(AffineMerge){affine[0], affine[1], affine[2], affine[3]} : NULL, &norm);

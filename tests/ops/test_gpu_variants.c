@@ -19,7 +19,7 @@
 
 #define CHECK_ALL(build, cases, ...)                                                                                                       \
     do {                                                                                                                                   \
-        if (!check_device()) skip();                                                                                                       \
+        check_gpu();                                                                                                       \
         for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], (CheckBounds){__VA_ARGS__});             \
     } while (0)
 

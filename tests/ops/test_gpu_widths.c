@@ -20,7 +20,7 @@ static const CheckBounds bounds = {.bf16 = 0.006};
 
 #define CHECK_ALL(build, cases)                                                                                                            \
     do {                                                                                                                                   \
-        if (!check_device()) skip();                                                                                                       \
+        check_gpu();                                                                                                       \
         for (size_t i = 0; i < sizeof(cases) / sizeof *(cases); i++) check_op(build, &(cases)[i], bounds);                                 \
     } while (0)
 
@@ -30,16 +30,10 @@ typedef struct Case {
     bool biased, affine;
 } Case;
 
-static Norm norm_of(Check *check, NormKind kind, bool biased, int64_t columns) {
-    Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
-    if (biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
-    return norm;
-}
-
 static void build_norm(Check *check, const void *argument) {
     const Case *c = argument;
     TensorId x = check_input(check, TYPE_WIDE, 2, (int64_t[]){c->rows, c->columns}, 0.3, 1);
-    Norm norm = norm_of(check, c->kind, c->biased, c->columns);
+    Norm norm = check_norm(check, c->kind, c->biased, c->columns);
     check_output(check, op_norm(check->graph, x, &norm));
 }
 
@@ -75,7 +69,7 @@ static void build_residual_norm(Check *check, const void *argument) {
     int64_t shape[] = {c->rows, c->columns};
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
-    Norm norm = norm_of(check, c->kind, c->biased, c->columns);
+    Norm norm = check_norm(check, c->kind, c->biased, c->columns);
     ResidualNorm merged =
         op_residual_norm(check->graph, block, stream, c->affine ? &(AffineMerge){affine[0], affine[1], affine[2], affine[3]} : NULL, &norm);
     check_output(check, merged.stream);
@@ -191,7 +185,7 @@ static void build_qkv(Check *check, const void *argument) {
     RopeSpec spec = {.theta = 10000, .dimensions = c->rotated, .positions = 80};
     TensorId qkv =
         check_input(check, TYPE_COMPUTE, 2, (int64_t[]){c->rows, (c->heads.heads + 2 * c->heads.kv_heads) * c->heads.head_dim}, 0.2, 1);
-    Norm query = norm_of(check, c->kind, c->biased, c->query), key = norm_of(check, c->kind, c->biased, c->key);
+    Norm query = check_norm(check, c->kind, c->biased, c->query), key = check_norm(check, c->kind, c->biased, c->key);
     TensorId normed = op_qk_norm(check->graph, qkv, &query, &key, &c->heads);
     check_output(
         check, op_rope(check->graph, normed, check_integers(check, 1, &c->rows, positions), op_rope_table(check->graph, &spec), &c->heads));

@@ -139,11 +139,7 @@ static Program program_start(Graph *graph, RecomputePolicy policy, const Seed *s
     Program program = {.graph = graph};
     if (graph->training) graph_differentiate(graph, policy, seeds, seed_count);
     for (int i = 1; i < graph->tensor_count; i++) graph->tensors[i].keep = true;
-    Backend backend = op_cpu_backend(graph->precision);
-    program.plan = graph_plan(graph, &backend);
-    Error error = {0};
-    program.executor = executor_create(graph, &program.plan, &backend, NULL, &error);
-    if (!program.executor) fail_msg("%s", error.message);
+    program.executor = check_executor(graph, &program.plan);
     return program;
 }
 

@@ -15,6 +15,7 @@
 
 #include "golden/optim.h"
 #include "optim/optim_internal.h"
+#include "support/check.h"
 
 static const OptimizerConfig adamw = {
     .name = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .momentum = 0.95, .newton_schulz_steps = 5};
@@ -215,7 +216,7 @@ static void reference_adamw(
 enum { STEPS = 5 };
 static const double rate = 0.02, clip = 0.25;
 
-static void check_parameter(const Fixture *f, int index, double lr, double decay, double scale, double beta2) {
+static void compare_parameter(const Fixture *f, int index, double lr, double decay, double scale, double beta2) {
     int64_t count = f->graph->parameters[index].count;
     double *expected = malloc((size_t)count * sizeof *expected);
     reference_adamw(expected, count, STEPS, lr, decay, scale, 0.9, beta2, 1e-8);
@@ -239,9 +240,9 @@ static void check_all_kinds(Precision precision, bool decay_vectors, double bala
     config.balance_lr = balance_lr;
     Fixture f = make(precision, &config, all_kinds, 6);
     run_steps(&f, STEPS, rate, clip);
-    for (int i = 0; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
-    for (int i = 3; i < 5; i++) check_parameter(&f, i, rate, decay_vectors ? 0.1 : 0, clip, 0.95);
-    check_parameter(&f, 5, balance_lr, 0, 1, 0.999);
+    for (int i = 0; i < 3; i++) compare_parameter(&f, i, rate, 0.1, clip, 0.95);
+    for (int i = 3; i < 5; i++) compare_parameter(&f, i, rate, decay_vectors ? 0.1 : 0, clip, 0.95);
+    compare_parameter(&f, 5, balance_lr, 0, 1, 0.999);
     drop(&f);
 }
 
@@ -389,9 +390,9 @@ static void muon_leaves_all_but_matrices_to_adamw(void **state) {
     config.balance_lr = 1e-3;
     Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
     run_steps(&f, STEPS, rate, clip);
-    for (int i = 1; i < 3; i++) check_parameter(&f, i, rate, 0.1, clip, 0.95);
-    for (int i = 3; i < 5; i++) check_parameter(&f, i, rate, 0, clip, 0.95);
-    check_parameter(&f, 5, 1e-3, 0, 1, 0.999);
+    for (int i = 1; i < 3; i++) compare_parameter(&f, i, rate, 0.1, clip, 0.95);
+    for (int i = 3; i < 5; i++) compare_parameter(&f, i, rate, 0, clip, 0.95);
+    compare_parameter(&f, 5, 1e-3, 0, 1, 0.999);
     drop(&f);
 }
 
@@ -491,7 +492,7 @@ static void nothing_is_written_between_parameters(void **state) {
     drop(&f);
 }
 
-static void check_norm(Fixture f) {
+static void compare_norm(Fixture f) {
     set_gradients(&f, 1);
     double sum = 0;
     for (int p = 0; p < 5; p++)
@@ -502,7 +503,8 @@ static void check_norm(Fixture f) {
 
 static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
     (void)state;
-    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++) check_norm(make(precision, &adamw, all_kinds, 6));
+    for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++)
+        compare_norm(make(precision, &adamw, all_kinds, 6));
 }
 
 static void check_norm_of_extremes(Fixture f) {
@@ -590,30 +592,6 @@ static void announced_bytes_are_those_taken(void **state) {
 
 /* ---- On a GPU ---- */
 
-static Device *gpu; /* NULL: none was asked for */
-
-static int open_gpu(void **state) {
-    (void)state;
-    Error error;
-    const char *name = getenv("SMELT_TEST_DEVICE");
-    if (!name) return 0;
-    gpu = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
-    if (!gpu) print_error("%s\n", error.message);
-    return gpu ? 0 : -1;
-}
-
-static int close_gpu(void **state) {
-    (void)state;
-    device_close(gpu);
-    return 0;
-}
-
-static void need_gpu(void) {
-    if (gpu) return;
-    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
-    skip();
-}
-
 /* Odd sizes, several chunks, one element; offsets that no 16 bytes divide; shapes that several matrices have. */
 static const Shape uneven[] = {
     {PARAMETER_MATRIX, 2, {3, 5}},
@@ -674,7 +652,7 @@ static void check_near(const Fixture *f, const void *ours, const void *theirs, i
 
 static void adamw_on_a_gpu_gives_what_the_cpu_gives(void **state) {
     (void)state;
-    need_gpu();
+    Device *gpu = check_gpu();
     for (unsigned seed = 0; seed < 4; seed++) {
         Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_ADAMW, seed, false),
                 theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_ADAMW, seed, false);
@@ -701,7 +679,7 @@ static double distance(const Fixture *a, const Fixture *b, int index) {
  * is off by fp32's rounding: values below 2, three times. */
 static void check_muon(unsigned seed, bool vendor) {
     gemm_exact(true);
-    Fixture ours = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),
+    Fixture ours = run_uneven(check_gpu(), PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),
             theirs = run_uneven(device_cpu(), PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),
             wide = run_uneven(device_cpu(), PRECISION_FP32, OPTIMIZER_MUON, seed, vendor);
     for (int i = 0; i < UNEVEN; i++) {
@@ -716,19 +694,17 @@ static void check_muon(unsigned seed, bool vendor) {
 
 static void muon_on_a_gpu_is_as_near_to_fp32_as_the_cpu_in_bf16(void **state) {
     (void)state;
-    need_gpu();
     for (unsigned seed = 0; seed < 3; seed++) check_muon(seed, false);
 }
 
 static void muon_is_as_near_when_the_vendor_multiplies(void **state) {
     (void)state;
-    need_gpu();
     check_muon(0, true);
 }
 
 static void a_gpu_gives_the_same_bits_twice(void **state) {
     (void)state;
-    need_gpu();
+    Device *gpu = check_gpu();
     Fixture one = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false),
             two = run_uneven(gpu, PRECISION_BF16, OPTIMIZER_MUON, 0, false);
     double norm_one = gradient_norm(&one), norm_two = gradient_norm(&two);
@@ -741,7 +717,7 @@ static void a_gpu_gives_the_same_bits_twice(void **state) {
 
 static void a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone(void **state) {
     (void)state;
-    need_gpu();
+    Device *gpu = check_gpu();
     OptimizerConfig config = uneven_config(OPTIMIZER_MUON);
     Fixture f = make_on(gpu, PRECISION_BF16, &config, uneven, UNEVEN);
     int64_t extent = elements_of(f.graph);
@@ -760,14 +736,14 @@ static void a_gpu_rounds_weights_to_nearest_even_and_leaves_gaps_alone(void **st
 
 static void a_gpu_finds_the_norm_that_the_cpu_finds(void **state) {
     (void)state;
-    need_gpu();
-    check_norm(make_on(gpu, PRECISION_BF16, &adamw, all_kinds, 6));
+    Device *gpu = check_gpu();
+    compare_norm(make_on(gpu, PRECISION_BF16, &adamw, all_kinds, 6));
     check_norm_of_extremes(make_on(gpu, PRECISION_BF16, &adamw, all_kinds, 6));
 }
 
 static void a_gpu_leaves_what_has_no_gradient_but_for_decay(void **state) {
     (void)state;
-    need_gpu();
+    Device *gpu = check_gpu();
     OptimizerConfig config = muon_config();
     Fixture f = make_on(gpu, PRECISION_BF16, &config, all_kinds, 6);
     update(&f, 1, rate, 1);
@@ -780,7 +756,7 @@ static void a_gpu_leaves_what_has_no_gradient_but_for_decay(void **state) {
 
 static void a_gpu_is_announced_the_bytes_that_it_gives(void **state) {
     (void)state;
-    need_gpu();
+    Device *gpu = check_gpu();
     OptimizerConfig config = muon_config();
     Fixture f = make_on(gpu, PRECISION_BF16, &config, many, 6);
     assert_int_equal(optimizer_workspace_bytes(f.graph, &config, NULL, true), f.optimizer->scratch_bytes);
@@ -927,5 +903,5 @@ int main(void) {
         cmocka_unit_test(samples_before_a_step_are_the_sum_of_the_batches_before_it),
         cmocka_unit_test(long_ramps_are_summed_exactly),
     };
-    return cmocka_run_group_tests(tests, open_gpu, close_gpu);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 #include "base/bf16.h"
 #include "base/rng.h"
 #include "optim/optim_internal.h"
+#include "support/check.h"
 
 enum { ROWS = 96, COLUMNS = 77, COUNT = ROWS * COLUMNS, VECTOR = 33 };
 
@@ -90,16 +91,6 @@ static void drop(Fixture *f) {
 
 static void update(const Fixture *f, int64_t step, double lr) {
     optimizer_step(f->optimizer, f->arenas[0], f->weights, f->arenas[1], step, lr, 1);
-}
-
-static Device *gpu(void) {
-    static Device *device;
-    const char *name = getenv("SMELT_TEST_DEVICE");
-    Error error = {0};
-    if (!name) skip();
-    if (!device) device = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
-    if (!device) fail_msg("%s", error.message);
-    return device;
 }
 
 /* The distance of two neighbours of bf16 around x, or a little more: x has 8 bits. */
@@ -224,10 +215,10 @@ static void state_and_gradients_take_two_bytes_an_element(void **state) {
 /* -- On a GPU ------------------------------------------------------------------------------------------------------ */
 
 /* The same noise meets values that differ in the last bits of fp32 (Muon's: of bf16 products), which now and then decides. */
-static void check_gpu(int name, double most_different) {
+static void compare_with_cpu(int name, double most_different) {
     gemm_exact(true);
     OptimizerConfig config = config_of(name);
-    Fixture ours = make(gpu(), PRECISION_PURE_BF16, &config), again = make(gpu(), PRECISION_PURE_BF16, &config),
+    Fixture ours = make(check_gpu(), PRECISION_PURE_BF16, &config), again = make(check_gpu(), PRECISION_PURE_BF16, &config),
             cpu = make(device_cpu(), PRECISION_PURE_BF16, &config);
     for (int step = 1; step <= 2; step++) update(&ours, step, 0.01), update(&again, step, 0.01), update(&cpu, step, 0.01);
     double norm = optimizer_gradient_norm(ours.optimizer, ours.arenas[1]), expected = optimizer_gradient_norm(cpu.optimizer, cpu.arenas[1]);
@@ -251,8 +242,8 @@ static void check_gpu(int name, double most_different) {
 
 static void a_gpu_rounds_as_the_cpu_does(void **state) {
     (void)state;
-    check_gpu(OPTIMIZER_ADAMW, 0.002);
-    check_gpu(OPTIMIZER_MUON, 0.1);
+    compare_with_cpu(OPTIMIZER_ADAMW, 0.002);
+    compare_with_cpu(OPTIMIZER_MUON, 0.1);
 }
 
 int main(void) {

@@ -13,45 +13,14 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
 #include "app/command.h"
 #include "report/chart.h"
 #include "report/history.h"
 #include "train/journal.h"
 #include "report/report.h"
+#include "support/files.h"
 
-static int setup(void **state) {
-    char *folder = memory_copy_string("/tmp/smelt-test-report-XXXXXX");
-    assert_non_null(mkdtemp(folder));
-    assert_int_equal(chdir(folder), 0);
-    assert_int_equal(mkdir("run", 0777), 0);
-    *state = folder;
-    return 0;
-}
-
-static int teardown(void **state) {
-    Error error = {0};
-    bool removed = chdir("/") == 0 && files_remove_tree(*state, &error);
-    free(*state);
-    return removed ? 0 : -1;
-}
-
-static void write_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-}
-
-static char *read_file(const char *path) {
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    char *text = memory_allocate(1 << 22);
-    size_t length = fread(text, 1, (1 << 22) - 1, file);
-    assert_true(length > 0);
-    fclose(file);
-    return text;
-}
+static int setup(void **state) { return enter_folder(state) == 0 && mkdir("run", 0777) == 0 ? 0 : -1; }
 
 static FILE *create_metrics(void) {
     FILE *file = fopen("run/metrics.jsonl", "wb");
@@ -68,7 +37,7 @@ static void put_step(FILE *file, int step, double loss) {
 
 static History *history_of(const char *text) {
     Error error = {0};
-    write_file("run/metrics.jsonl", text);
+    write_text("run/metrics.jsonl", text);
     History *history = history_read("run/metrics.jsonl", &error);
     if (!history) fail_msg("%s", error.message);
     return history;
@@ -79,13 +48,13 @@ static char *page(void) {
     Error error = {0};
     ReportResult result;
     if (!report_write("run", "page.html", &result, &error)) fail_msg("%s", error.message);
-    char *text = read_file("page.html");
+    char *text = read_text("page.html");
     assert_int_equal(strlen(text), result.bytes);
     return text;
 }
 
 static char *page_of(const char *text) {
-    write_file("run/metrics.jsonl", text);
+    write_text("run/metrics.jsonl", text);
     return page();
 }
 
@@ -401,7 +370,7 @@ static void a_smoothed_curve_keeps_the_gap_of_a_broken_step(void **state) {
 
 static void every_text_of_the_run_is_escaped(void **state) {
     (void)state;
-    write_file("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
+    write_text("run/config.yaml", "a: \"</pre><script>alert(1)</script>\" # <b>\x01\n");
     char *text = page_of("{\"kind\":\"start\",\"step\":0,\"machine\":\"<script>alert(2)</script>\",\"<i>\":\"<img src=x>\"}\n"
                          "{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
     assert_lacks(text, "<script");
@@ -472,21 +441,21 @@ static int run_command(char **output, int argc, char **argv) {
     dup2(old[1], STDERR_FILENO);
     close(old[0]);
     close(old[1]);
-    *output = read_file("output");
+    *output = read_text("output");
     return code;
 }
 
 static void the_command_writes_into_the_run_or_where_it_is_told(void **state) {
     (void)state;
     char *output;
-    write_file("run/metrics.jsonl", "x\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
+    write_text("run/metrics.jsonl", "x\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
     assert_int_equal(run_command(&output, 2, (char *[]){"report", "run", NULL}), 0);
     assert_has(output, "wrote run/report.html (");
     assert_has(output, "warning: 1 line of run/metrics.jsonl could not be used and was left out");
     free(output);
     assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=other.html", NULL}), 0);
     free(output);
-    char *first = read_file("run/report.html"), *second = read_file("other.html");
+    char *first = read_text("run/report.html"), *second = read_text("other.html");
     assert_string_equal(first, second);
     free(first);
     free(second);
@@ -497,17 +466,17 @@ static void only_pages_and_empty_files_are_replaced(void **state) {
     static const char *const kept[] = {"{\"kind\":\"step\",\"step\":1,\"loss\":2}\n", "<!doctype", "x<!doctype html>\n"};
     char *output;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
-        write_file("run/metrics.jsonl", kept[i]);
+        write_text("run/metrics.jsonl", kept[i]);
         assert_int_equal(run_command(&output, 3, (char *[]){"report", "run", "out=run/metrics.jsonl", NULL}), ERROR_USAGE);
         assert_has(output, "run/metrics.jsonl exists and is no page of a report");
         free(output);
-        output = read_file("run/metrics.jsonl");
+        output = read_text("run/metrics.jsonl");
         assert_string_equal(output, kept[i]);
         free(output);
     }
     static const char *const replaced[] = {"", "<!DOCTYPE HTML>\n<p>"};
     for (size_t i = 0; i < sizeof replaced / sizeof *replaced; i++) {
-        write_file("page.html", replaced[i]);
+        write_text("page.html", replaced[i]);
         free(page());
     }
 }
@@ -532,7 +501,7 @@ static void wrong_arguments_are_usage_errors(void **state) {
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, leave_folder)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

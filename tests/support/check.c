@@ -88,6 +88,12 @@ TensorId check_parameter(Check *check, ParameterKind kind, int rank, const int64
     return add_source((Run *)check, graph_parameter(check->graph, name, kind, rank, shape, 0, 1, false), shift, scale);
 }
 
+Norm check_norm(Check *check, NormKind kind, bool biased, int64_t columns) {
+    Norm norm = {.kind = kind, .epsilon = 1e-5, .gain = check_parameter(check, PARAMETER_NORM, 1, &columns, 1, 0.2)};
+    if (biased) norm.bias = check_parameter(check, PARAMETER_BIAS, 1, &columns, 0, 0.5);
+    return norm;
+}
+
 TensorId check_scalar(Check *check, double value) {
     Run *run = (Run *)check;
     TensorId tensor = graph_tensor(check->graph, ARENA_INPUT, TYPE_WIDE, 1, (int64_t[]){1}, "scalar");
@@ -332,6 +338,39 @@ Device *check_device(void) {
     device = device_open(strcmp(name, "hip") ? DEVICE_CUDA : DEVICE_HIP, 0, &error);
     if (!device) fail_msg("SMELT_TEST_DEVICE=%s: %s", name, error.message);
     return device;
+}
+
+Device *check_gpu(void) {
+    if (check_device()) return check_device();
+    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
+    skip();
+    return NULL;
+}
+
+static int by_value(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+double check_median_seconds(void (*run)(const void *what), const void *what) {
+    enum { RUNS = 10 };
+    double seconds[RUNS];
+    run(what);
+    for (int i = 0; i < RUNS; i++) {
+        device_timer_start(check_device());
+        run(what);
+        seconds[i] = device_timer_stop(check_device());
+    }
+    qsort(seconds, RUNS, sizeof *seconds, by_value);
+    return (seconds[RUNS / 2 - 1] + seconds[RUNS / 2]) / 2;
+}
+
+Executor *check_executor(Graph *graph, Plan *plan) {
+    Error error = {0};
+    Backend backend = op_cpu_backend(graph->precision);
+    *plan = graph_plan(graph, &backend);
+    Executor *executor = executor_create(graph, plan, &backend, NULL, &error);
+    if (!executor) fail_msg("%s", error.message);
+    return executor;
 }
 
 /* Three runs: the plain one, the one that is recorded, and a replay. */

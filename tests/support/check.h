@@ -8,6 +8,7 @@
 
 #include "graph/graph.h"
 #include "graph/op.h"
+#include "ops/norm/norm.h"
 
 typedef struct Check {
     Graph *graph;
@@ -31,6 +32,8 @@ TensorId check_input(Check *check, TypeClass type, int rank, const int64_t *shap
 TensorId check_integers(Check *check, int rank, const int64_t *shape, const int32_t *values);
 /* A random parameter of the kind; values normal with `shift` and `scale`. */
 TensorId check_parameter(Check *check, ParameterKind kind, int rank, const int64_t *shape, double shift, double scale);
+/* A norm of random parameters; `biased`: with a bias, which LayerNorm may have. */
+Norm check_norm(Check *check, NormKind kind, bool biased, int64_t columns);
 /* A WIDE input that is not perturbed (loss scales). */
 TensorId check_scalar(Check *check, double value);
 /* Marks a result: it is compared and, when real, gets a random cotangent. */
@@ -48,5 +51,13 @@ typedef struct CheckBounds {
 
 /* The GPU of SMELT_TEST_DEVICE, NULL when it is not set. Open until the program ends. */
 Device *check_device(void);
+/* The GPU of SMELT_TEST_DEVICE; the test is skipped when that is not set. */
+Device *check_gpu(void);
+
+/* Plans the graph for the CPU; the test fails when that fails. The caller frees the executor, and the graph after it. */
+Executor *check_executor(Graph *graph, Plan *plan);
+
+/* The median of the seconds that `run(what)` takes on check_device, after one run that is not counted. */
+double check_median_seconds(void (*run)(const void *what), const void *what);
 
 void check_op(CheckBuild build, const void *argument, CheckBounds bounds);

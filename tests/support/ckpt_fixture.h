@@ -22,6 +22,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "files.h"
 
 typedef struct Fixture {
     char folder[256];
@@ -68,24 +69,10 @@ static inline int fixture_teardown(void **state) {
     return removed ? 0 : -1;
 }
 
-static inline char *file_read(const char *path, size_t *length) {
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    *length = (size_t)ftell(file);
-    rewind(file);
-    char *text = memory_allocate(*length + 1);
-    assert_int_equal(fread(text, 1, *length, file), *length);
-    fclose(file);
-    return text;
-}
-
+/* Not over an old file: ext4 flushes one that was emptied and written again, which is slow. */
 static inline void file_write(const char *path, const void *data, size_t length) {
-    unlink(path); /* ext4 flushes a file that was emptied and written again: slow */
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, length, file), length);
-    assert_int_equal(fclose(file), 0);
+    unlink(path);
+    write_bytes(path, data, length);
 }
 
 /* Whether a warning since the last call contains `fragment`. */

@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 #include "ckpt/ckpt.h"
-#include "data_files.h"
+#include "files.h"
 #include "process.h"
 
 #define TINY                                                                                                                               \

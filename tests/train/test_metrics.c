@@ -16,33 +16,9 @@
 #include <jansson.h>
 
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
+#include "support/files.h"
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
-
-static int setup(void **state) {
-    char *folder = memory_copy_string("/tmp/smelt-test-metrics-XXXXXX");
-    assert_non_null(mkdtemp(folder));
-    assert_int_equal(chdir(folder), 0);
-    *state = folder;
-    return 0;
-}
-
-static int teardown(void **state) {
-    Error error = {0};
-    bool removed = chdir("/") == 0 && files_remove_tree(*state, &error);
-    free(*state);
-    return removed ? 0 : -1;
-}
-
-static char *read_file(const char *path, size_t *length) {
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    char *text = memory_allocate(1 << 20);
-    *length = fread(text, 1, (1 << 20) - 1, file);
-    fclose(file);
-    return text;
-}
 
 static void append(const char *path, const char *text) {
     FILE *file = fopen(path, "ab");
@@ -86,7 +62,7 @@ static char *step_output(Metrics *metrics, const StepMetrics *step, bool header)
     close(old);
     if (!good) fail_msg("%s", error.message);
     size_t length;
-    return read_file("stdout", &length);
+    return (char *)read_bytes("stdout", &length);
 }
 
 static void report_step(Metrics *metrics, int64_t number) {
@@ -98,7 +74,7 @@ static void report_step(Metrics *metrics, int64_t number) {
 /* Record number `index` of the file; the caller decrefs. */
 static json_t *record(int index) {
     size_t length;
-    char *text = read_file("run/metrics.jsonl", &length), *line = strtok(text, "\n");
+    char *text = (char *)read_bytes("run/metrics.jsonl", &length), *line = strtok(text, "\n");
     while (line && index-- > 0) line = strtok(NULL, "\n");
     assert_non_null(line);
     json_t *json = json_loads(line, 0, NULL);
@@ -109,7 +85,7 @@ static json_t *record(int index) {
 
 static int count_lines(void) {
     size_t length;
-    char *text = read_file("run/metrics.jsonl", &length);
+    char *text = (char *)read_bytes("run/metrics.jsonl", &length);
     int lines = 0;
     for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
     assert_true(length == 0 || text[length - 1] == '\n');
@@ -392,7 +368,7 @@ static Records event_records(void) {
     char *paths[8];
     size_t length;
     assert_int_equal(event_files(paths), 1);
-    Records records = {.file = read_file(paths[0], &length)};
+    Records records = {.file = (char *)read_bytes(paths[0], &length)};
     free(paths[0]);
     for (const uint8_t *at = (const uint8_t *)records.file, *end = at + length; at < end; records.count++) {
         assert_true(end - at >= 16 && records.count < 16);
@@ -482,7 +458,7 @@ static void processes_that_start_in_one_second_have_files_of_their_own(void **st
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

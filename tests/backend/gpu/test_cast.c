@@ -49,7 +49,7 @@ static void check_casts(int64_t count) {
 static void casts_round_as_the_host_does(void **state) {
     (void)state;
     static const int64_t counts[] = {1, 7, 8, 9, 2048, 2051};
-    if (!check_device()) skip();
+    check_gpu();
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) check_casts(counts[i]);
 }
 

@@ -87,12 +87,6 @@ static Matrix matrix_copy(const Matrix *m) {
     return copy;
 }
 
-static void skip_without_device(void) {
-    if (check_device()) return;
-    print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
-    skip();
-}
-
 static void expect_no_failure(void) {
     Error error = {0};
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
@@ -208,7 +202,7 @@ static void check_product(const Size *s, const Form *f) {
 
 /* Every layout, writing bf16 with a bias and adding to fp32. */
 static void check_sizes(const Size *sizes, size_t count) {
-    skip_without_device();
+    check_gpu();
     for (size_t i = 0; i < count; i++)
         for (int layout = 0; layout < 4; layout++) {
             bool transpose_a = layout & 1, transpose_b = layout & 2;
@@ -232,13 +226,13 @@ static void products_of_odd_sizes_match_a_loop(void **state) {
 /* More tiles than any processor count, so that those of NVIDIA make several each. */
 static void a_product_of_many_tiles_matches_a_loop(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     check_product(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
 }
 
 static void a_product_without_depth_is_zero_or_the_bias(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     check_product(&(Size){40, 24, 0, true}, &(Form){0});
     check_product(&(Size){5, 9, 0, false}, &(Form){.wide = true, .bias = true});
     check_product(&(Size){40, 24, 0, true}, &(Form){.wide = true, .accumulate = true});
@@ -246,7 +240,7 @@ static void a_product_without_depth_is_zero_or_the_bias(void **state) {
 
 static void a_product_without_rows_or_columns_touches_nothing(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     gpu_gemm(check_device(), &(Gemm){.input = GEMM_BF16, .output = GEMM_BF16, .n = 8, .k = 8, .ldb = 8, .ldc = 8});
     gpu_gemm(check_device(), &(Gemm){.input = GEMM_BF16, .output = GEMM_BF16, .m = 8, .k = 8, .lda = 8});
     device_synchronize(check_device());
@@ -302,7 +296,7 @@ static void check_batch(int64_t count, const Size *s, bool wide) {
 
 static void products_of_a_batch_are_scaled_and_added_to_d(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     check_batch(3, &(Size){136, 72, 40, true}, false);
     check_batch(2, &(Size){24, 264, 80, true}, true);
     check_batch(3, &(Size){33, 19, 21, false}, false);
@@ -363,7 +357,7 @@ static void check_symmetric(int64_t count, int64_t order, int64_t k, bool by_eig
 
 static void symmetric_products_are_whole_and_symmetric_to_the_bit(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     check_symmetric(1, 8, 16, true);
     check_symmetric(2, 328, 40, true);
     check_symmetric(2, 520, 72, true);
@@ -540,7 +534,7 @@ static const Experts many_tiles = {
     .experts = 5, .slots = 6000, .in = 264, .out = 2048, .offset = (const int32_t[]){0, 1000, 2300, 2300, 2364, 5900}};
 
 static void check_experts(void (*check)(const Experts *e)) {
-    skip_without_device();
+    check_gpu();
     for (size_t i = 0; i < sizeof expert_cases / sizeof *expert_cases; i++) check(&expert_cases[i]);
     if (device_info(check_device())->kind == DEVICE_CUDA) check(&many_tiles);
 }
@@ -597,7 +591,7 @@ static void run_experts(const Gemm *first, const void *more) {
 
 static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     static const Size sizes[] = {{136, 264, 72, true}, {65, 31, 17, false}, {24, 40, 0, true}};
     for (int i = 0; i < 12; i++) {
         const Size *s = &sizes[i / 4];
@@ -621,7 +615,7 @@ static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
 
 static void a_batch_is_added_to_bf16_and_rounded_once(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     enum { COUNT = 3, M = 136, N = 72, K = 40 };
     Matrix a = matrix_new(GEMM_BF16, COUNT * M, K, K, true), b = matrix_new(GEMM_BF16, COUNT * K, N, N, true),
            c = matrix_new(GEMM_BF16, COUNT * M, N, N, true);
@@ -648,12 +642,6 @@ static void products_of_experts_are_added_to_bf16_and_rounded_once(void **state)
 
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
-enum { SPEED_RUNS = 10 };
-
-static int by_value(const void *a, const void *b) {
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 /* Random numbers of one sign or the other: what the clock does under load depends on the data. */
 static void *speed_memory(int64_t elements, bool random) {
     Error error = {0};
@@ -664,18 +652,6 @@ static void *speed_memory(int64_t elements, bool random) {
     if (values) device_upload(check_device(), memory, values, elements * 2);
     free(values);
     return memory;
-}
-
-static double median_seconds(void (*run)(const void *what), const void *what) {
-    double seconds[SPEED_RUNS];
-    run(what);
-    for (int i = 0; i < SPEED_RUNS; i++) {
-        device_timer_start(check_device());
-        run(what);
-        seconds[i] = device_timer_stop(check_device());
-    }
-    qsort(seconds, SPEED_RUNS, sizeof *seconds, by_value);
-    return (seconds[SPEED_RUNS / 2 - 1] + seconds[SPEED_RUNS / 2]) / 2;
 }
 
 static void run_product(const void *what) { gpu_gemm(check_device(), what); }
@@ -711,8 +687,8 @@ static void speed_of_layer(int64_t rows, int64_t out, int64_t in) {
     };
     for (int i = 0; i < 3; i++) {
         forms[i].input = GEMM_BF16;
-        print_speed("linear", &forms[i], median_seconds(run_product, &forms[i]), 1);
-        print_speed("  the vendor's", &forms[i], median_seconds(run_vendors, &forms[i]), 1);
+        print_speed("linear", &forms[i], check_median_seconds(run_product, &forms[i]), 1);
+        print_speed("  the vendor's", &forms[i], check_median_seconds(run_vendors, &forms[i]), 1);
     }
     device_free(check_device(), x, rows * in * 2), device_free(check_device(), w, out * in * 2);
     device_free(check_device(), y, rows * out * 2), device_free(check_device(), g, out * in * 4);
@@ -762,7 +738,7 @@ static void speed_of_experts(int64_t out, int64_t in) {
     forms[3].first.accumulate = forms[5].first.accumulate = false, forms[4].first.output = forms[5].first.output = GEMM_BF16;
     for (int i = 0; i < 6; i++) {
         forms[i].first.input = GEMM_BF16, forms[i].offset = device_offset, forms[i].experts = EXPERTS;
-        print_speed(names[i], &forms[i].first, median_seconds(run_grouped, &forms[i]), 1);
+        print_speed(names[i], &forms[i].first, check_median_seconds(run_grouped, &forms[i]), 1);
     }
     device_free(check_device(), x, SLOTS * in * 2), device_free(check_device(), w, weights * 2),
         device_free(check_device(), device_offset, sizeof offset);
@@ -790,13 +766,13 @@ static void speed_of_symmetric(int64_t order, int64_t count) {
         .stride_c = order * order,
         .alpha = 1,
         .symmetric = true};
-    print_speed("symmetric (as whole)", &first, median_seconds(run_batch, &batch), (double)count);
+    print_speed("symmetric (as whole)", &first, check_median_seconds(run_batch, &batch), (double)count);
     device_free(check_device(), x, count * order * order * 2), device_free(check_device(), c, count * order * order * 2);
 }
 
 static void speed(void **state) {
     (void)state;
-    skip_without_device();
+    check_gpu();
     if (!getenv("SMELT_TEST_SPEED")) skip();
     speed_of_layer(8192, 8192, 8192);
     speed_of_layer(16384, 4096, 2048);

@@ -47,14 +47,14 @@ static void check_normals(int64_t first, const Normals *normals) {
 
 static void normals_have_the_hosts_bits_wherever_they_begin(void **state) {
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     for (int64_t first = 0; first < 4; first++) check_normals(first, &WIDE);
     check_normals(((int64_t)1 << 34) + 1, &WIDE);
 }
 
 static void normals_in_bf16_are_rounded_as_on_the_host(void **state) {
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     Normals narrow = WIDE;
     narrow.narrow = true;
     check_normals(1, &narrow);
@@ -62,7 +62,7 @@ static void normals_in_bf16_are_rounded_as_on_the_host(void **state) {
 
 static void constants_are_normals_without_deviation(void **state) {
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     check_normals(0, &(Normals){.seed = 1, .mean = 1});
     check_normals(0, &(Normals){.seed = 1});
 }
@@ -72,7 +72,7 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
     static const char *const settings[] = {"model.family=zaya", "model.experts=4", "model.router_width=16", "model.ffn=32", "model.heads=2",
         "model.kv_heads=1", "model.head_dim=16", "model.layers=2", "model.width=64", "model.vocabulary=100"};
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     enum { PART = 1000, SEED = 3 };
     Config config;
     OptionStrings strings = {0};
@@ -127,7 +127,7 @@ static void check_copies(size_t bytes) {
 static void large_copies_arrive_whole(void **state) {
     const size_t sizes[] = {(1 << 20) - 1, 1 << 20, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, 32 << 20, (32 << 20) + 1, (100 << 20) + 13};
     (void)state;
-    if (!check_device()) skip();
+    check_gpu();
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_copies(sizes[i]);
 }
 

@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "support/check.h"
+#include "support/files.h"
 #include "backend/gpu/autotune_cache.h"
 #include "backend/gpu/driver_internal.h"
 #include "backend/gpu/vendor_gemm.h"
@@ -42,11 +43,7 @@ typedef struct Product {
 
 static VendorGemm *open_library(const char *choices) {
     Error error = {0};
-    Device *device = check_device();
-    if (!device) {
-        print_message("skipped: SMELT_TEST_DEVICE names no GPU (hip, cuda)\n");
-        skip();
-    }
+    Device *device = check_gpu();
     VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .cast = gpu_cast_to_bf16, .choices = choices};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     if (!vendor) {
@@ -317,13 +314,6 @@ static void remove_folder(char *folder) {
     assert_int_equal(system(command), 0);
     free(command);
     free(folder);
-}
-
-static void write_text(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
 }
 
 static int64_t size_of(const char *path) {
