@@ -1,6 +1,6 @@
 /* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with the torchrun variables in its
  * environment; the supervisor shows output, forwards signals, watches progress and counters, and starts all ranks again from the newest good
- * checkpoint (which the command itself finds) as its rules say. */
+ * checkpoint, which the command itself finds, as its rules say. */
 #pragma once
 
 #include "base/options.h"

@@ -1,7 +1,8 @@
-/* Starting processes and reading what they print. Rank 0 is shown as it is, all ranks with a number before each line when asked for; what is not
- * shown is kept, the end of it. */
+/* Starting ranks and reading their output. The output of rank 0 is shown as it is, or with output=all that of every rank with its number before each line; of
+ * what is not shown the last lines are kept. Owns the processes, pipes and heartbeats of an attempt. Called by the supervisor. */
 #include "launch/ranks_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -71,6 +72,7 @@ static bool start_rank(Ranks *ranks, int rank, Error *error) {
 }
 
 bool ranks_start(Ranks *ranks, const RankPlan *plan, Error *error) {
+    assert(plan->count > 0 && plan->first >= 0 && plan->first + plan->count <= plan->total);
     ranks->plan = plan;
     ranks->ranks = memory_allocate((size_t)plan->count * sizeof *ranks->ranks);
     for (int rank = 0; rank < plan->count; rank++) ranks->ranks[rank].streams[0].file = ranks->ranks[rank].streams[1].file = -1;
@@ -153,7 +155,7 @@ void ranks_print_tail(const Ranks *ranks, int rank) {
 
 /* -- Ends ----------------------------------------------------------------------------------------------------------- */
 
-/* An ended rank's pipe may be held open by a grandchild: what is in it is read, and no more is waited for. */
+/* A process that an ended rank started may hold its pipe open: what is in the pipe is read, the end of it is not awaited. */
 static void reap(Ranks *ranks, int rank) {
     Rank *r = &ranks->ranks[rank];
     if (!r->id || waitpid(r->id, &r->status, WNOHANG) != r->id) return;

@@ -1,4 +1,4 @@
-/* The processes of one attempt: started together, their output read, their ends noted. Owned by the supervisor. */
+/* The ranks of one attempt: processes that are started together, whose output is read and whose ends are noted. */
 #pragma once
 
 #include <stdbool.h>
@@ -25,7 +25,7 @@ typedef struct Rank {
     char tail[TAIL_BYTES]; /* the last output of a rank that is not shown */
 } Rank;
 
-/* Where the ranks of this node stand. */
+/* The place of this node's ranks in the run: first + count <= total. */
 typedef struct RankPlan {
     char *const *command;
     int count, first, total; /* ranks here, the number of the first of them in the run, ranks of the run */

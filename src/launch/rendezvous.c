@@ -2,6 +2,7 @@
  * socket and the seats of all nodes. Called by the supervisor. The network is trusted: checks keep mistakes out, not attackers. */
 #include "launch/rendezvous_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -18,7 +19,7 @@
 #include "base/memory.h"
 #include "comm/socket.h"
 
-enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, FAREWELL_SECONDS = 30, MOST_RANKS = 1024 };
+enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024 };
 static const double slice = 0.1; /* seconds between two looks at place.stop */
 
 typedef struct Hello {
@@ -36,9 +37,9 @@ typedef struct Reply {
 
 /* A node's place at node 0. */
 typedef struct Seat {
-    int socket; /* -1: none, or node 0's own */
-    bool here;
-    bool member; /* took part in the last attempt; before the first all are awaited like members */
+    int socket;  /* -1: none, as of node 0 itself */
+    bool here;   /* it has reported and waits for the answer */
+    bool member; /* took part in the last attempt; before the first one all nodes count as members */
     NodeReport report;
     char address[NI_MAXHOST];
 } Seat;
@@ -67,6 +68,7 @@ static uint64_t job_of(char *const *command) {
 }
 
 Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {
+    assert(place->node >= 0 && place->node < place->nodes && place->least <= place->nodes);
     Rendezvous *rendezvous = memory_allocate(sizeof *rendezvous);
     *rendezvous = (Rendezvous){.place = *place, .job = job_of(place->command), .listener = -1};
     bool opened = socket_resolve(place->address, place->port, &rendezvous->first, error);
@@ -104,7 +106,7 @@ static void leave_seat(Seat *seat) {
 }
 
 static void take_seat(Seat *seat, int socket, const NodeReport *report) {
-    leave_seat(seat); /* of a supervisor that died, or that reports anew */
+    leave_seat(seat); /* of a supervisor that died, or that reports again */
     seat->socket = socket;
     seat->here = true;
     seat->report = *report;
@@ -125,7 +127,7 @@ static void refuse(int socket) {
     close(socket);
 }
 
-/* Where the others reach a node: as node 0 sees it, or, when it is on node 0's host, at node 0's own address. */
+/* Where the others reach a node: at the address that node 0 sees, or at node 0's address when both are on one host. */
 static void note_address(const Rendezvous *rendezvous, Seat *seat) {
     struct sockaddr_storage from = {0};
     socklen_t size = sizeof from;
@@ -136,8 +138,8 @@ static void note_address(const Rendezvous *rendezvous, Seat *seat) {
         snprintf(seat->address, sizeof seat->address, "%s", rendezvous->place.address);
 }
 
-/* Takes in all who wait at the door, for a moment. */
-static void open_door(Rendezvous *rendezvous) {
+/* Accepts the reports of nodes that have connected, for `slice` seconds. */
+static void accept_reports(Rendezvous *rendezvous) {
     for (double until = log_seconds() + slice; socket_await(rendezvous->listener, POLLIN, until);) {
         Hello hello = {0};
         int taken = accept4(rendezvous->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -152,8 +154,8 @@ static void open_door(Rendezvous *rendezvous) {
     }
 }
 
-/* Nodes say nothing after their report: what can be read is the connection's end. Only a farewell stays after that. */
-static void notice_leavers(Rendezvous *rendezvous) {
+/* Nodes send nothing after their report, so a readable connection has ended: the node is gone. A report of the end stays valid. */
+static void notice_lost_nodes(Rendezvous *rendezvous) {
     for (int node = 1; node < rendezvous->place.nodes; node++) {
         Seat *seat = &rendezvous->seats[node];
         if (seat->here && seat->report.state != NODE_ENDS && socket_await(seat->socket, POLLIN, log_seconds() + 1e-3)) leave_seat(seat);
@@ -162,7 +164,7 @@ static void notice_leavers(Rendezvous *rendezvous) {
 
 /* -- Node 0: what becomes of the run -------------------------------------------------------------------------------- */
 
-/* Of a node that took part and said that the run is over. */
+/* The report of a member that the run is over, or NULL. */
 static const NodeReport *find_end(const Rendezvous *rendezvous) {
     for (int node = 0; node < rendezvous->place.nodes; node++) {
         const Seat *seat = &rendezvous->seats[node];
@@ -173,7 +175,7 @@ static const NodeReport *find_end(const Rendezvous *rendezvous) {
 
 static bool takes_part(const Seat *seat) { return seat->here && seat->report.state == NODE_READY; }
 
-/* Who is missing and why, for people. */
+/* Which nodes are missing and why, for people. */
 static void describe_absent(const Rendezvous *rendezvous, char *text, size_t size) {
     size_t length = 0;
     text[0] = 0;
@@ -190,8 +192,8 @@ static void describe_absent(const Rendezvous *rendezvous, char *text, size_t siz
     }
 }
 
-/* What all who take part have in common; their number is answer.members. */
-static RendezvousAnswer muster(const Rendezvous *rendezvous) {
+/* The part of the answer that is the same for all members. */
+static RendezvousAnswer count_members(const Rendezvous *rendezvous) {
     RendezvousAnswer answer = {0};
     for (int node = 0; node < rendezvous->place.nodes; node++) {
         const Seat *seat = &rendezvous->seats[node];
@@ -213,8 +215,8 @@ static void reply(Seat *seat, RendezvousVerdict verdict, const RendezvousAnswer 
     leave_seat(seat);
 }
 
-/* Everyone who is here gets an answer; returns node 0's own. */
-static RendezvousVerdict dismiss(Rendezvous *rendezvous, RendezvousVerdict all, const RendezvousAnswer *common, RendezvousAnswer *own) {
+/* Answers every node that has reported; returns the verdict for node 0. */
+static RendezvousVerdict answer_all(Rendezvous *rendezvous, RendezvousVerdict all, const RendezvousAnswer *common, RendezvousAnswer *own) {
     RendezvousAnswer answer = *common;
     RendezvousVerdict own_verdict = all;
     answer.member = answer.first = 0;
@@ -234,7 +236,7 @@ static RendezvousVerdict dismiss(Rendezvous *rendezvous, RendezvousVerdict all, 
 
 static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
     const NodeReport *end = find_end(rendezvous);
-    RendezvousAnswer answer = muster(rendezvous);
+    RendezvousAnswer answer = count_members(rendezvous);
     if (end) {
         answer.code = end->code;
         snprintf(answer.reason, sizeof answer.reason, "%s", end->reason);
@@ -245,16 +247,16 @@ static RendezvousVerdict decide(Rendezvous *rendezvous, RendezvousAnswer *own) {
         snprintf(answer.reason, sizeof answer.reason, "%d of %d nodes can go on, and %d are needed (least=): %.400s", answer.members,
             rendezvous->place.nodes, rendezvous->place.least, absent);
     }
-    return dismiss(rendezvous, end || answer.members < rendezvous->place.least ? RENDEZVOUS_OVER : RENDEZVOUS_START, &answer, own);
+    return answer_all(rendezvous, end || answer.members < rendezvous->place.least ? RENDEZVOUS_OVER : RENDEZVOUS_START, &answer, own);
 }
 
-static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
+static RendezvousVerdict join_as_first(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
     double start = log_seconds();
     take_seat(&rendezvous->seats[0], -1, own);
     while (!rendezvous->place.stop->signal) {
         bool any = false, all = true;
-        open_door(rendezvous);
-        notice_leavers(rendezvous);
+        accept_reports(rendezvous);
+        notice_lost_nodes(rendezvous);
         for (int node = 0; node < rendezvous->place.nodes; node++) {
             const Seat *seat = &rendezvous->seats[node];
             any = any || (seat->here && seat->member);
@@ -264,14 +266,14 @@ static RendezvousVerdict call_as_first(Rendezvous *rendezvous, const NodeReport 
         if (any && !rendezvous->began) rendezvous->began = now;
         if (all || find_end(rendezvous) || (rendezvous->began && now - rendezvous->began > rendezvous->place.away))
             return decide(rendezvous, answer);
-        if (patience > 0 && now - start > patience) return RENDEZVOUS_AGAIN;
+        if (timeout > 0 && now - start > timeout) return RENDEZVOUS_AGAIN;
     }
     return RENDEZVOUS_STOPPED;
 }
 
-/* -- The others ----------------------------------------------------------------------------------------------------- */
+/* -- The other nodes ----------------------------------------------------------------------------------------------------- */
 
-/* -1 when node 0 does not answer now. */
+/* Returns the connection, or -1 when node 0 cannot be reached now. */
 static int report_to_first(const Rendezvous *rendezvous, const NodeReport *own) {
     Hello hello = {
         .magic = MAGIC, .node = rendezvous->place.node, .nodes = rendezvous->place.nodes, .job = rendezvous->job, .report = *own};
@@ -300,7 +302,7 @@ static RendezvousVerdict first_is_lost(const Rendezvous *rendezvous, RendezvousA
     return RENDEZVOUS_OVER;
 }
 
-static RendezvousVerdict call_as_other(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
+static RendezvousVerdict join_as_other(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
     double start = log_seconds(), heard = start;
     int connection = -1;
     RendezvousVerdict verdict = RENDEZVOUS_STOPPED;
@@ -317,7 +319,7 @@ static RendezvousVerdict call_as_other(Rendezvous *rendezvous, const NodeReport 
             if (hear(connection, &verdict, answer)) break;
             close(connection);
             connection = -1;
-        } else if (patience > 0 && now - start > patience) {
+        } else if (timeout > 0 && now - start > timeout) {
             verdict = RENDEZVOUS_AGAIN;
             break;
         }
@@ -326,23 +328,23 @@ static RendezvousVerdict call_as_other(Rendezvous *rendezvous, const NodeReport 
     return verdict;
 }
 
-RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer) {
-    return rendezvous->seats ? call_as_first(rendezvous, own, patience, answer) : call_as_other(rendezvous, own, patience, answer);
+RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer) {
+    return rendezvous->seats ? join_as_first(rendezvous, own, timeout, answer) : join_as_other(rendezvous, own, timeout, answer);
 }
 
 /* -- The end -------------------------------------------------------------------------------------------------------- */
 
 static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
-    double until = log_seconds() + (end->code == ERROR_NONE ? 0 : FAREWELL_SECONDS);
+    double until = log_seconds() + (end->code == ERROR_NONE ? 0 : END_SECONDS);
     for (bool untold = true; untold;) {
         RendezvousAnswer own;
-        open_door(rendezvous);
+        accept_reports(rendezvous);
         untold = false;
         for (int node = 1; node < rendezvous->place.nodes; node++) {
             rendezvous->seats[node].member = rendezvous->seats[node].member && !rendezvous->seats[node].here;
             untold = untold || rendezvous->seats[node].member;
         }
-        dismiss(rendezvous, RENDEZVOUS_OVER, end, &own);
+        answer_all(rendezvous, RENDEZVOUS_OVER, end, &own);
         untold = untold && log_seconds() < until && !rendezvous->place.stop->signal;
     }
 }

@@ -1,7 +1,7 @@
-/* The rendezvous of a run's nodes. Before every attempt each node's supervisor tells node 0's how its node is. Node 0's calls the roll: when all that it waits
- * for have come, or the time is over, it tells everyone who takes part, under which numbers, or that the run is over. Nobody is connected in between:
- * who comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides, two halves of a broken network never
- * train at once; the price is that the run ends with node 0's supervisor. Node 0 itself may be left out like any other. */
+/* The rendezvous of a run's nodes. Before every attempt each node's supervisor reports its state to the supervisor of node 0. When all nodes that are awaited
+ * have reported, or the time is over, node 0 answers every one of them: which nodes take part, under which numbers, or that the run is over. Nobody is
+ * connected in between: a node that comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides, two halves
+ * of a broken network never train at once; the price is that the run ends with node 0's supervisor. Node 0 may be left out like any other node. */
 #pragma once
 
 #include <stdint.h>
@@ -22,21 +22,21 @@ typedef struct RendezvousPlace {
 
 typedef enum NodeState {
     NODE_READY, /* can run its ranks */
-    NODE_SICK,  /* must not: `reason` says why */
-    NODE_ENDS,  /* of one that took part: the run is over, with `code` and `reason` */
+    NODE_SICK,  /* must not take part: `reason` says why */
+    NODE_ENDS,  /* by a node that took part: the run is over, with `code` and `reason` */
 } NodeState;
 
-/* How a node is. `port` is free there, for the case that the run's rank 0 is among its ranks. */
+/* The state of a node. `port` is free there, in case the run's rank 0 becomes one of its ranks. */
 typedef struct NodeReport {
     int32_t state, ranks, port, code;
     char name[64], reason[192];
 } NodeReport;
 
 typedef enum RendezvousVerdict {
-    RENDEZVOUS_START,    /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which its first is `first` */
-    RENDEZVOUS_LEFT_OUT, /* the others go on without this node: it may come again */
+    RENDEZVOUS_START, /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which `first` is this node's first */
+    RENDEZVOUS_LEFT_OUT, /* the others go on without this node, which may report again */
     RENDEZVOUS_OVER,     /* the run ended with `code` and `reason` */
-    RENDEZVOUS_AGAIN,    /* nothing yet after `patience` seconds */
+    RENDEZVOUS_AGAIN,    /* nothing was decided within `timeout` seconds */
     RENDEZVOUS_STOPPED,  /* by place.stop */
 } RendezvousVerdict;
 
@@ -47,9 +47,9 @@ typedef struct RendezvousAnswer {
 
 /* What `place` points to outlives the rendezvous. On node 0 it listens from now on. ERROR_COMMUNICATION. */
 Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error);
-/* Waits for the next roll's verdict; `patience` 0: for ever. On other nodes than 0, RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for
+/* Waits for the verdict of the next rendezvous; `timeout` in seconds, 0: for ever. On other nodes than 0, RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for
  * `away` seconds. */
-RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double patience, RendezvousAnswer *answer);
+RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer);
 /* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run at the next rendezvous. */
 void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason);
 void rendezvous_close(Rendezvous *rendezvous); /* NULL is fine */

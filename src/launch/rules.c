@@ -1,4 +1,4 @@
-/* The table of rules. What a rank's end means stands in docs/exit-codes.md. */
+/* The table of rules. docs/exit-codes.md says what each exit code means. Owns nothing. Called by the supervisor. */
 #include "launch/rules_internal.h"
 
 #include <signal.h>
@@ -21,7 +21,7 @@ static const Rule rules[] = {
     {EVENT_HANG, ANY, NULL, ACTION_TEST_AND_RESTART, "hung"},
     {EVENT_EXIT, ERROR_DEVICE, NULL, ACTION_TEST_AND_RESTART, "lost its GPU"},
     {EVENT_EXIT, ERROR_COMMUNICATION, NULL, ACTION_TEST_AND_RESTART, "lost another rank, or its watchdog ended it"},
-    {EVENT_EXIT, ERROR_PREEMPTED, NULL, ACTION_STOP, "was told to stop"},
+    {EVENT_EXIT, ERROR_PREEMPTED, NULL, ACTION_STOP, "was asked to stop"},
     {EVENT_EXIT, ERROR_NONE, NULL, ACTION_NONE, "is done"},
     {EVENT_EXIT, ANY, NULL, ACTION_RESTART, "failed"},
 };

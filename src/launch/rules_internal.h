@@ -1,4 +1,4 @@
-/* What the supervisor does about what happens: a table of (event, condition, action). */
+/* The rules of the supervisor: a table of (event, condition, action). */
 #pragma once
 
 #include <stdbool.h>
@@ -18,7 +18,7 @@ typedef enum Action {
     ACTION_STOP,
     ACTION_RESTART,
     ACTION_RESTART_SKIPPING, /* with on_nan=skip */
-    ACTION_TEST_AND_RESTART, /* it may be the hardware: the node is tested first */
+    ACTION_TEST_AND_RESTART, /* hardware may be the cause: the node is tested first */
 } Action;
 
 typedef struct Rule {
@@ -30,6 +30,6 @@ typedef struct Rule {
 } Rule;
 enum { ANY = -1 };
 
-/* The first rule that fits; never NULL. The earlier a rule stands the closer it is to a cause: of several ranks that ended, the one with the earliest
- * rule decides. */
+/* The first rule that fits; never NULL, since the last rule of every event has neither value nor condition. Rules are ordered from causes to effects: of
+ * several ranks that ended, the one with the earliest rule decides. */
 const Rule *rules_find(Event event, int value, const LaunchOptions *options);

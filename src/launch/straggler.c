@@ -1,4 +1,4 @@
-/* Measuring and comparing paces. Owns nothing. */
+/* Measuring and comparing the busy times of ranks. Owns nothing. */
 #include "launch/straggler_internal.h"
 
 #include <stdlib.h>
@@ -7,12 +7,11 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-enum { COMPARE_EVERY = 16, SLOW_LOOKS = 3 };
+enum { COMPARE_EVERY = 16, SLOW_REPEATS = 3 };
 static const double slow_ratio = 1.5, smoothing = 0.1;
 
-/* What a rank tells the others; doubles, as collectives know them. */
-typedef struct Told { double busy, node, local_rank; } Told;
-enum { TOLD = sizeof(Told) / sizeof(double) };
+/* What ranks exchange: doubles only, as one collective has one type. */
+typedef struct RankTime { double busy, node, local_rank; } RankTime;
 
 void straggler_mark(StragglerDetector *straggler) {
     straggler->last = log_seconds();
@@ -41,29 +40,29 @@ int straggler_slowest(const double *busy, int ranks, double *ratio) {
     return *ratio > slow_ratio ? slowest : -1;
 }
 
-static void look(StragglerDetector *straggler, const Told *told) {
+static void find_straggler(StragglerDetector *straggler, const RankTime *times) {
     int ranks = comm_size(straggler->comm);
     double ratio, *busy = memory_allocate((size_t)ranks * sizeof *busy);
-    for (int rank = 0; rank < ranks; rank++) busy[rank] = told[rank].busy;
+    for (int rank = 0; rank < ranks; rank++) busy[rank] = times[rank].busy;
     int slow = straggler_slowest(busy, ranks, &ratio);
     free(busy);
-    straggler->looks = slow >= 0 && slow == straggler->slow ? straggler->looks + 1 : 0;
+    straggler->repeats = slow >= 0 && slow == straggler->slow ? straggler->repeats + 1 : 0;
     straggler->slow = slow;
-    if (straggler->looks == SLOW_LOOKS - 1 && comm_rank(straggler->comm) == 0)
+    if (straggler->repeats == SLOW_REPEATS - 1 && comm_rank(straggler->comm) == 0)
         log_warn("rank %d (node %.0f, local rank %.0f) is slow: it computes %.1f times as long as the median of the others, which wait for "
-                 "it in every "
-                 "step: %.1f ms",
-            slow, told[slow].node, told[slow].local_rank, ratio, told[slow].busy * 1e3);
+                 "it in every step: %.1f ms",
+            slow, times[slow].node, times[slow].local_rank, ratio, times[slow].busy * 1e3);
 }
 
-/* A failure shows at the next collective too. */
+/* A failed collective is reported by the next one of the training loop. */
 static void compare_step_times(StragglerDetector *straggler) {
     Error ignored = {0};
     int ranks = comm_size(straggler->comm);
-    Told *told = memory_allocate((size_t)ranks * sizeof *told);
-    told[comm_rank(straggler->comm)] = (Told){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm)};
-    if (comm_host_all_gather(straggler->comm, "pace", told, TOLD, COMM_F64, &ignored)) look(straggler, told);
-    free(told);
+    RankTime *times = memory_allocate((size_t)ranks * sizeof *times);
+    times[comm_rank(straggler->comm)] = (RankTime){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm)};
+    if (comm_host_all_gather(straggler->comm, "busy time", times, sizeof *times / sizeof(double), COMM_F64, &ignored))
+        find_straggler(straggler, times);
+    free(times);
 }
 
 void straggler_step(StragglerDetector *straggler) {

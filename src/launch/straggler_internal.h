@@ -1,6 +1,6 @@
-/* The straggler of a run's ranks. All ranks take as long for a step as the slowest, because they wait for each other; a rank's straggler is what a step takes it
- * without its waiting, and the rank that waits least makes the others wait. Waiting is the time that the host stood still in collectives and, on a GPU,
- * that the device's stream did, by events before and after it. The ranks tell each other their straggler every few steps; rank 0 says who is slow. Used by the
+/* Straggler detection. Ranks wait for each other in every step, so all take as long as the slowest one. A rank's busy time is what a step takes it without
+ * that waiting: the rank that is busy longest makes the others wait. Waiting is the time in which the host stood still in collectives and, on a GPU, in which
+ * the device's stream did (events before and after each). Ranks exchange their busy times every few steps, and rank 0 names the straggler. Called by the
  * watchdog, on the training thread. */
 #pragma once
 
@@ -8,15 +8,15 @@
 
 typedef struct StragglerDetector {
     Comm *comm;
-    double last, waited; /* at the last mark: the time, the seconds waited so far */
+    double last, waited; /* at the last mark: the time, and the seconds waited until then */
     double busy;         /* seconds of a step without waiting, smoothed; 0: not known */
     int64_t steps;
-    int slow, looks; /* the rank that was slow at the last comparison, or -1, and at how many in a row before */
+    int slow, repeats; /* the straggler of the last comparison, or -1; comparisons in a row before that named the same one */
 } StragglerDetector;
 
-/* A step begins now: what happened since the last one is no part of it. */
+/* A step starts now: the time since the last one does not count. */
 void straggler_mark(StragglerDetector *straggler);
-/* A step is done, on all ranks alike: collective now and then. */
+/* A step is done. Call it on all ranks: every few steps it is a collective. */
 void straggler_step(StragglerDetector *straggler);
-/* The rank that is busy longest, when that is over 1.5 times the median of the others, else -1; *ratio says how much. */
+/* The rank that is busy longest, when that is over 1.5 times the median of the others, else -1. *ratio: its busy time over that median, 0 if unknown. */
 int straggler_slowest(const double *busy, int ranks, double *ratio);

@@ -53,20 +53,22 @@ typedef struct Verdict {
     int rank, value; /* exit code or signal */
 } Verdict;
 
+/* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count. */
 typedef struct Supervisor {
     const LaunchOptions *options;
     const StopRequest *stop;
     RankPlan plan;
-    char **command;         /* with on_nan=skip at its end, once that is needed */
+    char **command;         /* owned; with on_nan=skip at its end once that is needed */
     char address[256];      /* of node 0 */
     int node, nodes, port;  /* port: of node 0 */
     Rendezvous *rendezvous; /* NULL: one node */
-    RendezvousAnswer part;  /* what this node does in the attempt, on several nodes */
+    RendezvousAnswer part;  /* of this node in the attempt, on several nodes */
     int fewest;             /* nodes that ever took part */
-    int own_failures;       /* in a row, without progress, whose cause was a rank of this node */
-    bool suspect, over;     /* the node is to be tested before ranks start; the run was declared over */
+    int local_failures;     /* in a row, without progress, whose cause was a rank of this node */
+    bool suspect;           /* the node must pass its self-test before ranks start */
+    bool over;              /* node 0 said that the run is over */
     int devices[1024], failed_device, failures;
-    char *visible;     /* the devices that are left, for the vendors' variables; NULL: as they were */
+    char *visible;     /* owned; the devices that are left, for the vendors' variables; NULL: as they were */
     int64_t best_step; /* over all attempts */
     Ranks ranks;
     Verdict verdict;
@@ -90,7 +92,7 @@ static void judge_line(void *context, int rank, const char *line) {
         judge(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
-/* What the supervisor killed itself had a cause elsewhere, unless all ranks went that way. */
+/* A rank that the supervisor killed is not the cause, unless all ranks were killed. */
 static void judge_ends(Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
@@ -115,7 +117,7 @@ static void judge_hangs(Supervisor *supervisor) {
 
 static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict->rule->event == EVENT_EXIT && verdict->value == (int)code; }
 
-/* Before all have ended, a rank that ended otherwise than well. */
+/* Whether a rank has ended with a failure while others run. */
 static bool has_failed(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
@@ -127,7 +129,7 @@ static bool has_failed(const Supervisor *supervisor) {
 
 /* -- An attempt ----------------------------------------------------------------------------------------------------- */
 
-/* Whatever the ranks fail of next, the node is tested first. */
+/* After a sign of failing hardware the node is tested before the next start, whatever the cause of that start. */
 static void report_health(void *context, const char *line) {
     Supervisor *supervisor = context;
     log_warn("%s", line);
@@ -140,22 +142,22 @@ static void look_at_health(Supervisor *supervisor) {
     health_look(supervisor->health, report_health, supervisor);
 }
 
-/* Until all ranks have ended. A failure leaves the others a while to notice and to say why; a signal leaves them the grace time. */
+/* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after a request to stop, the grace time. */
 static void watch(Supervisor *supervisor) {
-    int told = 0;
-    double until = 0; /* when those that are left are killed; 0: they may live */
+    int seen = 0;     /* requests to stop that were passed on */
+    double until = 0; /* when the ranks that still run are killed; 0: never */
     Ranks *ranks = &supervisor->ranks;
     while (ranks_poll(ranks, POLL_MILLISECONDS) > 0) {
         look_at_health(supervisor);
         judge_hangs(supervisor);
-        if (supervisor->stop->count > told) {
-            if (told == 0) log_info("told to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
-            until = told == 0 ? log_seconds() + supervisor->options->grace : log_seconds();
-            told = supervisor->stop->count;
+        if (supervisor->stop->count > seen) {
+            if (seen == 0) log_info("asked to stop: the ranks have %.0f s for a checkpoint", supervisor->options->grace);
+            until = seen == 0 ? log_seconds() + supervisor->options->grace : log_seconds();
+            seen = supervisor->stop->count;
             ranks_signal(ranks, SIGTERM);
         }
         if (!until && has_failed(supervisor)) until = log_seconds() + LEAVE_SECONDS;
-        if (supervisor->verdict.rule && !told) until = log_seconds();
+        if (supervisor->verdict.rule && !seen) until = log_seconds();
         if (until && log_seconds() >= until) ranks_signal(ranks, SIGKILL);
     }
 }
@@ -167,7 +169,7 @@ static int64_t last_step(const Supervisor *supervisor) {
     return step;
 }
 
-/* A port that nobody has: between two attempts the old one may still be in use. */
+/* A free port: between two attempts the old one may still be in use. */
 static int choose_port(const Supervisor *supervisor) {
     struct sockaddr_storage address = {0};
     socklen_t size = sizeof address;
@@ -250,18 +252,18 @@ static void skip_nan(Supervisor *supervisor) {
     supervisor->plan.command = supervisor->command;
 }
 
-/* Longer from failure to failure; a signal ends it. */
+/* The pause doubles with every failure in a row; a request to stop ends it. */
 static void wait_before_start(const StopRequest *stop, int failures) {
     int seconds = failures < 2 ? 0 : failures < 7 ? 1 << (failures - 2) : MOST_PAUSE;
     for (double until = log_seconds() + seconds; !stop->signal && log_seconds() < until;) usleep(POLL_MILLISECONDS * 1000);
 }
 
 /* Whether the cause lies on this node: ranks of all nodes lose others, or hang, together. */
-static bool is_own(const Verdict *verdict) {
+static bool is_local(const Verdict *verdict) {
     return verdict->rule->event == EVENT_SIGNAL || (verdict->rule->event == EVENT_EXIT && verdict->value != ERROR_COMMUNICATION);
 }
 
-/* Whether all ranks shall start again; else *error says how it ended. */
+/* Whether all ranks start again; else *error says how the run ended. */
 static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     const Verdict *verdict = &supervisor->verdict;
     const LaunchOptions *options = supervisor->options;
@@ -286,8 +288,8 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     supervisor->failed_device = supervisor->devices[verdict->rank];
     if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor);
     supervisor->suspect = supervisor->suspect || verdict->rule->action == ACTION_TEST_AND_RESTART;
-    if (progress) supervisor->own_failures = 0;
-    if (is_own(verdict)) supervisor->own_failures++;
+    if (progress) supervisor->local_failures = 0;
+    if (is_local(verdict)) supervisor->local_failures++;
     return true;
 }
 
@@ -301,7 +303,7 @@ static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     return !supervisor->suspect;
 }
 
-/* One node alone: without the rank that failed, if that mends it and is wanted. */
+/* On one node. With shrink=true, a node that fails its self-test starts without the rank that failed, if it then passes. */
 static bool prepare_alone(Supervisor *supervisor, Error *error) {
     RankPlan *plan = &supervisor->plan;
     char reason[192];
@@ -318,7 +320,7 @@ static bool prepare_alone(Supervisor *supervisor, Error *error) {
 static NodeReport report_node(Supervisor *supervisor) {
     NodeReport report = {.state = NODE_READY, .ranks = supervisor->plan.count, .port = choose_port(supervisor)};
     if (gethostname(report.name, sizeof report.name - 1) != 0) report.name[0] = 0;
-    bool unsteady = supervisor->own_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
+    bool unsteady = supervisor->local_failures > 1 && supervisor->options->least > 0 && supervisor->options->least < supervisor->nodes;
     if (unsteady) snprintf(report.reason, sizeof report.reason, "its ranks failed twice in a row without progress");
     if (unsteady || !passes_test(supervisor, report.reason, sizeof report.reason)) report.state = NODE_SICK;
     return report;
@@ -340,8 +342,8 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
     plan->port = answer->port;
 }
 
-/* One of several nodes: until it takes part. False: the run is over, with *error unless it ended well. A node that was left out comes again once it
- * passes its test, and waits for the next rendezvous. */
+/* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A node that was left out reports again once
+ * it passes its self-test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     while (!supervisor->stop->signal) {
         RendezvousAnswer answer;
@@ -354,9 +356,9 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
             log_info("the other nodes have finished the run");
             return false;
         case RENDEZVOUS_LEFT_OUT:
-            log_warn("node %d is left out: %s; it comes again when it passes its self-test, and takes part from the next start on",
-                supervisor->node, report.reason);
-            supervisor->own_failures = 0;
+            log_warn("node %d is left out: %s; once it passes its self-test it takes part from the next start on", supervisor->node,
+                report.reason);
+            supervisor->local_failures = 0;
             break;
         case RENDEZVOUS_AGAIN:
         case RENDEZVOUS_STOPPED: break;
@@ -366,8 +368,8 @@ static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     return error_set(error, ERROR_PREEMPTED, "stopped between two starts: the same command continues");
 }
 
-/* What the others must know of this node's end. That it gives up is its own affair, unless it is node 0. */
-static void say_farewell(const Supervisor *supervisor, bool done, const Error *error) {
+/* Tells the other nodes that the run is over. When this node alone gives up, the others go on, unless it is node 0. */
+static void report_end(const Supervisor *supervisor, bool done, const Error *error) {
     bool for_all = done || supervisor->node == 0 || (supervisor->verdict.rule && supervisor->verdict.rule->action == ACTION_STOP);
     if (supervisor->rendezvous && !supervisor->over && for_all)
         rendezvous_end(supervisor->rendezvous, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
@@ -425,7 +427,7 @@ static bool find_node(Supervisor *supervisor, Error *error) {
     return true;
 }
 
-/* On several nodes. Each is tested before its first start. */
+/* On several nodes; each of them is tested before its first start. */
 static bool open_rendezvous(Supervisor *supervisor, Error *error) {
     int64_t least = supervisor->options->least;
     if (least > supervisor->nodes)
@@ -474,7 +476,7 @@ bool launch(const LaunchOptions *options, char *const *command, const StopReques
     done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);
     supervisor->health = health_open("");
     done = done && run(supervisor, error);
-    say_farewell(supervisor, done, error);
+    report_end(supervisor, done, error);
     rendezvous_close(supervisor->rendezvous);
     health_close(supervisor->health);
     if (supervisor->has_restart_on) regfree(&supervisor->restart_on);

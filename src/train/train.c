@@ -1,9 +1,12 @@
-/* The training loop. A step fetches its microbatches, runs the program once for each, looks at the numbers, updates, reports; between
- * steps it evaluates, writes checkpoints and obeys signals. All state that a step changes is in the session, so that a checkpoint
- * between two steps is complete.
+/* The training loop. A step fetches its microbatches, runs the program once for each, checks loss and gradients for NaN, updates, and reports; between steps
+ * the loop evaluates, writes checkpoints and heeds requests to stop. All state that a step changes is in the session, so a checkpoint between two steps is
+ * complete.
  *
- * With several ranks every one of them runs this loop. Microbatch j of a step is that of rank j mod ranks; what a rank lacks to as many as the others is made up
- * with empty ones, which add zeros. Whatever decides what comes next (targets, losses, norms, signals, failures) is agreed on first. Rank 0 reports. */
+ * With several ranks every one of them runs this loop. Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which
+ * add zeros, since what travels between ranks in a run of the program does so on all of them. Whatever decides what comes next (targets, losses, norms, requests
+ * to stop, failures) is agreed on by a collective first. Rank 0 reports.
+ *
+ * Owns everything in Loop but what its comments except. Called by `smelt train`. */
 #include "train/train.h"
 
 #include <jansson.h>
@@ -27,27 +30,26 @@
 
 enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
 
-static const char *signal_name(int number) { return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGHUP"; }
-
-/* The batches that a rank takes of the whole order of the data; used by the loader's thread. */
-typedef struct Picker {
+/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the rank's next microbatch of `step`, whose
+ * first one has the number `first` in the run: next % size == rank. */
+typedef struct BatchPicker {
     const Config *config;
     int rank, size;
-    int64_t step, first, next; /* the step's first batch; the rank's next in it */
-} Picker;
+    int64_t step, first, next;
+} BatchPicker;
 
 typedef struct Loop {
     const Config *config;
     Comm *comm;
     const TrainHost *host;
-    int lock; /* of the run folder, or -1 */
+    int lock; /* a descriptor: of the run folder; -1: none */
     Session session;
     Corpus corpus;
-    Picker picker;
+    BatchPicker picker;
     Loader *loader;
-    Watchdog *watchdog;                    /* NULL until the first step can begin */
-    Metrics *metrics;                      /* NULL on other ranks than 0, and while profiling: the run's records stay as they are */
-    int32_t *tokens, *targets, *positions; /* of the rank's part of the step: targets are counted before it runs */
+    Watchdog *watchdog;                    /* NULL until the first step can start */
+    Metrics *metrics;                      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    int32_t *tokens, *targets, *positions; /* [rows] of this rank's microbatches of the step: targets are counted before it runs */
     double measured_flops;
     double seconds_per_step; /* smoothed, for the time left */
     int64_t tokens_seen;
@@ -64,23 +66,23 @@ static bool leads(const Loop *loop) { return comm_rank(loop->comm) == 0; }
 
 /* -- Agreement ----------------------------------------------------------------------------------------------------- */
 
-/* True on all ranks or on none: whether `good` is on all. A rank whose own `good` is false keeps its error. */
+/* Whether `good` is true on all ranks: the same answer on each. A rank with `good` false keeps its error. */
 static bool agree(const Loop *loop, const char *name, bool good, Error *error) {
     int64_t failed = !good;
-    Error unheard = {0};
-    if (!comm_host_all_reduce(loop->comm, name, &failed, 1, COMM_I64, COMM_SUM, good ? error : &unheard)) return false;
+    Error ignored = {0};
+    if (!comm_host_all_reduce(loop->comm, name, &failed, 1, COMM_I64, COMM_SUM, good ? error : &ignored)) return false;
     if (!good || !failed) return good;
     return error_set(error, ERROR_COMMUNICATION, "%lld of %d ranks cannot go on, as their messages say: this one stops too",
         (long long)failed, comm_size(loop->comm));
 }
 
-/* The signal that has reached any rank, or 0; -1 after a failure. */
+/* The signal that asked any rank to stop, or 0; -1 after a failure. */
 static int agree_on_signal(const Loop *loop, Error *error) {
     int64_t signal = loop->host->stop->signal;
     return comm_host_all_reduce(loop->comm, "signal", &signal, 1, COMM_I64, COMM_MAX, error) ? (int)signal : -1;
 }
 
-/* -- The rank's part of a step -------------------------------------------------------------------------------------- */
+/* -- The rank's share of a step -------------------------------------------------------------------------------------- */
 
 static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
 
@@ -90,10 +92,10 @@ static int64_t step_microbatches(const Config *config, int64_t step) {
 }
 
 static int64_t pick(void *context) {
-    Picker *picker = context;
+    BatchPicker *picker = context;
     for (int64_t count; picker->next >= (count = step_microbatches(picker->config, picker->step)); picker->step++) {
         if (picker->rank >= count && picker->step > picker->config->batch.ramp_steps)
-            break; /* it never gets one: the loader may hold what it likes */
+            break; /* the rank never has one: any batch will do, it is not read */
         picker->first += count;
         picker->next = picker->rank;
     }
@@ -102,17 +104,18 @@ static int64_t pick(void *context) {
     return batch;
 }
 
+/* mine <= rounds, and the sum of `mine` over ranks is `all`. */
 typedef struct Share {
-    int64_t all;    /* microbatches of the step */
-    int64_t own;    /* of this rank */
-    int64_t rounds; /* runs of the program on every rank */
-    int64_t rows;   /* of a microbatch */
+    int64_t all;    /* microbatches of the step, on all ranks */
+    int64_t mine;   /* microbatches of this rank */
+    int64_t rounds; /* runs of the program, on every rank as many */
+    int64_t rows;   /* tokens of a microbatch */
 } Share;
 
 static Share share_of(const Loop *loop, int64_t step) {
     int64_t all = step_microbatches(loop->config, step), size = comm_size(loop->comm);
     return (Share){.all = all,
-        .own = (all - comm_rank(loop->comm) + size - 1) / size,
+        .mine = (all - comm_rank(loop->comm) + size - 1) / size,
         .rounds = (all + size - 1) / size,
         .rows = microbatch_rows(loop->config)};
 }
@@ -121,7 +124,7 @@ static Share share_of(const Loop *loop, int64_t step) {
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
     *targets = 0;
-    for (int64_t i = 0; i < share->own; i++) {
+    for (int64_t i = 0; i < share->mine; i++) {
         const Batch *batch = loader_next(loop->loader);
         memcpy(loop->tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
         memcpy(loop->targets + i * rows, batch->targets, rows * sizeof(int32_t));
@@ -131,12 +134,12 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
 }
 
-/* Past the rank's last one, an empty microbatch: without targets and without a share of the load, it adds nothing to anything. */
+/* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and gradients are 0. */
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
     const Model *model = &loop->session.model;
     Executor *executor = loop->session.executor;
     int64_t rows = share->rows;
-    bool empty = index >= share->own;
+    bool empty = index >= share->mine;
     executor_set_scalar(executor, model->share, empty ? 0 : 1.0 / share->all);
     if (empty) {
         memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
@@ -149,19 +152,19 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
 
 /* -- One step ------------------------------------------------------------------------------------------------------ */
 
-/* What a step comes to, over all ranks. */
+/* The result of a step, over all ranks. */
 typedef struct Outcome { double loss, auxiliary, norm; } Outcome;
 
-/* Sums are taken in the order of the ranks, so that all have the same bits. */
-static bool sum_up(Loop *loop, Outcome *outcome, Error *error) {
+/* Adds in the order of the ranks, so that all have the same bits. */
+static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
     enum { LOSS, AUXILIARY, SQUARES, VALUES };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
-    double *values = memory_allocate((size_t)size * VALUES * sizeof *values), *own = values + rank * VALUES, sum[VALUES] = {0};
+    double *values = memory_allocate((size_t)size * VALUES * sizeof *values), *mine = values + rank * VALUES, sum[VALUES] = {0};
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
-    own[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
-    own[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
-    own[SQUARES] = norm * norm;
+    mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
+    mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
+    mine[SQUARES] = norm * norm;
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES])};
@@ -185,16 +188,16 @@ static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *
     return executor_finish(session->executor, error) && comm_ok(loop->comm, error);
 }
 
-/* The first rank's description of where its microbatches, run again, have a NaN. Every rank runs as many, since what travels in a run does so on all. */
+/* Runs the step's microbatches again, on all ranks, and describes the first NaN of the first rank that has one. */
 static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, Error *error) {
     enum { TEXT = 256 };
     int ranks = comm_size(loop->comm);
-    char *texts = memory_allocate((size_t)ranks * TEXT), *own = texts + comm_rank(loop->comm) * TEXT;
+    char *texts = memory_allocate((size_t)ranks * TEXT), *mine = texts + comm_rank(loop->comm) * TEXT;
     exchange_set_last(loop->session.exchange, false);
     for (int64_t i = 0; i < share->rounds; i++) {
         exchange_finish_gradients(loop->session.exchange);
         load_microbatch(loop, share, i);
-        numerics_find(&loop->session, own, TEXT);
+        numerics_find(&loop->session, mine, TEXT);
     }
     bool done = comm_host_all_gather(loop->comm, "NaN", texts, TEXT, COMM_U8, error);
     snprintf(where, size, "no tensor when run again: the sum over microbatches overflowed");
@@ -205,7 +208,7 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
     return done;
 }
 
-/* Says where the step went wrong; an error unless updates may be skipped. */
+/* Reports where the step has NaN or infinity; an error unless on_nan=skip allows one more skipped update. */
 static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
     char where[320];
     if (!find_nan(loop, share, where, sizeof where, error)) return false;
@@ -221,8 +224,8 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
     return true;
 }
 
-/* What a record's fate means: a full disk costs records, not the run. */
-static void note(Loop *loop, bool written, Error *error) {
+/* Takes note of whether a record was written: a full disk costs records, not the run. */
+static void note_record(Loop *loop, bool written, Error *error) {
     if (!written && !loop->unrecorded) log_warn("%s; training goes on without records until it can", error->message);
     if (written && loop->unrecorded) log_info("records are written again");
     loop->unrecorded = !written;
@@ -245,17 +248,17 @@ static void report_load(Loop *loop, int64_t step) {
         for (int64_t e = 0; e < model->experts; e++) load[layer * model->experts + e] = excess[e] + 1.0 / model->experts;
         layer++;
     }
-    note(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
+    note_record(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
     free(excess);
     free(load);
 }
 
-/* What the plan takes of a GPU; on the CPU the process's peak. */
+/* Bytes: of a GPU what the plan takes, on the CPU the peak of the process. */
 static int64_t memory_used(const Session *session) {
     return device_is_gpu(session->backend.device) ? session_budget(session).total : memory_peak();
 }
 
-/* For programs that compare: what goes into the first step and what comes out of it. */
+/* Writes inputs and results of the first step, for comparison with other programs. */
 static bool dump(Loop *loop, int64_t rows, Error *error) {
     StepInputs inputs = {.tokens = loop->tokens, .targets = loop->targets, .positions = loop->positions, .rows = rows};
     if (!loop->config->dump[0] || loop->dumped) return true;
@@ -270,6 +273,37 @@ static void update(Loop *loop, int64_t step, double lr, double norm) {
         executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
 }
 
+/* The record and the printed line of a step that took `seconds`. */
+static void report_step(Loop *loop, const Share *share, const Outcome *outcome, double lr, double seconds) {
+    const Config *config = loop->config;
+    int64_t step = loop->session.step;
+    Error error = {0};
+    StepMetrics metrics = {.step = step,
+        .steps = config->steps,
+        .loss = outcome->loss,
+        .auxiliary = outcome->auxiliary,
+        .gradient_norm = outcome->norm,
+        .lr = lr,
+        .seconds = seconds,
+        .tokens = share->all * share->rows,
+        .tokens_seen = loop->tokens_seen,
+        .flops = loop->session.plan.flops * share->all,
+        .measured_flops = loop->measured_flops * comm_size(loop->comm),
+        .memory = memory_used(&loop->session),
+        .skipped = !is_finite(outcome),
+        .seconds_left = loop->seconds_per_step * (config->steps - step)};
+    if (loop->metrics) note_record(loop, metrics_step(loop->metrics, &metrics, &error), &error);
+}
+
+/* Updates the weights, or leaves the update out after NaN. */
+static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, double lr, Error *error) {
+    if (!is_finite(outcome)) return handle_nan(loop, step, share, error);
+    report_load(loop, step);
+    update(loop, step, lr, outcome->norm);
+    loop->skips = 0;
+    return true;
+}
+
 static bool run_step(Loop *loop, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
@@ -280,45 +314,24 @@ static bool run_step(Loop *loop, Error *error) {
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
     double executed = log_seconds();
-    if (!sum_up(loop, &outcome, error) || !dump(loop, share.own * share.rows, error)) return false;
-    bool finite = is_finite(&outcome);
-    if (finite) {
-        report_load(loop, step);
-        update(loop, step, lr, outcome.norm);
-        loop->skips = 0;
-    } else if (!handle_nan(loop, step, &share, error)) {
+    if (!sum_outcome(loop, &outcome, error) || !dump(loop, share.mine * share.rows, error) ||
+        !apply_gradients(loop, step, &share, &outcome, lr, error))
         return false;
-    }
     if (config->profile) device_synchronize(session->backend.device);
     double seconds = log_seconds() - start;
-    int64_t tokens = share.all * share.rows;
     loop->profile.steps++;
     loop->profile.seconds += seconds;
     loop->profile.optimizer += log_seconds() - executed;
     loop->seconds_per_step = loop->seconds_per_step > 0 ? 0.9 * loop->seconds_per_step + 0.1 * seconds : seconds;
-    loop->tokens_seen += tokens;
+    loop->tokens_seen += share.all * share.rows;
     session->step = step;
-    StepMetrics metrics = {.step = step,
-        .steps = config->steps,
-        .loss = outcome.loss,
-        .auxiliary = outcome.auxiliary,
-        .gradient_norm = outcome.norm,
-        .lr = lr,
-        .seconds = seconds,
-        .tokens = tokens,
-        .tokens_seen = loop->tokens_seen,
-        .flops = session->plan.flops * share.all,
-        .measured_flops = loop->measured_flops * comm_size(loop->comm),
-        .memory = memory_used(session),
-        .skipped = !finite,
-        .seconds_left = loop->seconds_per_step * (config->steps - step)};
-    if (loop->metrics) note(loop, metrics_step(loop->metrics, &metrics, error), error);
+    report_step(loop, &share, &outcome, lr, seconds);
     return true;
 }
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
 
-/* Waits until `busy`, which asks about the save under way, is false on all ranks. However long a store takes, that is no hang. */
+/* Waits until `busy`, a question about the save under way, is false on all ranks. However long a store takes, that is no hang. */
 static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
     double start = log_seconds();
     int64_t saving = 1;
@@ -333,7 +346,7 @@ static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) 
     return heard;
 }
 
-/* Tells how a save went that has ended. One that failed costs its step, not the run, unless it stays the last. */
+/* Reports a save that has ended. A failed save costs a checkpoint, not the run, unless it is the last save. */
 static void report_save(Loop *loop) {
     SaveReport report;
     Error error = {0};
@@ -353,7 +366,7 @@ static void report_save(Loop *loop) {
     }
     log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared,
         report.seconds, rate, report.stall * 1e3);
-    note(loop, metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, &error), &error);
+    note_record(loop, metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, &error), &error);
 }
 
 static bool end_save(Loop *loop, Error *error) {
@@ -392,7 +405,7 @@ static bool evaluate_and_report(Loop *loop, Error *error) {
     else
         log_info(
             "validation at step %lld: loss %.5f, %.4f bits per byte", (long long)loop->session.step, result.loss, result.bits_per_byte);
-    note(loop,
+    note_record(loop,
         metrics_evaluation(loop->metrics, loop->session.step, result.loss, result.bits_per_byte, result.tokens, result.seconds, error),
         error);
     return true;
@@ -405,7 +418,7 @@ static bool evaluation_due(const Loop *loop) {
     return loop->corpus.has_valid && step > 0 && (due(step, loop->config->eval.every) || step == loop->config->steps);
 }
 
-/* The evaluation of the step that the run continues after, where its end had come before. */
+/* Evaluates at the step that the run continues from, if the run was ended before it could. */
 static bool catch_up(Loop *loop, Error *error) {
     int64_t missing = loop->metrics && metrics_evaluated(loop->metrics) < loop->session.step;
     if (!evaluation_due(loop)) return true;
@@ -413,7 +426,7 @@ static bool catch_up(Loop *loop, Error *error) {
     return !missing || evaluate_and_report(loop, error);
 }
 
-/* Profiles the steps after a first one that warms caches and memory; writes no checkpoint and no record. */
+/* Profiles the steps after one that warms caches up; writes no checkpoint and no record. */
 static bool run_profile(Loop *loop, Error *error) {
     if (!run_step(loop, error)) return false;
     loop->profile = (Profile){0};
@@ -423,7 +436,7 @@ static bool run_profile(Loop *loop, Error *error) {
     return true;
 }
 
-/* What travelled since `before`, `seconds` ago. */
+/* Traffic and waiting since `before`, `seconds` ago. */
 static void report_communication(const Loop *loop, const CommTotals *before, double seconds) {
     CommTotals now = comm_totals(loop->comm);
     char sent[32];
@@ -434,6 +447,32 @@ static void report_communication(const Loop *loop, const CommTotals *before, dou
         (long long)(now.collectives - before->collectives), waited, seconds > 0 ? 100 * waited / seconds : 0);
 }
 
+/* The error of a run that ends before its last step, or before its last evaluation is complete. */
+static bool report_stop(const Loop *loop, int signal, Error *error) {
+    const char *name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGHUP";
+    int64_t step = loop->session.step;
+    if (step == 0)
+        return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
+    return error_set(
+        error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name, (long long)step);
+}
+
+/* A step and what is due after it. *saved: the step of the newest checkpoint. */
+static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
+    if (!run_step(loop, error)) return false;
+    int64_t step = loop->session.step;
+    report_save(loop);
+    watchdog_alive(loop->watchdog, step);
+    session_prepare_save(&loop->session);
+    if (due(step, loop->config->checkpoint.every) || step == last) {
+        if (!save(loop, error)) return false;
+        *saved = step;
+    }
+    if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
+    watchdog_alive(loop->watchdog, step);
+    return true;
+}
+
 static bool run_steps(Loop *loop, Error *error) {
     const Config *config = loop->config;
     int64_t last = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps, saved = loop->session.step;
@@ -441,38 +480,22 @@ static bool run_steps(Loop *loop, Error *error) {
     double start = log_seconds();
     CommTotals before = comm_totals(loop->comm);
     loop->watchdog = watchdog_start(loop->comm, config->hang, &loop->host->hang, error);
-    if (!loop->watchdog) return false;
-    if (!catch_up(loop, error)) return false;
+    if (!loop->watchdog || !catch_up(loop, error)) return false;
     if (leads(loop) && saved < last) metrics_header();
     if (leads(loop) && saved == config->steps)
         log_info("%s is complete: give another folder to train anew, and init=%s to start from its weights", config->run, config->run);
-    while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0) {
-        if (!run_step(loop, error)) return false;
-        int64_t step = loop->session.step;
-        report_save(loop);
-        watchdog_alive(loop->watchdog, step);
-        session_prepare_save(&loop->session);
-        if (due(step, config->checkpoint.every) || step == last) {
-            if (!save(loop, error)) return false;
-            saved = step;
-        }
-        if (evaluation_due(loop) && !evaluate_and_report(loop, error)) return false;
-        watchdog_alive(loop->watchdog, step);
-    }
+    while (loop->session.step < last && (signal = agree_on_signal(loop, error)) == 0)
+        if (!advance(loop, last, &saved, error)) return false;
     if (signal < 0 || (saved != loop->session.step && !save(loop, error)) || !finish_saves(loop, error)) return false;
     report_communication(loop, &before, log_seconds() - start);
     if (loop->session.step >= last && !loop->unevaluated) return true;
     if (!signal && (signal = agree_on_signal(loop, error)) < 0) return false;
-    const char *name = signal_name(signal);
-    if (loop->session.step == 0)
-        return error_set(error, ERROR_PREEMPTED, "%s before the first step: nothing is lost, the same command starts again", name);
-    return error_set(error, ERROR_PREEMPTED, "%s after step %lld: a checkpoint was written, the same command continues", name,
-        (long long)loop->session.step);
+    return report_stop(loop, signal, error);
 }
 
 /* -- Start and end ------------------------------------------------------------------------------------------------- */
 
-/* The best of a few large products in the run's precision: what this machine can do. About 50 ms. */
+/* FLOP/s of the best of a few large GEMMs in the run's precision: the machine's measured peak. About 50 ms. */
 static double measure_gemm(const Config *config, Device *device) {
     enum { TRIES = 5 };
     bool gpu = device_is_gpu(device);
@@ -482,7 +505,7 @@ static double measure_gemm(const Config *config, Device *device) {
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
-    Gemm product = {.transpose_b = true,
+    Gemm gemm = {.transpose_b = true,
         .input = type,
         .output = type,
         .m = size,
@@ -498,7 +521,7 @@ static double measure_gemm(const Config *config, Device *device) {
     for (int i = 0; i < TRIES; i++) {
         double start = log_seconds();
         if (gpu) device_timer_start(device);
-        device_gemm(device, &product);
+        device_gemm(device, &gemm);
         double rate = 2.0 * size * size * size / (gpu ? device_timer_stop(device) : log_seconds() - start);
         if (rate > best) best = rate;
     }
@@ -522,7 +545,7 @@ static bool report_start(Loop *loop, Error *error) {
         char ranks[256], balance[96] = "";
         comm_describe(loop->comm, ranks, sizeof ranks);
         if (layout->muon_balance > 0)
-            snprintf(balance, sizeof balance, "; Muon's work is %.2f of the mean on the busiest rank", layout->muon_balance);
+            snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
         log_info("%s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
     }
     bool written = metrics_start(loop->metrics, loop->session.step, text, error);
@@ -545,7 +568,8 @@ static bool open_loader(Loop *loop, Error *error) {
         .pick = pick,
         .pick_context = &loop->picker};
     int rank = comm_rank(loop->comm);
-    loop->picker = (Picker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
+    loop->picker =
+        (BatchPicker){.config = config, .rank = rank, .size = comm_size(loop->comm), .step = loop->session.step + 1, .next = rank};
     loop->loader = loader_open(&options, schedule_samples_before(&config->batch, config->data.length, loop->session.step + 1), error);
     return loop->loader || error_context(error, "data.train=%s", config->data.train);
 }
@@ -564,7 +588,7 @@ static bool load_weights(Session *session, const char *folder, const Config *ori
     return loaded;
 }
 
-/* The weights of init=FOLDER, for a run without steps; and what is frozen of them for any. */
+/* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any. */
 static bool load_initial(Loop *loop, Error *error) {
     const char *folder = loop->config->init;
     Config origin;
@@ -577,7 +601,7 @@ static bool load_initial(Loop *loop, Error *error) {
     return true;
 }
 
-/* On the CPU the ranks of a machine share what it has. */
+/* Bytes for this rank: on the CPU the ranks of a node share its memory. */
 static int64_t available_memory(const Loop *loop, const Device *device) {
     int64_t available = device_available(device);
     return available < 0 || device_is_gpu(device) ? available : available / comm_local_size(loop->comm);
@@ -595,11 +619,11 @@ static bool check_adapters(const Config *config, Error *error) {
 
 static bool check_ranks(const Loop *loop, Error *error) {
     return comm_size(loop->comm) == 1 || !loop->config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s is of one process, and there are %d: start one alone", loop->config->dump,
+           error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", loop->config->dump,
                comm_size(loop->comm));
 }
 
-/* Rank 0 makes the run folder and packs text; the others find it done. */
+/* Rank 0 makes the run folder and packs text; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
     bool opened = check_adapters(config, error) && check_ranks(loop, error);
