@@ -1,5 +1,5 @@
-/* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a benchmark does not have are those of the configuration, where it
- * takes one. */
+/* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a benchmark does not have
+ * are those of the configuration, where it takes one. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face folder in today's layout, or
- * as a file of llm.c. */
+/* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face
+ * folder in today's layout, or as a file of llm.c. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,8 @@ static bool write_folder(const char *in, const char *out, const Config *config, 
     return written;
 }
 
-/* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends its documents, in `*origin`. */
+/* Of a run with data.tokenizer: where its files are, in `*folder` for the caller to free, and the token that ends
+ * its documents, in `*origin`. */
 static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
     if (!config->data.tokenizer[0]) return true;
     *folder = memory_format("%s/tokenizer", run);

@@ -47,7 +47,7 @@ static const Option show_rows[] = {
     BOOL_OPTION(check, "false", "read all tokens and compare them with the checksum"),
 };
 
-/* -- pack -------------------------------------------------------------------------------------------------------- */
+/* -- pack ---------------------------------------------------------------------------------------------------------- */
 
 static bool run_pack(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
@@ -71,7 +71,7 @@ static bool run_pack(Invocation *invocation, Error *error) {
     return true;
 }
 
-/* -- train-tokenizer --------------------------------------------------------------------------------------------- */
+/* -- train-tokenizer ----------------------------------------------------------------------------------------------- */
 
 /* Whether a file that exists lies in a folder, by whatever name. */
 static bool lies_in(const char *path, const char *folder) {
@@ -103,7 +103,7 @@ static bool run_train_tokenizer(Invocation *invocation, Error *error) {
     return true;
 }
 
-/* -- show -------------------------------------------------------------------------------------------------------- */
+/* -- show ---------------------------------------------------------------------------------------------------------- */
 
 static void print_byte(int byte) {
     switch (byte) {
@@ -186,7 +186,7 @@ static bool run_show(Invocation *invocation, Error *error) {
     return good;
 }
 
-/* -- The commands ------------------------------------------------------------------------------------------------ */
+/* -- The commands -------------------------------------------------------------------------------------------------- */
 
 #define TABLE(rows) &(const OptionTable)OPTION_TABLE(rows)
 static const Command members[] = {

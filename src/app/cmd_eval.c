@@ -1,5 +1,6 @@
-/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard, its choices in one of llm.c's evaluation files, or how it
- * compares with one of llm.c's debug states. Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
+/* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard, its answers to
+ * multiple-choice questions in one of llm.c's evaluation files, or how it compares with one of llm.c's debug states.
+ * Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -48,7 +49,7 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-/* -- Data ----------------------------------------------------------------------------------------------------------- */
+/* -- Data ---------------------------------------------------------------------------------------------------------- */
 
 /* The data, and the tokenizer that made its tokens: NULL for the byte tokenizer, or where it is not known. */
 typedef struct Input {
@@ -97,7 +98,7 @@ static void close_input(Input *input) {
     tokenizer_free(input->tokenizer);
 }
 
-/* -- The program ---------------------------------------------------------------------------------------------------- */
+/* -- The program --------------------------------------------------------------------------------------------------- */
 
 static int64_t choose_length(const char *model, const Config *config, const EvalOptions *options, const Shard *shard) {
     int64_t length = options->length ? options->length : config->data.length;
@@ -146,7 +147,7 @@ static void close_program(Program *program) {
     device_close(program->device);
 }
 
-/* -- The loss of tokens --------------------------------------------------------------------------------------------- */
+/* -- The loss of tokens -------------------------------------------------------------------------------------------- */
 
 static void print_json(json_t *object) {
     json_dumpf(object, stdout, JSON_COMPACT);
@@ -197,7 +198,7 @@ static bool eval_tokens(const char *folder, const char *data, const Config *conf
     return done;
 }
 
-/* -- Multiple choice ------------------------------------------------------------------------------------------------ */
+/* -- Multiple choice ----------------------------------------------------------------------------------------------- */
 
 static void print_example(int64_t index, const ChoiceExample *example, const ChoiceScore *score) {
     json_t *losses = json_array();
@@ -206,12 +207,12 @@ static void print_example(int64_t index, const ChoiceExample *example, const Cho
         score->chosen, "chosen_per_token", score->chosen_mean, "losses", losses));
 }
 
-static void print_choices(const MultipleChoice *choices, int64_t count, const ChoiceScore *scores, bool json) {
+static void print_multiple_choice(const MultipleChoice *set, int64_t count, const ChoiceScore *scores, bool json) {
     int64_t right = 0, right_mean = 0;
     for (int64_t i = 0; i < count; i++) {
-        right += scores[i].chosen == choices->examples[i].label;
-        right_mean += scores[i].chosen_mean == choices->examples[i].label;
-        if (json) print_example(i, &choices->examples[i], &scores[i]);
+        right += scores[i].chosen == set->examples[i].label;
+        right_mean += scores[i].chosen_mean == set->examples[i].label;
+        if (json) print_example(i, &set->examples[i], &scores[i]);
     }
     double accuracy = (double)right / count, accuracy_mean = (double)right_mean / count;
     if (json)
@@ -222,39 +223,40 @@ static void print_choices(const MultipleChoice *choices, int64_t count, const Ch
             accuracy, accuracy_mean);
 }
 
-static bool check_choices(const MultipleChoice *choices, const ModelConfig *model, Error *error) {
-    if (choices->max_token >= model->vocabulary)
+static bool check_multiple_choice(const MultipleChoice *set, const ModelConfig *model, Error *error) {
+    if (set->max_token >= model->vocabulary)
         return error_set(error, ERROR_DATA, "it has token %d, and the model's vocabulary is %" PRId64 ": it was made for another tokenizer",
-            choices->max_token, model->vocabulary);
-    if (choices->longest - 1 > model->context)
+            set->max_token, model->vocabulary);
+    if (set->longest - 1 > model->context)
         return error_set(error, ERROR_DATA, "its longest example needs %" PRId64 " positions, and the model's context is %" PRId64,
-            choices->longest - 1, model->context);
+            set->longest - 1, model->context);
     return true;
 }
 
-static bool eval_choices(
-    const char *folder, const MultipleChoice *choices, const Config *config, const EvalOptions *options, Error *error) {
-    if (!check_choices(choices, &config->model, error)) return false;
-    int64_t count = options->batches && options->batches < choices->count ? options->batches : choices->count;
+static bool eval_multiple_choice(
+    const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
+    if (!check_multiple_choice(set, &config->model, error)) return false;
+    int64_t count = options->batches && options->batches < set->count ? options->batches : set->count;
     Program program = {0};
     ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    bool done = open_program(&program, folder, config, options, 1, choices->longest - 1, error) &&
-                multiple_choice_evaluate(&program.model, program.executor, choices, count, scores, error);
-    if (done) print_choices(choices, count, scores, options->json);
+    bool done = open_program(&program, folder, config, options, 1, set->longest - 1, error) &&
+                multiple_choice_evaluate(&program.model, program.executor, set, count, scores, error);
+    if (done) print_multiple_choice(set, count, scores, options->json);
     free(scores);
     close_program(&program);
     return done;
 }
 
-static bool eval_choices_file(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    MultipleChoice choices;
-    bool done = multiple_choice_open(&choices, data, error) &&
-                (eval_choices(folder, &choices, config, options, error) || error_context(error, "%s", data));
-    multiple_choice_close(&choices);
+static bool eval_multiple_choice_file(
+    const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
+    MultipleChoice set;
+    bool done = multiple_choice_open(&set, data, error) &&
+                (eval_multiple_choice(folder, &set, config, options, error) || error_context(error, "%s", data));
+    multiple_choice_close(&set);
     return done;
 }
 
-/* -- Debug states --------------------------------------------------------------------------------------------------- */
+/* -- Debug states -------------------------------------------------------------------------------------------------- */
 
 static bool read_losses(const char *text, double losses[DEBUG_STATE_STEPS], Error *error) {
     const char *at = text;
@@ -283,7 +285,7 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
     return differences == 0 || error_set(error, ERROR_INTERNAL, "%d of the numbers above differ from those of %s", differences, data);
 }
 
-/* -- The command ---------------------------------------------------------------------------------------------------- */
+/* -- The command --------------------------------------------------------------------------------------------------- */
 
 static bool run(Invocation *invocation, Error *error) {
     const EvalOptions *options = invocation->options;
@@ -297,7 +299,7 @@ static bool run(Invocation *invocation, Error *error) {
     gemm_exact(config.exact_gemm);
     if (llmc_is_state(data)) return eval_state(folder, data, &config, options, error);
     if (*options->losses) return error_set(error, ERROR_USAGE, "losses= is for a debug state of llm.c, and %s is none", data);
-    if (multiple_choice_is_file(data)) return eval_choices_file(folder, data, &config, options, error);
+    if (multiple_choice_is_file(data)) return eval_multiple_choice_file(folder, data, &config, options, error);
     return eval_tokens(folder, data, &config, options, error);
 }
 

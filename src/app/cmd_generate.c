@@ -1,5 +1,5 @@
-/* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the model's own tokenizer or the byte tokenizer, or numbers of
- * tokens. Text goes to stdout as it is drawn, the rate to stderr. */
+/* `smelt generate MODEL "prompt" [key=value ...]`: continues a prompt, which is text for the model's own tokenizer
+ * or the byte tokenizer, or numbers of tokens. Text goes to stdout as it is drawn, the rate to stderr. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -50,7 +50,7 @@ static bool flush_text(Error *error) {
     return fflush(stdout) == 0 || error_set(error, ERROR_INTERNAL, "cannot write the text to stdout: %s", strerror(errno));
 }
 
-/* -- Tokens to text ------------------------------------------------------------------------------------------------- */
+/* -- Tokens to text ------------------------------------------------------------------------------------------------ */
 
 /* How tokens are shown, and which of them end a text. */
 typedef struct Text {
@@ -83,7 +83,8 @@ static void close_text(Text *text) {
     tokenizer_free(text->tokenizer);
 }
 
-/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line ends. C1 is C2 80 to C2 9F. */
+/* A terminal would obey control characters that a model draws: it gets U+FFFD in their place, but for tabs and line
+ * ends. C1 is C2 80 to C2 9F. */
 static void print_piece(const Text *text, const char *piece, int length) {
     for (int i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)piece[i], next = i + 1 < length ? (unsigned char)piece[i + 1] : 0;
@@ -123,7 +124,7 @@ static int64_t token_limit(const Text *text) {
     return text->tokenizer ? tokenizer_vocabulary(text->tokenizer) : BYTE_VOCABULARY;
 }
 
-/* -- What a prompt is ----------------------------------------------------------------------------------------------- */
+/* -- What a prompt is ---------------------------------------------------------------------------------------------- */
 
 /* With what the tokenizer puts around a text, such as a token for its beginning. */
 static bool encode(const Tokenizer *tokenizer, const char *prompt, TokenIds *tokens, Error *error) {
@@ -156,7 +157,7 @@ static bool read_prompt(const char *prompt, const Text *text, TokenIds *tokens, 
            error_set(error, ERROR_USAGE, "the prompt is empty: give at least one %s", text->numbers ? "token" : "character");
 }
 
-/* -- Continuing it -------------------------------------------------------------------------------------------------- */
+/* -- Continuing it ------------------------------------------------------------------------------------------------- */
 
 static bool feed_prompt(Generator *generator, const TokenIds *prompt, Text *text, Error *error) {
     if (!generator_feed(generator, prompt->items, (int64_t)prompt->count, error)) return error_context(error, "the prompt");

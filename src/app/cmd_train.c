@@ -46,8 +46,8 @@ static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *
     return set;
 }
 
-/* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must agree, but those that may change from
- * one training to the next. */
+/* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must
+ * agree, but those that may change from one training to the next. */
 static bool take_model(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
     Config origin, wanted;
     char text[1024];
@@ -58,7 +58,8 @@ static bool take_model(int argc, char **argv, Config *config, OptionStrings *str
     if (!apply_arguments(argc, argv, config, strings, error)) return false;
     wanted = *config;
     wanted.model = origin.model;
-    if (origin.model.family != FAMILY_GPT2) wanted.model.context = config->model.context; /* its positions are weights */
+    bool fixed = origin.model.family == FAMILY_GPT2; /* its positions are weights */
+    if (!fixed) wanted.model.context = config->model.context;
     wanted.model.init_std = config->model.init_std;
     wanted.model.auxiliary_loss = config->model.auxiliary_loss;
     if (!options_difference(&config_table, &wanted, config, text, sizeof text)) return take_tokenizer(&origin, config, strings, error);
@@ -82,7 +83,7 @@ static bool print_plan(const Config *config, Device *device, Error *error) {
     return true;
 }
 
-/* Each rank of a machine has a GPU of its own, or sees no other: then its launcher has chosen. */
+/* A rank takes the GPU with its local number, or the only one that its launcher lets it see. */
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
     if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
     Device *device = device_open(config->device, comm_local_rank(comm), error);
@@ -91,8 +92,8 @@ static Device *open_device(const Config *config, const Comm *comm, Error *error)
     return device_open(config->device, 0, error);
 }
 
-/* With the ranks that the process was started as one of. A training goes on without its terminal, as its results are in the run's folder: what could
- * not be printed is forgotten. */
+/* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
+ * run folder: output that could not be printed is dropped. */
 static bool train_together(const Config *config, Error *error) {
     static StopRequest stop; /* signals may come until the process ends */
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);

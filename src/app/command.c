@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-/* -- Arguments ------------------------------------------------------------------------------------------------------ */
+/* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
 /* "key=value" with a key made of letters; a path that looks like one is written "./a=b". */
 static bool is_assignment(const char *text) {
@@ -62,7 +62,7 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
            error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, wanted, command->name, takes);
 }
 
-/* -- Help ----------------------------------------------------------------------------------------------------------- */
+/* -- Help ---------------------------------------------------------------------------------------------------------- */
 
 static bool is_help(const char *argument) { return !strcmp(argument, "--help") || !strcmp(argument, "-h"); }
 
@@ -90,7 +90,7 @@ static void print_members(const Command *group, FILE *file) {
     for (int i = 0; group->member(i); i++) fprintf(file, "  %-16s %s\n", last_word(group->member(i)->name), group->member(i)->summary);
 }
 
-/* -- Running -------------------------------------------------------------------------------------------------------- */
+/* -- Running ------------------------------------------------------------------------------------------------------- */
 
 static int run_member(const Command *group, int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";

@@ -1,5 +1,6 @@
-/* Commands. A command is a struct: its name, what its help says, its options, and the function that does it. command_run does what all have in common: it
- * prints help, reads arguments, prints the error, and returns the exit code. */
+/* Commands. A command is a struct: its name, what its help says, its options, and the function that does it.
+ * command_run does what all have in common: it prints help, reads arguments, prints the error, and returns the exit
+ * code. */
 #pragma once
 
 #include "base/options.h"
@@ -19,10 +20,10 @@ typedef struct Invocation {
 
 /* A command has `run`, a group of commands has `member`. */
 typedef struct Command {
-    const char *name;    /* as it is typed: "data pack" */
-    const char *summary; /* its line in the list of commands */
-    const char *words;   /* arguments that must be there, among key=value: "MODEL DATA", or ""; NULL: `run` reads all arguments itself */
-    const char *usage;   /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
+    const char *name;        /* as it is typed: "data pack" */
+    const char *summary;     /* its line in the list of commands */
+    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", ""; NULL: `run` reads argv */
+    const char *usage;       /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
     const char *explanation; /* the help between the first line and the table */
     const char *hint;        /* at the end of messages about wrong arguments; NULL: none */
     const OptionTable *table;
@@ -37,9 +38,11 @@ extern const Command command_train, command_launch, command_generate, command_ev
 
 /* argv[0] is the name's last word. Returns the exit code of the process. */
 int command_run(const Command *command, int argc, char **argv);
-/* Reads arguments, from argv[0] on: key=value, --key=value or --key value for a row of the table, --key for a row of type bool, and words; after "--" all are
- * words. Sets every row in `options`, to its default where it is not given. ERROR_USAGE. */
+/* Reads arguments, from argv[0] on: key=value, --key=value or --key value for a row of the table, --key for a row of
+ * type bool, and words; after "--" all are words. Sets every row in `options`, to its default where it is not given.
+ * ERROR_USAGE. */
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
 
-/* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have. ERROR_USAGE. */
+/* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have.
+ * ERROR_USAGE. */
 Device *command_open_device(int choice, Precision precision, Error *error);

@@ -1,5 +1,5 @@
-/* The state of the process. Signal handlers take no context, so what they write to is the global state of this file: the request to stop, and the
- * semaphore of stacks. Called by main and the commands. */
+/* The state of the process. Signal handlers take no context, so what they write to is the global state of this file:
+ * the request to stop, and the semaphore of stacks. Called by main and the commands. */
 #include "app/process.h"
 
 #include <dirent.h>
@@ -17,18 +17,19 @@
 
 enum { MOST_FRAMES = 48, STACK_SECONDS = 2 };
 
-/* -- Start ---------------------------------------------------------------------------------------------------------- */
+/* -- Start --------------------------------------------------------------------------------------------------------- */
 
-/* A file must not open on a standard descriptor that the caller closed: messages would go into it. Each is opened the wrong way round, so that using it
- * still fails. */
+/* A file must not open on a standard descriptor that the caller closed: messages would go into it. Each is opened
+ * the wrong way round, so that using it still fails. */
 void process_fill_descriptors(void) {
     for (int i = 0; i <= STDERR_FILENO; i++)
         if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
 }
 
-/* libgomp's threads spin while they wait, for many milliseconds. Beside any other busy process a waiting thread then keeps the core from the one
- * that it waits for: steps took 2.8 s in place of 0.65 s with both cores of a machine in use. A short spin costs nothing on an idle one.
- * The library reads its settings before main, so they need a fresh start of the program. The user's settings win. */
+/* libgomp's threads spin while they wait, for many milliseconds. Beside any other busy process a waiting thread then
+ * keeps the core from the one that it waits for: steps took 2.8 s in place of 0.65 s with both cores of a machine in
+ * use. A short spin costs nothing on an idle one. The library reads its settings before main, so they need a fresh
+ * start of the program. The user's settings win. */
 void process_shorten_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
@@ -43,7 +44,7 @@ void process_set_threads(int64_t threads, int ranks) {
 
 void process_recommend(const char *name, const char *value) { setenv(name, value, 0); }
 
-/* -- Requests to stop ----------------------------------------------------------------------------------------------- */
+/* -- Requests to stop ---------------------------------------------------------------------------------------------- */
 
 static StopRequest *stop_request;
 
@@ -69,7 +70,7 @@ void process_catch_stop(StopRequest *stop, bool hangup) {
     signal(SIGPIPE, SIG_IGN); /* who reads the output may leave */
 }
 
-/* -- When the process hangs ----------------------------------------------------------------------------------------- */
+/* -- When the process hangs ---------------------------------------------------------------------------------------- */
 
 static sem_t stack_printed;
 

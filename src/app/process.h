@@ -1,5 +1,6 @@
-/* What concerns the process as a whole: descriptors, environment, number of threads, signals, its end. Only src/app changes these; library code gets
- * what it needs of them as arguments (StopRequest, HangActions, CommOptions.recommend). */
+/* What concerns the process as a whole: descriptors, environment, number of threads, signals, its end. Only src/app
+ * changes these; library code gets what it needs of them as arguments (StopRequest, HangActions,
+ * CommOptions.recommend). */
 #pragma once
 
 #include <stdbool.h>
@@ -17,8 +18,8 @@ void process_set_threads(int64_t threads, int ranks);
 /* Sets an environment variable unless the user did (CommOptions.recommend). */
 void process_recommend(const char *name, const char *value);
 
-/* From now on SIGTERM and SIGINT make `stop`, which outlives them, a request to stop; with `hangup` SIGHUP too. While stop->heeded is 0 they end the process
- * with ERROR_PREEMPTED. SIGPIPE is ignored. */
+/* From now on SIGTERM and SIGINT make `stop`, which outlives them, a request to stop; with `hangup` SIGHUP too.
+ * While stop->heeded is 0 they end the process with ERROR_PREEMPTED. SIGPIPE is ignored. */
 void process_catch_stop(StopRequest *stop, bool hangup);
 
 extern const HangActions process_hang_actions;

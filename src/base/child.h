@@ -1,5 +1,6 @@
-/* Child processes: this program with other arguments, or a function of it. The one place that forks. After the fork only the child changes its signals,
- * environment and descriptors, and it ends by exec or _exit; this process stays as it is. The caller waits for the child (waitpid). */
+/* Child processes: this program with other arguments, or a function of it. The one place that forks. After the fork
+ * only the child changes its signals, environment and descriptors, and it ends by exec or _exit; this process stays
+ * as it is. The caller waits for the child (waitpid). */
 #pragma once
 
 #include <stdbool.h>
@@ -7,7 +8,8 @@
 
 enum { CHILD_VARIABLES = 16 };
 
-/* What the child's environment has beside, or in place of, its parent's. Zero-initialise; child_free_variables frees. */
+/* What the child's environment has beside, or in place of, its parent's. Zero-initialise; child_free_variables
+ * frees. */
 typedef struct ChildVariables {
     int count;
     char *items[CHILD_VARIABLES]; /* "NAME=value" */
@@ -27,6 +29,7 @@ typedef struct ChildOptions {
     int limit_seconds;               /* SIGALRM ends the child after so long; 0: never */
 } ChildOptions;
 
-/* Starts a child that dies when the calling thread does, in a process group of its own, out of reach of the terminal's signals. Returns its process id,
- * or -1 with errno. A program that could not be started ends with exit code 127. */
+/* Starts a child that dies when the calling thread does, in a process group of its own, out of reach of the
+ * terminal's signals. Returns its process id, or -1 with errno. A program that could not be started ends with exit
+ * code 127. */
 pid_t child_start(const ChildOptions *options);

@@ -6,5 +6,5 @@
 typedef struct StopRequest {
     volatile sig_atomic_t signal; /* the newest signal that asked; 0: none has */
     volatile sig_atomic_t count;  /* how many have: the second one asks for haste */
-    volatile sig_atomic_t heeded; /* set by the loop that reads the request; until then the handler ends the process at once */
+    volatile sig_atomic_t heeded; /* set by the loop that reads it; until then the handler ends the process */
 } StopRequest;

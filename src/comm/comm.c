@@ -1,5 +1,5 @@
-/* Groups of ranks and the public functions: each collective is checked, described as a task, and queued; the group of one process is done at once.
- * Owns the engine of the run's first group. Called by training and checkpoints. */
+/* Groups of ranks and the public functions: each collective is checked, described as a task, and queued; the group
+ * of one process is done at once. Owns the engine of the run's first group. Called by training and checkpoints. */
 #include "comm/comm.h"
 
 #include <assert.h>
@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "comm/comm_internal.h"
 
-/* -- Opening and closing -------------------------------------------------------------------------------------------- */
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
 Comm *comm_alone(void) {
     static Comm alone = {.name = "alone", .size = 1};
@@ -136,7 +136,7 @@ bool comm_use_device(Comm *comm, Device *device, Error *error) {
     return true;
 }
 
-/* -- Queries -------------------------------------------------------------------------------------------------------- */
+/* -- Queries ------------------------------------------------------------------------------------------------------- */
 
 int comm_rank(const Comm *comm) { return comm->rank; }
 int comm_size(const Comm *comm) { return comm->size; }
@@ -155,11 +155,11 @@ void comm_describe(const Comm *comm, char *text, size_t size) {
             engine->transport->name, version[0] ? ", " : "", version);
 }
 
-/* -- Collectives ---------------------------------------------------------------------------------------------------- */
+/* -- Collectives --------------------------------------------------------------------------------------------------- */
 
-static int64_t *copy_pieces(const Comm *comm, const int64_t *pieces) {
+static int64_t *copy_shards(const Comm *comm, const int64_t *shards) {
     int64_t *copy = memory_allocate((size_t)(comm->size + 1) * sizeof *copy);
-    memcpy(copy, pieces, (size_t)(comm->size + 1) * sizeof *copy);
+    memcpy(copy, shards, (size_t)(comm->size + 1) * sizeof *copy);
     for (int i = 0; i < comm->size; i++) assert(copy[i] <= copy[i + 1]);
     return copy;
 }
@@ -189,10 +189,10 @@ static CommTicket all_reduce(Comm *comm, const char *name, void *buffer, int64_t
     return queue(task, host);
 }
 
-static CommTicket all_gather(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type, bool host) {
+static CommTicket all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type, bool host) {
     if (comm->size == 1) return 0;
-    Task *task = new_task(comm, ALL_GATHER, name, buffer, pieces[comm->size] - pieces[0], type);
-    task->pieces = copy_pieces(comm, pieces);
+    Task *task = new_task(comm, ALL_GATHER, name, buffer, shards[comm->size] - shards[0], type);
+    task->shards = copy_shards(comm, shards);
     return queue(task, host);
 }
 
@@ -208,16 +208,16 @@ CommTicket comm_all_reduce(Comm *comm, const char *name, void *buffer, int64_t c
     return all_reduce(comm, name, buffer, count, type, reduce, false);
 }
 
-CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type, CommReduce reduce) {
+CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type, CommReduce reduce) {
     if (comm->size == 1) return 0;
-    Task *task = new_task(comm, REDUCE_SCATTER, name, buffer, pieces[comm->size] - pieces[0], type);
+    Task *task = new_task(comm, REDUCE_SCATTER, name, buffer, shards[comm->size] - shards[0], type);
     task->reduce = reduce;
-    task->pieces = copy_pieces(comm, pieces);
+    task->shards = copy_shards(comm, shards);
     return queue(task, false);
 }
 
-CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *pieces, CommType type) {
-    return all_gather(comm, name, buffer, pieces, type, false);
+CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type) {
+    return all_gather(comm, name, buffer, shards, type, false);
 }
 
 CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root) {
@@ -231,17 +231,17 @@ static CommTicket copy_alone(Comm *comm, void *to, const void *from, int64_t byt
     return 0;
 }
 
-CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_pieces, void *receive,
-    const int64_t *receive_pieces, CommType type) {
+CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const int64_t *send_shards, void *receive,
+    const int64_t *receive_shards, CommType type) {
     int64_t width = type_bytes(type);
     if (comm->size == 1)
-        return copy_alone(comm, (char *)receive + receive_pieces[0] * width, (const char *)send + send_pieces[0] * width,
-            (receive_pieces[1] - receive_pieces[0]) * width);
-    Task *task = new_task(comm, ALL_TO_ALL, name, receive, receive_pieces[comm->size] - receive_pieces[0], type);
+        return copy_alone(comm, (char *)receive + receive_shards[0] * width, (const char *)send + send_shards[0] * width,
+            (receive_shards[1] - receive_shards[0]) * width);
+    Task *task = new_task(comm, ALL_TO_ALL, name, receive, receive_shards[comm->size] - receive_shards[0], type);
     task->send = send;
-    task->send_count = send_pieces[comm->size] - send_pieces[0];
-    task->pieces = copy_pieces(comm, receive_pieces);
-    task->send_pieces = copy_pieces(comm, send_pieces);
+    task->send_count = send_shards[comm->size] - send_shards[0];
+    task->shards = copy_shards(comm, receive_shards);
+    task->send_shards = copy_shards(comm, send_shards);
     return queue(task, false);
 }
 
@@ -272,7 +272,7 @@ bool comm_ok(Comm *comm, Error *error) {
     return false;
 }
 
-/* -- Collectives in host memory --------------------------------------------------------------------------------------- */
+/* -- Collectives in host memory ------------------------------------------------------------------------------------ */
 
 static bool finish(Comm *comm, CommTicket ticket, Error *error) {
     comm_wait(comm, ticket);
@@ -284,9 +284,9 @@ bool comm_host_all_reduce(Comm *comm, const char *name, void *values, int64_t co
 }
 
 bool comm_host_all_gather(Comm *comm, const char *name, void *values, int64_t count, CommType type, Error *error) {
-    int64_t pieces[comm->size + 1];
-    for (int i = 0; i <= comm->size; i++) pieces[i] = i * count;
-    return finish(comm, all_gather(comm, name, values, pieces, type, true), error);
+    int64_t shards[comm->size + 1];
+    for (int i = 0; i <= comm->size; i++) shards[i] = i * count;
+    return finish(comm, all_gather(comm, name, values, shards, type, true), error);
 }
 
 bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error) {
@@ -297,7 +297,7 @@ bool comm_barrier(Comm *comm, const char *name, Error *error) {
     return comm->size == 1 || finish(comm, queue(new_task(comm, BARRIER, name, NULL, 0, COMM_U8), true), error);
 }
 
-/* -- For the watchdog and for reports --------------------------------------------------------------------------------- */
+/* -- For the watchdog and for reports ------------------------------------------------------------------------------ */
 
 void comm_abort(Comm *comm, const char *reason) {
     Error error = {0};

@@ -1,6 +1,7 @@
-/* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs collectives in order, host.c the
- * collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages, nccl.c the collectives of GPUs, nccl_settings.c the environment that
- * RCCL should find, place.c the place of this process in the run. */
+/* What the files of src/comm share. comm.c holds groups and the public functions, queue.c the worker that runs
+ * collectives in order, host.c the collectives over messages, reduce.c the sums, tcp.c and mpi.c the messages,
+ * nccl.c the collectives of GPUs, nccl_settings.c the environment that RCCL should find, place.c the place of this
+ * process in the run. */
 #pragma once
 
 #include <pthread.h>
@@ -8,7 +9,7 @@
 
 #include "comm/comm.h"
 
-/* -- Where this process stands in the run (place.c) ----------------------------------------------------------------- */
+/* -- Where this process stands in the run (place.c) ---------------------------------------------------------------- */
 
 enum { PLACE_TEXT = 256 };
 typedef struct Place {
@@ -22,7 +23,7 @@ typedef struct Place {
 } Place;
 bool place_find(CommTransport wanted, Place *place, Error *error);
 
-/* -- Messages (tcp.c, mpi.c) ---------------------------------------------------------------------------------------- */
+/* -- Messages (tcp.c, mpi.c) --------------------------------------------------------------------------------------- */
 
 typedef enum Operation { ALL_REDUCE = 1, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, EXCHANGE, BARRIER } Operation;
 
@@ -31,8 +32,8 @@ enum { NAME_BYTES = 32 };
 typedef struct Label {
     uint32_t magic, group;
     uint64_t sequence;
-    int64_t total, bytes; /* of the whole collective (0: differs among ranks), of this message */
-    uint8_t operation, type, reduce, part;
+    int64_t total, bytes;                   /* of the whole collective (0: differs among ranks), of this message */
+    uint8_t operation, type, reduce, phase; /* phase: of a collective that takes several rounds of messages */
     uint32_t unused;
     char name[NAME_BYTES];
 } Label;
@@ -54,8 +55,8 @@ struct Engine;
 /* One way for messages to travel. Used by one thread at a time. Messages of one pair of ranks arrive in order. */
 typedef struct Transport {
     const char *name;
-    /* All transfers at once, at most one to and one from each peer; returns when all are complete. Fails when a label is not the expected one, a peer
-     * is lost, or engine_stopped says so. */
+    /* All transfers at once, at most one to and one from each peer; returns when all are complete. Fails when a
+     * label is not the expected one, a peer is lost, or engine_stopped says so. */
     bool (*exchange)(struct Transport *transport, Transfer *transfers, int count, Error *error);
     /* Between collectives: whether all peers live. */
     bool (*watch)(struct Transport *transport, Error *error);
@@ -67,7 +68,7 @@ Transport *mpi_open(struct Engine *engine, Error *error); /* completes engine->p
 /* Whether the received label is as expected; else says who is where. */
 bool label_check(const Transfer *transfer, Error *error);
 
-/* -- The queue (queue.c) -------------------------------------------------------------------------------------------- */
+/* -- The queue (queue.c) ------------------------------------------------------------------------------------------- */
 
 typedef struct Task {
     struct Task *next;
@@ -82,7 +83,7 @@ typedef struct Task {
     char *buffer;                        /* in place; of ALL_TO_ALL and EXCHANGE what is received */
     const char *send;
     int64_t count, send_count;     /* elements */
-    int64_t *pieces, *send_pieces; /* owned */
+    int64_t *shards, *send_shards; /* owned */
     int root, to, from;
 } Task;
 
@@ -137,7 +138,7 @@ void task_free(Task *task);
 int64_t task_bytes(const Task *task);
 const char *operation_name(Operation operation);
 
-/* -- Collectives of GPUs (nccl.c, nccl_settings.c) ------------------------------------------------------------------------ */
+/* -- Collectives of GPUs (nccl.c, nccl_settings.c) ----------------------------------------------------------------- */
 
 /* Opens the library that suits the engine's device. ERROR_USAGE. */
 bool nccl_open(Engine *engine, Error *error);
@@ -150,21 +151,23 @@ CommTicket nccl_queue(Task *task);
 void nccl_wait(Engine *engine, CommTicket ticket);
 /* In which the device's stream waited, as far as it has come. On the thread that computes. */
 double nccl_seconds_stalled(Engine *engine);
-/* On the worker, now and then: notes what is done, and what failed or takes too long; after a failure ends all that still runs. */
+/* On the worker, now and then: notes what is done, and what failed or takes too long; after a failure ends all that
+ * still runs. */
 void nccl_watch(Engine *engine);
 /* "NCCL 2.21.5" */
 void nccl_describe(const Engine *engine, char *text, size_t size);
 
-/* Calls `recommend` (NULL: nothing is done) with the environment variables that AMD recommends, for the hardware whose files are below `root` ("" in life). */
+/* Calls `recommend` (NULL: nothing is done) with the environment variables that AMD recommends, for the hardware
+ * whose files are below `root` ("" in life). */
 void settings_recommend(const char *root, void (*recommend)(const char *name, const char *value));
 /* RCCL's channels, where fewer than 8 MI300X of a node take part. */
 void settings_recommend_ranks(const Device *device, int local_size, void (*recommend)(const char *name, const char *value));
 /* "NAME=value NAME=value ...", of all settings that this process has, for people. */
 void settings_describe(char *text, size_t size);
 
-/* -- Collectives over messages (host.c, reduce.c) -------------------------------------------------------------------- */
+/* -- Collectives over messages (host.c, reduce.c) ------------------------------------------------------------------ */
 
 int64_t type_bytes(CommType type);
 bool host_run(const Task *task, Error *error);
-/* result[i] = parts[0][i] + parts[1][i] ... in this order. `result` may be one of the parts. */
-void reduce_parts(CommType type, CommReduce reduce, int64_t count, int parts, const void *const *part, void *result);
+/* result[i] = input[0][i] + input[1][i] ... added in this order. `result` may be one of the inputs. */
+void reduce_inputs(CommType type, CommReduce reduce, int64_t count, int inputs, const void *const *input, void *result);

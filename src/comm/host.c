@@ -1,5 +1,6 @@
-/* Collectives in host memory, written once over messages of pairs of ranks, so that TCP and MPI stay small. Every rank sends each other rank its
- * piece at once; sums are made where all parts meet, in rank order. Owns its scratch while it runs. Called by the worker of queue.c. */
+/* Collectives in host memory, written once over messages of pairs of ranks, so that TCP and MPI stay small. Every
+ * rank sends each other rank its shard at once; sums are made where all inputs meet, in rank order. Owns its scratch
+ * while it runs. Called by the worker of queue.c. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,20 +11,20 @@
 enum {
     SMALL_BYTES = 8 << 10, /* all-reduce: below this everyone sends everything to everyone, one round in place of two */
     SMALL_RANKS = 16,
-    SCRATCH_BYTES = 16 << 20, /* of a reduction, for the parts of all ranks together */
-    LONG_BYTES = 64 << 10,    /* broadcast: above this the root sends pieces, which the ranks then gather */
+    SCRATCH_BYTES = 16 << 20, /* of a reduction, for the inputs of all ranks together */
+    LONG_BYTES = 64 << 10,    /* broadcast: above this the root sends shards, which the ranks then gather */
 };
 
 /* The messages of one round, sent and received at once. */
 typedef struct Round {
     const Task *task;
-    uint8_t part; /* the step of the collective, in the labels */
+    uint8_t phase; /* of the collective, in the labels */
     Transfer *transfers;
     int count;
 } Round;
 
-static Round start_round(const Task *task, uint8_t part) {
-    return (Round){.task = task, .part = part, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
+static Round start_round(const Task *task, uint8_t phase) {
+    return (Round){.task = task, .phase = phase, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
 }
 
 static void add_transfer(Round *round, bool receive, int rank, void *data, int64_t bytes) {
@@ -39,7 +40,7 @@ static void add_transfer(Round *round, bool receive, int rank, void *data, int64
         .operation = (uint8_t)task->operation,
         .type = (uint8_t)task->type,
         .reduce = (uint8_t)task->reduce,
-        .part = round->part};
+        .phase = round->phase};
     memcpy(transfer->label.name, task->name, NAME_BYTES);
 }
 
@@ -53,62 +54,63 @@ static bool run_round(Round *round, Error *error) {
     return done;
 }
 
-static int64_t *even_pieces(const Task *task) {
+static int64_t *even_shards(const Task *task) {
     int size = task->comm->size;
-    int64_t *pieces = memory_allocate((size_t)(size + 1) * sizeof *pieces);
-    for (int i = 0; i <= size; i++) pieces[i] = task->count / size * i + (i < task->count % size ? i : task->count % size);
-    return pieces;
+    int64_t *shards = memory_allocate((size_t)(size + 1) * sizeof *shards);
+    for (int i = 0; i <= size; i++) shards[i] = task->count / size * i + (i < task->count % size ? i : task->count % size);
+    return shards;
 }
 
-static bool all_gather(const Task *task, const int64_t *pieces, uint8_t part, Error *error) {
+static bool all_gather(const Task *task, const int64_t *shards, uint8_t phase, Error *error) {
     int rank = task->comm->rank;
     int64_t width = type_bytes(task->type);
-    Round round = start_round(task, part);
+    Round round = start_round(task, phase);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
-        add_send(&round, i, task->buffer + pieces[rank] * width, (pieces[rank + 1] - pieces[rank]) * width);
-        add_receive(&round, i, task->buffer + pieces[i] * width, (pieces[i + 1] - pieces[i]) * width);
+        add_send(&round, i, task->buffer + shards[rank] * width, (shards[rank + 1] - shards[rank]) * width);
+        add_receive(&round, i, task->buffer + shards[i] * width, (shards[i + 1] - shards[i]) * width);
     }
     return run_round(&round, error);
 }
 
-/* -- Reductions ----------------------------------------------------------------------------------------------------- */
+/* -- Reductions ---------------------------------------------------------------------------------------------------- */
 
-/* Of a piece, the part that round `index` handles. */
-static Interval segment_of(const int64_t *pieces, int rank, int64_t segment, int64_t index) {
-    int64_t start = pieces[rank] + segment * index, left = pieces[rank + 1] - start;
+/* The elements of a rank's shard that round `index` handles. */
+static Interval segment_of(const int64_t *shards, int rank, int64_t segment, int64_t index) {
+    int64_t start = shards[rank] + segment * index, left = shards[rank + 1] - start;
     return (Interval){start, left < 0 ? 0 : left < segment ? left : segment};
 }
 
-/* One segment of every rank's piece: the others' parts of mine come into scratch, and are added to mine. */
-static bool reduce_segment(const Task *task, const int64_t *pieces, int64_t segment, int64_t index, char *scratch, Error *error) {
+/* Reduces one segment of every rank's shard: receives the other ranks' inputs of this rank's segment into scratch,
+ * and adds them. */
+static bool reduce_segment(const Task *task, const int64_t *shards, int64_t segment, int64_t index, char *scratch, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     int64_t width = type_bytes(task->type);
-    Interval mine = segment_of(pieces, rank, segment, index);
+    Interval mine = segment_of(shards, rank, segment, index);
     assert(size > 0);
-    const void *parts[size];
+    const void *inputs[size];
     Round round = start_round(task, 1);
     for (int i = 0; i < size; i++) {
-        Interval theirs = segment_of(pieces, i, segment, index);
-        parts[i] = i == rank ? task->buffer + mine.start * width : scratch + segment * width * i;
+        Interval theirs = segment_of(shards, i, segment, index);
+        inputs[i] = i == rank ? task->buffer + mine.start * width : scratch + segment * width * i;
         if (i == rank) continue;
         if (theirs.count || index == 0) add_send(&round, i, task->buffer + theirs.start * width, theirs.count * width);
-        if (mine.count || index == 0) add_receive(&round, i, (char *)parts[i], mine.count * width);
+        if (mine.count || index == 0) add_receive(&round, i, (char *)inputs[i], mine.count * width);
     }
     if (!run_round(&round, error)) return false;
-    if (mine.count) reduce_parts(task->type, task->reduce, mine.count, size, parts, task->buffer + mine.start * width);
+    if (mine.count) reduce_inputs(task->type, task->reduce, mine.count, size, inputs, task->buffer + mine.start * width);
     return true;
 }
 
-static bool reduce_scatter(const Task *task, const int64_t *pieces, Error *error) {
+static bool reduce_scatter(const Task *task, const int64_t *shards, Error *error) {
     int size = task->comm->size;
     int64_t width = type_bytes(task->type), longest = 1, segment = SCRATCH_BYTES / size / width;
-    for (int i = 0; i < size; i++) longest = pieces[i + 1] - pieces[i] > longest ? pieces[i + 1] - pieces[i] : longest;
+    for (int i = 0; i < size; i++) longest = shards[i + 1] - shards[i] > longest ? shards[i + 1] - shards[i] : longest;
     if (segment < 1) segment = 1;
     if (segment > longest) segment = longest;
     char *scratch = memory_allocate((size_t)(segment * width * size));
     bool done = true;
-    for (int64_t i = 0; done && i * segment < longest; i++) done = reduce_segment(task, pieces, segment, i, scratch, error);
+    for (int64_t i = 0; done && i * segment < longest; i++) done = reduce_segment(task, shards, segment, i, scratch, error);
     free(scratch);
     return done;
 }
@@ -117,36 +119,36 @@ static bool all_reduce_small(const Task *task, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     int64_t bytes = task->count * type_bytes(task->type);
     char scratch[SMALL_RANKS][SMALL_BYTES];
-    const void *parts[SMALL_RANKS];
+    const void *inputs[SMALL_RANKS];
     Round round = start_round(task, 0);
     for (int i = 0; i < size; i++) {
-        parts[i] = i == rank ? task->buffer : scratch[i];
+        inputs[i] = i == rank ? task->buffer : scratch[i];
         if (i == rank) continue;
         add_send(&round, i, task->buffer, bytes);
         add_receive(&round, i, scratch[i], bytes);
     }
     if (!run_round(&round, error)) return false;
-    reduce_parts(task->type, task->reduce, task->count, size, parts, task->buffer);
+    reduce_inputs(task->type, task->reduce, task->count, size, inputs, task->buffer);
     return true;
 }
 
 static bool all_reduce(const Task *task, Error *error) {
     if (task->count * type_bytes(task->type) <= SMALL_BYTES && task->comm->size <= SMALL_RANKS) return all_reduce_small(task, error);
-    int64_t *pieces = even_pieces(task);
-    bool done = reduce_scatter(task, pieces, error) && all_gather(task, pieces, 2, error);
-    free(pieces);
+    int64_t *shards = even_shards(task);
+    bool done = reduce_scatter(task, shards, error) && all_gather(task, shards, 2, error);
+    free(shards);
     return done;
 }
 
-/* -- The others ----------------------------------------------------------------------------------------------------- */
+/* -- Other collectives --------------------------------------------------------------------------------------------- */
 
-static bool send_pieces(const Task *task, const int64_t *pieces, bool whole, Error *error) {
+static bool broadcast_shards(const Task *task, const int64_t *shards, bool whole, Error *error) {
     int rank = task->comm->rank;
     int64_t width = type_bytes(task->type);
     Round round = start_round(task, 1);
     for (int i = 0; i < task->comm->size; i++) {
-        char *data = task->buffer + (whole ? 0 : pieces[i] * width);
-        int64_t bytes = (whole ? task->count : pieces[i + 1] - pieces[i]) * width;
+        char *data = task->buffer + (whole ? 0 : shards[i] * width);
+        int64_t bytes = (whole ? task->count : shards[i + 1] - shards[i]) * width;
         if (rank == task->root && i != rank) add_send(&round, i, data, bytes);
         if (rank != task->root && i == rank) add_receive(&round, task->root, data, bytes);
     }
@@ -155,16 +157,16 @@ static bool send_pieces(const Task *task, const int64_t *pieces, bool whole, Err
 
 static bool broadcast(const Task *task, Error *error) {
     bool whole = task->count * type_bytes(task->type) <= LONG_BYTES || task->comm->size == 2;
-    int64_t *pieces = even_pieces(task);
-    bool done = send_pieces(task, pieces, whole, error) && (whole || all_gather(task, pieces, 2, error));
-    free(pieces);
+    int64_t *shards = even_shards(task);
+    bool done = broadcast_shards(task, shards, whole, error) && (whole || all_gather(task, shards, 2, error));
+    free(shards);
     return done;
 }
 
 static bool all_to_all(const Task *task, Error *error) {
     int rank = task->comm->rank;
     int64_t width = type_bytes(task->type);
-    const int64_t *out = task->send_pieces, *in = task->pieces;
+    const int64_t *out = task->send_shards, *in = task->shards;
     if ((out[rank + 1] - out[rank]) != (in[rank + 1] - in[rank]))
         return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank,
             (long long)(out[rank + 1] - out[rank]), (long long)(in[rank + 1] - in[rank]));
@@ -194,9 +196,9 @@ static bool exchange(const Task *task, Error *error) {
 static bool barrier(const Task *task, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
     bool done = true;
-    uint8_t part = 0;
+    uint8_t phase = 0;
     for (int distance = 1; done && distance < size; distance *= 2) {
-        Round round = start_round(task, part++);
+        Round round = start_round(task, phase++);
         add_send(&round, (rank + distance) % size, NULL, 0);
         add_receive(&round, (rank - distance + size) % size, NULL, 0);
         done = run_round(&round, error);
@@ -207,8 +209,8 @@ static bool barrier(const Task *task, Error *error) {
 bool host_run(const Task *task, Error *error) {
     switch (task->operation) {
     case ALL_REDUCE: return all_reduce(task, error);
-    case REDUCE_SCATTER: return reduce_scatter(task, task->pieces, error);
-    case ALL_GATHER: return all_gather(task, task->pieces, 0, error);
+    case REDUCE_SCATTER: return reduce_scatter(task, task->shards, error);
+    case ALL_GATHER: return all_gather(task, task->shards, 0, error);
     case BROADCAST: return broadcast(task, error);
     case ALL_TO_ALL: return all_to_all(task, error);
     case EXCHANGE: return exchange(task, error);

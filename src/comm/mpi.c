@@ -1,6 +1,7 @@
-/* Messages over MPI, whose library is opened at run time, so that smelt starts where there is none. Handles are pointers in Open MPI and numbers in
- * others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken here; under another one smelt runs over TCP. MPI notices a killed rank
- * itself: mpirun ends the others. Owns the library's session. Made by comm_open, used by the worker. */
+/* Messages over MPI, whose library is opened at run time, so that smelt starts where there is none. Handles are
+ * pointers in Open MPI and numbers in others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken
+ * here; under another one smelt runs over TCP. MPI notices a killed rank itself: mpirun ends the others. Owns the
+ * library's session. Made by comm_open, used by the worker. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,7 @@ typedef struct Mpi {
     void *world, *byte, *errors_return;
 } Mpi;
 
-/* -- The library ---------------------------------------------------------------------------------------------------- */
+/* -- The library --------------------------------------------------------------------------------------------------- */
 
 static bool load(Mpi *mpi, Error *error) {
     static const struct {
@@ -65,7 +66,7 @@ static bool check(Mpi *mpi, int result, Error *error) {
     return error_set(error, ERROR_COMMUNICATION, "MPI: %s", text);
 }
 
-/* -- Messages ------------------------------------------------------------------------------------------------------- */
+/* -- Messages ------------------------------------------------------------------------------------------------------ */
 
 typedef struct Request {
     void *handle;
@@ -107,7 +108,8 @@ static int progress(Mpi *mpi, Requests *requests, Error *error) {
     return before - kept;
 }
 
-/* Looks a while, then sleeps between looks: the cores may all be computing, and a yield would cost a whole time slice of theirs. */
+/* Looks a while, then sleeps between looks: the cores may all be computing, and a yield would cost a whole time
+ * slice of theirs. */
 static bool complete(Mpi *mpi, Requests *requests, const Transfer *transfers, Error *error) {
     double start = log_seconds();
     for (int idle = 0; requests->count; idle++) {
@@ -137,7 +139,8 @@ static bool watch(Transport *transport, Error *error) {
     return true;
 }
 
-/* After a failure others may never answer, and MPI_Finalize waits for them: mpirun then sees a rank that left without it, and ends the rest. */
+/* After a failure others may never answer, and MPI_Finalize waits for them: mpirun then sees a rank that left
+ * without it, and ends the rest. */
 static void mpi_close(Transport *transport, bool orderly) {
     Mpi *mpi = (Mpi *)transport;
     if (orderly) mpi->finalize();

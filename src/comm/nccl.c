@@ -1,6 +1,6 @@
-/* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of their own; an event orders each
- * after what the device's stream held when it was issued, another tells when it is done. Owns the library, the stream, the events. Called by comm.c;
- * nccl_watch runs on the worker. */
+/* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of
+ * their own; an event orders each after what the device's stream held when it was issued, another tells when it is
+ * done. Owns the library, the stream, the events. Called by comm.c; nccl_watch runs on the worker. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ typedef struct Nccl {
 static const int types[] = {[COMM_F32] = 7, [COMM_F64] = 8, [COMM_BF16] = 9, [COMM_I64] = 4, [COMM_U8] = 1};
 static const int reductions[] = {[COMM_SUM] = 0, [COMM_MAX] = 2, [COMM_MIN] = 3};
 
-/* -- The library ---------------------------------------------------------------------------------------------------- */
+/* -- The library --------------------------------------------------------------------------------------------------- */
 
 static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
     static const struct {
@@ -136,7 +136,7 @@ void nccl_close(Engine *engine) {
     engine->nccl = NULL;
 }
 
-/* -- Groups --------------------------------------------------------------------------------------------------------- */
+/* -- Groups -------------------------------------------------------------------------------------------------------- */
 
 static bool note_group(Nccl *nccl, void *group) {
     for (int i = 0; i < MOST_GROUPS; i++) {
@@ -173,45 +173,45 @@ void nccl_leave(Comm *comm) {
     comm->nccl = NULL;
 }
 
-/* -- Collectives ---------------------------------------------------------------------------------------------------- */
+/* -- Collectives --------------------------------------------------------------------------------------------------- */
 
-static bool are_even(const int64_t *pieces, int size) {
+static bool are_even(const int64_t *shards, int size) {
     for (int i = 1; i < size; i++)
-        if (pieces[i + 1] - pieces[i] != pieces[1] - pieces[0]) return false;
+        if (shards[i + 1] - shards[i] != shards[1] - shards[0]) return false;
     return true;
 }
 
-static int sum_pieces(const Nccl *nccl, const Task *task) {
+static int reduce_shards(const Nccl *nccl, const Task *task) {
     const Comm *comm = task->comm;
-    const int64_t *pieces = task->pieces;
+    const int64_t *shards = task->shards;
     int type = types[task->type], reduce = reductions[task->reduce], result = 0;
     int64_t width = type_bytes(task->type);
-    if (are_even(pieces, comm->size))
-        return nccl->call.reduce_scatter(task->buffer + pieces[0] * width, task->buffer + pieces[comm->rank] * width,
-            (size_t)(pieces[1] - pieces[0]), type, reduce, comm->nccl, nccl->stream);
+    if (are_even(shards, comm->size))
+        return nccl->call.reduce_scatter(task->buffer + shards[0] * width, task->buffer + shards[comm->rank] * width,
+            (size_t)(shards[1] - shards[0]), type, reduce, comm->nccl, nccl->stream);
     nccl->call.begin();
     for (int i = 0; i < comm->size && !result; i++) {
-        char *piece = task->buffer + pieces[i] * width;
-        if (pieces[i + 1] > pieces[i])
-            result = nccl->call.reduce(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, reduce, i, comm->nccl, nccl->stream);
+        char *shard = task->buffer + shards[i] * width;
+        if (shards[i + 1] > shards[i])
+            result = nccl->call.reduce(shard, shard, (size_t)(shards[i + 1] - shards[i]), type, reduce, i, comm->nccl, nccl->stream);
     }
     int ended = nccl->call.end();
     return result ? result : ended;
 }
 
-static int gather_pieces(const Nccl *nccl, const Task *task) {
+static int gather_shards(const Nccl *nccl, const Task *task) {
     const Comm *comm = task->comm;
-    const int64_t *pieces = task->pieces;
+    const int64_t *shards = task->shards;
     int type = types[task->type], result = 0;
     int64_t width = type_bytes(task->type);
-    if (are_even(pieces, comm->size))
-        return nccl->call.all_gather(task->buffer + pieces[comm->rank] * width, task->buffer + pieces[0] * width,
-            (size_t)(pieces[1] - pieces[0]), type, comm->nccl, nccl->stream);
+    if (are_even(shards, comm->size))
+        return nccl->call.all_gather(task->buffer + shards[comm->rank] * width, task->buffer + shards[0] * width,
+            (size_t)(shards[1] - shards[0]), type, comm->nccl, nccl->stream);
     nccl->call.begin();
     for (int i = 0; i < comm->size && !result; i++) {
-        char *piece = task->buffer + pieces[i] * width;
-        if (pieces[i + 1] > pieces[i])
-            result = nccl->call.broadcast(piece, piece, (size_t)(pieces[i + 1] - pieces[i]), type, i, comm->nccl, nccl->stream);
+        char *shard = task->buffer + shards[i] * width;
+        if (shards[i + 1] > shards[i])
+            result = nccl->call.broadcast(shard, shard, (size_t)(shards[i + 1] - shards[i]), type, i, comm->nccl, nccl->stream);
     }
     int ended = nccl->call.end();
     return result ? result : ended;
@@ -234,8 +234,8 @@ static int cross(const Nccl *nccl, const Task *task) {
         if (task->from >= 0 && !result) result = send_and_receive(nccl, task, task->from, (Interval){0, 0}, (Interval){0, task->count});
     }
     for (int i = 0; task->operation == ALL_TO_ALL && i < task->comm->size && !result; i++)
-        result = send_and_receive(nccl, task, i, (Interval){task->send_pieces[i], task->send_pieces[i + 1] - task->send_pieces[i]},
-            (Interval){task->pieces[i], task->pieces[i + 1] - task->pieces[i]});
+        result = send_and_receive(nccl, task, i, (Interval){task->send_shards[i], task->send_shards[i + 1] - task->send_shards[i]},
+            (Interval){task->shards[i], task->shards[i + 1] - task->shards[i]});
     int ended = nccl->call.end();
     return result ? result : ended;
 }
@@ -248,8 +248,8 @@ static int issue(const Nccl *nccl, const Task *task) {
             task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, nccl->stream);
     case BROADCAST:
         return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, nccl->stream);
-    case REDUCE_SCATTER: return sum_pieces(nccl, task);
-    case ALL_GATHER: return gather_pieces(nccl, task);
+    case REDUCE_SCATTER: return reduce_shards(nccl, task);
+    case ALL_GATHER: return gather_shards(nccl, task);
     case ALL_TO_ALL:
     case EXCHANGE: return cross(nccl, task);
     case BARRIER: break; /* always in host memory */
@@ -291,7 +291,8 @@ double nccl_seconds_stalled(Engine *engine) {
     return nccl->seconds_stalled;
 }
 
-/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. Stalls that nobody counts in time are forgotten. */
+/* A newer collective may have taken the event of an old ticket: waiting for that one waits for both. Stalls that
+ * nobody counts in time are forgotten. */
 void nccl_wait(Engine *engine, CommTicket ticket) {
     Nccl *nccl = engine->nccl;
     if (engine->failed) return;
@@ -302,7 +303,7 @@ void nccl_wait(Engine *engine, CommTicket ticket) {
     device_event_record(engine->device, stall->after, NULL);
 }
 
-/* -- Watching ------------------------------------------------------------------------------------------------------- */
+/* -- Watching ------------------------------------------------------------------------------------------------------ */
 
 /* The lock is held. */
 static void note_done(Engine *engine) {
@@ -325,8 +326,8 @@ static bool all_well(Engine *engine, Error *error) {
     return error_set(error, ERROR_COMMUNICATION, "a collective of the GPUs has not ended for %.0f s", engine->options.timeout);
 }
 
-/* Kernels that wait for a lost rank end only so. The thread that computes may hold the lock within a call that waits for that rank too: then it goes
- * without. */
+/* Kernels that wait for a lost rank end only so. The thread that computes may hold the lock within a call that waits
+ * for that rank too: then it goes without. */
 static void end_all(Nccl *nccl) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,6 +1,7 @@
-/* What AMD recommends to RCCL and to its runtime in their environment, for MI300X nodes and for Pollara network cards (sources: AMD's Primus launcher
- * and ROCm's guides, as of ROCm 6.4 to 7.2). Recommended only where the hardware is there; the program sets them, unless the user did. Owns
- * nothing. Called by comm_open and comm_use_device. */
+/* What AMD recommends to RCCL and to its runtime in their environment, for MI300X nodes and for Pollara network
+ * cards (sources: AMD's Primus launcher and ROCm's guides, as of ROCm 6.4 to 7.2). Recommended only where the
+ * hardware is there; the program sets them, unless the user did. Owns nothing. Called by comm_open and
+ * comm_use_device. */
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>

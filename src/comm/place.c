@@ -1,4 +1,5 @@
-/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called once, by comm_open. */
+/* Where this process stands in the run, from what its starter left in the environment. Owns nothing. Called once, by
+ * comm_open. */
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -45,7 +46,7 @@ static bool read_rank(const char *rank, const char *size, Place *place, Error *e
     return read_number(rank, 0, place->size - 1, &place->rank, error);
 }
 
-/* -- Slurm ---------------------------------------------------------------------------------------------------------- */
+/* -- Slurm --------------------------------------------------------------------------------------------------------- */
 
 bool comm_first_host(const char *list, char *host, size_t size) {
     size_t length = strcspn(list, ",["), digits = 0;
@@ -83,7 +84,7 @@ static bool read_slurm(Place *place, Error *error) {
     return read_optional("MASTER_PORT", 1, 65535, &place->port, error);
 }
 
-/* -- torchrun and smelt launch -------------------------------------------------------------------------------------- */
+/* -- torchrun and smelt launch ------------------------------------------------------------------------------------- */
 
 static bool read_torchrun(Place *place, Error *error) {
     place->transport = COMM_TCP;
@@ -100,7 +101,7 @@ static bool read_torchrun(Place *place, Error *error) {
     return true;
 }
 
-/* -- mpirun --------------------------------------------------------------------------------------------------------- */
+/* -- mpirun -------------------------------------------------------------------------------------------------------- */
 
 static bool read_mpi(Place *place, Error *error) {
     place->transport = COMM_MPI; /* rank and size are asked of MPI itself */
@@ -108,7 +109,7 @@ static bool read_mpi(Place *place, Error *error) {
     return read_optional("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT_MAX, &place->local_rank, error);
 }
 
-/* -- The choice ----------------------------------------------------------------------------------------------------- */
+/* -- The choice ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t job_of_environment(void) {
     static const char *const names[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"};

@@ -1,5 +1,6 @@
-/* The queue of a process: one worker thread runs the collectives of all groups in the order of issue, keeps the records of the last ones, and between
- * them looks whether all peers live. Owns the queued tasks. Called by comm.c; the transports ask it whether waiting must end. */
+/* The queue of a process: one worker thread runs the collectives of all groups in the order of issue, keeps the
+ * records of the last ones, and between them looks whether all peers live. Owns the queued tasks. Called by comm.c;
+ * the transports ask it whether waiting must end. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -12,7 +13,7 @@
 
 enum { WATCH_MILLISECONDS = 500 };
 
-/* -- Tasks ---------------------------------------------------------------------------------------------------------- */
+/* -- Tasks --------------------------------------------------------------------------------------------------------- */
 
 const char *operation_name(Operation operation) {
     static const char *const names[] = {
@@ -25,13 +26,13 @@ int64_t task_bytes(const Task *task) {
     return most * type_bytes(task->type);
 }
 
-/* What this rank sends: of all-reduce each piece once to be added and once as the sum, as rings do too. */
+/* Bytes that this rank sends: in an all-reduce each shard once to be added and once as the sum, as in a ring. */
 static int64_t task_traffic(const Task *task) {
     int64_t bytes = task->count * type_bytes(task->type), size = task->comm->size;
     switch (task->operation) {
     case ALL_REDUCE: return 2 * bytes / size * (size - 1);
     case REDUCE_SCATTER: return bytes / size * (size - 1);
-    case ALL_GATHER: return (task->pieces[task->comm->rank + 1] - task->pieces[task->comm->rank]) * type_bytes(task->type) * (size - 1);
+    case ALL_GATHER: return (task->shards[task->comm->rank + 1] - task->shards[task->comm->rank]) * type_bytes(task->type) * (size - 1);
     case BROADCAST: return task->root == task->comm->rank ? bytes : 0;
     case ALL_TO_ALL:
     case EXCHANGE: return task->send_count * type_bytes(task->type);
@@ -41,12 +42,12 @@ static int64_t task_traffic(const Task *task) {
 }
 
 void task_free(Task *task) {
-    free(task->pieces);
-    free(task->send_pieces);
+    free(task->shards);
+    free(task->send_shards);
     free(task);
 }
 
-/* -- Records -------------------------------------------------------------------------------------------------------- */
+/* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The lock is held. */
 static int64_t add_record(Engine *engine, const Task *task) {
@@ -84,7 +85,7 @@ void engine_record_state(Engine *engine, int64_t number, CommState state) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* -- Failures ------------------------------------------------------------------------------------------------------- */
+/* -- Failures ------------------------------------------------------------------------------------------------------ */
 
 void engine_fail(Engine *engine, const Error *error) {
     pthread_mutex_lock(&engine->lock);
@@ -108,7 +109,7 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
     return true;
 }
 
-/* -- The worker ----------------------------------------------------------------------------------------------------- */
+/* -- The worker ---------------------------------------------------------------------------------------------------- */
 
 static void run_task(Engine *engine, Task *task) {
     Error error = {0};

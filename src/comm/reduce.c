@@ -1,5 +1,5 @@
-/* Sums, maxima and minima over what several ranks brought, in rank order: f32 is added in double, bf16 in fp32, and the result rounded once. Owns no
- * memory. Called by host.c on the worker thread. */
+/* Sums, maxima and minima over what several ranks brought, in rank order: f32 is added in double, bf16 in fp32, and
+ * the result rounded once. Owns no memory. Called by host.c on the worker thread. */
 #include <assert.h>
 #include <string.h>
 
@@ -17,24 +17,25 @@ int64_t type_bytes(CommType type) {
 #define NOT_A_NUMBER(x) ((x) != (x))
 #define NEVER(x) 0
 
-/* STORED is the elements' type, SUM that in which they are added (unsigned where sums wrap), VALUE that in which they are compared. */
-#define DEFINE_REDUCE(name, STORED, SUM, VALUE, widen, narrow, is_nan)                                                                \
-    static void reduce_##name(CommReduce reduce, int64_t count, int parts, const void *const *part, int64_t at, STORED *result) {     \
-        SUM sum[BLOCK];                                                                                                               \
-        const STORED *first = (const STORED *)part[0] + at;                                                                           \
-        for (int64_t i = 0; i < count; i++) sum[i] = (SUM)widen(first[i]);                                                            \
-        for (int p = 1; p < parts; p++) {                                                                                             \
-            const STORED *next = (const STORED *)part[p] + at;                                                                        \
-            if (reduce == COMM_SUM) {                                                                                                 \
-                for (int64_t i = 0; i < count; i++) sum[i] += (SUM)widen(next[i]);                                                    \
-                continue;                                                                                                             \
-            }                                                                                                                         \
-            for (int64_t i = 0; i < count; i++) {                                                                                     \
-                VALUE a = (VALUE)sum[i], b = (VALUE)widen(next[i]);                                                                   \
-                if (is_nan(b) || (reduce == COMM_MAX ? b > a : b < a)) sum[i] = (SUM)b;                                               \
-            }                                                                                                                         \
-        }                                                                                                                             \
-        for (int64_t i = 0; i < count; i++) result[at + i] = (STORED)narrow(sum[i]);                                                  \
+/* STORED is the elements' type, SUM that in which they are added (unsigned where sums wrap), VALUE that in which
+ * they are compared. */
+#define DEFINE_REDUCE(name, STORED, SUM, VALUE, load, store, is_nan)                                                                    \
+    static void reduce_##name(CommReduce reduce, int64_t count, int inputs, const void *const *input, int64_t at, STORED *result) {     \
+        SUM sum[BLOCK];                                                                                                                 \
+        const STORED *first = (const STORED *)input[0] + at;                                                                            \
+        for (int64_t i = 0; i < count; i++) sum[i] = (SUM)load(first[i]);                                                               \
+        for (int p = 1; p < inputs; p++) {                                                                                              \
+            const STORED *next = (const STORED *)input[p] + at;                                                                         \
+            if (reduce == COMM_SUM) {                                                                                                   \
+                for (int64_t i = 0; i < count; i++) sum[i] += (SUM)load(next[i]);                                                       \
+                continue;                                                                                                               \
+            }                                                                                                                           \
+            for (int64_t i = 0; i < count; i++) {                                                                                       \
+                VALUE a = (VALUE)sum[i], b = (VALUE)load(next[i]);                                                                      \
+                if (is_nan(b) || (reduce == COMM_MAX ? b > a : b < a)) sum[i] = (SUM)b;                                                 \
+            }                                                                                                                           \
+        }                                                                                                                               \
+        for (int64_t i = 0; i < count; i++) result[at + i] = (STORED)store(sum[i]);                                                     \
     }
 
 DEFINE_REDUCE(f32, float, double, double, SAME, SAME, NOT_A_NUMBER)
@@ -43,15 +44,15 @@ DEFINE_REDUCE(bf16, uint16_t, float, float, bf16_to_float, bf16_from_float, NOT_
 DEFINE_REDUCE(i64, int64_t, uint64_t, int64_t, SAME, SAME, NEVER)
 DEFINE_REDUCE(u8, uint8_t, uint8_t, uint8_t, SAME, SAME, NEVER)
 
-void reduce_parts(CommType type, CommReduce reduce, int64_t count, int parts, const void *const *part, void *result) {
+void reduce_inputs(CommType type, CommReduce reduce, int64_t count, int inputs, const void *const *input, void *result) {
     for (int64_t at = 0; at < count; at += BLOCK) {
         int64_t block = count - at < BLOCK ? count - at : BLOCK;
         switch (type) {
-        case COMM_F32: reduce_f32(reduce, block, parts, part, at, result); break;
-        case COMM_F64: reduce_f64(reduce, block, parts, part, at, result); break;
-        case COMM_BF16: reduce_bf16(reduce, block, parts, part, at, result); break;
-        case COMM_I64: reduce_i64(reduce, block, parts, part, at, result); break;
-        case COMM_U8: reduce_u8(reduce, block, parts, part, at, result); break;
+        case COMM_F32: reduce_f32(reduce, block, inputs, input, at, result); break;
+        case COMM_F64: reduce_f64(reduce, block, inputs, input, at, result); break;
+        case COMM_BF16: reduce_bf16(reduce, block, inputs, input, at, result); break;
+        case COMM_I64: reduce_i64(reduce, block, inputs, input, at, result); break;
+        case COMM_U8: reduce_u8(reduce, block, inputs, input, at, result); break;
         }
     }
 }

@@ -51,7 +51,7 @@ bool socket_receive(int socket, void *data, size_t bytes, double until) {
     return true;
 }
 
-/* -- Addresses ------------------------------------------------------------------------------------------------------ */
+/* -- Addresses ----------------------------------------------------------------------------------------------------- */
 
 void socket_set_port(struct sockaddr_storage *address, int port) {
     if (address->ss_family == AF_INET6) ((struct sockaddr_in6 *)address)->sin6_port = htons((uint16_t)port);
@@ -75,7 +75,7 @@ bool socket_resolve(const char *host, int port, struct sockaddr_storage *address
     return true;
 }
 
-/* -- Connections ---------------------------------------------------------------------------------------------------- */
+/* -- Connections --------------------------------------------------------------------------------------------------- */
 
 int socket_listen(int family, bool loopback, int port) {
     struct sockaddr_storage address = {.ss_family = (sa_family_t)family};

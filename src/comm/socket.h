@@ -1,5 +1,6 @@
-/* What meetings over TCP are made of: sockets that notice a silent peer, and moves that end at a time. For the ranks (tcp_meet.c) and for the
- * supervisors of a run's nodes (launch/rendezvous.c). Nothing here is owned; the caller closes what it is given. */
+/* What meetings over TCP are made of: sockets that notice a silent peer, and moves that end at a time. For the ranks
+ * (tcp_meet.c) and for the supervisors of a run's nodes (launch/rendezvous.c). Nothing here is owned; the caller
+ * closes what it is given. */
 #pragma once
 
 #include <stdbool.h>

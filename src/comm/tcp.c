@@ -1,6 +1,7 @@
-/* Messages over TCP connections of our own: one for each pair of ranks, moved by whichever is ready. The kernel resends through breaks of the network
- * that are shorter than CommOptions.lost, and reports a peer that shows no sign of life for longer; a process that dies resets its connections, which
- * shows at once. Owns the sockets. Made by comm_open from what tcp_meet.c connected, used by the worker. */
+/* Messages over TCP connections: one for each pair of ranks, moved by whichever is ready. The kernel resends through
+ * breaks of the network that are shorter than CommOptions.lost, and reports a peer that shows no sign of life for
+ * longer; a process that dies resets its connections, which shows at once. Owns the sockets. Made by comm_open from
+ * what tcp_meet.c connected, used by the worker. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -29,11 +30,11 @@ bool label_check(const Transfer *transfer, Error *error) {
         return error_set(error, ERROR_COMMUNICATION, "rank %d sent something that is no message of smelt", transfer->peer);
     return error_set(error, ERROR_COMMUNICATION,
         "rank %d is at another collective: %s '%.*s' number %llu with %lld elements, message of %lld bytes, in place of %lld "
-        "elements, %lld bytes (group %08x, type %d, reduction %d, part %d there; %08x, %d, %d, %d here): the ranks do not run the same "
+        "elements, %lld bytes (group %08x, type %d, reduction %d, phase %d there; %08x, %d, %d, %d here): the ranks do not run the same "
         "program",
         transfer->peer, operation_name(seen->operation), NAME_BYTES, seen->name, (unsigned long long)seen->sequence, (long long)seen->total,
-        (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->part,
-        wanted->group, wanted->type, wanted->reduce, wanted->part);
+        (long long)seen->bytes, (long long)wanted->total, (long long)wanted->bytes, seen->group, seen->type, seen->reduce, seen->phase,
+        wanted->group, wanted->type, wanted->reduce, wanted->phase);
 }
 
 static bool lost(int peer, int number, Error *error) {
@@ -44,7 +45,7 @@ static bool lost(int peer, int number, Error *error) {
     return error_set(error, ERROR_COMMUNICATION, "rank %d is lost: %s; look at its host and the network between", peer, strerror(number));
 }
 
-/* -- Messages ------------------------------------------------------------------------------------------------------- */
+/* -- Messages ------------------------------------------------------------------------------------------------------ */
 
 enum { LABEL_BYTES = sizeof(Label) };
 

@@ -1,6 +1,7 @@
-/* The meeting of TCP ranks. Rank 0 listens at the run's address; every other rank listens at a port of its own and tells rank 0; when all have come,
- * rank 0 sends everyone the table, and the ranks above 0 connect to each other, each to those below it. A stranger, or a rank of another job, is sent
- * away. The network is trusted: this keeps mistakes out, not attackers. */
+/* How TCP ranks connect to each other. Rank 0 listens at the run's address; every other rank listens at a port of
+ * its own and tells rank 0; when all have come, rank 0 sends everyone the table, and the ranks above 0 connect to
+ * each other, each to those below it. A stranger, or a rank of another job, is sent away. The network is trusted:
+ * this keeps mistakes out, not attackers. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -52,7 +53,7 @@ static int connect_to(const struct sockaddr_storage *address, const CommOptions 
     return made;
 }
 
-/* -- Greetings ------------------------------------------------------------------------------------------------------ */
+/* -- Greetings ----------------------------------------------------------------------------------------------------- */
 
 static bool greet(Meeting *meeting, int socket, int port) {
     Hello hello = {LABEL_MAGIC, (uint32_t)port, meeting->place->job, meeting->place->rank, meeting->place->size};
@@ -72,7 +73,7 @@ static bool accept_rank(Meeting *meeting, Hello *hello) {
                  hello->job == place->job && hello->size == place->size && hello->rank > place->rank && hello->rank < place->size &&
                  hello->port < 65536;
     if (known) {
-        if (meeting->sockets[hello->rank] >= 0) close(meeting->sockets[hello->rank]); /* it gave up the first connection */
+        if (meeting->sockets[hello->rank] >= 0) close(meeting->sockets[hello->rank]); /* an abandoned one */
         meeting->sockets[hello->rank] = taken;
     } else {
         hello->rank = -1;
@@ -104,7 +105,7 @@ static bool accept_all(Meeting *meeting, bool note, Error *error) {
     }
 }
 
-/* -- Rank 0 --------------------------------------------------------------------------------------------------------- */
+/* -- Rank 0 -------------------------------------------------------------------------------------------------------- */
 
 static bool listen_as_first(Meeting *meeting, int family, Error *error) {
     const Place *place = meeting->place;
@@ -125,9 +126,10 @@ static bool meet_as_first(Meeting *meeting, const struct sockaddr_storage *addre
     return true;
 }
 
-/* -- The others ----------------------------------------------------------------------------------------------------- */
+/* -- The others ---------------------------------------------------------------------------------------------------- */
 
-/* Rank 0 may not listen yet, or may be that of an earlier attempt that is about to end: tries until it hands out the table. */
+/* Rank 0 may not listen yet, or may be that of an earlier attempt that is about to end: tries until it hands out the
+ * table. */
 static bool reach_first(Meeting *meeting, const struct sockaddr_storage *address, int port, Error *error) {
     size_t bytes = (size_t)meeting->place->size * sizeof *meeting->table;
     while (log_seconds() < meeting->until) {

@@ -1,5 +1,5 @@
-/* The configuration of a run: one struct, one table (config.c). The YAML file, `key=value`, --help, the printed configuration and
- * the manual (`smelt train --help`) all come from the table. */
+/* The configuration of a run: one struct, one table (config.c). The YAML file, `key=value`, --help, the printed
+ * configuration and the manual (`smelt train --help`) all come from the table. */
 #pragma once
 
 #include "base/options.h"
@@ -20,7 +20,7 @@ typedef struct ModelConfig {
     double rope_theta, rope_fraction, rope_factor, rope_low_frequency, rope_high_frequency;
     int64_t rope_original_context;
     bool qkv_bias;        /* llama: as Qwen2 */
-    bool qk_norm;         /* llama: RMSNorm of each query and key head, as Qwen3; mpt: LayerNorm over all of them, qk_ln */
+    bool qk_norm;         /* llama: RMSNorm of each query and key head (Qwen3); mpt: LayerNorm over all (qk_ln) */
     double clip_qkv;      /* mpt: bound of queries, keys and values, 0: none */
     double alibi_max;     /* mpt: the largest exponent of ALiBi slopes */
     double softmax_scale; /* mpt: of scores, 0: 1 / sqrt(head_dim) */
@@ -97,5 +97,6 @@ typedef struct Config {
 
 extern const OptionTable config_table;
 
-/* Checks what spans several settings (divisibility, ranges that depend on each other) and fills derived defaults. ERROR_USAGE. */
+/* Checks what spans several settings (divisibility, ranges that depend on each other) and fills derived defaults.
+ * ERROR_USAGE. */
 bool config_check(Config *config, Error *error);

@@ -1,5 +1,5 @@
-/* The generator owns weights, caches and two programs over them: one for a single row and one for a block of the prompt, which share the
- * arenas of weights and states. */
+/* The generator owns weights, caches and two programs over them: one for a single row and one for a block of the
+ * prompt, which share the arenas of weights and states. */
 #include "infer/generate.h"
 
 #include <assert.h>
@@ -38,7 +38,7 @@ struct Generator {
     double *logits;            /* [vocabulary], of the token after `count`, when count == computed */
 };
 
-/* -- Programs ------------------------------------------------------------------------------------------------------- */
+/* -- Programs ------------------------------------------------------------------------------------------------------ */
 
 static void program_plan(Program *program, const Generator *g, ModelMode mode, int64_t length) {
     program->model = model_build(g->config, g->precision, mode, 1, length, RECOMPUTE_NONE);
@@ -68,7 +68,7 @@ static void program_run(Program *program, Generator *g, int64_t first) {
     g->computed = first + length;
 }
 
-/* Both programs must mean the same bytes of the shared state arena. */
+/* Both programs must give the same offsets to the states in the shared arena. */
 static void assert_same_states(const Program *a, const Program *b) {
     int at = 0;
     for (int i = 1; i < a->model.graph->tensor_count; i++) {
@@ -82,9 +82,9 @@ static void assert_same_states(const Program *a, const Program *b) {
     assert(a->plan.bytes[ARENA_STATE] == b->plan.bytes[ARENA_STATE]);
 }
 
-/* -- Life ----------------------------------------------------------------------------------------------------------- */
+/* -- Opening and closing ------------------------------------------------------------------------------------------- */
 
-/* Without what the programs share. */
+/* Frees a program, but not the arenas that both programs share. */
 static int64_t program_bytes(const Program *program) {
     int64_t bytes = 0;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++)
@@ -164,7 +164,7 @@ void generator_use_weights(Generator *g) {
     model_cast_weights(g->row.model.graph, g->backend.device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT]);
 }
 
-/* -- Tokens --------------------------------------------------------------------------------------------------------- */
+/* -- Tokens -------------------------------------------------------------------------------------------------------- */
 
 int64_t generator_room(const Generator *g) { return g->config->context - g->count; }
 

@@ -1,6 +1,6 @@
-/* Generation: a model, its caches and the tokens so far. Tokens are fed or drawn one after another; a token's keys, values and convolution state
- * stay in the cache, so that each new one costs one row. Without the cache the whole sequence is computed again for each token: slow, and the check
- * on the cache. Called by `smelt generate`. */
+/* Generation: a model, its caches and the tokens so far. Tokens are fed or drawn one after another; a token's keys,
+ * values and convolution state stay in the cache, so that each new one costs one row. Without the cache the whole
+ * sequence is computed again for each token: slow, and the check on the cache. Called by `smelt generate`. */
 #pragma once
 
 #include "config/config.h"
@@ -9,23 +9,27 @@
 
 typedef struct Generator Generator;
 
-/* Allocates weights (zero) and caches for config->context positions; `config` and the device must outlive the generator. ERROR_MEMORY when that does not fit. */
+/* Allocates weights (zero) and caches for config->context positions; `config` and the device must outlive the
+ * generator. ERROR_MEMORY when that does not fit. */
 Generator *generator_create(const ModelConfig *config, Precision precision, Device *device, bool cache, Error *error);
-/* The same with the newest weights of a run folder, whose configuration is `config`. */
+/* Opens a generator with the newest weights of a run or model folder, whose configuration is `config`. */
 Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error);
 void generator_free(Generator *generator); /* NULL is allowed */
 
-/* For those who set the weights themselves: the graph that describes the WIDE arena, the arena (the device's memory), and the call that puts it into use. */
+/* To set the weights by hand: the graph that describes the WIDE arena, the arena (the device's memory), and the call
+ * that puts its values into use. */
 const Graph *generator_graph(const Generator *generator);
 void *generator_master(Generator *generator);
 void generator_use_weights(Generator *generator);
 
 /* Positions that are left of the context. */
 int64_t generator_room(const Generator *generator);
-/* Appends tokens. ERROR_USAGE when one is outside the vocabulary or they do not fit into the context; then nothing is appended. */
+/* Appends tokens. ERROR_USAGE when one is outside the vocabulary or they do not fit into the context; then nothing
+ * is appended. */
 bool generator_feed(Generator *generator, const int32_t *tokens, int64_t count, Error *error);
-/* Computes what was appended and gives the logits [vocabulary] of the next token, valid until the next call. There must be a token.
- * ERROR_NUMERICS when one is not finite; ERROR_MEMORY without the cache. */
+/* Computes what was appended and gives the logits [vocabulary] of the next token, valid until the next call. There
+ * must be a token. ERROR_NUMERICS when one is not finite; ERROR_MEMORY without the cache. */
 const double *generator_logits(Generator *generator, Error *error);
-/* Draws the next token out of the first `limit` of the vocabulary and appends it; there must be room. The draw depends on seed and position alone. */
+/* Draws the next token out of the first `limit` of the vocabulary and appends it; there must be room. The draw
+ * depends on seed and position alone. */
 bool generator_next(Generator *generator, const Sampling *sampling, int64_t limit, int32_t *token, Error *error);

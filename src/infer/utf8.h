@@ -1,5 +1,5 @@
-/* Bytes that arrive one by one, made fit for a terminal: complete characters come out, incomplete ones are held back, and what is not UTF-8
- * becomes U+FFFD, one per maximal broken part (Unicode 15, section 3.9). */
+/* Bytes that arrive one by one, made fit for a terminal: complete characters come out, incomplete ones are held
+ * back, and what is not UTF-8 becomes U+FFFD, one per maximal broken part (Unicode 15, section 3.9). */
 #pragma once
 
 #include <stdint.h>

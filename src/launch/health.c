@@ -1,4 +1,5 @@
-/* Counters are files of sysfs, found once by pattern, and numbers of the vendors' management libraries, opened at run time. Owns the list. */
+/* Counters are files of sysfs, found once by pattern, and numbers of the vendors' management libraries, opened at
+ * run time. Owns the list. */
 #include "launch/health_internal.h"
 
 #include <dlfcn.h>
@@ -52,7 +53,8 @@ struct Health {
     unsigned long long gpu_errors[MOST_GPUS];
 };
 
-/* A whole file is a number, or like AMD's RAS counters lines of which "ue: " has the uncorrected errors. -1: unreadable. */
+/* A whole file is a number, or like AMD's RAS counters lines of which "ue: " has the uncorrected errors. -1:
+ * unreadable. */
 static int64_t read_counter(const char *path) {
     char text[256];
     FILE *file = fopen(path, "r");

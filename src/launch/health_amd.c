@@ -1,5 +1,5 @@
-/* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a version of the library does not tell is
- * not watched. Owns the library and the last values. */
+/* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a
+ * version of the library does not tell is not watched. Owns the library and the last values. */
 #include "launch/health_amd_internal.h"
 
 #include <dlfcn.h>
@@ -21,13 +21,13 @@ enum { BLOCKS = sizeof blocks / sizeof *blocks };
 typedef struct ErrorCount { uint64_t corrected, uncorrected, more[14]; } ErrorCount;
 
 /* (our name, symbol, arguments) */
-#define AMD_CALLS(CALL)                                                                                     \
-    CALL(initialize, rsmi_init, (uint64_t flags))                                                           \
-    CALL(shut_down, rsmi_shut_down, (void))                                                                 \
-    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                \
-    CALL(errors, rsmi_dev_ecc_count_get, (uint32_t gpu, uint64_t block, ErrorCount *count))                 \
+#define AMD_CALLS(CALL)                                                                                      \
+    CALL(initialize, rsmi_init, (uint64_t flags))                                                            \
+    CALL(shut_down, rsmi_shut_down, (void))                                                                  \
+    CALL(count, rsmi_num_monitor_devices, (uint32_t *count))                                                 \
+    CALL(errors, rsmi_dev_ecc_count_get, (uint32_t gpu, uint64_t block, ErrorCount *count))                  \
     CALL(temperature, rsmi_dev_temp_metric_get, (uint32_t gpu, uint32_t sensor, int metric, int64_t *value)) \
-    CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                     \
+    CALL(xgmi, rsmi_dev_xgmi_error_status, (uint32_t gpu, int *status))                                      \
     CALL(metrics, rsmi_dev_gpu_metrics_info_get, (uint32_t gpu, void *metrics))
 
 typedef struct Gpu {
@@ -48,7 +48,7 @@ struct HealthAmd {
     unsigned char *metrics;
 };
 
-/* -- The library ---------------------------------------------------------------------------------------------------- */
+/* -- The library --------------------------------------------------------------------------------------------------- */
 
 static void *load(const char *root) {
     static const char *const files[] = {
@@ -119,7 +119,7 @@ void health_amd_close(HealthAmd *amd) {
     free(amd);
 }
 
-/* -- A look --------------------------------------------------------------------------------------------------------- */
+/* -- A look -------------------------------------------------------------------------------------------------------- */
 
 static int look_at_errors(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
     int lines = 0;
@@ -158,8 +158,8 @@ static bool is_too_hot(const HealthAmd *amd, uint32_t index, uint32_t sensor, in
            amd->call.temperature(index, sensor, TEMPERATURE_CRITICAL, &critical) == 0 && critical > 0 && *now >= critical;
 }
 
-/* Bits 32 to 47 of the status that means the same on all GPUs: heat of the chip, of memory, of regulators. It is there in version 1.3 of the metrics
- * (MI200); MI300 has none. Nothing is known when all bits are set. */
+/* Bits 32 to 47 of the status that means the same on all GPUs: heat of the chip, of memory, of regulators. It is
+ * there in version 1.3 of the metrics (MI200); MI300 has none. Nothing is known when all bits are set. */
 static bool is_slowed_by_heat(const HealthAmd *amd, uint32_t index) {
     enum { FORMAT = 2, CONTENT = 3, STATUS = 112 };
     uint64_t status;

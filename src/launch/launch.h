@@ -1,6 +1,7 @@
-/* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with the torchrun variables in its
- * environment; the supervisor shows output, forwards signals, watches progress and counters, and starts all ranks again from the newest good
- * checkpoint, which the command itself finds, as its rules say. */
+/* Starting the ranks of this node and keeping the run alive: `smelt launch`. Each rank is a process of its own with
+ * the torchrun variables in its environment; the supervisor shows output, forwards signals, watches progress and
+ * counters, and starts all ranks again from the newest good checkpoint, which the command itself finds, as its rules
+ * say. */
 #pragma once
 
 #include "base/options.h"
@@ -21,6 +22,7 @@ typedef struct LaunchOptions {
 
 extern const OptionTable launch_table;
 
-/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. The first request to stop lets the ranks write a checkpoint,
- * the second kills them. False unless the command completed, with the exit code of the whole. */
+/* Runs `command` (the arguments after "smelt", ending with NULL) until it is done or given up. The first request to
+ * stop lets the ranks write a checkpoint, the second kills them. False unless the command completed, with the exit
+ * code of the whole. */
 bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error);

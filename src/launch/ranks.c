@@ -1,5 +1,6 @@
-/* Starting ranks and reading their output. The output of rank 0 is shown as it is, or with output=all that of every rank with its number before each line; of
- * what is not shown the last lines are kept. Owns the processes, pipes and heartbeats of an attempt. Called by the supervisor. */
+/* Starting ranks and reading their output. The output of rank 0 is shown as it is, or with output=all that of every
+ * rank with its number before each line; of what is not shown the last lines are kept. Owns the processes, pipes and
+ * heartbeats of an attempt. Called by the supervisor. */
 #include "launch/ranks_internal.h"
 
 #include <assert.h>
@@ -19,7 +20,7 @@
 
 int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
-/* -- Starting ------------------------------------------------------------------------------------------------------- */
+/* -- Starting ------------------------------------------------------------------------------------------------------ */
 
 /* The place of a rank as torchrun describes it, its devices, threads and heartbeat. */
 static ChildVariables describe_rank(const Ranks *ranks, int rank) {
@@ -95,7 +96,7 @@ void ranks_free(Ranks *ranks) {
     free(ranks->ranks);
 }
 
-/* -- Output --------------------------------------------------------------------------------------------------------- */
+/* -- Output -------------------------------------------------------------------------------------------------------- */
 
 static bool is_shown(const Ranks *ranks, int rank) { return ranks->plan->show_all || ranks_number(ranks->plan, rank) == 0; }
 
@@ -153,9 +154,10 @@ void ranks_print_tail(const Ranks *ranks, int rank) {
     write_all(STDERR_FILENO, r->tail, r->tail_length);
 }
 
-/* -- Ends ----------------------------------------------------------------------------------------------------------- */
+/* -- Ends ---------------------------------------------------------------------------------------------------------- */
 
-/* A process that an ended rank started may hold its pipe open: what is in the pipe is read, the end of it is not awaited. */
+/* A process that an ended rank started may hold its pipe open: what is in the pipe is read, the end of it is not
+ * awaited. */
 static void reap(Ranks *ranks, int rank) {
     Rank *r = &ranks->ranks[rank];
     if (!r->id || waitpid(r->id, &r->status, WNOHANG) != r->id) return;

@@ -1,5 +1,6 @@
-/* The rendezvous of nodes over short TCP connections: a node connects, reports, and keeps the connection until it has its answer. Owns node 0's listening
- * socket and the seats of all nodes. Called by the supervisor. The network is trusted: checks keep mistakes out, not attackers. */
+/* The rendezvous of nodes over short TCP connections: a node connects, reports, and keeps the connection until it
+ * has its answer. Owns node 0's listening socket and the seats of all nodes. Called by the supervisor. The network
+ * is trusted: checks keep mistakes out, not attackers. */
 #include "launch/rendezvous_internal.h"
 
 #include <assert.h>
@@ -97,7 +98,7 @@ void rendezvous_close(Rendezvous *rendezvous) {
     free(rendezvous);
 }
 
-/* -- Node 0: who is here -------------------------------------------------------------------------------------------- */
+/* -- Node 0: who is here ------------------------------------------------------------------------------------------- */
 
 static void leave_seat(Seat *seat) {
     if (seat->socket >= 0) close(seat->socket);
@@ -154,7 +155,8 @@ static void accept_reports(Rendezvous *rendezvous) {
     }
 }
 
-/* Nodes send nothing after their report, so a readable connection has ended: the node is gone. A report of the end stays valid. */
+/* Nodes send nothing after their report, so a readable connection has ended: the node is gone. A report of the end
+ * stays valid. */
 static void notice_lost_nodes(Rendezvous *rendezvous) {
     for (int node = 1; node < rendezvous->place.nodes; node++) {
         Seat *seat = &rendezvous->seats[node];
@@ -162,7 +164,7 @@ static void notice_lost_nodes(Rendezvous *rendezvous) {
     }
 }
 
-/* -- Node 0: what becomes of the run -------------------------------------------------------------------------------- */
+/* -- Node 0: what becomes of the run ------------------------------------------------------------------------------- */
 
 /* The report of a member that the run is over, or NULL. */
 static const NodeReport *find_end(const Rendezvous *rendezvous) {
@@ -271,7 +273,7 @@ static RendezvousVerdict join_as_first(Rendezvous *rendezvous, const NodeReport 
     return RENDEZVOUS_STOPPED;
 }
 
-/* -- The other nodes ----------------------------------------------------------------------------------------------------- */
+/* -- The other nodes ----------------------------------------------------------------------------------------------- */
 
 /* Returns the connection, or -1 when node 0 cannot be reached now. */
 static int report_to_first(const Rendezvous *rendezvous, const NodeReport *own) {
@@ -332,7 +334,7 @@ RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own,
     return rendezvous->seats ? join_as_first(rendezvous, own, timeout, answer) : join_as_other(rendezvous, own, timeout, answer);
 }
 
-/* -- The end -------------------------------------------------------------------------------------------------------- */
+/* -- The end ------------------------------------------------------------------------------------------------------- */
 
 static void tell_all(Rendezvous *rendezvous, const RendezvousAnswer *end) {
     double until = log_seconds() + (end->code == ERROR_NONE ? 0 : END_SECONDS);

@@ -1,7 +1,9 @@
-/* The rendezvous of a run's nodes. Before every attempt each node's supervisor reports its state to the supervisor of node 0. When all nodes that are awaited
- * have reported, or the time is over, node 0 answers every one of them: which nodes take part, under which numbers, or that the run is over. Nobody is
- * connected in between: a node that comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides, two halves
- * of a broken network never train at once; the price is that the run ends with node 0's supervisor. Node 0 may be left out like any other node. */
+/* The rendezvous of a run's nodes. Before every attempt each node's supervisor reports its state to the supervisor
+ * of node 0. When all nodes that are awaited have reported, or the time is over, node 0 answers every one of them:
+ * which nodes take part, under which numbers, or that the run is over. Nobody is connected in between: a node that
+ * comes while ranks run waits in the queue of node 0's socket for the next rendezvous. Because one place decides,
+ * two halves of a broken network never train at once; the price is that the run ends with node 0's supervisor. Node
+ * 0 may be left out like any other node. */
 #pragma once
 
 #include <stdint.h>
@@ -33,7 +35,7 @@ typedef struct NodeReport {
 } NodeReport;
 
 typedef enum RendezvousVerdict {
-    RENDEZVOUS_START, /* with `members` nodes, of which this is number `member`, and `ranks` ranks, of which `first` is this node's first */
+    RENDEZVOUS_START,    /* this is node `member` of `members`; its first rank is `first` of `ranks` */
     RENDEZVOUS_LEFT_OUT, /* the others go on without this node, which may report again */
     RENDEZVOUS_OVER,     /* the run ended with `code` and `reason` */
     RENDEZVOUS_AGAIN,    /* nothing was decided within `timeout` seconds */
@@ -42,14 +44,15 @@ typedef enum RendezvousVerdict {
 
 typedef struct RendezvousAnswer {
     int32_t members, member, ranks, first, port, code;
-    char address[256], reason[512]; /* address and port: where rank 0 shall listen; reason of RENDEZVOUS_START: who is missing, or "" */
+    char address[256], reason[512]; /* where rank 0 listens; of RENDEZVOUS_START: which nodes are missing, or "" */
 } RendezvousAnswer;
 
 /* What `place` points to outlives the rendezvous. On node 0 it listens from now on. ERROR_COMMUNICATION. */
 Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error);
-/* Waits for the verdict of the next rendezvous; `timeout` in seconds, 0: for ever. On other nodes than 0, RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for
- * `away` seconds. */
+/* Waits for the verdict of the next rendezvous; `timeout` in seconds, 0: for ever. On other nodes than 0,
+ * RENDEZVOUS_OVER with ERROR_COMMUNICATION when node 0 was not there for `away` seconds. */
 RendezvousVerdict rendezvous_join(Rendezvous *rendezvous, const NodeReport *own, double timeout, RendezvousAnswer *answer);
-/* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run at the next rendezvous. */
+/* Says that the run is over: on node 0 to all who come, for a while; on another node to node 0, which ends the run
+ * at the next rendezvous. */
 void rendezvous_end(Rendezvous *rendezvous, int code, const char *reason);
 void rendezvous_close(Rendezvous *rendezvous); /* NULL is fine */

@@ -1,4 +1,5 @@
-/* The node self-test before ranks start: `smelt doctor self_test=true` in a process of its own, which may crash or hang without harm. */
+/* The node self-test before ranks start: `smelt doctor self_test=true` in a process of its own, which may crash or
+ * hang without harm. */
 #pragma once
 
 #include <stdbool.h>
@@ -6,6 +7,6 @@
 
 #include "base/stop.h"
 
-/* Whether the doctor finds no error on this node, with the GPUs `devices` (NULL: as the environment says); else `reason` says which. Takes under a minute,
- * two at most. A request to stop ends it early, as passed. */
+/* Whether the doctor finds no error on this node, with the GPUs `devices` (NULL: as the environment says); else
+ * `reason` says which. Takes under a minute, two at most. A request to stop ends it early, as passed. */
 bool self_test(const char *devices, const StopRequest *stop, char *reason, size_t size);

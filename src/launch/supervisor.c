@@ -1,6 +1,7 @@
-/* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends with a verdict by the rules. On
- * several nodes each has its own supervisor; ranks that lose one on another node end too, so all of them end together, and the next attempt begins with
- * a rendezvous of the nodes. Owns the attempt's ranks, the counters and the rendezvous. */
+/* The supervisor: attempts one after the other, each of which starts all ranks of this node, watches them, and ends
+ * with a verdict by the rules. On several nodes each has its own supervisor; ranks that lose one on another node end
+ * too, so all of them end together, and the next attempt begins with a rendezvous of the nodes. Owns the attempt's
+ * ranks, the counters and the rendezvous. */
 #include <regex.h>
 #include <errno.h>
 #include <limits.h>
@@ -78,7 +79,7 @@ typedef struct Supervisor {
     double next_health;
 } Supervisor;
 
-/* -- Verdicts ------------------------------------------------------------------------------------------------------- */
+/* -- Verdicts ------------------------------------------------------------------------------------------------------ */
 
 static void judge(Supervisor *supervisor, Event event, int value, int rank) {
     const Rule *rule = rules_find(event, value, supervisor->options);
@@ -127,7 +128,7 @@ static bool has_failed(const Supervisor *supervisor) {
     return false;
 }
 
-/* -- An attempt ----------------------------------------------------------------------------------------------------- */
+/* -- An attempt ---------------------------------------------------------------------------------------------------- */
 
 /* After a sign of failing hardware the node is tested before the next start, whatever the cause of that start. */
 static void report_health(void *context, const char *line) {
@@ -142,7 +143,8 @@ static void look_at_health(Supervisor *supervisor) {
     health_look(supervisor->health, report_health, supervisor);
 }
 
-/* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after a request to stop, the grace time. */
+/* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
+ * a request to stop, the grace time. */
 static void watch(Supervisor *supervisor) {
     int seen = 0;     /* requests to stop that were passed on */
     double until = 0; /* when the ranks that still run are killed; 0: never */
@@ -210,7 +212,7 @@ static int64_t attempt(Supervisor *supervisor, Error *error) {
     return step;
 }
 
-/* -- Between attempts ----------------------------------------------------------------------------------------------- */
+/* -- Between attempts ---------------------------------------------------------------------------------------------- */
 
 /* The name of a device among those that the environment lets us see, else its number. */
 static char *device_name(int device) {
@@ -293,7 +295,7 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
     return true;
 }
 
-/* -- Who takes part ------------------------------------------------------------------------------------------------- */
+/* -- Who takes part ------------------------------------------------------------------------------------------------ */
 
 static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     if (!supervisor->options->self_test || !supervisor->suspect) return true;
@@ -303,7 +305,8 @@ static bool passes_test(Supervisor *supervisor, char *reason, size_t size) {
     return !supervisor->suspect;
 }
 
-/* On one node. With shrink=true, a node that fails its self-test starts without the rank that failed, if it then passes. */
+/* On one node. With shrink=true, a node that fails its self-test starts without the rank that failed, if it then
+ * passes. */
 static bool prepare_alone(Supervisor *supervisor, Error *error) {
     RankPlan *plan = &supervisor->plan;
     char reason[192];
@@ -342,8 +345,8 @@ static void report_part(Supervisor *supervisor, const RendezvousAnswer *answer) 
     plan->port = answer->port;
 }
 
-/* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A node that was left out reports again once
- * it passes its self-test, and waits for the next rendezvous. */
+/* On one of several nodes: returns when it takes part. False: the run is over, with *error unless it completed. A
+ * node that was left out reports again once it passes its self-test, and waits for the next rendezvous. */
 static bool prepare_with_others(Supervisor *supervisor, Error *error) {
     while (!supervisor->stop->signal) {
         RendezvousAnswer answer;
@@ -375,7 +378,7 @@ static void report_end(const Supervisor *supervisor, bool done, const Error *err
         rendezvous_end(supervisor->rendezvous, done ? ERROR_NONE : (int)error->code, done ? "" : error->message);
 }
 
-/* -- The run -------------------------------------------------------------------------------------------------------- */
+/* -- The run ------------------------------------------------------------------------------------------------------- */
 
 static bool run(Supervisor *supervisor, Error *error) {
     for (;;) {
@@ -392,7 +395,7 @@ static bool run(Supervisor *supervisor, Error *error) {
     }
 }
 
-/* -- Start ---------------------------------------------------------------------------------------------------------- */
+/* -- Start --------------------------------------------------------------------------------------------------------- */
 
 static bool read_variable(const char *const *names, long least, long most, int *value, Error *error) {
     for (; *names; names++) {

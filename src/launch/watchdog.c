@@ -28,7 +28,7 @@ struct Watchdog {
 
 static Heartbeat *heartbeat(const Watchdog *watchdog) { return &watchdog->heartbeats[watchdog->ranks - 1]; }
 
-/* -- The report ----------------------------------------------------------------------------------------------------- */
+/* -- The report ---------------------------------------------------------------------------------------------------- */
 
 static void print_collectives(const Watchdog *watchdog) {
     static const char *const states[] = {
@@ -50,7 +50,7 @@ static void print_collectives(const Watchdog *watchdog) {
     if (!count) fprintf(stderr, "  none\n");
 }
 
-/* -- The thread ----------------------------------------------------------------------------------------------------- */
+/* -- The thread ---------------------------------------------------------------------------------------------------- */
 
 /* Waits, with the lock held; true when the watchdog must stop. */
 static bool pause_for(Watchdog *watchdog, double seconds) {

@@ -1,6 +1,7 @@
-/* Adapters and their base. Checkpoints of such a run hold the adapters alone; the base comes from the folder that the run's configuration names as init, when
- * training starts or goes on, and when the run's model is wanted: then both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under
- * their own names with "base_model.model." before them. */
+/* Adapters and their base. Checkpoints of such a run hold the adapters alone; the base comes from the folder that
+ * the run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then
+ * both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under their own names with
+ * "base_model.model." before them. */
 #include "train/adapter.h"
 
 #include <assert.h>
@@ -17,7 +18,7 @@
 #include "model/hf.h"
 #include "train/source.h"
 
-/* -- The base -------------------------------------------------------------------------------------------------------- */
+/* -- The base ------------------------------------------------------------------------------------------------------ */
 
 static bool check_base(const char *folder, const Config *origin, Error *error) {
     return !origin->lora.rank ||
@@ -32,14 +33,15 @@ typedef struct Source {
     const char *master;
 } Source;
 
-/* Fills a parameter of the session with what the source has as its own `index`; matrices go into the arena of weights, in its type. */
+/* Fills a parameter of the session with parameter `index` of the source; matrices go into the arena of weights, cast
+ * to its type. */
 static void take(Session *session, const Parameter *p, const Source *source, int index) {
     const Graph *graph = session->model.graph;
-    bool base = graph_is_base(graph, p), narrow = base ? precision_is_bf16(graph->precision) : graph_state_type(graph, p) == TYPE_COMPUTE;
-    int64_t bytes = p->count * (narrow ? (int64_t)sizeof(uint16_t) : p->element_bytes);
+    bool base = graph_is_base(graph, p), as_bf16 = base ? precision_is_bf16(graph->precision) : graph_state_type(graph, p) == TYPE_COMPUTE;
+    int64_t bytes = p->count * (as_bf16 ? (int64_t)sizeof(uint16_t) : p->element_bytes);
     void *to = base ? executor_tensor(session->executor, p->tensor) : parameter_in(p, executor_arena(session->executor, ARENA_MASTER));
     if (source->reader) {
-        source_load_parameter(source->reader, index, narrow, session->backend.device, to, bytes);
+        source_load_parameter(source->reader, index, as_bf16, session->backend.device, to, bytes);
         return;
     }
     const void *values = parameter_in(&source->graph->parameters[index], source->master);
@@ -58,7 +60,7 @@ static void take_all(Session *session, const Source *source) {
     }
 }
 
-/* Parameter by parameter. */
+/* Fills the frozen parameters from a model folder, one after another. */
 static bool take_folder(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
     HfReader *reader = hf_reader_open(folder, &origin->model, graph, error);
     if (!reader) return false;
@@ -86,7 +88,7 @@ bool adapter_load_base(Session *session, const char *folder, const Config *origi
     return loaded && device_ok(session->backend.device, error);
 }
 
-/* -- The adapters ---------------------------------------------------------------------------------------------------- */
+/* -- The adapters -------------------------------------------------------------------------------------------------- */
 
 /* The newest adapters of a run in host memory, with the offsets of their graph, which has the base's parameters too. */
 typedef struct Adapters {
@@ -115,7 +117,7 @@ static float *widened(const Adapters *adapters, const Parameter *p) {
     return wide;
 }
 
-/* -- Merging --------------------------------------------------------------------------------------------------------- */
+/* -- Merging ------------------------------------------------------------------------------------------------------- */
 
 /* The adapter's half that belongs to NAME.weight, or -1. */
 static int find_half(const Graph *graph, const char *weight, const char *which) {
@@ -174,9 +176,10 @@ bool adapter_load_merged(const char *run, const Config *config, const Graph *gra
     return loaded;
 }
 
-/* -- PEFT's folder --------------------------------------------------------------------------------------------------- */
+/* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
 
-/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.lora_A.weight": what follows the layer's number, for which PEFT looks at the ends of names. */
+/* "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.lora_A.weight": what follows the layer's number, for which
+ * PEFT looks at the ends of names. */
 static char *module_of(const char *name) {
     const char *end = strstr(name, ".lora_A.weight"), *begin = name + strcspn(name, "0123456789");
     begin += strspn(begin, "0123456789.");

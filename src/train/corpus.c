@@ -1,6 +1,6 @@
-/* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first checkpoint, and found
- * there again on resume, so that neither a later start nor an edited text changes what the steps so far were made of. The tokenizer's files
- * are kept likewise, in RUN/tokenizer. */
+/* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
+ * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
+ * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { TOKENIZER_LIMIT = 256 << 20 }; /* bytes of a file */
 
-/* -- The tokenizer --------------------------------------------------------------------------------------------------- */
+/* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
 /* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
 static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
@@ -49,11 +49,11 @@ static bool copy_tokenizer(const char *given, const char *folder, Error *error) 
 /* RUN/tokenizer follows the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
     const char *given = config->data.tokenizer;
-    char *fresh = memory_format("%s.partial", folder); /* what is given may be the folder itself */
-    bool kept = files_remove_tree(fresh, error) && (!given[0] || copy_tokenizer(given, fresh, error)) && files_remove_tree(folder, error);
-    if (kept && given[0] && rename(fresh, folder))
-        kept = error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s", fresh, folder, strerror(errno));
-    free(fresh);
+    char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
+    bool kept = files_remove_tree(copy, error) && (!given[0] || copy_tokenizer(given, copy, error)) && files_remove_tree(folder, error);
+    if (kept && given[0] && rename(copy, folder))
+        kept = error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s", copy, folder, strerror(errno));
+    free(copy);
     return kept;
 }
 
@@ -73,7 +73,7 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
                (long long)config->model.vocabulary, tokens, config->data.tokenizer);
 }
 
-/* -- Shards ---------------------------------------------------------------------------------------------------------- */
+/* -- Shards -------------------------------------------------------------------------------------------------------- */
 
 static bool pack(const char *input, const char *output, const DataConfig *data, double valid_fraction, Error *error) {
     PackResult result;

@@ -1,5 +1,6 @@
-/* One batch, three looks: logits from a program of their own, loss and gradients of the training program, and the losses of ten updates. Errors are of
- * whole tensors, as the norm of the difference over the norm of what is expected: in bf16 0.05 is a cosine of 0.999. Owns its programs while it runs. */
+/* Three comparisons on one batch: logits of a scoring program, loss and gradients of the training program, and the
+ * losses of ten updates. Errors are of whole tensors, as the norm of the difference over the norm of what is
+ * expected: in bf16 0.05 is a cosine of 0.999. Owns its programs while it runs. */
 #include "train/debug_state.h"
 
 #include <math.h>
@@ -30,7 +31,7 @@ static double wide(const Check *c, const void *values, int64_t index) {
     return element_get(precision_bytes(c->given->precision, TYPE_WIDE), values, index);
 }
 
-/* -- Comparing ------------------------------------------------------------------------------------------------------ */
+/* -- Comparing ----------------------------------------------------------------------------------------------------- */
 
 static const char *judge(Check *c, bool good) {
     c->differences += !good;
@@ -54,7 +55,7 @@ static void compare_loss(Check *c, const char *name, double ours, double expecte
     fprintf(c->report, "%-44s %12.6f %12.6f  %s\n", name, ours, expected, judge(c, fabs(ours - expected) <= c->limits.loss));
 }
 
-/* -- Logits --------------------------------------------------------------------------------------------------------- */
+/* -- Logits -------------------------------------------------------------------------------------------------------- */
 
 static void load_rows(const Check *c, const Model *model, Executor *executor) {
     int64_t rows = model->sequences * model->length;
@@ -83,7 +84,7 @@ static bool check_logits(Check *c, Error *error) {
     return done;
 }
 
-/* -- Steps ---------------------------------------------------------------------------------------------------------- */
+/* -- Steps --------------------------------------------------------------------------------------------------------- */
 
 static void load_batch(const Check *c) {
     int64_t rows = c->state.sequences * c->state.length, targets = 0;
@@ -140,7 +141,7 @@ static bool check_steps(Check *c, Error *error) {
     return done;
 }
 
-/* -- The whole ------------------------------------------------------------------------------------------------------ */
+/* -- The whole ----------------------------------------------------------------------------------------------------- */
 
 /* The training program, the gradients to compare with, and the optimizer. */
 static bool check_memory(const Check *c, const Plan *plan, Error *error) {

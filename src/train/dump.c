@@ -1,5 +1,6 @@
-/* One step in the open: what went in, the logits, the loss, the weights it was computed with and every gradient, as safetensors files that any other
- * program can compare with. The logits of all rows come from a program of their own, which shares the session's weights. */
+/* Dumps of a step: inputs, logits, loss, weights and every gradient as safetensors files, for comparison with other
+ * programs. The logits of all rows come from a separate program, which shares the session's weights. Owns that
+ * program while it runs. Called by the training loop. */
 #include <stdlib.h>
 #include <string.h>
 

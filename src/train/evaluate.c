@@ -1,5 +1,6 @@
-/* Loss on a token shard, in order, every sample once. Bits per byte divide all bits, those of separators included, by the bytes of text that the targets
- * stand for: the text's own, but for tokenizers that normalise it. */
+/* Loss on a token shard, in order, every sample once. Bits per byte divide all bits, those of separators included,
+ * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
+ * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static uint32_t text_bytes(const Tokenizer *tokenizer, int32_t token) {
     return (uint32_t)length;
 }
 
-/* By token, for the caller to free; NULL when nobody knows. */
+/* Bytes by token, for the caller to free; NULL when the tokenizer is unknown. */
 static uint32_t *list_text_bytes(const EvaluationInput *input) {
     if (!input->tokenizer && !input->bytes) return NULL;
     uint32_t *list = memory_allocate((size_t)input->vocabulary * sizeof *list);
@@ -31,7 +32,8 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
 
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
-/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for. NULL: a batch without targets. */
+/* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for.
+ * NULL: a batch without targets. */
 static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t samples, const uint32_t *text, Counts *counts) {
     const Model *model = input->model;
     int64_t rows = model->sequences * model->length;
@@ -50,7 +52,7 @@ static void load_batch(const EvaluationInput *input, const Batch *batch, int64_t
     }
 }
 
-/* A rank's next batch of those that the ranks take in turn. */
+/* Ranks take batches in turn: reads this rank's next one. */
 typedef struct Turn {
     int64_t next;
     int size;
@@ -63,7 +65,7 @@ static int64_t pick(void *context) {
     return batch;
 }
 
-/* Adds up over the ranks, in their order. */
+/* Adds over the ranks, in rank order. */
 static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
     double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
     int64_t numbers[] = {counts->targets, counts->bytes};
@@ -90,7 +92,7 @@ static Loader *open_loader(const EvaluationInput *input, Turn *turn, Error *erro
     return loader_open(&options, 0, error);
 }
 
-/* Sets `*stop` on all ranks where it is to stop on any. */
+/* Sets *stop on all ranks when a request to stop was made on any. */
 static bool agree_to_stop(const EvaluationInput *input, bool *stop, Error *error) {
     int64_t wanted = input->stop && input->stop->signal;
     bool done = !input->stop || comm_host_all_reduce(input->comm, "stop", &wanted, 1, COMM_I64, COMM_MAX, error);
@@ -134,7 +136,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     return done;
 }
 
-/* -- Of a session --------------------------------------------------------------------------------------------------- */
+/* -- Of a session -------------------------------------------------------------------------------------------------- */
 
 static EvaluationInput input_of(const Session *session, const Corpus *corpus) {
     const Config *config = session->config;

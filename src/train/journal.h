@@ -19,7 +19,8 @@ typedef struct Journal {
     int64_t size; /* bytes that are in the file */
 } Journal;
 
-/* Opens for appending; `path` is copied. `exclusive`: fails with errno EEXIST, which the caller can test, when it exists. */
+/* Opens for appending; `path` is copied. `exclusive`: fails with errno EEXIST, which the caller can test, when it
+ * exists. */
 bool journal_open(Journal *journal, const char *path, bool exclusive, Error *error);
 /* One write. When the system takes only a part (a full disk), the part is cut off again, so that no record is torn. */
 bool journal_append(Journal *journal, const void *data, size_t bytes, Error *error);

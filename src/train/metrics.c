@@ -1,6 +1,7 @@
-/* What a run reports: the step line on stdout, JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A Metrics owns both
- * files; nothing is buffered, so that what was reported survives kill -9. JSON has no NaN: a number that is not finite is
- * null, and "finite": false then marks the record. Null alone means unknown. Called by the training loop. */
+/* What a run reports: the step line on stdout, JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A
+ * Metrics owns both files; nothing is buffered, so that what was reported survives kill -9. JSON has no NaN: a
+ * number that is not finite is null, and "finite": false then marks the record. Null alone means unknown. Called by
+ * the training loop. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,10 +32,10 @@ static double unix_seconds(void) {
     return (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3;
 }
 
-/* -- Opening ----------------------------------------------------------------------------------------------------- */
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
 
-/* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before the first
- * step. Lines that open otherwise are not ours to judge and stay. */
+/* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
+ * the first step. Lines that open otherwise are not ours to judge and stay. */
 static bool keeps(const JournalReader *reader, int64_t step, int64_t *evaluated) {
     char kind[16];
     long long at;
@@ -43,8 +44,8 @@ static bool keeps(const JournalReader *reader, int64_t step, int64_t *evaluated)
     return !ours || at <= step || strcmp(kind, "start") == 0;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others, `*evaluated` the last step that one of
- * the evaluations among them is of. */
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others, `*evaluated`
+ * the last step that one of the evaluations among them is of. */
 static bool filter(const char *path, int64_t step, FILE *copy, bool *dropped, int64_t *evaluated, Error *error) {
     JournalReader reader;
     if (!journal_reader_open(&reader, path, error)) return false;
@@ -123,7 +124,7 @@ void metrics_close(Metrics *metrics) {
     free(metrics);
 }
 
-/* -- The step line ----------------------------------------------------------------------------------------------- */
+/* -- The step line ------------------------------------------------------------------------------------------------- */
 
 typedef struct Column {
     const char *name; /* one word, so that scripts can split lines at blanks */
@@ -197,7 +198,7 @@ static void print_step(const StepMetrics *step, const Rates *rates) {
     fflush(stdout);
 }
 
-/* -- JSON lines -------------------------------------------------------------------------------------------------- */
+/* -- JSON lines ---------------------------------------------------------------------------------------------------- */
 
 static json_t *record_new(const char *kind, int64_t step) {
     json_t *record = json_object();
@@ -239,7 +240,7 @@ static bool scalars_write(Metrics *metrics, int64_t step, double time, const Ten
     return !metrics->tensorboard || tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
 }
 
-/* -- Events ------------------------------------------------------------------------------------------------------ */
+/* -- Events -------------------------------------------------------------------------------------------------------- */
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
     Rates rates = step_rates(step);

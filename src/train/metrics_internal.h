@@ -1,5 +1,5 @@
-/* What a run reports, in three forms at once: one fixed ASCII line per step on stdout, JSON lines in RUN/metrics.jsonl, TensorBoard
- * events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
+/* What a run reports, in three forms at once: one fixed ASCII line per step on stdout, JSON lines in
+ * RUN/metrics.jsonl, TensorBoard events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
 #pragma once
 
 #include <stdbool.h>
@@ -25,8 +25,8 @@ typedef struct StepMetrics {
 
 typedef struct Metrics Metrics;
 
-/* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after its last checkpoint, are removed,
- * so that each step is reported once. */
+/* Opens RUN's files to continue after `step` (0: a new run). Records of later steps, left by a run that died after
+ * its last checkpoint, are removed, so that each step is reported once. */
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error);
 /* The step of the last evaluation among the records that the file had when it was opened; -1: none. */
 int64_t metrics_evaluated(const Metrics *metrics);
@@ -37,5 +37,6 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t experts, const double *load, Error *error);
 bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
-/* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per process; `details` is a JSON object as text. */
+/* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per
+ * process; `details` is a JSON object as text. */
 bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error);

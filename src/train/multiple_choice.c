@@ -1,6 +1,7 @@
-/* Reads llm.c's evaluation files and scores models on them. A file lies in memory as it is (HellaSwag's 10,042 examples are 3.6 MB); examples point into
- * it. A context with one ending is a sequence of its own whose targets are the ending's tokens alone, so the loss of the program is the ending's negative
- * log likelihood. Called by `smelt eval`. */
+/* Reads llm.c's evaluation files and scores models on them. A file lies in memory as it is (HellaSwag's 10,042
+ * examples are 3.6 MB); examples point into it. A context with one ending is a sequence of its own whose targets are
+ * the ending's tokens alone, so the loss of the program is the ending's negative log likelihood. Called by `smelt
+ * eval`. */
 #include "train/multiple_choice.h"
 
 #include <assert.h>
@@ -25,7 +26,7 @@ bool multiple_choice_is_file(const char *path) {
     return read_all && number == MAGIC;
 }
 
-/* -- One example ---------------------------------------------------------------------------------------------------- */
+/* -- One example --------------------------------------------------------------------------------------------------- */
 
 /* What is left of a piece of the file, in uint16. */
 typedef struct Stream {
@@ -42,17 +43,17 @@ static bool take_text(Stream *stream, ChoiceText *text) {
     return true;
 }
 
-static void note_text(MultipleChoice *choices, const ChoiceText *text) {
+static void note_text(MultipleChoice *set, const ChoiceText *text) {
     for (int64_t i = 0; i < text->count; i++)
-        if (text->tokens[i] > choices->max_token) choices->max_token = text->tokens[i];
+        if (text->tokens[i] > set->max_token) set->max_token = text->tokens[i];
 }
 
-static void note_example(MultipleChoice *choices, const ChoiceExample *example) {
-    note_text(choices, &example->context);
+static void note_example(MultipleChoice *set, const ChoiceExample *example) {
+    note_text(set, &example->context);
     for (int i = 0; i < example->endings; i++) {
         int64_t count = example->context.count + example->ending[i].count;
-        if (count > choices->longest) choices->longest = count;
-        note_text(choices, &example->ending[i]);
+        if (count > set->longest) set->longest = count;
+        note_text(set, &example->ending[i]);
     }
 }
 
@@ -60,7 +61,7 @@ static const char *parse_header(const uint16_t *header, int64_t index, ChoiceExa
     example->label = header[AT_LABEL];
     example->endings = header[AT_ENDINGS];
     if (header[AT_INDEX] != index) return "has another index";
-    if (example->endings < 2 || example->endings > CHOICES_ENDINGS) return "has fewer than 2 or more than 16 endings";
+    if (example->endings < 2 || example->endings > CHOICE_ENDINGS) return "has fewer than 2 or more than 16 endings";
     if (example->label >= example->endings) return "has a label that is none of its endings";
     return NULL;
 }
@@ -82,45 +83,44 @@ static const char *parse_example(Stream *stream, int64_t index, ChoiceExample *e
     return good && texts.left == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
 }
 
-/* -- The file ------------------------------------------------------------------------------------------------------- */
+/* -- The file ------------------------------------------------------------------------------------------------------ */
 
-static bool parse(MultipleChoice *choices, int64_t length, const char *path, Error *error) {
-    const int32_t *header = (const int32_t *)choices->content;
+static bool parse(MultipleChoice *set, int64_t length, const char *path, Error *error) {
+    const int32_t *header = (const int32_t *)set->content;
     if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
         return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
-    Stream stream = {(const uint16_t *)(choices->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
+    Stream stream = {(const uint16_t *)(set->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
     int64_t count = header[AT_EXAMPLES];
     if (count < 1 || count > stream.left / EXAMPLE_HEADER)
         return error_set(error, ERROR_DATA, "%s says that it has %lld examples, which do not fit into its %lld bytes", path,
             (long long)count, (long long)length);
-    choices->examples = memory_allocate((size_t)count * sizeof *choices->examples);
-    for (; choices->count < count; choices->count++) {
-        ChoiceExample *example = &choices->examples[choices->count];
-        const char *wrong = parse_example(&stream, choices->count, example);
-        if (wrong)
-            return error_set(error, ERROR_DATA, "%s: example %lld of %lld %s", path, (long long)choices->count, (long long)count, wrong);
-        note_example(choices, example);
+    set->examples = memory_allocate((size_t)count * sizeof *set->examples);
+    for (; set->count < count; set->count++) {
+        ChoiceExample *example = &set->examples[set->count];
+        const char *wrong = parse_example(&stream, set->count, example);
+        if (wrong) return error_set(error, ERROR_DATA, "%s: example %lld of %lld %s", path, (long long)set->count, (long long)count, wrong);
+        note_example(set, example);
     }
     if (stream.left || length % 2)
         return error_set(error, ERROR_DATA, "%s goes on after the %lld examples of its header", path, (long long)count);
     return true;
 }
 
-bool multiple_choice_open(MultipleChoice *choices, const char *path, Error *error) {
+bool multiple_choice_open(MultipleChoice *set, const char *path, Error *error) {
     int64_t length;
-    *choices = (MultipleChoice){0};
-    choices->content = files_read_whole(path, FILE_LIMIT, &length, error);
-    if (!choices->content) error->code = ERROR_DATA;
-    return choices->content && parse(choices, length, path, error);
+    *set = (MultipleChoice){0};
+    set->content = files_read_whole(path, FILE_LIMIT, &length, error);
+    if (!set->content) error->code = ERROR_DATA;
+    return set->content && parse(set, length, path, error);
 }
 
-void multiple_choice_close(MultipleChoice *choices) {
-    free(choices->examples);
-    free(choices->content);
-    *choices = (MultipleChoice){0};
+void multiple_choice_close(MultipleChoice *set) {
+    free(set->examples);
+    free(set->content);
+    *set = (MultipleChoice){0};
 }
 
-/* -- Scoring -------------------------------------------------------------------------------------------------------- */
+/* -- Scoring ------------------------------------------------------------------------------------------------------- */
 
 /* Rows behind the text are documents of one token each: attention does no work for them, and no target counts them. */
 static void load_ending(const Model *model, Executor *executor, const ChoiceText *context, const ChoiceText *ending) {
@@ -159,15 +159,14 @@ static bool score_example(const Model *model, Executor *executor, const ChoiceEx
 }
 
 bool multiple_choice_evaluate(
-    const Model *model, Executor *executor, const MultipleChoice *choices, int64_t count, ChoiceScore *scores, Error *error) {
-    assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= choices->longest - 1);
+    const Model *model, Executor *executor, const MultipleChoice *set, int64_t count, ChoiceScore *scores, Error *error) {
+    assert(model->mode == MODEL_EVALUATE && model->sequences == 1 && model->length >= set->longest - 1);
     executor_set_scalar(executor, model->scale, 1);
     executor_set_scalar(executor, model->share, 1);
     Progress progress = progress_start("evaluating", "examples", count);
     bool good = true;
     for (int64_t i = 0; i < count && good; i++) {
-        good =
-            score_example(model, executor, &choices->examples[i], &scores[i], error) || error_context(error, "example %lld", (long long)i);
+        good = score_example(model, executor, &set->examples[i], &scores[i], error) || error_context(error, "example %lld", (long long)i);
         progress_update(&progress, i + 1);
     }
     progress_finish(&progress);

@@ -1,4 +1,5 @@
-/* Where did the first NaN come from? Parameters are looked at first, then the microbatch is run again, node by node. */
+/* The NaN search: where did the first NaN come from? Parameters are looked at first, then the microbatch is run
+ * again, node by node. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ typedef struct Search {
     int64_t index;
 } Search; /* node -1: none yet */
 
-/* Stops at the first, unless there are other ranks, which this one has to meet in what is left of the program. */
+/* Stops at the first NaN, unless there are other ranks: the program's remaining collectives need this one. */
 static bool inspect(void *context, const Graph *graph, int node, double seconds) {
     Search *search = context;
     bool alone = layout_all_ranks(search->session->layout) == 1;

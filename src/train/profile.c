@@ -1,4 +1,5 @@
-/* Where a step's time goes: seconds, achieved FLOP/s and GB/s per operation, the dearest first, and what lies outside the program. */
+/* Where a step's time goes: seconds, achieved FLOP/s and GB/s per operation, longest first, and what lies outside
+ * the program. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-/* The run folder and its configuration. */
+/* The run folder and its configuration. Owns nothing but the lock that run_lock hands out. Called by the training
+ * loop and whoever reads a run. */
 #include "train/run.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 
-/* The first line of a config.yaml that may be replaced: no other is ours. */
+/* The first line of a config.yaml that may be replaced: a file without it was written by somebody else. */
 static const char mark[] = "# Written by smelt train; it changes with the command until the first checkpoint.\n";
 
 bool run_lock(const char *run, int *lock, Error *error) {
@@ -102,7 +103,8 @@ static bool same_run(const char *path, const Config *config, Error *error) {
         "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
 }
 
-/* Whether nothing is lost when the run starts anew: no checkpoints lie where its configuration says that they are, either. */
+/* Whether nothing is lost when the run starts anew: there are no checkpoints where its saved configuration stores
+ * them, either. */
 static bool may_start_anew(const char *path, const Config *config, Error *error) {
     Config saved;
     OptionStrings strings = {0};

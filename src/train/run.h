@@ -3,15 +3,17 @@
 
 #include "config/config.h"
 
-/* Makes the folder if need be and keeps other processes from training in it until this one ends, however it ends; `*lock` is a
- * descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process trains there. */
+/* Makes the folder if need be and keeps other processes from training in it until this one ends, however it ends;
+ * `*lock` is a descriptor to close, or -1 where the file system knows no locks. ERROR_USAGE when another process
+ * trains there. */
 bool run_lock(const char *run, int *lock, Error *error);
-/* Whether there is a checkpoint, good or not. Before the first one nothing binds a run to its settings or its packed text. */
+/* Whether there is a checkpoint, good or not. Before the first one nothing binds a run to its settings or its packed
+ * text. */
 bool run_started(const Config *config, bool *started, Error *error);
 /* Where the checkpoints of `run`, configured so, are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
-/* Makes the folder and its config.yaml; once started, a run demands that every setting that decides results stays the same, and
- * names those that do not (ERROR_USAGE). */
+/* Makes the folder and its config.yaml; once started, a run demands that every setting that decides results stays
+ * the same, and names those that do not (ERROR_USAGE). */
 bool run_open(const Config *config, Error *error);
 /* Reads RUN/config.yaml; strings go to `strings`. ERROR_CHECKPOINT when it is missing. */
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);

@@ -1,4 +1,5 @@
-/* Planning, the memory budget, and bringing a session to life. */
+/* Planning a session, its memory budget, and starting it. Owns what Session says. Called by the training loop and
+ * `train plan=true`. */
 #include "train/session.h"
 
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 /* -- Plan ---------------------------------------------------------------------------------------------------------- */
 
-/* Large enough to be carried at the network's speed, which for the links between AMD GPUs is larger. */
+/* Large enough to reach the full bandwidth of the network, for which the links between AMD GPUs need larger buckets. */
 static int64_t bucket_bytes(const Config *config, const Device *device) {
     double usual = device_info(device)->kind == DEVICE_HIP ? 256 : 64;
     return (int64_t)((config->layout.bucket_mb > 0 ? config->layout.bucket_mb : usual) * (1 << 20));
@@ -64,7 +65,7 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* Most rows that a rank takes of a step. */
+/* The most rows of a step that this rank runs. */
 int64_t session_step_rows(const Session *session) {
     const Config *config = session->config;
     int64_t microbatch = config->batch.sequences * config->data.length, microbatches = config->batch.tokens / microbatch;
@@ -148,7 +149,7 @@ static bool fits(const Config *config, Device *device, const Layout *layout, int
     return fitting;
 }
 
-/* What costs no time of the steps, or little: no copy for checkpoints, then more that ranks share out. */
+/* Changes that cost little or no time of a step: no copy for checkpoints, then a higher ZeRO stage. */
 static bool find_sharing(const Config *config, Device *device, const Layout *layout, int64_t available, char *change, size_t size) {
     Config trial = *config;
     trial.checkpoint.async = false;
@@ -193,7 +194,7 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
         needed, have);
 }
 
-/* -- Life ---------------------------------------------------------------------------------------------------------- */
+/* -- Starting and ending ------------------------------------------------------------------------------------------- */
 
 static bool initialize(Session *session, Error *error) {
     void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
@@ -218,7 +219,7 @@ static bool open_groups(Session *session, Error *error) {
     return session->ranks.replicas != NULL;
 }
 
-/* Has the kernels of initialisation and update loaded together with those of the programs, which are noted already. */
+/* Notes the kernels of initialisation and update, so that they are loaded together with those of the programs. */
 static void note_kernels(Session *session) {
     Error ignored;
     Device *device = session->backend.device;

@@ -1,5 +1,5 @@
-/* Weights and tokenizers of run folders and model folders. Weights come in the type that is asked for: checkpoints of fp64 runs hold doubles, all
- * others floats. */
+/* Weights and tokenizers of run folders and model folders. Weights come in the type that is asked for: checkpoints
+ * of fp64 runs hold doubles, all others floats. */
 #include "train/source.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ bool source_read_config(const char *folder, Config *config, OptionStrings *strin
         "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c", folder);
 }
 
-/* -- Text ----------------------------------------------------------------------------------------------------------- */
+/* -- Text ---------------------------------------------------------------------------------------------------------- */
 
 char *source_tokenizer_file(const char *folder) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
@@ -96,7 +96,7 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
     if (!ends->count && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
 }
 
-/* -- Weights -------------------------------------------------------------------------------------------------------- */
+/* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 /* Graphs of one model in different precisions. */
 static void convert(const Graph *to, char *target, const Graph *from, const char *source) {
@@ -133,13 +133,13 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
     return loaded;
 }
 
-/* -- Programs ------------------------------------------------------------------------------------------------------- */
+/* -- Programs ------------------------------------------------------------------------------------------------------ */
 
 static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
-void source_load_parameter(const HfReader *reader, int parameter, bool narrow, Device *device, void *to, int64_t bytes) {
+void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes) {
     void *host = device_is_gpu(device) ? memory_allocate((size_t)bytes) : to;
-    if (narrow) hf_reader_load_bf16(reader, parameter, host);
+    if (as_bf16) hf_reader_load_bf16(reader, parameter, host);
     else hf_reader_load(reader, parameter, host);
     if (host == to) return;
     device_upload(device, to, host, bytes);

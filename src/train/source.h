@@ -1,5 +1,5 @@
-/* Where a trained model comes from: a run folder (config.yaml and checkpoints), a Hugging Face folder (config.json and safetensors), or one of llm.c's
- * GPT-2 files. */
+/* Where a trained model comes from: a run folder (config.yaml and checkpoints), a Hugging Face folder (config.json
+ * and safetensors), or one of llm.c's GPT-2 files. */
 #pragma once
 
 #include "config/config.h"
@@ -9,22 +9,27 @@
 
 /* Whether `folder` has a config.yaml. */
 bool source_is_run(const char *folder);
-/* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs, model and precision are set and all else has its
- * default. ERROR_CHECKPOINT when the folder is of neither kind, or its model is none of ours. */
+/* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs,
+ * model and precision are set and all else has its default. ERROR_CHECKPOINT when the folder is of neither kind, or
+ * its model is none of ours. */
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error);
 /* The tokenizer.json of a folder, else its tokenizer.model; NULL when it has neither. The caller frees. */
 char *source_tokenizer_file(const char *folder);
-/* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer (assumed of runs with room for it that name no other,
- * known of folders), or NULL when there is nothing. The caller frees. */
+/* What makes text into this model's tokens: a path for tokenizer_open, "" for the byte tokenizer (assumed of runs
+ * with room for it that name no other, known of folders), or NULL when there is nothing. The caller frees. */
 char *source_tokenizer(const char *folder, const Config *config);
-/* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's own. */
+/* Appends the tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's
+ * own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
-/* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision, whatever the source's is), with the newest weights.
- * `*step` receives the step of a run's checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
+/* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
+ * whatever the source's is), with the newest weights. `*step` receives the step of a run's checkpoint, 0 for other
+ * folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
-/* Likewise both weight arenas of a planned program, on its device; `weights` is not used where the types agree. Model folders are read parameter by parameter. */
+/* Fills both weight arenas of a planned program, on its device, with the newest weights. Model folders are read
+ * parameter by parameter. */
 bool source_load_arenas(
     const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
-/* One parameter of a model folder to `bytes` of a device's memory, rounded to bf16 where `narrow`, else in the WIDE type; on a GPU it passes through host memory. */
-void source_load_parameter(const HfReader *reader, int parameter, bool narrow, Device *device, void *to, int64_t bytes);
+/* Loads a parameter of a model folder into `bytes` of a device's memory, cast to bf16 with `as_bf16`, else in the
+ * WIDE type. */
+void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes);
 bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);

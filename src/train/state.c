@@ -1,9 +1,11 @@
-/* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state under optimizer/KIND/NAME, and the step. The data
- * cursor and the schedule are functions of step and configuration, so nothing else is needed to continue bit for bit.
+/* A session as a checkpoint: every parameter in its state dtype under its own name, optimizer state under
+ * optimizer/KIND/NAME, and the step. The data cursor and the schedule are functions of step and configuration, so
+ * nothing else is needed to continue bit for bit.
  *
- * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever wrote it, so any number of ranks continues what
- * any other began. A save copies the rank's part into host memory that the Saver keeps for that, which is all that the training waits for; a thread writes it.
- * The system gives that memory when it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
+ * Each rank writes what it alone holds, and its share of what several hold; it reads whatever it holds, whoever
+ * wrote it, so any number of ranks continues what any other number started. A save copies the rank's shard into host
+ * memory of the Saver, which is all that training waits for; a thread writes it. The system gives that memory when
+ * it is touched, which for a large model takes seconds: a thread does so beside the steps after the first. The Saver
  * belongs to the session. With checkpoint.async=false there is neither copy nor thread. */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -48,8 +50,8 @@ static void append(IntervalList *list, const Graph *graph, char *name, Parameter
     list->items[list->count++] = interval;
 }
 
-/* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the primary holder, or an even share of what
- * every rank holds. Takes `name`. */
+/* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the
+ * primary holder, or an even share of what every rank holds. Takes `name`. */
 static void append_held(
     IntervalList *list, const Session *session, char *name, ParameterInterval elements, bool primary, char *memory, bool writes) {
     const Layout *layout = session->layout;
@@ -147,14 +149,14 @@ void session_prepare_save(Session *session) {
         saver->touching = pthread_create(&saver->thread, NULL, touch_pages, saver) == 0;
 }
 
-/* What was not touched by now is touched when it is written. */
+/* Pages that were not touched until now are touched when they are written. */
 static void finish_touching(Saver *saver) {
     atomic_store(&saver->enough, true);
     if (saver->touching) pthread_join(saver->thread, NULL);
     saver->touching = false;
 }
 
-/* On the CPU the copy is part of the plan's memory, which was checked. */
+/* On the CPU the copy is in the plan's memory, which was checked. */
 static void map_copy(Saver *saver) {
     Error refused = {0};
     for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
@@ -187,7 +189,7 @@ void session_close_saver(Session *session) {
     session->saver = NULL;
 }
 
-/* Copies the rank's part of the state; on the CPU with all cores, in pieces. */
+/* Copies the rank's shard of the state; on the CPU with all cores, block by block. */
 static bool copy_state(Saver *saver, Error *error) {
     if (device_is_gpu(saver->device)) {
         for (size_t i = 0; i < saver->list.count; i++)
@@ -293,8 +295,8 @@ static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDAT
     return (int)result;
 }
 
-/* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed over. *step is 0 when there is none. False
- * when there are some and none is good. */
+/* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
+ * over. *step is 0 when there is none. False when there are some and none is good. */
 static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, Error *error) {
     int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
     int count = list_steps(where, comm, steps, error), i = 0;

@@ -41,7 +41,7 @@ uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
     return ~crc;
 }
 
-/* -- Encoding ---------------------------------------------------------------------------------------------------- */
+/* -- Encoding ------------------------------------------------------------------------------------------------------ */
 
 static void put_bytes(Buffer *buffer, const void *data, size_t bytes) {
     size_t needed = buffer->length + bytes;
@@ -94,7 +94,7 @@ static void put_field_float(Buffer *buffer, int field, float value) {
     put_little_endian(buffer, bits, 4);
 }
 
-/* -- Records ----------------------------------------------------------------------------------------------------- */
+/* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The mask keeps the CRC of data that holds CRCs itself from being trivial (TFRecord format). */
 static uint32_t masked_crc(const void *data, size_t bytes) {
@@ -151,7 +151,7 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
     return event_end(tensorboard, error);
 }
 
-/* -- Files ------------------------------------------------------------------------------------------------------- */
+/* -- Files --------------------------------------------------------------------------------------------------------- */
 
 /* events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their names, so a process that starts in
  * the same second as the one before it takes the next second. */

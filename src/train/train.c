@@ -1,10 +1,11 @@
-/* The training loop. A step fetches its microbatches, runs the program once for each, checks loss and gradients for NaN, updates, and reports; between steps
- * the loop evaluates, writes checkpoints and heeds requests to stop. All state that a step changes is in the session, so a checkpoint between two steps is
- * complete.
+/* The training loop. A step fetches its microbatches, runs the program once for each, checks loss and gradients for
+ * NaN, updates, and reports; between steps the loop evaluates, writes checkpoints and heeds requests to stop. All
+ * state that a step changes is in the session, so a checkpoint between two steps is complete.
  *
- * With several ranks every one of them runs this loop. Microbatch j of a step belongs to rank j mod ranks; ranks that have fewer run empty microbatches, which
- * add zeros, since what travels between ranks in a run of the program does so on all of them. Whatever decides what comes next (targets, losses, norms, requests
- * to stop, failures) is agreed on by a collective first. Rank 0 reports.
+ * With several ranks every one of them runs this loop. Microbatch j of a step belongs to rank j mod ranks; ranks
+ * that have fewer run empty microbatches, which add zeros, since what travels between ranks in a run of the program
+ * does so on all of them. Whatever decides what comes next (targets, losses, norms, requests to stop, failures) is
+ * agreed on by a collective first. Rank 0 reports.
  *
  * Owns everything in Loop but what its comments except. Called by `smelt train`. */
 #include "train/train.h"
@@ -30,8 +31,8 @@
 
 enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
 
-/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the rank's next microbatch of `step`, whose
- * first one has the number `first` in the run: next % size == rank. */
+/* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the
+ * rank's next microbatch of `step`, whose first one has the number `first` in the run: next % size == rank. */
 typedef struct BatchPicker {
     const Config *config;
     int rank, size;
@@ -49,7 +50,7 @@ typedef struct Loop {
     Loader *loader;
     Watchdog *watchdog;                    /* NULL until the first step can start */
     Metrics *metrics;                      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
-    int32_t *tokens, *targets, *positions; /* [rows] of this rank's microbatches of the step: targets are counted before it runs */
+    int32_t *tokens, *targets, *positions; /* [rows] of this rank's share of the step, so that targets can be counted first */
     double measured_flops;
     double seconds_per_step; /* smoothed, for the time left */
     int64_t tokens_seen;
@@ -82,7 +83,7 @@ static int agree_on_signal(const Loop *loop, Error *error) {
     return comm_host_all_reduce(loop->comm, "signal", &signal, 1, COMM_I64, COMM_MAX, error) ? (int)signal : -1;
 }
 
-/* -- The rank's share of a step -------------------------------------------------------------------------------------- */
+/* -- The rank's share of a step ------------------------------------------------------------------------------------ */
 
 static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
 
@@ -134,7 +135,8 @@ static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error
     return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
 }
 
-/* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and gradients are 0. */
+/* Past the rank's last microbatch an empty one, without targets and without a share of the load: its loss and
+ * gradients are 0. */
 static void load_microbatch(const Loop *loop, const Share *share, int64_t index) {
     const Model *model = &loop->session.model;
     Executor *executor = loop->session.executor;
@@ -331,7 +333,8 @@ static bool run_step(Loop *loop, Error *error) {
 
 /* -- Between steps ------------------------------------------------------------------------------------------------- */
 
-/* Waits until `busy`, a question about the save under way, is false on all ranks. However long a store takes, that is no hang. */
+/* Waits until `busy`, a question about the save under way, is false on all ranks. However long a store takes, that
+ * is no hang. */
 static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) {
     double start = log_seconds();
     int64_t saving = 1;

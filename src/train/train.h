@@ -1,4 +1,4 @@
-/* Training: the loop and the pieces of it that stand alone. */
+/* Training: the loop, and the modules of it that have no header: data, evaluation, dumps, NaN search. */
 #pragma once
 
 #include "base/stop.h"
@@ -13,11 +13,11 @@ typedef struct TrainHost {
     HangActions hang;
 } TrainHost;
 
-/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints. ERROR_PREEMPTED after a request to stop,
- * when a checkpoint was written. */
+/* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints.
+ * ERROR_PREEMPTED after a request to stop, when a checkpoint was written. */
 bool train(const Config *config, Device *device, Comm *comm, const TrainHost *host, Error *error);
 
-/* -- Data of a run (corpus.c) ------------------------------------------------------------------------------------- */
+/* -- Data of a run (corpus.c) -------------------------------------------------------------------------------------- */
 
 typedef struct Corpus {
     Shard train, valid;
@@ -26,8 +26,9 @@ typedef struct Corpus {
     bool bytes;           /* made by the byte tokenizer */
 } Corpus;
 
-/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first checkpoint). RUN/tokenizer holds a copy of
- * data.tokenizer, so that the run needs the original no more. `made`: another process has just done this. */
+/* Opens data.train and data.valid: shards as they are, text after packing it into RUN/data (until the first
+ * checkpoint). RUN/tokenizer holds a copy of data.tokenizer, so that the run no longer needs the original. `made`:
+ * another process has just done this. */
 bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error);
 void corpus_close(Corpus *corpus);
 
@@ -41,16 +42,16 @@ typedef struct Evaluation {
     bool stopped;
 } Evaluation;
 
-/* A MODEL_EVALUATE program with weights in place, and what it shall read. */
+/* A MODEL_EVALUATE program with weights in place, and its data. */
 typedef struct EvaluationInput {
     const Model *model;
     Executor *executor;
     const Shard *shard;
     int64_t vocabulary, batches; /* batches 0: all samples of the shard */
     Comm *comm;                  /* whose ranks share the batches; all of them get the result */
-    const Tokenizer *tokenizer;  /* whose tokens the shard has; NULL: the byte tokenizer's with `bytes`, else it is not known */
+    const Tokenizer *tokenizer;  /* of the shard; NULL: with `bytes` the byte tokenizer, else unknown */
     bool bytes, document_mask;
-    Watchdog *watchdog; /* hears of every batch, as a sign of life at `step`; NULL: none */
+    Watchdog *watchdog; /* gets a sign of life at `step` with every batch; NULL: none */
     int64_t step;
     const StopRequest *stop; /* made on any rank: the rest is left out; NULL: nothing stops it */
 } EvaluationInput;
@@ -58,7 +59,8 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
 
 /* A session's model on the validation part of its corpus. */
 bool evaluate(Session *session, const Corpus *corpus, Watchdog *watchdog, const StopRequest *stop, Evaluation *result, Error *error);
-/* Whether `evaluate` can use the validation part: too short or foreign data shall be refused before the first step, not after the last. */
+/* Whether `evaluate` can use the validation part: data that is too short or of another tokenizer is refused before
+ * the first step, not after the last. */
 bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
 /* -- Dumps (dump.c) ------------------------------------------------------------------------------------------------ */
@@ -68,14 +70,15 @@ typedef struct StepInputs {
     const int32_t *tokens, *targets, *positions;
     int64_t rows;
 } StepInputs;
-/* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss, logits), weights.safetensors and
- * gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT, ERROR_MEMORY. */
+/* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss,
+ * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT,
+ * ERROR_MEMORY. */
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error);
 
 /* -- NaN search (numerics.c) --------------------------------------------------------------------------------------- */
 
-/* Runs the microbatch whose inputs are in place again and describes the first parameter or tensor with a NaN or infinity; where there is none, or `text` holds
- * one already, leaves it as it is. */
+/* Runs the microbatch whose inputs are in place again and describes the first parameter or tensor with a NaN or
+ * infinity; where there is none, or `text` holds one already, leaves it as it is. */
 void numerics_find(const Session *session, char *text, size_t size);
-/* The first parameter with a NaN or infinity in what this rank holds, or NULL. */
+/* The first parameter with a NaN or infinity in this rank's shard, or NULL. */
 const char *numerics_bad_parameter(const Session *session);
