@@ -221,7 +221,7 @@ static void fp8_ends_at_its_largest_number(void **state) {
     assert_int_equal(fp8_from_float(NAN, true), 0x80);
 }
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- GEMM ---------------------------------------------------------------------------------------------------------- */
 
 static void gemm_measures_every_shape_and_checks_it(void **state) {
     (void)state;
@@ -288,8 +288,8 @@ static void a_plot_is_a_picture_with_a_curve_for_each_series(void **state) {
     free(svg);
 }
 
-/* Each of the two gradients of a layer costs what its forward product does. */
-static void products_of_a_model_are_those_of_its_step(void **state) {
+/* Each of the two gradients of a layer costs what its forward GEMM does. */
+static void gemms_of_a_model_are_those_of_its_step(void **state) {
     (void)state;
     write_input("llama.yaml", small_llama);
     expect_code("gemm %s/llama.yaml type=bf16 cache=hot json=%s/model.json" QUICK, 0, NULL);
@@ -328,11 +328,11 @@ static void attention_counts_what_causality_leaves(void **state) {
     (void)state;
     expect_code("attention lengths=32 head_dims=16 heads=4 kv_heads=2 tokens=64 json=%s/attention.json" QUICK, 0, NULL);
     json_t *json = read_json("attention.json"), *rows = json_object_get(json, "rows"), *row;
-    static const int products[] = {2, 5};
+    static const int gemms[] = {2, 5};
     assert_int_equal(json_array_size(rows), 2);
     size_t i;
     json_array_foreach(rows, i, row) {
-        double flops = 2.0 * products[i] * (32 * 33 / 2) * 2 * 4 * 16; /* pairs, sequences, heads, channels */
+        double flops = 2.0 * gemms[i] * (32 * 33 / 2) * 2 * 4 * 16; /* pairs, sequences, heads, channels */
         assert_string_equal(text_of(row, "pass"), i ? "backward" : "forward");
         assert_true(fabs(number_of(row, "tflops") * 1e6 * number_of(row, "us") / flops - 1) < 1e-6);
     }
@@ -533,7 +533,7 @@ int main(void) {
         cmocka_unit_test(what_only_gpus_have_is_refused_on_a_cpu),
         cmocka_unit_test(results_name_the_machine_and_the_settings),
         cmocka_unit_test(a_plot_is_a_picture_with_a_curve_for_each_series),
-        cmocka_unit_test(products_of_a_model_are_those_of_its_step),
+        cmocka_unit_test(gemms_of_a_model_are_those_of_its_step),
         cmocka_unit_test(memory_counts_bytes_as_stream_does),
         cmocka_unit_test(attention_counts_what_causality_leaves),
         cmocka_unit_test(optimizers_move_the_bytes_of_their_state),

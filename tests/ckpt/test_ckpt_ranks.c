@@ -39,7 +39,7 @@ static bool save_by_ranks(const char *run, int64_t step, uint64_t attempt, const
             .rank = r,
             .ranks = ranks,
             .attempt = attempt,
-            .patience = absent < 0 ? 60 : 0.2};
+            .patience = absent < 0 ? 600 : 0.2};
         if (r != absent) jobs[r] = checkpoint_start(&plan);
     }
     for (int r = 0; r < ranks; r++) {

@@ -37,7 +37,7 @@ static void put(CommType type, void *buffer, int64_t at, double value) {
     }
 }
 
-static double widened(CommType type, const void *buffer, int64_t at) {
+static double as_double(CommType type, const void *buffer, int64_t at) {
     switch (type) {
     case COMM_F32: return ((const float *)buffer)[at];
     case COMM_F64: return ((const double *)buffer)[at];
@@ -56,18 +56,18 @@ static void *brought(CommType type, int rank, int64_t count) {
 
 /* The sum of one element in rank order, in the precision that comm.h promises. */
 static void add_in_order(CommType type, CommReduce reduce, int ranks, int64_t at, void *const *parts, void *result) {
-    double wide = widened(type, parts[0], at);
-    float narrow = (float)wide;
+    double wide = as_double(type, parts[0], at);
+    float in_float = (float)wide;
     int64_t whole = type == COMM_I64 ? ((int64_t *)parts[0])[at] : (int64_t)wide;
     for (int rank = 1; rank < ranks; rank++) {
-        double next = widened(type, parts[rank], at);
+        double next = as_double(type, parts[rank], at);
         int64_t next_whole = type == COMM_I64 ? ((int64_t *)parts[rank])[at] : (int64_t)next;
-        if (reduce == COMM_SUM) wide += next, narrow += (float)next, whole += next_whole;
-        else if (reduce == COMM_MAX ? next > wide : next < wide) wide = next, narrow = (float)next, whole = next_whole;
+        if (reduce == COMM_SUM) wide += next, in_float += (float)next, whole += next_whole;
+        else if (reduce == COMM_MAX ? next > wide : next < wide) wide = next, in_float = (float)next, whole = next_whole;
     }
     if (type == COMM_I64) ((int64_t *)result)[at] = whole;
     else if (type == COMM_U8) ((uint8_t *)result)[at] = (uint8_t)whole;
-    else put(type, result, at, type == COMM_BF16 ? (double)narrow : wide);
+    else put(type, result, at, type == COMM_BF16 ? (double)in_float : wide);
 }
 
 static void *reduced(CommType type, CommReduce reduce, int ranks, int64_t count) {
@@ -116,7 +116,7 @@ static bool same(CommType type, CommReduce reduce, const char *a, const char *b,
     if (!device_is_gpu(device) || type == COMM_I64 || type == COMM_U8 || reduce != COMM_SUM)
         return start == end || !memcmp(a + start * width, b + start * width, (size_t)((end - start) * width));
     for (int64_t i = start; i < end; i++)
-        if (!(fabs(widened(type, a, i) - widened(type, b, i)) <= ulp[type] * MOST_RANKS * 2.5)) return false;
+        if (!(fabs(as_double(type, a, i) - as_double(type, b, i)) <= ulp[type] * MOST_RANKS * 2.5)) return false;
     return true;
 }
 

@@ -26,13 +26,13 @@ enum { ROWS = 64, WIDTH = 16, NARROW = 8 };
 static const Heads HEADS = {.heads = 2, .kv_heads = 1, .head_dim = 4};
 enum { COLUMNS = 16 /* of packed heads */ };
 
-/* x -> qkv -> rotated -> out, by products and a rotation. */
+/* x -> qkv -> rotated -> out, by linear layers and a rotation. */
 typedef struct Chain {
     Graph *graph;
     TensorId x, table, positions, qkv, rotated, out;
 } Chain;
 
-static TensorId product(Graph *graph, TensorId x, int64_t columns) {
+static TensorId linear(Graph *graph, TensorId x, int64_t columns) {
     char name[32];
     snprintf(name, sizeof name, "w%d", graph->parameter_count);
     return op_linear(graph, x,
@@ -44,7 +44,7 @@ static Chain chain(void) {
     c.x = graph_tensor(c.graph, ARENA_INPUT, TYPE_COMPUTE, 2, (int64_t[]){ROWS, WIDTH}, "x");
     c.positions = graph_tensor(c.graph, ARENA_INPUT, TYPE_INT32, 1, (int64_t[]){ROWS}, "positions");
     c.table = op_rope_table(c.graph, &(RopeSpec){.theta = 1e4, .dimensions = 4, .positions = ROWS});
-    c.qkv = product(c.graph, c.x, COLUMNS);
+    c.qkv = linear(c.graph, c.x, COLUMNS);
     c.rotated = op_rope(c.graph, c.qkv, c.positions, c.table, &HEADS);
     return c;
 }
@@ -59,7 +59,7 @@ static bool same_memory(const Graph *graph, TensorId a, TensorId b) { return gra
 static void the_last_reader_takes_the_memory_and_the_plan_shrinks_by_it(void **state) {
     (void)state;
     Chain c = chain();
-    c.out = product(c.graph, c.rotated, NARROW);
+    c.out = linear(c.graph, c.rotated, NARROW);
     /* qkv and its rotation are one block; beside it there is only what is made of them. */
     assert_int_equal(plan_bytes(c.graph), ROWS * (COLUMNS + NARROW) * 2);
     assert_true(same_memory(c.graph, c.qkv, c.rotated));
@@ -110,7 +110,7 @@ static void a_chain_of_them_stays_in_one_place(void **state) {
     (void)state;
     Chain c = chain();
     TensorId again = op_rope(c.graph, c.rotated, c.positions, c.table, &HEADS), clamped = op_clamp(c.graph, again, 3);
-    TensorId other = product(c.graph, c.x, COLUMNS), sum = op_add(c.graph, clamped, other), out = product(c.graph, sum, NARROW);
+    TensorId other = linear(c.graph, c.x, COLUMNS), sum = op_add(c.graph, clamped, other), out = linear(c.graph, sum, NARROW);
     assert_int_equal(plan_bytes(c.graph), ROWS * 2 * COLUMNS * 2);
     assert_true(same_memory(c.graph, c.qkv, c.rotated) && same_memory(c.graph, c.qkv, again) && same_memory(c.graph, c.qkv, clamped));
     assert_true(same_memory(c.graph, c.qkv, sum));

@@ -230,23 +230,23 @@ static void a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32(
     options_free_strings(&strings);
 }
 
-static void frozen_parameters_have_no_gradient_and_no_product_makes_one(void **state) {
+static void frozen_parameters_have_no_gradient_and_no_gemm_makes_one(void **state) {
     (void)state;
     OptionStrings strings = {0};
     Config config = config_of("configs/llama-tiny.yaml", &strings);
     LoraConfig lora = {.rank = 4, .alpha = 4, .targets = LORA_ATTENTION};
     Model model = model_build_adapted(&config.model, &lora, PRECISION_BF16, MODEL_TRAIN, 1, 16, RECOMPUTE_NONE);
     const Graph *graph = model.graph;
-    int products = 0;
+    int gemms = 0;
     for (int i = 1; i < graph->tensor_count; i++)
         if (graph->tensors[i].arena == ARENA_GRADIENT) assert_non_null(strstr(graph->tensors[i].name, "lora_"));
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         assert_true(node->op != OP_embed_grad);
-        products += node->op == OP_linear_grad_weight || node->op == OP_lora_grad_weight;
+        gemms += node->op == OP_linear_grad_weight || node->op == OP_lora_grad_weight;
         if (node->op == OP_linear_cross_entropy) assert_true(node->out[LOSS_D_X] && !node->out[LOSS_D_W]);
     }
-    assert_int_equal(products, config.model.layers * 4); /* down and up of queries, keys and values together, and of the output */
+    assert_int_equal(gemms, config.model.layers * 4); /* down and up of queries, keys and values together, and of the output */
     model_free(&model);
     options_free_strings(&strings);
 }
@@ -423,7 +423,7 @@ int main(void) {
         cmocka_unit_test(ten_steps_have_the_losses_and_the_adapters_of_peft),
         cmocka_unit_test(logits_with_adapters_are_those_of_peft),
         cmocka_unit_test(a_frozen_model_takes_two_bytes_a_parameter_in_bf16_and_four_in_fp32),
-        cmocka_unit_test(frozen_parameters_have_no_gradient_and_no_product_makes_one),
+        cmocka_unit_test(frozen_parameters_have_no_gradient_and_no_gemm_makes_one),
         LORA_TEST(a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped),
         LORA_TEST(a_model_folder_is_the_base_that_its_run_is),
         LORA_TEST(checkpoints_hold_the_adapters_and_their_state_alone),

@@ -180,13 +180,11 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
 static void bf16_stays_near_fp32(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
-        Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE),
-                narrow = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
+        Fixture wide = fixture(&families[i], PRECISION_FP32, RECOMPUTE_NONE), bf16 = fixture(&families[i], PRECISION_BF16, RECOMPUTE_NONE);
         run(&wide);
-        run(&narrow);
-        const float *a = executor_arena(narrow.executor, ARENA_GRADIENT), *b = executor_arena(wide.executor, ARENA_GRADIENT);
-        const float *loss_a = executor_tensor(narrow.executor, narrow.model.loss),
-                    *loss_b = executor_tensor(wide.executor, wide.model.loss);
+        run(&bf16);
+        const float *a = executor_arena(bf16.executor, ARENA_GRADIENT), *b = executor_arena(wide.executor, ARENA_GRADIENT);
+        const float *loss_a = executor_tensor(bf16.executor, bf16.model.loss), *loss_b = executor_tensor(wide.executor, wide.model.loss);
         assert_true(fabsf(loss_a[0] - loss_b[0]) < 0.01f * fabsf(loss_b[0]));
         int near = 0, all = 0;
         double squares = 0;
@@ -207,7 +205,7 @@ static void bf16_stays_near_fp32(void **state) {
         if (squares > all * 0.02 * 0.02) fail_msg("%s: gradients are off by %.3g", families[i].name, sqrt(squares / all));
         if (near * 2 < all) fail_msg("%s: only %d of %d gradients are within 2%%", families[i].name, near, all);
         release(&wide);
-        release(&narrow);
+        release(&bf16);
     }
 }
 

@@ -559,7 +559,7 @@ static void run_kernel(const void *what) {
     gpu_kernels[timed->op]->run(timed->call);
 }
 
-/* FLOP as usual: two products of all seen pairs forward, five backward. */
+/* FLOP as usual: two GEMMs over all seen pairs forward, five backward. */
 static void speed_of_shape(const Shape *s) {
     const Heads *h = &s->spec.heads;
     Error error = {0};

@@ -1,4 +1,4 @@
-/* Mixture of experts: routing, balancing, dispatch, expert products and the way back. Gradients, precisions,
+/* Mixture of experts: routing, balancing, dispatch, grouped GEMMs of experts and combining. Gradients, precisions,
  * instruction sets and threads go through check_op; what the ops mean is compared with plain loops in double. */
 #include <math.h>
 #include <setjmp.h>
@@ -163,7 +163,7 @@ static void fill(const Program *program, TensorId tensor, uint64_t stream, doubl
 
 static void assert_close(double value, double expected) { assert_true(fabs(value - expected) <= EXACT * (1 + fabs(expected))); }
 
-/* A graph with one router; bias is a controller parameter. */
+/* A graph with one router; bias is a load-balancing bias. */
 typedef struct RouterProgram {
     Program program;
     RouterSpec spec;
@@ -266,7 +266,7 @@ static void measure_load(const RouterProgram *p, double *fraction, double *proba
     }
 }
 
-static void controller_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone(void **state) {
+static void balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone(void **state) {
     (void)state;
     RouterProgram p = router_start(150, &(RouterSpec){.experts = 7, .k = 2, .skip = true}, true);
     double fraction[64], mean[64];
@@ -294,7 +294,7 @@ static void auxiliary_loss_is_that_of_switch_transformers(void **state) {
     program_free(&p.program);
 }
 
-static void generation_has_neither_controller_nor_loss(void **state) {
+static void generation_has_neither_balance_bias_nor_loss(void **state) {
     (void)state;
     RouterProgram p = router_start(4, &(RouterSpec){.experts = 3, .k = 1, .auxiliary = 1}, false);
     assert_true(p.program.graph->tensors[p.bias].gradient == TENSOR_NONE);
@@ -475,9 +475,9 @@ int main(void) {
         cmocka_unit_test(router_chooses_by_biased_and_gates_by_unbiased_probability),
         cmocka_unit_test(equal_scores_go_to_the_lower_index),
         cmocka_unit_test(logits_that_are_not_numbers_choose_an_existing_class),
-        cmocka_unit_test(controller_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone),
+        cmocka_unit_test(balance_bias_gradient_is_the_excess_load_and_leaves_the_skip_bias_alone),
         cmocka_unit_test(auxiliary_loss_is_that_of_switch_transformers),
-        cmocka_unit_test(generation_has_neither_controller_nor_loss),
+        cmocka_unit_test(generation_has_neither_balance_bias_nor_loss),
         cmocka_unit_test(a_router_without_any_gradient_to_pass_on_adds_no_backward_node),
         cmocka_unit_test(slots_are_in_expert_then_row_order_and_skipped_rows_have_none),
         cmocka_unit_test(the_block_is_the_gated_sum_of_its_experts),

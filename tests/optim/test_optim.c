@@ -258,7 +258,7 @@ static void vectors_decay_when_asked(void **state) {
     check_all_kinds(PRECISION_FP32, true, 1e-3);
 }
 
-static void controllers_stay_where_their_rate_is_zero(void **state) {
+static void balance_biases_stay_where_their_rate_is_zero(void **state) {
     (void)state;
     OptimizerConfig config = adamw;
     Fixture f = make(PRECISION_FP32, &config, all_kinds, 6);
@@ -501,7 +501,7 @@ static void compare_norm(Fixture f) {
     drop(&f);
 }
 
-static void the_norm_is_that_of_all_gradients_but_controllers(void **state) {
+static void the_norm_is_that_of_all_gradients_but_balance_biases(void **state) {
     (void)state;
     for (Precision precision = PRECISION_BF16; precision <= PRECISION_FP64; precision++)
         compare_norm(make(precision, &adamw, all_kinds, 6));
@@ -750,7 +750,7 @@ static void a_gpu_leaves_what_has_no_gradient_but_for_decay(void **state) {
     for (int64_t i = 0; i < 100; i++)
         assert_close(parameter(&f, 0, i), value_at(0, i) * (1 - rate * 0.1), 4e-7); /* fp32 rounding below 2 */
     for (int64_t i = 0; i < 17; i++) assert_true(parameter(&f, 3, i) == value_at(0, i));
-    for (int64_t i = 0; i < 9; i++) assert_true(parameter(&f, 5, i) == value_at(0, i)); /* the controllers' rate is 0 */
+    for (int64_t i = 0; i < 9; i++) assert_true(parameter(&f, 5, i) == value_at(0, i)); /* the balance biases' rate is 0 */
     drop(&f);
 }
 
@@ -869,7 +869,7 @@ int main(void) {
         cmocka_unit_test(muon_in_bf16_gives_what_pytorch_gives),
         cmocka_unit_test(adamw_agrees_with_a_plain_loop_for_every_kind_of_parameter),
         cmocka_unit_test(vectors_decay_when_asked),
-        cmocka_unit_test(controllers_stay_where_their_rate_is_zero),
+        cmocka_unit_test(balance_biases_stay_where_their_rate_is_zero),
         cmocka_unit_test(every_instruction_set_computes_the_same_adamw),
         cmocka_unit_test(muon_makes_every_matrix_of_a_stack_nearly_orthogonal),
         cmocka_unit_test(muon_agrees_with_the_plain_formula_across_tiles),
@@ -879,7 +879,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bits),
         cmocka_unit_test(bf16_weights_are_the_master_rounded_to_nearest_even),
         cmocka_unit_test(nothing_is_written_between_parameters),
-        cmocka_unit_test(the_norm_is_that_of_all_gradients_but_controllers),
+        cmocka_unit_test(the_norm_is_that_of_all_gradients_but_balance_biases),
         cmocka_unit_test(the_norm_shows_nan_and_infinity_anywhere_and_no_false_one),
         cmocka_unit_test(clipping_scales_gradients),
         cmocka_unit_test(states_name_momentum_of_all_and_variance_of_what_adamw_updates),

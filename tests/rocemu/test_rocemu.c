@@ -1,5 +1,5 @@
 /* Instructions as the emulator of AMD's GPUs (tools/rocemu) executes them: each against a C expression on random and special values, moves between lanes and through
- * memory, matrix instructions against a plain product. Kernels of many, HIP and wrong kernels are in test_rocemu_hip.c. */
+ * memory, matrix instructions against a plain loop. Kernels of many, HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
 
 #include "rocemu/library.h"
@@ -443,7 +443,7 @@ static void check_matrix(const MatrixShape *m) {
     assert_int_equal(hip.hipFree(device_a) | hip.hipFree(device_b) | hip.hipFree(device_c) | hip.hipFree(device_d), 0);
 }
 
-static void every_matrix_shape_agrees_with_a_plain_product(void **state) {
+static void every_matrix_shape_agrees_with_a_plain_loop(void **state) {
     static const MatrixShape shapes[] = {{"bf16_32x32x8", BF16, 32, 8, 1, 4}, {"bf16_16x16x16", BF16, 16, 16, 1, 4},
         {"bf16_32x32x4_2", BF16, 32, 4, 2, 4}, {"bf16_16x16x4_4", BF16, 16, 4, 4, 4}, {"bf16_4x4x4_16", BF16, 4, 4, 16, 4},
         {"f16_32x32x8", F16, 32, 8, 1, 4}, {"f16_16x16x16", F16, 16, 16, 1, 4}, {"f32_32x32x2", F32, 32, 2, 1, 1},
@@ -468,7 +468,7 @@ int main(void) {
         cmocka_unit_test(lanes_and_scalars_exchange_values),
         cmocka_unit_test(the_mode_register_says_how_floats_are_rounded_and_flushed),
         cmocka_unit_test(loads_and_stores_of_every_form_move_what_they_say),
-        cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_product),
+        cmocka_unit_test(every_matrix_shape_agrees_with_a_plain_loop),
     };
     return run_on_emulator(tests, sizeof tests / sizeof *tests);
 }

@@ -38,7 +38,7 @@ static void a_workgroup_sums_through_lds_and_lane_permutations(void **state) {
     assert_int_equal(hip.hipFree(device_rows) | hip.hipFree(device_sum), 0);
 }
 
-static void check_product(const char *kernel, int tile) {
+static void check_gemm(const char *kernel, int tile) {
     enum { M = 64, N = 96, K = 48 };
     static uint16_t a[M * K], b[N * K];
     static float c[M * N];
@@ -59,8 +59,8 @@ static void check_product(const char *kernel, int tile) {
 
 static void tiles_multiply_matrices(void **state) {
     (void)state;
-    check_product("product_32", 32);
-    check_product("product_16", 16);
+    check_gemm("product_32", 32);
+    check_gemm("product_16", 16);
 }
 
 static void work_items_know_their_place_in_three_dimensions(void **state) {

@@ -389,7 +389,7 @@ static void check_on_device(
 }
 
 /* Whether pure bf16 is another problem than bf16. */
-static bool has_narrow_gradients(const Graph *graph) {
+static bool has_bf16_gradients(const Graph *graph) {
     for (int i = 0; i < graph->parameter_count; i++)
         if (graph_get(graph, graph->parameters[i].tensor)->type == TYPE_COMPUTE && graph_get(graph, graph->parameters[i].tensor)->gradient)
             return true;
@@ -403,7 +403,7 @@ void check_op(CheckBuild build, const void *argument, CheckBounds bounds) {
     int threads = omp_get_max_threads();
     Run *run = run_create(build, argument, device_cpu(), PRECISION_FP64, "", gradients);
     Results reference = run_results(run);
-    bool pure = has_narrow_gradients(run->check.graph);
+    bool pure = has_bf16_gradients(run->check.graph);
     run_free(run);
     if (check_device()) {
         check_on_device(build, argument, PRECISION_BF16, &reference, bf16_bound, gradients);

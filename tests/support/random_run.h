@@ -26,10 +26,10 @@ static inline void random_run_weights(const Graph *graph, const ModelConfig *con
     model_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
-        bool controller = p->kind == PARAMETER_BALANCE_BIAS;
-        if (p->init_std > 0 || (controller && config->family == FAMILY_LLAMA)) continue;
+        bool balance_bias = p->kind == PARAMETER_BALANCE_BIAS;
+        if (p->init_std > 0 || (balance_bias && config->family == FAMILY_LLAMA)) continue;
         for (int64_t j = 0; j < p->count; j++) {
-            double noise = (controller ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
+            double noise = (balance_bias ? 0.02 : 0.2) * rng_normal(2, hash_bytes(p->name, strlen(p->name)), j);
             if (graph->precision == PRECISION_FP64) ((double *)parameter_in(p, master))[j] += noise;
             else ((float *)parameter_in(p, master))[j] += (float)noise;
         }

@@ -1,4 +1,4 @@
-/* The CPU's matrix products: every instruction set this CPU runs against a loop in double precision, and against oneDNN where it is
+/* The GEMM of the CPU: every instruction set this CPU runs against a loop in double precision, and against oneDNN where it is
  * installed; the same bits from every number of threads and every entry point.
  *
  * Tolerance: a sum of k products in precision u, in any order, is off by at most about k u sum|a b|; storing as bf16 adds half a unit in
@@ -65,8 +65,8 @@ static void *new_matrix(GemmType type, int64_t rows, int64_t ld, bool poison) {
     return data;
 }
 
-/* A product with random operands; C starts as NaN unless it is accumulated into. Free with free_product. */
-static Gemm new_product(
+/* A GEMM with random operands; C starts as NaN unless it is accumulated into. Free with free_gemm. */
+static Gemm new_gemm(
     GemmType input, GemmType output, bool transpose_a, bool transpose_b, bool accumulate, bool bias, int64_t m, int64_t n, int64_t k) {
     Gemm g = {.transpose_a = transpose_a,
         .transpose_b = transpose_b,
@@ -86,7 +86,7 @@ static Gemm new_product(
     return g;
 }
 
-static void free_product(Gemm *g) {
+static void free_gemm(Gemm *g) {
     free((void *)g->a);
     free((void *)g->b);
     free(g->c);
@@ -130,8 +130,8 @@ static void expect_element(const Gemm *g, const double *a, const double *b, cons
             (long)i, (long)j, got, sum, tolerance);
 }
 
-/* All elements of small products, 500 of large ones, the corners always; and what lies between rows of C is as it was. */
-static void expect_product(const Gemm *g, const void *before) {
+/* All elements of small GEMMs, 500 of large ones, the corners always; and what lies between rows of C is as it was. */
+static void expect_gemm(const Gemm *g, const void *before) {
     double *a = lines_of(g, g->a, g->m, g->lda, !g->transpose_a), *b = lines_of(g, g->b, g->n, g->ldb, g->transpose_b);
     if (g->m * g->n <= 1000)
         for (int64_t i = 0; i < g->m; i++)
@@ -152,13 +152,13 @@ static void expect_product(const Gemm *g, const void *before) {
 typedef void Run(const Gemm *g);
 static void run_as_batch(const Gemm *g) { gemm_batch(g, 1); }
 
-/* Runs the product every way there is and expects the same bits of all, then checks them. */
+/* Runs the GEMM every way there is and expects the same bits of all, then checks them. */
 static void check(Gemm *g) {
     static Run *const runs[] = {gemm, run_as_batch, gemm};
     static const int threads[] = {2, 2, 1};
     void *before = copy_of_c(g);
     gemm_serial(g);
-    expect_product(g, before);
+    expect_gemm(g, before);
     void *serial = copy_of_c(g);
     for (int i = 0; i < 3; i++) {
         memcpy(g->c, before, (size_t)(g->m * g->ldc) * bytes_of(g->output));
@@ -169,7 +169,7 @@ static void check(Gemm *g) {
     omp_set_num_threads(2);
     free(serial);
     free(before);
-    free_product(g);
+    free_gemm(g);
 }
 
 typedef struct Types { GemmType input, output; } Types;
@@ -180,7 +180,7 @@ enum { TYPES = sizeof all_types / sizeof *all_types };
 /* Every transpose, accumulation and bias that the contract allows for these types and sizes. */
 static void check_all_forms(Types types, int64_t m, int64_t n, int64_t k) {
     for (int form = 0; form < 16; form++) {
-        Gemm g = new_product(types.input, types.output, form & 1, form & 2, form & 4, form & 8, m, n, k);
+        Gemm g = new_gemm(types.input, types.output, form & 1, form & 2, form & 4, form & 8, m, n, k);
         check(&g);
     }
 }
@@ -217,7 +217,7 @@ static void several_pieces(void) {
         for (int t = 0; t < TYPES; t++)
             for (int form = 0; form < 8; form++) {
                 if (all_types[t].output == GEMM_BF16) continue;
-                Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form & 4, form == 5, sizes[i][0],
+                Gemm g = new_gemm(all_types[t].input, all_types[t].output, form & 1, form & 2, form & 4, form == 5, sizes[i][0],
                     sizes[i][1], sizes[i][2]);
                 check(&g);
             }
@@ -233,7 +233,7 @@ static void random_sizes(void) {
     for (int i = 0; i < 60; i++) {
         Types types = all_types[random_below(TYPES)];
         bool accumulate = random_below(2);
-        Gemm g = new_product(types.input, types.output, random_below(2), random_below(2), accumulate, random_below(2), random_below(150),
+        Gemm g = new_gemm(types.input, types.output, random_below(2), random_below(2), accumulate, random_below(2), random_below(150),
             random_below(150), random_below(700));
         check(&g);
     }
@@ -243,66 +243,64 @@ static void random_sizes(void) {
 static void several_tiles(void) {
     for (int t = 0; t < TYPES; t++)
         for (int form = t % 2; form < 4; form += 2) {
-            Gemm g = new_product(all_types[t].input, all_types[t].output, form & 1, form & 2, form == 1 && all_types[t].output != GEMM_BF16,
+            Gemm g = new_gemm(all_types[t].input, all_types[t].output, form & 1, form & 2, form == 1 && all_types[t].output != GEMM_BF16,
                 form == 2, 1063, 70 + 1030 * (form == 3 || t == 0), form == 3 ? 400 : 20);
             check(&g);
         }
 }
 
-static void small_products_match_a_plain_loop(void **state) { (void)state, for_each_isa(small_sizes); }
-static void products_of_several_blocks_match(void **state) { (void)state, for_each_isa(several_blocks); }
-static void products_of_several_pieces_match(void **state) { (void)state, for_each_isa(several_pieces); }
-static void empty_products_give_zero_bias_or_c(void **state) { (void)state, for_each_isa(empty_sizes); }
-static void random_products_match(void **state) { (void)state, for_each_isa(random_sizes); }
-static void products_of_several_tiles_match(void **state) { (void)state, for_each_isa(several_tiles); }
+static void small_gemms_match_a_plain_loop(void **state) { (void)state, for_each_isa(small_sizes); }
+static void gemms_of_several_blocks_match(void **state) { (void)state, for_each_isa(several_blocks); }
+static void gemms_of_several_pieces_match(void **state) { (void)state, for_each_isa(several_pieces); }
+static void empty_gemms_give_zero_bias_or_c(void **state) { (void)state, for_each_isa(empty_sizes); }
+static void random_gemms_match(void **state) { (void)state, for_each_isa(random_sizes); }
+static void gemms_of_several_tiles_match(void **state) { (void)state, for_each_isa(several_tiles); }
 
-/* One product far larger than the rest, empty ones between, all types: as run one by one. */
+/* One GEMM far larger than the rest, empty ones between, all types: as run one by one. */
 static void mixed_batch(void) {
     enum { COUNT = 300 };
-    static Gemm products[COUNT];
+    static Gemm gemms[COUNT];
     void *before[COUNT], *alone[COUNT];
     for (int i = 0; i < COUNT; i++) {
         Types types = all_types[i % TYPES];
         bool large = i == 7, empty = i % 11 == 0;
-        products[i] = new_product(types.input, types.output, i & 1, i & 2, types.output != GEMM_BF16 && (i & 4), i & 8,
+        gemms[i] = new_gemm(types.input, types.output, i & 1, i & 2, types.output != GEMM_BF16 && (i & 4), i & 8,
             large   ? 600
             : empty ? 0
                     : 1 + random_below(60),
             large ? 500 : 1 + random_below(60), large ? 300 : random_below(60));
-        before[i] = copy_of_c(&products[i]);
-        gemm_serial(&products[i]);
-        alone[i] = copy_of_c(&products[i]);
+        before[i] = copy_of_c(&gemms[i]);
+        gemm_serial(&gemms[i]);
+        alone[i] = copy_of_c(&gemms[i]);
     }
     for (int threads = 1; threads <= 3; threads++) {
-        int count = threads == 2 ? 200 : COUNT; /* few products are planned on the stack, many on the heap */
-        for (int i = 0; i < COUNT; i++)
-            memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * bytes_of(products[i].output));
+        int count = threads == 2 ? 200 : COUNT; /* few GEMMs are planned on the stack, many on the heap */
+        for (int i = 0; i < COUNT; i++) memcpy(gemms[i].c, before[i], (size_t)(gemms[i].m * gemms[i].ldc) * bytes_of(gemms[i].output));
         omp_set_num_threads(threads);
-        gemm_batch(products, count);
-        for (int i = 0; i < COUNT; i++) assert_true(same_c(&products[i], i < count ? alone[i] : before[i]));
+        gemm_batch(gemms, count);
+        for (int i = 0; i < COUNT; i++) assert_true(same_c(&gemms[i], i < count ? alone[i] : before[i]));
     }
     omp_set_num_threads(2);
-    for (int i = 0; i < COUNT; i++) free(before[i]), free(alone[i]), free_product(&products[i]);
+    for (int i = 0; i < COUNT; i++) free(before[i]), free(alone[i]), free_gemm(&gemms[i]);
 }
-static void a_batch_gives_the_bits_of_its_products_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
+static void a_batch_gives_the_bits_of_its_gemms_alone(void **state) { (void)state, for_each_isa(mixed_batch); }
 
 /* Each of these needs nearly all the room for partial sums. */
 static void partial_sums_of_a_batch_do_not_run_out(void **state) {
     (void)state;
     enum { COUNT = 3 };
-    Gemm products[COUNT];
+    Gemm gemms[COUNT];
     void *before[COUNT], *alone[COUNT];
     for (int i = 0; i < COUNT; i++) {
-        products[i] = new_product(GEMM_F32, GEMM_F32, true, false, true, false, 930, 1070, 2100);
-        before[i] = copy_of_c(&products[i]);
-        gemm_serial(&products[i]);
-        alone[i] = copy_of_c(&products[i]);
-        memcpy(products[i].c, before[i], (size_t)(products[i].m * products[i].ldc) * 4);
+        gemms[i] = new_gemm(GEMM_F32, GEMM_F32, true, false, true, false, 930, 1070, 2100);
+        before[i] = copy_of_c(&gemms[i]);
+        gemm_serial(&gemms[i]);
+        alone[i] = copy_of_c(&gemms[i]);
+        memcpy(gemms[i].c, before[i], (size_t)(gemms[i].m * gemms[i].ldc) * 4);
     }
-    gemm_batch(products, COUNT);
-    expect_product(&products[1], before[1]);
-    for (int i = 0; i < COUNT; i++)
-        assert_true(same_c(&products[i], alone[i])), free(before[i]), free(alone[i]), free_product(&products[i]);
+    gemm_batch(gemms, COUNT);
+    expect_gemm(&gemms[1], before[1]);
+    for (int i = 0; i < COUNT; i++) assert_true(same_c(&gemms[i], alone[i])), free(before[i]), free(alone[i]), free_gemm(&gemms[i]);
 }
 
 static void an_empty_batch_does_nothing(void **state) {
@@ -310,21 +308,21 @@ static void an_empty_batch_does_nothing(void **state) {
     gemm_batch(NULL, 0);
 }
 
-static void serial_products_run_side_by_side(void **state) {
+static void serial_gemms_run_side_by_side(void **state) {
     (void)state;
     enum { COUNT = 16 };
-    Gemm products[COUNT];
+    Gemm gemms[COUNT];
     void *before[COUNT];
     for (int i = 0; i < COUNT; i++)
-        products[i] = new_product(GEMM_F32, GEMM_F32, i & 1, i & 2, false, false, 50 + i, 64, 300), before[i] = copy_of_c(&products[i]);
+        gemms[i] = new_gemm(GEMM_F32, GEMM_F32, i & 1, i & 2, false, false, 50 + i, 64, 300), before[i] = copy_of_c(&gemms[i]);
     omp_set_num_threads(4);
 #pragma omp parallel for
-    for (int i = 0; i < COUNT; i++) gemm_serial(&products[i]);
+    for (int i = 0; i < COUNT; i++) gemm_serial(&gemms[i]);
     omp_set_num_threads(2);
-    for (int i = 0; i < COUNT; i++) expect_product(&products[i], before[i]), free(before[i]), free_product(&products[i]);
+    for (int i = 0; i < COUNT; i++) expect_gemm(&gemms[i], before[i]), free(before[i]), free_gemm(&gemms[i]);
 }
 
-/* A product by the identity (m = k = 1, a = 1) shows how a result is rounded. */
+/* A GEMM by the identity (m = k = 1, a = 1) shows how a result is rounded. */
 static void rounding_body(void) {
     static const struct {
         float in;
@@ -360,12 +358,12 @@ static void bf16_rounds_to_nearest_even_and_keeps_nan(void **state) { (void)stat
 
 static void nan_body(void) {
     for (int t = 0; t < TYPES; t++) {
-        Gemm g = new_product(all_types[t].input, all_types[t].output, false, true, false, false, 40, 70, 300);
+        Gemm g = new_gemm(all_types[t].input, all_types[t].output, false, true, false, false, 40, 70, 300);
         set((void *)g.a, g.input, 17 * g.lda + 299, NAN);
         gemm_serial(&g);
         for (int64_t i = 0; i < g.m; i++)
             for (int64_t j = 0; j < g.n; j++) assert_int_equal(isnan(get(g.c, g.output, i * g.ldc + j)) != 0, i == 17);
-        free_product(&g);
+        free_gemm(&g);
     }
 }
 static void a_nan_reaches_its_row_and_no_other(void **state) { (void)state, for_each_isa(nan_body); }
@@ -385,14 +383,14 @@ static double largest(const double *line, int64_t k) {
     return most;
 }
 
-/* Each product's operands are off by up to `rounding` of the largest of their lines, each for itself: 6 times the root of the sum of
+/* Each GEMM's operands are off by up to `rounding` of the largest of their lines, each for itself: 6 times the root of the sum of
  * squares of what these make is 10 deviations, or 7 where lines are so far from 1 that their squares leave fp32. */
 static void wide_ranges_body(void) {
     for (int form = 0; form < 32; form++) {
         GemmType output = form & 16 ? GEMM_BF16 : GEMM_F32;
         int64_t k = form % 3 == 0 ? 1 + random_below(128) : 1 + random_below(3000);
         int middle = form % 5 == 0 ? 65 : form % 5 == 1 ? -65 : 0;
-        Gemm g = new_product(GEMM_BF16, output, form & 1, form & 2, false, false, 1 + random_below(40), 1 + random_below(80), k);
+        Gemm g = new_gemm(GEMM_BF16, output, form & 1, form & 2, false, false, 1 + random_below(40), 1 + random_below(80), k);
         spread_lines((void *)g.a, g.input, g.m, g.lda, k, !g.transpose_a, middle);
         spread_lines((void *)g.b, g.input, g.n, g.ldb, k, g.transpose_b, -middle);
         gemm(&g);
@@ -413,13 +411,13 @@ static void wide_ranges_body(void) {
                     fail_msg(
                         "form %d k %ld: C[%ld][%ld] = %.9g, expected %.9g +- %.2g", form, (long)k, (long)i, (long)j, got, sum, tolerance);
             }
-        free(a), free(b), free_product(&g);
+        free(a), free(b), free_gemm(&g);
     }
 }
 static void operands_of_wide_ranges_match(void **state) { (void)state, for_each_isa(wide_ranges_body); }
 
 /* Then tolerances have no part for the rounding of operands. */
-static void exact_products_round_no_operand(void **state) {
+static void exact_gemms_round_no_operand(void **state) {
     (void)state;
     gemm_exact(true);
     assert_true(gemm_rounding(GEMM_BF16) == 0);
@@ -431,12 +429,12 @@ static double random_normal(void) {
     return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0);
 }
 
-/* Products of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a hundred is a hundred
+/* GEMMs of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a hundred is a hundred
  * times as large, as in some activations of language models. */
 static void bf16_body(void) {
     enum { M = 60, N = 70, K = 1000 };
     for (int outliers = 0; outliers < 2; outliers++) {
-        Gemm g = new_product(GEMM_BF16, GEMM_F32, false, true, false, false, M, N, K);
+        Gemm g = new_gemm(GEMM_BF16, GEMM_F32, false, true, false, false, M, N, K);
         double *exact[2] = {malloc(M * K * sizeof(double)), malloc(N * K * sizeof(double))}, by_rounding = 0, in_all = 0;
         assert_true(exact[0] && exact[1]);
         for (int side = 0; side < 2; side++)
@@ -459,10 +457,10 @@ static void bf16_body(void) {
         print_message(
             "             error %.3f times that of operands in bf16%s\n", sqrt(in_all / by_rounding), outliers ? ", with outliers" : "");
         assert_true(sqrt(in_all / by_rounding) <= (outliers ? 1.02 : 1.002));
-        free(exact[0]), free(exact[1]), free_product(&g);
+        free(exact[0]), free(exact[1]), free_gemm(&g);
     }
 }
-static void bf16_products_are_as_near_as_their_operands(void **state) { (void)state, for_each_isa(bf16_body); }
+static void bf16_gemms_are_as_near_as_their_operands(void **state) { (void)state, for_each_isa(bf16_body); }
 
 /* Lines times themselves are the largest sums that integers of their squares' size can make: of all significands, where so many of 128 are
  * large and the others are 2^-12 of them, in powers of two beyond what fp32 holds the squares of as well. */
@@ -529,13 +527,13 @@ static void spike_body(void) {
 static void what_stands_beside_a_large_element_is_kept(void **state) { (void)state, for_each_isa(spike_body); }
 
 static void infinity_body(void) {
-    Gemm g = new_product(GEMM_BF16, GEMM_F32, false, true, false, false, 20, 40, 300);
+    Gemm g = new_gemm(GEMM_BF16, GEMM_F32, false, true, false, false, 20, 40, 300);
     set((void *)g.a, g.input, 3 * g.lda + 200, INFINITY);
     set((void *)g.b, g.input, 33 * g.ldb, -INFINITY);
     gemm_serial(&g);
     for (int64_t i = 0; i < g.m; i++)
         for (int64_t j = 0; j < g.n; j++) assert_int_equal(isfinite(get(g.c, g.output, i * g.ldc + j)) != 0, i != 3 && j != 33);
-    free_product(&g);
+    free_gemm(&g);
 }
 static void an_infinity_is_never_lost(void **state) { (void)state, for_each_isa(infinity_body); }
 
@@ -548,8 +546,8 @@ static void an_unknown_instruction_set_is_refused(void **state) {
 
 typedef typeof(dnnl_sgemm) Sgemm;
 
-/* bf16 operands are handed to oneDNN widened, which changes no value. */
-static float *widened(const void *data, GemmType type, int64_t count) {
+/* bf16 operands are cast to fp32 for oneDNN, which changes no value. */
+static float *as_fp32(const void *data, GemmType type, int64_t count) {
     float *wide = malloc((size_t)count * 4 + 1);
     assert_non_null(wide);
     for (int64_t i = 0; i < count; i++) wide[i] = (float)get(data, type, i);
@@ -561,9 +559,8 @@ static Sgemm *onednn_sgemm;
 static void onednn_body(void) {
     for (int i = 0; i < 24; i++) {
         GemmType type = i & 8 ? GEMM_BF16 : GEMM_F32;
-        Gemm g =
-            new_product(type, GEMM_F32, i & 1, i & 2, i & 4, false, 1 + random_below(300), 1 + random_below(300), 1 + random_below(900));
-        float *a = widened(g.a, type, (g.transpose_a ? g.k : g.m) * g.lda), *b = widened(g.b, type, (g.transpose_b ? g.n : g.k) * g.ldb),
+        Gemm g = new_gemm(type, GEMM_F32, i & 1, i & 2, i & 4, false, 1 + random_below(300), 1 + random_below(300), 1 + random_below(900));
+        float *a = as_fp32(g.a, type, (g.transpose_a ? g.k : g.m) * g.lda), *b = as_fp32(g.b, type, (g.transpose_b ? g.n : g.k) * g.ldb),
               *c = copy_of_c(&g);
         gemm(&g);
         assert_int_equal(onednn_sgemm(g.transpose_a ? 'T' : 'N', g.transpose_b ? 'T' : 'N', g.m, g.n, g.k, 1, a, g.lda, b, g.ldb,
@@ -574,11 +571,11 @@ static void onednn_body(void) {
         for (int64_t row = 0; row < g.m; row++)
             for (int64_t column = 0; column < g.n; column++)
                 assert_true(fabsf(((float *)g.c)[row * g.ldc + column] - c[row * g.ldc + column]) <= tolerance);
-        free(a), free(b), free(c), free_product(&g);
+        free(a), free(b), free(c), free_gemm(&g);
     }
 }
 
-static void products_match_onednn(void **state) {
+static void gemms_match_onednn(void **state) {
     (void)state;
     void *library = dlopen("libdnnl.so.2", RTLD_NOW);
     if (!library) skip();
@@ -595,26 +592,26 @@ int main(void) {
     omp_set_dynamic(0);
     omp_set_num_threads(2);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_products_match_a_plain_loop),
-        cmocka_unit_test(products_of_several_blocks_match),
-        cmocka_unit_test(products_of_several_pieces_match),
-        cmocka_unit_test(empty_products_give_zero_bias_or_c),
-        cmocka_unit_test(random_products_match),
-        cmocka_unit_test(products_of_several_tiles_match),
-        cmocka_unit_test(a_batch_gives_the_bits_of_its_products_alone),
+        cmocka_unit_test(small_gemms_match_a_plain_loop),
+        cmocka_unit_test(gemms_of_several_blocks_match),
+        cmocka_unit_test(gemms_of_several_pieces_match),
+        cmocka_unit_test(empty_gemms_give_zero_bias_or_c),
+        cmocka_unit_test(random_gemms_match),
+        cmocka_unit_test(gemms_of_several_tiles_match),
+        cmocka_unit_test(a_batch_gives_the_bits_of_its_gemms_alone),
         cmocka_unit_test(partial_sums_of_a_batch_do_not_run_out),
         cmocka_unit_test(an_empty_batch_does_nothing),
-        cmocka_unit_test(serial_products_run_side_by_side),
+        cmocka_unit_test(serial_gemms_run_side_by_side),
         cmocka_unit_test(bf16_rounds_to_nearest_even_and_keeps_nan),
         cmocka_unit_test(a_nan_reaches_its_row_and_no_other),
         cmocka_unit_test(operands_of_wide_ranges_match),
-        cmocka_unit_test(exact_products_round_no_operand),
-        cmocka_unit_test(bf16_products_are_as_near_as_their_operands),
+        cmocka_unit_test(exact_gemms_round_no_operand),
+        cmocka_unit_test(bf16_gemms_are_as_near_as_their_operands),
         cmocka_unit_test(the_largest_sums_do_not_overflow),
         cmocka_unit_test(what_stands_beside_a_large_element_is_kept),
         cmocka_unit_test(an_infinity_is_never_lost),
         cmocka_unit_test(an_unknown_instruction_set_is_refused),
-        cmocka_unit_test(products_match_onednn),
+        cmocka_unit_test(gemms_match_onednn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* smelt's own matrix products on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against a loop in double precision: all layouts and types, sizes that
- * fill tiles and sizes that do not, batches, symmetric products, products of experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are, beside
+/* smelt's GEMM on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against a loop in double precision: all layouts and types, sizes that
+ * fill tiles and sizes that do not, batches, symmetric GEMMs, grouped GEMMs of experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are, beside
  * the vendor's.
  *
  * What must not be read or written is NaN: the gaps between rows, slots without an expert, C before it is written.
@@ -94,12 +94,12 @@ static void expect_no_failure(void) {
 
 /* -- The reference ------------------------------------------------------------------------------------------------- */
 
-/* One product of which the rows of C begin at c_row; A's and B's elements by functions of (line, depth). */
+/* One GEMM of which the rows of C begin at c_row; A's and B's elements by functions of (line, depth). */
 typedef struct Expected {
     const Matrix *a, *b, *c, *d; /* d: C before or another matrix, NULL: none */
     const float *bias;
     bool transpose_a, transpose_b;
-    int64_t m, n, k, a_line, a_depth, b_line, b_depth, c_row; /* where this product begins in the matrices */
+    int64_t m, n, k, a_line, a_depth, b_line, b_depth, c_row; /* where this GEMM begins in the matrices */
     double alpha, beta;
 } Expected;
 
@@ -128,7 +128,7 @@ static void expect_element(const Expected *e, int64_t i, int64_t j) {
 }
 
 /* All elements of a small C; of a large one the corners and a sample. */
-static void expect_product(const Expected *e) {
+static void expect_gemm(const Expected *e) {
     if (e->m * e->n <= SAMPLES)
         for (int64_t i = 0; i < e->m * e->n; i++) expect_element(e, i / e->n, i % e->n);
     else
@@ -141,7 +141,7 @@ static void expect_gaps_unchanged(const Matrix *c) {
         for (int64_t j = c->columns; j < c->ld; j++) assert_true(isnan(matrix_get(c, i, j)));
 }
 
-/* -- One product --------------------------------------------------------------------------------------------------- */
+/* -- One GEMM ------------------------------------------------------------------------------------------------------ */
 
 typedef struct Size {
     int64_t m, n, k;
@@ -151,7 +151,7 @@ typedef struct Form { bool transpose_a, transpose_b, wide, accumulate, bias; } F
 
 static int64_t padded(int64_t columns, bool by_eight) { return columns + (by_eight ? 8 : random_below(PADDING)); }
 
-static void check_product(const Size *s, const Form *f) {
+static void check_gemm(const Size *s, const Form *f) {
     int64_t m = s->m, n = s->n, k = s->k;
     Matrix a =
         f->transpose_a ? matrix_new(GEMM_BF16, k, m, padded(m, s->padded), true) : matrix_new(GEMM_BF16, m, k, padded(k, s->padded), true);
@@ -159,7 +159,7 @@ static void check_product(const Size *s, const Form *f) {
         f->transpose_b ? matrix_new(GEMM_BF16, n, k, padded(k, s->padded), true) : matrix_new(GEMM_BF16, k, n, padded(n, s->padded), true);
     Matrix c = matrix_new(f->wide ? GEMM_F32 : GEMM_BF16, m, n, padded(n, s->padded), f->accumulate), before = matrix_copy(&c);
     Matrix bias = matrix_new(GEMM_F32, 1, n, n, true);
-    Gemm product = {.transpose_a = f->transpose_a,
+    Gemm gemm = {.transpose_a = f->transpose_a,
         .transpose_b = f->transpose_b,
         .accumulate = f->accumulate,
         .input = GEMM_BF16,
@@ -174,7 +174,7 @@ static void check_product(const Size *s, const Form *f) {
         .c = c.device,
         .ldc = c.ld,
         .bias = f->bias ? bias.device : NULL};
-    gpu_gemm(check_device(), &product);
+    gpu_gemm(check_device(), &gemm);
     matrix_download(&c);
     expect_no_failure();
     Expected expected = {.a = &a,
@@ -189,11 +189,11 @@ static void check_product(const Size *s, const Form *f) {
         .k = k,
         .alpha = 1,
         .beta = 1};
-    expect_product(&expected);
+    expect_gemm(&expected);
     expect_gaps_unchanged(&c);
     Matrix first = matrix_copy(&c);
     matrix_upload(&before);
-    gpu_gemm(check_device(), &product);
+    gpu_gemm(check_device(), &gemm);
     matrix_download(&c);
     assert_memory_equal(c.host, first.host, (size_t)matrix_bytes(&c));
     free(first.host), free(before.host);
@@ -206,39 +206,39 @@ static void check_sizes(const Size *sizes, size_t count) {
     for (size_t i = 0; i < count; i++)
         for (int layout = 0; layout < 4; layout++) {
             bool transpose_a = layout & 1, transpose_b = layout & 2;
-            check_product(&sizes[i], &(Form){transpose_a, transpose_b, .wide = i % 2, .accumulate = i % 2});
-            check_product(&sizes[i], &(Form){transpose_a, transpose_b, .wide = i % 2 == 0, .bias = true});
+            check_gemm(&sizes[i], &(Form){transpose_a, transpose_b, .wide = i % 2, .accumulate = i % 2});
+            check_gemm(&sizes[i], &(Form){transpose_a, transpose_b, .wide = i % 2 == 0, .bias = true});
         }
 }
 
-static void products_of_aligned_sizes_match_a_loop(void **state) {
+static void gemms_of_aligned_sizes_match_a_loop(void **state) {
     (void)state;
     static const Size sizes[] = {{8, 8, 8, true}, {128, 256, 64, true}, {136, 264, 72, true}, {16, 520, 200, true}, {392, 40, 136, true}};
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
 }
 
-static void products_of_odd_sizes_match_a_loop(void **state) {
+static void gemms_of_odd_sizes_match_a_loop(void **state) {
     (void)state;
     static const Size sizes[] = {{1, 1, 1, false}, {3, 5, 7, false}, {129, 31, 65, false}, {17, 257, 130, false}, {20, 12, 16, true}};
     check_sizes(sizes, sizeof sizes / sizeof *sizes);
 }
 
 /* More tiles than any processor count, so that those of NVIDIA make several each. */
-static void a_product_of_many_tiles_matches_a_loop(void **state) {
+static void a_gemm_of_many_tiles_matches_a_loop(void **state) {
     (void)state;
     check_gpu();
-    check_product(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
+    check_gemm(&(Size){1544, 2832, 136, true}, &(Form){.transpose_b = true});
 }
 
-static void a_product_without_depth_is_zero_or_the_bias(void **state) {
+static void a_gemm_without_depth_is_zero_or_the_bias(void **state) {
     (void)state;
     check_gpu();
-    check_product(&(Size){40, 24, 0, true}, &(Form){0});
-    check_product(&(Size){5, 9, 0, false}, &(Form){.wide = true, .bias = true});
-    check_product(&(Size){40, 24, 0, true}, &(Form){.wide = true, .accumulate = true});
+    check_gemm(&(Size){40, 24, 0, true}, &(Form){0});
+    check_gemm(&(Size){5, 9, 0, false}, &(Form){.wide = true, .bias = true});
+    check_gemm(&(Size){40, 24, 0, true}, &(Form){.wide = true, .accumulate = true});
 }
 
-static void a_product_without_rows_or_columns_touches_nothing(void **state) {
+static void a_gemm_without_rows_or_columns_touches_nothing(void **state) {
     (void)state;
     check_gpu();
     gpu_gemm(check_device(), &(Gemm){.input = GEMM_BF16, .output = GEMM_BF16, .n = 8, .k = 8, .ldb = 8, .ldc = 8});
@@ -278,7 +278,7 @@ static void check_batch(int64_t count, const Size *s, bool wide) {
     matrix_download(&c);
     expect_no_failure();
     for (int64_t i = 0; i < count; i++)
-        expect_product(&(Expected){.a = &a,
+        expect_gemm(&(Expected){.a = &a,
             .b = &b,
             .c = &c,
             .d = &d,
@@ -294,7 +294,7 @@ static void check_batch(int64_t count, const Size *s, bool wide) {
     matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&d);
 }
 
-static void products_of_a_batch_are_scaled_and_added_to_d(void **state) {
+static void gemms_of_a_batch_are_scaled_and_added_to_d(void **state) {
     (void)state;
     check_gpu();
     check_batch(3, &(Size){136, 72, 40, true}, false);
@@ -335,7 +335,7 @@ static void check_symmetric(int64_t count, int64_t order, int64_t k, bool by_eig
     expect_no_failure();
     for (int64_t p = 0; p < count; p++) {
         int64_t row = p * order;
-        expect_product(&(Expected){.a = &x,
+        expect_gemm(&(Expected){.a = &x,
             .b = &x,
             .c = &c,
             .d = &d,
@@ -355,7 +355,7 @@ static void check_symmetric(int64_t count, int64_t order, int64_t k, bool by_eig
     matrix_free(&x), matrix_free(&c), matrix_free(&d);
 }
 
-static void symmetric_products_are_whole_and_symmetric_to_the_bit(void **state) {
+static void symmetric_gemms_are_whole_and_symmetric_to_the_bit(void **state) {
     (void)state;
     check_gpu();
     check_symmetric(1, 8, 16, true);
@@ -447,7 +447,7 @@ static void check_forward(const Experts *e) {
     set_input(&c.call, GROUPED_LINEAR_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear]->run, &result, &before);
     for (int64_t i = 0; i < e->experts; i++)
-        expect_product(&(Expected){.a = &c.x,
+        expect_gemm(&(Expected){.a = &c.x,
             .b = &c.w,
             .c = &result,
             .transpose_b = true,
@@ -471,7 +471,7 @@ static void check_grad_input(const Experts *e) {
     set_input(&c.call, GROUPED_LINEAR_GRAD_INPUT_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear_grad_input]->run, &result, &before);
     for (int64_t i = 0; i < e->experts; i++)
-        expect_product(&(Expected){.a = &c.y,
+        expect_gemm(&(Expected){.a = &c.y,
             .b = &c.w,
             .c = &result,
             .m = e->offset[i + 1] - e->offset[i],
@@ -485,25 +485,25 @@ static void check_grad_input(const Experts *e) {
     free(before.host), matrix_free(&result), free_call(e, &c);
 }
 
-static void check_grad_weight(const Experts *e, bool fresh) {
+static void check_grad_weight(const Experts *e, bool overwrite) {
     Call c = new_call(e, GEMM_F32);
-    if (fresh) {
+    if (overwrite) {
         for (int64_t i = 0; i < c.w.rows; i++)
             for (int64_t j = 0; j < c.w.ld; j++) matrix_set(&c.w, i, j, NAN);
         matrix_upload(&c.w);
     }
     Matrix before = matrix_copy(&c.w);
-    c.call.overwrite = fresh;
+    c.call.overwrite = overwrite;
     set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_D_Y, c.y.device, 2, (int64_t[]){e->slots, e->out});
     set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_X, c.x.device, 2, (int64_t[]){e->slots, e->in});
     set_output(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_D_W, c.w.device, 3, (int64_t[]){e->experts, e->out, e->in});
     set_input(&c.call, GROUPED_LINEAR_GRAD_WEIGHT_OFFSET, c.offset, 1, (int64_t[]){e->experts + 1});
     run_twice(&c, gpu_kernels[OP_grouped_linear_grad_weight]->run, &c.w, &before);
     for (int64_t i = 0; i < e->experts; i++)
-        expect_product(&(Expected){.a = &c.y,
+        expect_gemm(&(Expected){.a = &c.y,
             .b = &c.x,
             .c = &c.w,
-            .d = fresh ? NULL : &before,
+            .d = overwrite ? NULL : &before,
             .transpose_a = true,
             .m = e->out,
             .n = e->in,
@@ -538,7 +538,7 @@ static void check_experts(void (*check)(const Experts *e)) {
     for (size_t i = 0; i < sizeof expert_cases / sizeof *expert_cases; i++) check(&expert_cases[i]);
     if (device_info(check_device())->kind == DEVICE_CUDA) check(&many_tiles);
 }
-static void products_of_experts_match_a_loop(void **state) { (void)state, check_experts(check_forward); }
+static void gemms_of_experts_match_a_loop(void **state) { (void)state, check_experts(check_forward); }
 static void input_gradients_of_experts_match_a_loop(void **state) { (void)state, check_experts(check_grad_input); }
 static void weight_gradients_of_experts_are_added_to(void **state) { (void)state, check_experts(check_grad_weight_added); }
 static void weight_gradients_of_experts_begin_without_what_was_there(void **state) { (void)state, check_experts(check_grad_weight_begun); }
@@ -546,7 +546,7 @@ static void weight_gradients_of_experts_begin_without_what_was_there(void **stat
 /* -- Adding to bf16 ------------------------------------------------------------------------------------------------ */
 
 /* The same elements in fp32. */
-static Matrix matrix_widened(const Matrix *m) {
+static Matrix matrix_as_fp32(const Matrix *m) {
     Matrix wide = matrix_new(GEMM_F32, m->rows, m->columns, m->ld, false);
     for (int64_t i = 0; i < m->rows; i++)
         for (int64_t j = 0; j < m->columns; j++) matrix_set(&wide, i, j, matrix_get(m, i, j));
@@ -565,9 +565,9 @@ static void expect_rounded(Matrix *narrow, Matrix *wide) {
     free(rounded.host);
 }
 
-/* C += A B in bf16 and in fp32, from the same C, where `run` makes one or more products of which `first` is the first. */
+/* C += A B in bf16 and in fp32, from the same C, where `run` makes one or more GEMMs of which `first` is the first. */
 static void check_rounded_once(Gemm first, Matrix *c, void (*run)(const Gemm *first, const void *more), const void *more) {
-    Matrix wide = matrix_widened(c);
+    Matrix wide = matrix_as_fp32(c);
     first.input = GEMM_BF16, first.accumulate = true;
     first.output = GEMM_BF16, first.c = c->device, first.ldc = c->ld;
     run(&first, more);
@@ -589,7 +589,7 @@ static void run_experts(const Gemm *first, const void *more) {
     gpu_gemm_grouped(check_device(), &grouped);
 }
 
-static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
+static void a_gemm_is_added_to_bf16_and_rounded_once(void **state) {
     (void)state;
     check_gpu();
     static const Size sizes[] = {{136, 264, 72, true}, {65, 31, 17, false}, {24, 40, 0, true}};
@@ -599,7 +599,7 @@ static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
         Matrix a = matrix_new(GEMM_BF16, transpose_a ? s->k : s->m, transpose_a ? s->m : s->k, transpose_a ? s->m : s->k, true);
         Matrix b = matrix_new(GEMM_BF16, transpose_b ? s->n : s->k, transpose_b ? s->k : s->n, transpose_b ? s->k : s->n, true);
         Matrix c = matrix_new(GEMM_BF16, s->m, s->n, padded(s->n, s->padded), true);
-        Gemm product = {.transpose_a = transpose_a,
+        Gemm gemm = {.transpose_a = transpose_a,
             .transpose_b = transpose_b,
             .m = s->m,
             .n = s->n,
@@ -608,7 +608,7 @@ static void a_product_is_added_to_bf16_and_rounded_once(void **state) {
             .lda = a.ld,
             .b = b.device,
             .ldb = b.ld};
-        check_rounded_once(product, &c, run_one, NULL);
+        check_rounded_once(gemm, &c, run_one, NULL);
         matrix_free(&a), matrix_free(&b), matrix_free(&c);
     }
 }
@@ -638,7 +638,7 @@ static void check_experts_rounded_once(const Experts *e) {
     check_rounded_once(grad_weight, &g, run_experts, &grouped);
     matrix_free(&y), matrix_free(&g), free_call(e, &c);
 }
-static void products_of_experts_are_added_to_bf16_and_rounded_once(void **state) { (void)state, check_experts(check_experts_rounded_once); }
+static void gemms_of_experts_are_added_to_bf16_and_rounded_once(void **state) { (void)state, check_experts(check_experts_rounded_once); }
 
 /* -- Speed --------------------------------------------------------------------------------------------------------- */
 
@@ -654,13 +654,13 @@ static void *speed_memory(int64_t elements, bool random) {
     return memory;
 }
 
-static void run_product(const void *what) { gpu_gemm(check_device(), what); }
+static void run_gemm(const void *what) { gpu_gemm(check_device(), what); }
 static void run_vendors(const void *what) { device_gemm(check_device(), what); }
 static void run_batch(const void *what) { gpu_gemm_batch(check_device(), what); }
 static void run_grouped(const void *what) { gpu_gemm_grouped(check_device(), what); }
 
-static void print_speed(const char *name, const Gemm *p, double seconds, double products) {
-    double flops = 2.0 * p->m * p->n * p->k * products;
+static void print_speed(const char *name, const Gemm *p, double seconds, double gemms) {
+    double flops = 2.0 * p->m * p->n * p->k * gemms;
     print_message("%-22s %6ld x %6ld x %6ld %s%s  %8.1f us  %7.1f TFLOP/s\n", name, (long)p->m, (long)p->n, (long)p->k,
         p->transpose_a ? "T" : "N", p->transpose_b ? "T" : "N", seconds * 1e6, flops / seconds / 1e12);
 }
@@ -687,7 +687,7 @@ static void speed_of_layer(int64_t rows, int64_t out, int64_t in) {
     };
     for (int i = 0; i < 3; i++) {
         forms[i].input = GEMM_BF16;
-        print_speed("linear", &forms[i], check_median_seconds(run_product, &forms[i]), 1);
+        print_speed("linear", &forms[i], check_median_seconds(run_gemm, &forms[i]), 1);
         print_speed("  the vendor's", &forms[i], check_median_seconds(run_vendors, &forms[i]), 1);
     }
     device_free(check_device(), x, rows * in * 2), device_free(check_device(), w, out * in * 2);
@@ -785,20 +785,20 @@ static void speed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_aligned_sizes_match_a_loop),
-        cmocka_unit_test(products_of_odd_sizes_match_a_loop),
-        cmocka_unit_test(a_product_of_many_tiles_matches_a_loop),
-        cmocka_unit_test(a_product_without_depth_is_zero_or_the_bias),
-        cmocka_unit_test(a_product_without_rows_or_columns_touches_nothing),
-        cmocka_unit_test(products_of_a_batch_are_scaled_and_added_to_d),
-        cmocka_unit_test(symmetric_products_are_whole_and_symmetric_to_the_bit),
-        cmocka_unit_test(products_of_experts_match_a_loop),
+        cmocka_unit_test(gemms_of_aligned_sizes_match_a_loop),
+        cmocka_unit_test(gemms_of_odd_sizes_match_a_loop),
+        cmocka_unit_test(a_gemm_of_many_tiles_matches_a_loop),
+        cmocka_unit_test(a_gemm_without_depth_is_zero_or_the_bias),
+        cmocka_unit_test(a_gemm_without_rows_or_columns_touches_nothing),
+        cmocka_unit_test(gemms_of_a_batch_are_scaled_and_added_to_d),
+        cmocka_unit_test(symmetric_gemms_are_whole_and_symmetric_to_the_bit),
+        cmocka_unit_test(gemms_of_experts_match_a_loop),
         cmocka_unit_test(input_gradients_of_experts_match_a_loop),
         cmocka_unit_test(weight_gradients_of_experts_are_added_to),
         cmocka_unit_test(weight_gradients_of_experts_begin_without_what_was_there),
-        cmocka_unit_test(a_product_is_added_to_bf16_and_rounded_once),
+        cmocka_unit_test(a_gemm_is_added_to_bf16_and_rounded_once),
         cmocka_unit_test(a_batch_is_added_to_bf16_and_rounded_once),
-        cmocka_unit_test(products_of_experts_are_added_to_bf16_and_rounded_once),
+        cmocka_unit_test(gemms_of_experts_are_added_to_bf16_and_rounded_once),
         cmocka_unit_test(speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

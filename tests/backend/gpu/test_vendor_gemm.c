@@ -1,4 +1,4 @@
-/* Products on the vendors' libraries, against a loop in double precision: every layout, type, odd sizes, accumulation and bias; which algorithm is taken, and
+/* GEMMs on the vendors' libraries, against a loop in double precision: every layout, type, odd sizes, accumulation and bias; which algorithm is taken, and
  * the file that remembers it. What needs a GPU is skipped without SMELT_TEST_DEVICE=hip or cuda.
  *
  * Tolerance: a sum of k products in fp32, in any order, is off by at most about k / 2^24 of the sum of their magnitudes; storing as bf16 adds half a unit in
@@ -28,7 +28,7 @@
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- GEMM ---------------------------------------------------------------------------------------------------------- */
 
 /* An operand on the host and, the same bits, on the device. */
 typedef struct Operand {
@@ -36,10 +36,10 @@ typedef struct Operand {
     int64_t bytes;
 } Operand;
 
-typedef struct Product {
+typedef struct GemmCase {
     Gemm gemm;
     Operand a, b, c, bias;
-} Product;
+} GemmCase;
 
 static VendorGemm *open_library(const char *choices) {
     Error error = {0};
@@ -92,8 +92,8 @@ static void free_operand(Operand *operand) {
 }
 
 /* Random operands for the shape and types of `gemm`; leading dimensions are `gap` longer than they must be. */
-static Product new_product(Gemm gemm, int64_t gap) {
-    Product p = {.gemm = gemm};
+static GemmCase new_gemm(Gemm gemm, int64_t gap) {
+    GemmCase p = {.gemm = gemm};
     Gemm *g = &p.gemm;
     if (g->input != GEMM_FP8) g->input = GEMM_BF16;
     g->lda = (g->transpose_a ? g->m : g->k) + gap;
@@ -110,7 +110,7 @@ static Product new_product(Gemm gemm, int64_t gap) {
     return p;
 }
 
-static void free_product(Product *p) {
+static void free_gemm(GemmCase *p) {
     free_operand(&p->a);
     free_operand(&p->b);
     free_operand(&p->c);
@@ -118,7 +118,7 @@ static void free_product(Product *p) {
 }
 
 /* C of the device. The caller frees. */
-static void *result_of(const Product *p) {
+static void *result_of(const GemmCase *p) {
     Error error = {0};
     void *c = memory_allocate((size_t)p->c.bytes);
     device_download(check_device(), c, p->c.device, p->c.bytes);
@@ -126,7 +126,7 @@ static void *result_of(const Product *p) {
     return c;
 }
 
-static void expect_element(const Product *p, const void *c, int64_t i, int64_t j) {
+static void expect_element(const GemmCase *p, const void *c, int64_t i, int64_t j) {
     const Gemm *g = &p->gemm;
     double sum = 0, magnitude = 0, bias = p->bias.host ? ((float *)p->bias.host)[j] : 0, got = value_at(c, g->output, i * g->ldc + j);
     for (int64_t q = 0; q < g->k; q++) {
@@ -139,7 +139,7 @@ static void expect_element(const Product *p, const void *c, int64_t i, int64_t j
     if (g->accumulate) sum += value_at(p->c.host, g->output, i * g->ldc + j);
     sum += bias;
     magnitude += fabs(bias) + 1;
-    /* A library may round the product before it adds C. */
+    /* A library may round the sum before it adds C. */
     double rounded = fabs(sum) + fabs(bias) + (g->accumulate ? fabs(product) : 0);
     double tolerance =
         (g->input == GEMM_FP8 ? 0x1p-10 : (double)(g->k + 4) * 0x1p-24) * magnitude + (g->output == GEMM_BF16 ? rounded / 250 : 0);
@@ -150,7 +150,7 @@ static void expect_element(const Product *p, const void *c, int64_t i, int64_t j
 }
 
 /* The corners, 300 other elements, and what lies between rows. */
-static void expect_product(const Product *p, const void *c) {
+static void expect_gemm(const GemmCase *p, const void *c) {
     const Gemm *g = &p->gemm;
     for (int64_t probe = 0; probe < 304; probe++) {
         int64_t i = probe < 4 ? probe % 2 * (g->m - 1) : (int64_t)(rng_normal(12, 1, probe) * 1e6) % g->m;
@@ -165,18 +165,18 @@ static void expect_product(const Product *p, const void *c) {
 }
 
 /* Runs it and checks C, or, where the library declines, that C is untouched. Returns whether it ran. */
-static bool check_product(VendorGemm *vendor, Gemm gemm, int64_t gap) {
-    Product p = new_product(gemm, gap);
+static bool check_gemm(VendorGemm *vendor, Gemm gemm, int64_t gap) {
+    GemmCase p = new_gemm(gemm, gap);
     bool ran = vendor_gemm_run(vendor, &p.gemm, false);
     void *c = result_of(&p);
-    if (ran) expect_product(&p, c);
+    if (ran) expect_gemm(&p, c);
     else assert_memory_equal(c, p.c.host, (size_t)p.c.bytes);
     free(c);
-    free_product(&p);
+    free_gemm(&p);
     return ran;
 }
 
-static const float some_bias; /* only whether there is one counts before new_product */
+static const float some_bias; /* only whether there is one counts before new_gemm */
 
 /* All layouts with each of: bf16, bf16 with bias, fp32, fp32 with bias, fp32 and bf16 that is added to. */
 static int check_all_forms(VendorGemm *vendor, int64_t m, int64_t n, int64_t k, int64_t gap) {
@@ -191,12 +191,12 @@ static int check_all_forms(VendorGemm *vendor, int64_t m, int64_t n, int64_t k, 
             .n = n,
             .k = k,
             .bias = kind == 1 || kind == 3 ? &some_bias : NULL};
-        ran += check_product(vendor, gemm, gap);
+        ran += check_gemm(vendor, gemm, gap);
     }
     return ran;
 }
 
-static void regular_products_of_every_form_run_and_match(void **state) {
+static void regular_gemms_of_every_form_run_and_match(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     assert_int_equal(check_all_forms(vendor, 256, 384, 192, 0), 24);
@@ -204,7 +204,7 @@ static void regular_products_of_every_form_run_and_match(void **state) {
     vendor_gemm_close(vendor);
 }
 
-static void odd_products_match_or_are_declined(void **state) {
+static void odd_gemms_match_or_are_declined(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     check_all_forms(vendor, 1, 128, 64, 0);
@@ -214,20 +214,20 @@ static void odd_products_match_or_are_declined(void **state) {
 }
 
 /* gfx942, gfx950 and NVIDIA's from Ada on have them; others, and libraries that do not know them, decline. */
-static void products_of_fp8_match_or_are_declined(void **state) {
+static void gemms_of_fp8_match_or_are_declined(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     bool hopper = !strcmp(device_info(check_device())->target, "sm_90a");
-    int ran = check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 384, .k = 512}, 0);
-    ran += check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .m = 128, .n = 64, .k = 2048}, 16);
+    int ran = check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 384, .k = 512}, 0);
+    ran += check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .m = 128, .n = 64, .k = 2048}, 16);
     if (hopper) assert_int_equal(ran, 2);
-    check_product(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 77, .n = 39, .k = 51}, 0);
-    assert_false(check_product(
+    check_gemm(vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_BF16, .m = 77, .n = 39, .k = 51}, 0);
+    assert_false(check_gemm(
         vendor, (Gemm){.input = GEMM_FP8, .transpose_b = true, .output = GEMM_F32, .accumulate = true, .m = 128, .n = 128, .k = 128}, 0));
     vendor_gemm_close(vendor);
 }
 
-static void empty_products_and_other_inputs_are_declined(void **state) {
+static void empty_gemms_and_other_inputs_are_declined(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
     float memory[4] = {0};
@@ -250,10 +250,10 @@ static void empty_products_and_other_inputs_are_declined(void **state) {
     vendor_gemm_close(vendor);
 }
 
-static void a_product_gives_the_same_bits_every_time(void **state) {
+static void a_gemm_gives_the_same_bits_every_time(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
-    Product p = new_product((Gemm){.transpose_b = true, .output = GEMM_BF16, .m = 192, .n = 320, .k = 4096}, 0);
+    GemmCase p = new_gemm((Gemm){.transpose_b = true, .output = GEMM_BF16, .m = 192, .n = 320, .k = 4096}, 0);
     assert_true(vendor_gemm_run(vendor, &p.gemm, false));
     void *first = result_of(&p);
     for (int i = 0; i < 3; i++) {
@@ -264,26 +264,26 @@ static void a_product_gives_the_same_bits_every_time(void **state) {
         free(again);
     }
     free(first);
-    free_product(&p);
+    free_gemm(&p);
     vendor_gemm_close(vendor);
 }
 
 static void a_new_shape_is_declined_while_recording(void **state) {
     (void)state;
     VendorGemm *vendor = open_library(NULL);
-    Product p = new_product((Gemm){.output = GEMM_BF16, .m = 64, .n = 64, .k = 64}, 0);
+    GemmCase p = new_gemm((Gemm){.output = GEMM_BF16, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, true));
     assert_true(vendor_gemm_run(vendor, &p.gemm, false));
     assert_true(vendor_gemm_run(vendor, &p.gemm, true));
-    free_product(&p);
+    free_gemm(&p);
     vendor_gemm_close(vendor);
 }
 
 /* -- The judge ----------------------------------------------------------------------------------------------------- */
 
-static void wrong_own(Device *device, const Gemm *product) {
-    int64_t elements = (product->m - 1) * product->ldc + product->n;
-    device_fill(device, product->c, 0x40, elements * (product->output == GEMM_BF16 ? 2 : 4));
+static void wrong_own(Device *device, const Gemm *gemm) {
+    int64_t elements = (gemm->m - 1) * gemm->ldc + gemm->n;
+    device_fill(device, gemm->c, 0x40, elements * (gemm->output == GEMM_BF16 ? 2 : 4));
 }
 
 static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
@@ -292,12 +292,12 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     Error error = {0};
     VendorGemmHost host = {.device = check_device(), .stream = check_device()->gpu->stream, .own = wrong_own, .cast = gpu_cast_to_bf16};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
-    Product p = new_product((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
+    GemmCase p = new_gemm((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, false));
     void *c = result_of(&p);
     assert_memory_equal(c, p.c.host, (size_t)p.c.bytes);
     free(c);
-    free_product(&p);
+    free_gemm(&p);
     vendor_gemm_close(vendor);
 }
 
@@ -421,7 +421,7 @@ static void a_remembered_algorithm_is_taken_without_measuring(void **state) {
     vendor_gemm_close(open_library(NULL)); /* skips */
     char *folder = temporary_folder(), *path = memory_format("%s/choices", folder);
     VendorGemm *vendor = open_library(path);
-    Product p = new_product((Gemm){.transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 256, .k = 256}, 0);
+    GemmCase p = new_gemm((Gemm){.transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 256, .k = 256}, 0);
     assert_true(vendor_gemm_run(vendor, &p.gemm, false));
     void *first = result_of(&p);
     vendor_gemm_close(vendor);
@@ -435,18 +435,18 @@ static void a_remembered_algorithm_is_taken_without_measuring(void **state) {
     vendor_gemm_close(vendor);
     free(first);
     free(second);
-    free_product(&p);
+    free_gemm(&p);
     free(path);
     remove_folder(folder);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(regular_products_of_every_form_run_and_match),
-        cmocka_unit_test(odd_products_match_or_are_declined),
-        cmocka_unit_test(products_of_fp8_match_or_are_declined),
-        cmocka_unit_test(empty_products_and_other_inputs_are_declined),
-        cmocka_unit_test(a_product_gives_the_same_bits_every_time),
+        cmocka_unit_test(regular_gemms_of_every_form_run_and_match),
+        cmocka_unit_test(odd_gemms_match_or_are_declined),
+        cmocka_unit_test(gemms_of_fp8_match_or_are_declined),
+        cmocka_unit_test(empty_gemms_and_other_inputs_are_declined),
+        cmocka_unit_test(a_gemm_gives_the_same_bits_every_time),
         cmocka_unit_test(a_new_shape_is_declined_while_recording),
         cmocka_unit_test(a_library_that_differs_from_our_kernel_is_not_used),
         cmocka_unit_test(choices_are_found_again_by_their_device_library_and_shape),
