@@ -1,5 +1,5 @@
-/* Tests of the doctor on machines that are folders: with AMD GPUs, with faults, with nothing, with nonsense; and of the command's exit codes on the
- * real one. */
+/* Tests of the doctor on machines that are folders: with AMD GPUs, with faults, with nothing, with nonsense; and of
+ * the command's exit codes on the real one. */
 #include <errno.h>
 #include <jansson.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
-/* Tests of sizing, cost and forecast: arithmetic against figures that were worked out by hand or measured, rules against models that break them. */
+/* Tests of sizing, cost and forecast: arithmetic against figures that were worked out by hand or measured, rules
+ * against models that break them. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -309,7 +310,8 @@ static Forecast forecast(const Config *config, const char *gpu, int64_t gpus, in
     return made;
 }
 
-/* Shapes of bench/gpu.json, and one of them on a processor that no rate was fitted to; speed and memory as measured with 2026-11-21's smelt (docs/forecast.md). */
+/* Shapes of bench/gpu.json, and one of them on a processor that no rate was fitted to; speed and memory as measured
+ * with 2026-11-21's smelt (docs/forecast.md). */
 static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
     (void)state;
     struct {
@@ -382,7 +384,8 @@ static void one_gpu_communicates_nothing_and_many_do(void **state) {
     options_free_strings(&given.strings);
 }
 
-/* 2 nodes of 8 MI300X with 400 Gb/s cards: AMD's acceptance figures are 330 to 350 GB/s bus bandwidth at 8 and 16 GiB. */
+/* 2 nodes of 8 MI300X with 400 Gb/s cards: AMD's acceptance figures are 330 to 350 GB/s bus bandwidth at 8 and 16
+ * GiB. */
 static void collectives_over_two_nodes_match_published_bandwidth(void **state) {
     (void)state;
     Cluster cluster = {.hardware = hardware("mi300x"), .gpus = 16, .per_node = 8};

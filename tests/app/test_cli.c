@@ -1,4 +1,5 @@
-/* What all commands have in common: standard descriptors that are closed, output that is lost, help, and arguments that would destroy or do nothing. */
+/* What all commands have in common: standard descriptors that are closed, output that is lost, help, and arguments
+ * that would destroy or do nothing. */
 #include "support/data_files.h"
 #include "support/train_run.h"
 

@@ -1,5 +1,5 @@
-/* The benchmarks: that they measure what they say, write what they measured, and refuse what they cannot do. Speeds themselves depend on the machine; what is tested
- * is that they are there, and everything about them that does not. */
+/* The benchmarks: that they measure what they say, write what they measured, and refuse what they cannot do. Speeds
+ * themselves depend on the machine; what is tested is that they are there, and everything about them that does not. */
 #include <jansson.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -301,7 +301,8 @@ static void gemms_of_a_model_are_those_of_its_step(void **state) {
         int form = !strcmp(layout, "nt") ? 0 : !strcmp(layout, "nn") ? 1 : 2;
         work[form] += number_of(row, "m") * number_of(row, "n") * number_of(row, "k") * number_of(row, "calls");
     }
-    /* 32 tokens by: queries, keys, values (64 x 32), output (32 x 32), gate and up (128 x 32), down (32 x 64), twice; the head (300 x 32). */
+    /* 32 tokens by: queries, keys, values (64 x 32), output (32 x 32), gate and up (128 x 32), down (32 x 64),
+     * twice; the head (300 x 32). */
     forward = 32.0 * (2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 300 * 32);
     for (int form = 0; form < 3; form++) assert_true(work[form] == forward);
     json_decref(json);

@@ -1,5 +1,5 @@
-/* The memory benchmark's kernels on the GPU of SMELT_TEST_DEVICE (skipped without it) against loops: lengths that fill tiles and that do not, more and fewer blocks
- * than tiles, nothing written beyond the end. */
+/* The memory benchmark's kernels on the GPU of SMELT_TEST_DEVICE (skipped without it) against loops: lengths that
+ * fill tiles and that do not, more and fewer blocks than tiles, nothing written beyond the end. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

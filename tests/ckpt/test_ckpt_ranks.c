@@ -1,5 +1,5 @@
-/* Checkpoints of several ranks, saved by threads while others go on, and checkpoints that share what did not change. Ranks are
- * jobs of one process here: they exchange nothing but files, so they cannot tell the difference. Run with
+/* Checkpoints of several ranks, saved by threads while others go on, and checkpoints that share what did not change.
+ * Ranks are jobs of one process here: they exchange nothing but files, so they cannot tell the difference. Run with
  * `--save-forever RUN`, the program is the victim of the kill test. */
 #include <signal.h>
 #include <sys/stat.h>

@@ -1,6 +1,6 @@
-/* Checkpoints in a bucket, against a real S3 server (tests/support/s3_server.py) that each group of tests starts; where its
- * packages are missing the tests are skipped. What is tested is what a bucket does differently from a folder: signed
- * requests, parts, listings, copies, and a server that dies. */
+/* Checkpoints in a bucket, against a real S3 server (tests/support/s3_server.py) that each group of tests starts;
+ * where its packages are missing the tests are skipped. What is tested is what a bucket does differently from a
+ * folder: signed requests, parts, listings, copies, and a server that dies. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -44,7 +44,7 @@ static void server_stop(void) {
     waitpid(server.process, NULL, 0);
 }
 
-/* -- A tensor whose bytes tell where they are ------------------------------------------------------------------------ */
+/* -- A tensor whose bytes tell where they are ---------------------------------------------------------------------- */
 
 typedef struct Tensor {
     uint32_t *values;
@@ -85,7 +85,7 @@ static size_t object_count(const char *folder) {
     return count;
 }
 
-/* -- Tests ----------------------------------------------------------------------------------------------------------- */
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
 
 enum { SMALL = 1000, LARGE = 9 << 19 /* 18 MiB: two parts */ };
 
@@ -262,7 +262,7 @@ static void a_missing_bucket_is_named(void **state) {
     free(tensor.values);
 }
 
-/* -- Setup ----------------------------------------------------------------------------------------------------------- */
+/* -- Setup --------------------------------------------------------------------------------------------------------- */
 
 static int group_setup(void **state) {
     (void)state;

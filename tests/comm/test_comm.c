@@ -1,5 +1,6 @@
-/* Communication: this program starts itself as the ranks of a run, over TCP and under mpirun, and each rank checks what it got against plain
- * computation. What a rank brings is a pure function of its number, so every rank knows what all others have. */
+/* Communication: this program starts itself as the ranks of a run, over TCP and under mpirun, and each rank checks
+ * what it got against plain computation. What a rank brings is a pure function of its number, so every rank knows
+ * what all others have. */
 #include <arpa/inet.h>
 #include <math.h>
 #include <netinet/in.h>
@@ -18,7 +19,7 @@ static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVI
 
 enum { MOST_RANKS = 8, LONG = 40001, LONGER_THAN_SCRATCH = 5000001 };
 
-/* -- What ranks bring ----------------------------------------------------------------------------------------------- */
+/* -- What ranks bring ---------------------------------------------------------------------------------------------- */
 
 /* From -1.5 to 2.5. */
 static double value_of(int rank, int64_t index) {
@@ -78,7 +79,7 @@ static void *reduced(CommType type, CommReduce reduce, int ranks, int64_t count)
     return result;
 }
 
-/* -- Checks that a rank makes --------------------------------------------------------------------------------------- */
+/* -- Checks that a rank makes -------------------------------------------------------------------------------------- */
 
 static void require(bool right, const char *what, CommType type, int64_t count) {
     if (right) return;
@@ -108,8 +109,8 @@ static void from_device(void *host, void *memory, int64_t bytes) {
     if (!device_ok(device, &error)) give_up(&error);
 }
 
-/* To the bit on the CPU. GPUs' libraries add in another order and round in between: each of at most MOST_RANKS sums may lose half of the type's last
- * bit. */
+/* To the bit on the CPU. GPUs' libraries add in another order and round in between: each of at most MOST_RANKS sums
+ * may lose half of the type's last bit. */
 static bool same(CommType type, CommReduce reduce, const char *a, const char *b, int64_t start, int64_t end) {
     static const double ulp[] = {[COMM_F32] = 0x1p-23, [COMM_F64] = 0x1p-52, [COMM_BF16] = 0x1p-7};
     int64_t width = type_bytes(type);
@@ -241,7 +242,7 @@ static void check_all(Comm *comm) {
     if (!comm_barrier(comm, "end", &error)) give_up(&error);
 }
 
-/* -- What a rank does, by the name in its argument ------------------------------------------------------------------- */
+/* -- What a rank does, by the name in its argument ----------------------------------------------------------------- */
 
 static void rank_collectives(Comm *comm) {
     Error error = {0};
@@ -408,7 +409,7 @@ static int run_rank(const char *name) {
     return ERROR_USAGE;
 }
 
-/* -- Starting ranks ------------------------------------------------------------------------------------------------- */
+/* -- Starting ranks ------------------------------------------------------------------------------------------------ */
 
 typedef struct Ranks {
     Process processes[MOST_RANKS];
@@ -472,7 +473,7 @@ static ProcessResult run_mpi(int size, const char *role) {
     return process_finish(&process);
 }
 
-/* -- Tests ---------------------------------------------------------------------------------------------------------- */
+/* -- Tests --------------------------------------------------------------------------------------------------------- */
 
 static void every_collective_of_every_type_is_right_over_tcp(void **state) {
     (void)state;
@@ -532,7 +533,8 @@ static void ranks_that_disagree_are_told_so(void **state) {
     expect_failure(3, 3, "ahead", "all_reduce 'loss' number 2");
 }
 
-/* By the end of its connection: the time after which a silent peer is lost (CommOptions.lost) is longer than the test may take. */
+/* By the end of its connection: the time after which a silent peer is lost (CommOptions.lost) is longer than the
+ * test may take. */
 static void a_killed_rank_is_noticed_at_once(void **state) {
     (void)state;
     expect_failure(4, 3, "killed", "closed its connection");
@@ -562,7 +564,7 @@ static void a_rank_that_does_not_appear_is_named(void **state) {
     assert_non_null(strstr(error.message, "rank 1 did not hear from rank 0"));
 }
 
-/* -- The environment ------------------------------------------------------------------------------------------------ */
+/* -- The environment ----------------------------------------------------------------------------------------------- */
 
 static const char *const variables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
     "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST",

@@ -1,5 +1,5 @@
-/* Tests of token shards: reading, refusing what is damaged, writing. Each test gets a temporary folder of its own, which
- * is the working directory while it runs and is removed afterwards; run by `make test`. */
+/* Tests of token shards: reading, refusing what is damaged, writing. Each test gets a temporary folder of its own,
+ * which is the working directory while it runs and is removed afterwards; run by `make test`. */
 #include <inttypes.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,5 +1,6 @@
-/* A libFuzzer entry for the reader of config.json: any JSON must be refused with one line, or give a model that is written in terms that are read back
- * as the same model. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one call. */
+/* A libFuzzer entry for the reader of config.json: any JSON must be refused with one line, or give a model that is
+ * written in terms that are read back as the same model. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one
+ * call. */
 #include <string.h>
 
 #include "fuzz.h"

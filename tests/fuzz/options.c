@@ -1,5 +1,5 @@
-/* A libFuzzer entry for the YAML reader: any bytes must be refused with a message or give values that are written and read back unchanged. How to build
- * it: tests/fuzz/fuzz.h. Owns nothing beyond one call. */
+/* A libFuzzer entry for the YAML reader: any bytes must be refused with a message or give values that are written
+ * and read back unchanged. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one call. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* A libFuzzer entry for safetensors files: any bytes must be refused with a message, or give tensors that lie inside the file, are found by name, and
- * make a file with the same tensors. How to build it: tests/fuzz/fuzz.h. Owns two files under /tmp while a call runs. */
+/* A libFuzzer entry for safetensors files: any bytes must be refused with a message, or give tensors that lie inside
+ * the file, are found by name, and make a file with the same tensors. How to build it: tests/fuzz/fuzz.h. Owns two
+ * files under /tmp while a call runs. */
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
-/* Replays tests/corpus: every file of tests/corpus/NAME goes through the entry of tests/fuzz/NAME.c, which aborts when something is wrong. */
+/* Replays tests/corpus: every file of tests/corpus/NAME goes through the entry of tests/fuzz/NAME.c, which aborts
+ * when something is wrong. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
-/* A libFuzzer entry for tokenizer files and text: the input is a tokenizer.json or a .tiktoken file, a zero byte, and a text. A file is refused with a
- * message or gives a tokenizer that encodes the text; a byte-level one that has all bytes gives it back. How to build it: tests/fuzz/fuzz.h. Owns nothing
- * beyond one call. */
+/* A libFuzzer entry for tokenizer files and text: the input is a tokenizer.json or a .tiktoken file, a zero byte,
+ * and a text. A file is refused with a message or gives a tokenizer that encodes the text; a byte-level one that has
+ * all bytes gives it back. How to build it: tests/fuzz/fuzz.h. Owns nothing beyond one call. */
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>

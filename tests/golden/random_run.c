@@ -1,4 +1,5 @@
-/* The C half of check_export.py and check_families.py: makes run folders with random weights, and prints logits of smelt without the cache.
+/* The C half of check_export.py and check_families.py: makes run folders with random weights, and prints logits of
+ * smelt without the cache.
  *     random_run make RUN [key=value ...]
  *     random_run logits RUN TEXT */
 #include "support/random_run.h"

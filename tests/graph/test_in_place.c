@@ -1,5 +1,6 @@
-/* Operations that take the memory of what they are the last to read (Op.in_place): when the planner lets them, when it does not, and that whole models give the
- * same bits as with every tensor in memory of its own; on the CPU, or on the GPU of SMELT_TEST_DEVICE. */
+/* Operations that take the memory of what they are the last to read (Op.in_place): when the planner lets them, when
+ * it does not, and that whole models give the same bits as with every tensor in memory of its own; on the CPU, or on
+ * the GPU of SMELT_TEST_DEVICE. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 
-/* -- The planner's choice ------------------------------------------------------------------------------------------- */
+/* -- The planner's choice ------------------------------------------------------------------------------------------ */
 
 enum { ROWS = 64, WIDTH = 16, NARROW = 8 };
 static const Heads HEADS = {.heads = 2, .kv_heads = 1, .head_dim = 4};
@@ -105,7 +106,8 @@ static void what_is_not_as_large_gets_its_own_memory(void **state) {
     graph_free(c.graph);
 }
 
-/* rotated, turned again, clamped and added to: one block, alive until the last of them was read, which nothing else may overlap. */
+/* rotated, turned again, clamped and added to: one block, alive until the last of them was read, which nothing else
+ * may overlap. */
 static void a_chain_of_them_stays_in_one_place(void **state) {
     (void)state;
     Chain c = chain();
@@ -118,7 +120,7 @@ static void a_chain_of_them_stays_in_one_place(void **state) {
     graph_free(c.graph);
 }
 
-/* -- Whole models --------------------------------------------------------------------------------------------------- */
+/* -- Whole models -------------------------------------------------------------------------------------------------- */
 
 enum { SEQUENCES = 2, LENGTH = 19, TOKENS = SEQUENCES * LENGTH, SETTINGS = 16 };
 
@@ -127,7 +129,8 @@ typedef struct Variety {
     int places; /* operations that are done in place at least */
 } Variety;
 
-/* Rotations, forward and back; SwiGLU's gradients; sums of gradients; clamps; GELU's gradients; the router's averages over depth. */
+/* Rotations, forward and back; SwiGLU's gradients; sums of gradients; clamps; GELU's gradients; the router's
+ * averages over depth. */
 static const Variety varieties[] = {
     {"llama", {"model.family=llama", "model.heads=4", "model.kv_heads=2", "model.width=32", "model.ffn=24", "model.vocabulary=40"}, 6},
     {"partial rotation",

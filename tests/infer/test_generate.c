@@ -1,4 +1,5 @@
-/* Generation: the cache against computing everything again, sampling, what ends a text, and UTF-8 that arrives byte by byte. */
+/* Generation: the cache against computing everything again, sampling, what ends a text, and UTF-8 that arrives byte
+ * by byte. */
 #include <math.h>
 #include <omp.h>
 #include <pty.h>
@@ -23,7 +24,8 @@ typedef struct Variety {
     const char *settings[SETTINGS];
 } Variety;
 
-/* With init_std 1 and a head of its own, the choice of a token depends on all earlier ones instead of repeating the last. */
+/* With init_std 1 and a head of its own, the choice of a token depends on all earlier ones instead of repeating the
+ * last. */
 static const Variety families[] = {
     {"zaya", {"model.family=zaya", "model.experts=4", "model.heads=4", "model.kv_heads=2", "model.head_dim=8", "model.width=24",
                  "model.ffn=20", "model.router_width=12", "model.rope_fraction=0.5", "model.layers=3", "model.tied=false"}},
@@ -90,7 +92,7 @@ static void generate(const Config *config, const Sampling *sampling, int prompt,
     generator_free(generator);
 }
 
-/* -- The cache ------------------------------------------------------------------------------------------------------ */
+/* -- The cache ----------------------------------------------------------------------------------------------------- */
 
 static const int prompts[] = {1, 2, 31, 32, 33, 70};
 enum { PROMPTS = sizeof prompts / sizeof *prompts, GENERATED = 8 };
@@ -214,7 +216,7 @@ static void broken_weights_are_an_error_of_numerics(void **state) {
     options_free_strings(&strings);
 }
 
-/* -- Run folders ---------------------------------------------------------------------------------------------------- */
+/* -- Run folders --------------------------------------------------------------------------------------------------- */
 
 static Generator *open_run(const char *folder, Config *config, OptionStrings *strings, Precision precision, Error *error) {
     return source_read_config(folder, config, strings, error) ? generator_open(folder, config, precision, device_cpu(), true, error) : NULL;
@@ -267,7 +269,7 @@ static void other_folders_are_refused_by_name(void **state) {
     assert_true(files_remove_tree(folder, &error));
 }
 
-/* -- Sampling ------------------------------------------------------------------------------------------------------- */
+/* -- Sampling ------------------------------------------------------------------------------------------------------ */
 
 static void the_seed_decides_the_text(void **state) {
     (void)state;
@@ -303,7 +305,8 @@ static void count_draws(const Sampling *sampling, int counts[CLASSES]) {
     for (int i = 0; i < DRAWS; i++) counts[sample_token(logits, CLASSES, sampling, rng_uniform(9, RNG_STREAM_SAMPLE, i))]++;
 }
 
-/* `allowed` has a bit per class. Five standard deviations of a binomial: one draw in a million of correct samplers is outside. */
+/* `allowed` has a bit per class. Five standard deviations of a binomial: one draw in a million of correct samplers
+ * is outside. */
 static void assert_distribution(const Sampling *sampling, unsigned allowed) {
     int counts[CLASSES];
     double weights[CLASSES], total = 0;
@@ -355,7 +358,7 @@ static void tokens_past_the_limit_are_never_drawn(void **state) {
     options_free_strings(&strings);
 }
 
-/* -- UTF-8 ---------------------------------------------------------------------------------------------------------- */
+/* -- UTF-8 --------------------------------------------------------------------------------------------------------- */
 
 /* What comes out byte by byte, with a bar after each call that gave something. */
 static void assert_stream(const char *bytes, const char *expected) {

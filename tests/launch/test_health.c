@@ -1,4 +1,5 @@
-/* Counters of failing hardware: files of a made-up /sys, and a management library of AMD that the test builds itself. */
+/* Counters of failing hardware: files of a made-up /sys, and a management library of AMD that the test builds
+ * itself. */
 #include <sys/stat.h>
 
 #include "support/files.h"
@@ -6,8 +7,8 @@
 #include "launch/health_internal.h"
 #include "launch/health_amd_internal.h"
 
-/* The interface of rocm_smi.h, over the file "gpu": uncorrected errors of UMC and of XGMI_WAFL, status of xGMI, degrees at the junction, version and status
- * of the metrics. Memory has no sensor, GFX no counter. */
+/* The interface of rocm_smi.h, over the file "gpu": uncorrected errors of UMC and of XGMI_WAFL, status of xGMI,
+ * degrees at the junction, version and status of the metrics. Memory has no sensor, GFX no counter. */
 static const char fake_library[] =
     "#include <stdint.h>\n#include <stdio.h>\n#include <string.h>\n"
     "static struct { unsigned long long umc, links, xgmi, junction, version, status; } gpu;\n"

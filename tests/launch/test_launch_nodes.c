@@ -1,10 +1,12 @@
-/* Several nodes, each with a supervisor of its own: who takes part, who is left out, who comes back. Over a small stand-in for training;
- * test_train_nodes.c trains. The nodes are processes on this machine that differ in NODE_RANK. */
+/* Several nodes, each with a supervisor of its own: who takes part, who is left out, who comes back. Over a small
+ * stand-in for training; test_train_nodes.c trains. The nodes are processes on this machine that differ in
+ * NODE_RANK. */
 #include "support/launch_run.h"
 
 enum { MOST_NODES = 3 };
 
-/* Where nodes are awaited until the time is over (away=10), it must not be over for those that come: they are ready within milliseconds of each other. */
+/* Where nodes are awaited until the time is over (away=10), it must not be over for those that come: they are ready
+ * within milliseconds of each other. */
 
 /* A run's nodes and where they meet. */
 typedef struct Cluster {

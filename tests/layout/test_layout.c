@@ -1,4 +1,5 @@
-/* Data parallelism: the layout by itself, and training with real ranks under mpirun (and over TCP), compared with one process. */
+/* Data parallelism: the layout by itself, and training with real ranks under mpirun (and over TCP), compared with
+ * one process. */
 #include "base/bf16.h"
 #include "support/check.h"
 #include "support/train_run.h"
@@ -9,7 +10,7 @@
 
 enum { LARGEST = 4 }; /* ranks */
 
-/* -- The layout by itself ------------------------------------------------------------------------------------------- */
+/* -- The layout by itself ------------------------------------------------------------------------------------------ */
 
 static const char *const optimizers[] = {"adamw", "muon"};
 
@@ -115,7 +116,7 @@ static void muons_work_is_shared_out_evenly(void **state) {
     drop(&setting);
 }
 
-/* -- Updates by parts ----------------------------------------------------------------------------------------------- */
+/* -- Updates by parts ---------------------------------------------------------------------------------------------- */
 
 /* A rank's optimizer with its arenas; gradients and weights are of the whole model, as in stage 1. */
 typedef struct Updater {
@@ -228,7 +229,7 @@ static void the_updates_of_all_ranks_are_the_update_of_one_on_a_gpu(void **state
     }
 }
 
-/* -- Programs with stops --------------------------------------------------------------------------------------------- */
+/* -- Programs with stops ------------------------------------------------------------------------------------------- */
 
 enum { RUNS = 4 }; /* on a GPU the second is recorded, later ones are replayed */
 
@@ -292,7 +293,7 @@ static void a_program_that_stops_on_its_way_computes_the_same_on_a_gpu(void **st
     check_stops(gpu);
 }
 
-/* -- Slots and memory ----------------------------------------------------------------------------------------------- */
+/* -- Slots and memory ---------------------------------------------------------------------------------------------- */
 
 static bool meet(NodeSpan a, NodeSpan b) { return !span_is_empty(a) && !span_is_empty(b) && a.first <= b.last && b.first <= a.last; }
 
@@ -353,7 +354,7 @@ static void a_plan_that_does_not_fit_is_refused_with_a_higher_stage(void **state
     drop(&setting);
 }
 
-/* -- Training with ranks -------------------------------------------------------------------------------------------- */
+/* -- Training with ranks ------------------------------------------------------------------------------------------- */
 
 #define SMALL "precision=fp32 steps=20 threads=1 eval.every=10 layout.bucket_mb=0.01"
 #define SIX_MICROBATCHES "batch.sequences=2 batch.tokens=384"
@@ -391,7 +392,8 @@ static void compare_records(const char *run, const char *other, const char *kind
     assert_int_equal(json_array_size(list), json_array_size(others));
     for (size_t i = 0; i < json_array_size(list); i++) {
         double value = number(json_array_get(list, i), field), expected = number(json_array_get(others, i), field);
-        /* The order of fp32 sums is all that differs: 6e-8 each, grown over 20 steps. A rank too few or too many is off by parts of ten. */
+        /* The order of fp32 sums is all that differs: 6e-8 each, grown over 20 steps. A rank too few or too many is
+         * off by parts of ten. */
         if (!(fabs(value - expected) <= 1e-5 * fabs(expected)))
             fail_msg("%s, %s %zu of %s: %.9g instead of %.9g", kind, field, i, run, value, expected);
     }
@@ -471,7 +473,8 @@ static double largest_difference(const char *run, const char *other) {
     return largest;
 }
 
-/* A gradient's rounding to bf16, 2^-9 of it, turns AdamW's steps of 1e-3 by about as much: thousandths of a nat that is learned. */
+/* A gradient's rounding to bf16, 2^-9 of it, turns AdamW's steps of 1e-3 by about as much: thousandths of a nat that
+ * is learned. */
 static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
     (void)state;
     if (!has_mpi()) skip();
@@ -492,8 +495,8 @@ static void gradients_that_travel_in_bf16_teach_nearly_the_same(void **state) {
     assert_same_steps("again", "many-2");
 }
 
-/* The noise of the rounding does not depend on who holds an element: stages that sum gradients alike differ by the norm's last bits alone, the others by their sums in
- * bf16. */
+/* The noise of the rounding does not depend on who holds an element: stages that sum gradients alike differ by the
+ * norm's last bits alone, the others by their sums in bf16. */
 static void pure_bf16_learns_the_same_on_any_ranks_in_any_stage(void **state) {
     (void)state;
     if (!has_mpi()) skip();

@@ -1,5 +1,6 @@
-/* Against PyTorch: models that transformers made and saved (tests/golden/make.py) are read from their folders and must give its logits, its loss, every
- * gradient, and the losses of ten steps with AdamW and with Muon. In bf16 the gradients must point the same way. */
+/* Against PyTorch: models that transformers made and saved (tests/golden/make.py) are read from their folders and
+ * must give its logits, its loss, every gradient, and the losses of ten steps with AdamW and with Muon. In bf16 the
+ * gradients must point the same way. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -208,7 +209,8 @@ static void each_gradient(const Golden *g, void (*check)(const Golden *, const c
     assert_int_equal(count, 0);
 }
 
-/* Sums in other orders differ by about 1e-6 of a tensor's norm; the router's gradients are small differences of large numbers. */
+/* Sums in other orders differ by about 1e-6 of a tensor's norm; the router's gradients are small differences of
+ * large numbers. */
 static void check_relative_error(const Golden *g, const char *name, const Comparison *sums) {
     if (!(sums->difference <= 1e-4 * 1e-4 * sums->theirs))
         fail_msg(

@@ -1,5 +1,5 @@
-/* Exported folders: what config.json says, the tensors under their Hugging Face names, the tokenizer, and folders that are left alone.
- * tests/golden/check_export.py loads such folders in transformers. */
+/* Exported folders: what config.json says, the tensors under their Hugging Face names, the tokenizer, and folders
+ * that are left alone. tests/golden/check_export.py loads such folders in transformers. */
 #include <math.h>
 
 #include "data/data.h"
@@ -52,7 +52,7 @@ static double real(const json_t *object, const char *key) {
     return json_real_value(json_object_get(object, key));
 }
 
-/* -- config.json ---------------------------------------------------------------------------------------------------- */
+/* -- config.json --------------------------------------------------------------------------------------------------- */
 
 static void the_configuration_of_zaya_has_its_keys(void **state) {
     (void)state;
@@ -156,7 +156,7 @@ static void biases_that_mixtral_lacks_are_refused(void **state) {
     fixture_stop(&f);
 }
 
-/* -- Tensors -------------------------------------------------------------------------------------------------------- */
+/* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
 static Safetensors open_tensors(const Fixture *f) {
     Safetensors file;
@@ -248,7 +248,7 @@ static void the_experts_of_mixtral_are_stored_one_by_one(void **state) {
     fixture_stop(&f);
 }
 
-/* -- The tokenizer -------------------------------------------------------------------------------------------------- */
+/* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
 static void token_ids_are_the_bytes(void **state) {
     (void)state;
@@ -279,7 +279,7 @@ static void other_tokenizers_are_not_pretended(void **state) {
     fixture_stop(&f);
 }
 
-/* -- Folders -------------------------------------------------------------------------------------------------------- */
+/* -- Folders ------------------------------------------------------------------------------------------------------- */
 
 static void put_file(const Fixture *f, const char *name) {
     Error error = {0};

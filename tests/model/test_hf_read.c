@@ -1,5 +1,6 @@
-/* Model folders that others wrote: what config.json says becomes a configuration, tensors find their places whatever their type, file and layout, and
- * what is missing, superfluous, contradictory or damaged is one line that names file and tensor. */
+/* Model folders that others wrote: what config.json says becomes a configuration, tensors find their places whatever
+ * their type, file and layout, and what is missing, superfluous, contradictory or damaged is one line that names
+ * file and tensor. */
 #include "support/files.h"
 #include "support/hf_fixture.h"
 
@@ -75,7 +76,7 @@ static void assert_same_weights(const Fixture *f, const float *master) {
     }
 }
 
-/* -- Changing folders ------------------------------------------------------------------------------------------------ */
+/* -- Changing folders ---------------------------------------------------------------------------------------------- */
 
 static char *path_of(const Fixture *f, const char *name) { return memory_format("%s/%s", f->out, name); }
 
@@ -125,7 +126,7 @@ static StoredTensor *edit_find(Edit *edit, const char *name) {
     return NULL;
 }
 
-/* -- Configurations -------------------------------------------------------------------------------------------------- */
+/* -- Configurations ------------------------------------------------------------------------------------------------ */
 
 static void what_was_written_is_read_back(void **state) {
     (void)state;
@@ -262,7 +263,7 @@ static void a_file_that_is_not_json_is_named_with_its_line(void **state) {
     }
 }
 
-/* -- Tensors --------------------------------------------------------------------------------------------------------- */
+/* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
 static void weights_come_back_bit_for_bit(void **state) {
     (void)state;
@@ -560,7 +561,7 @@ static void matrices_can_be_read_in_bf16(void **state) {
     }
 }
 
-/* -- From folder to folder ------------------------------------------------------------------------------------------- */
+/* -- From folder to folder ----------------------------------------------------------------------------------------- */
 
 /* Writes the model of f->out to the folder `name` beside it, tensor by tensor; the caller frees the path. */
 static char *rewrite(const Fixture *f, const char *name, bool keep, Precision precision) {
@@ -614,7 +615,8 @@ static void a_model_goes_from_folder_to_folder_as_it_does_through_memory(void **
     }
 }
 
-/* A NaN with a payload of its own, which no conversion would leave as it is, and an fp16 and an fp32 tensor among those of bf16. */
+/* A NaN with a payload of its own, which no conversion would leave as it is, and an fp16 and an fp32 tensor among
+ * those of bf16. */
 static void tensors_that_keep_their_types_keep_every_bit(void **state) {
     (void)state;
     for (int i = 0; i < MODELS; i++) {
@@ -656,7 +658,7 @@ static void tensors_that_keep_their_types_keep_every_bit(void **state) {
     }
 }
 
-/* -- ZAYA1's first folders ------------------------------------------------------------------------------------------- */
+/* -- ZAYA1's first folders ----------------------------------------------------------------------------------------- */
 
 /* Zyphra's names for the tensors of a model of two layers, three experts each. */
 static const struct {

@@ -55,7 +55,8 @@ static void the_file_is_laid_out_as_llm_c_reads_it(void **state) {
     const int32_t expected[] = {20240326, 3, 64, 64, 2, 4, 32, 128};
     assert_memory_equal(content, expected, sizeof expected);
     assert_int_equal(length, 1024 + 4 * 32 * (128 + 64 + 2 * (12 * 32 + 13) + 2));
-    /* the first layer's matrix of queries, keys and values: after tables, norms' gains and norms' biases of both layers */
+    /* the first layer's matrix of queries, keys and values: after tables, norms' gains and norms' biases of both
+     * layers */
     int64_t at = 1024 + 4 * 32 * (128 + 64 + 2 + 2);
     for (int i = 0; i < f.model.graph->parameter_count; i++)
         if (!strcmp(f.model.graph->parameters[i].name, "transformer.h.0.attn.c_attn.weight"))

@@ -1,4 +1,5 @@
-/* Adapters: against those that PEFT trains (tests/golden/lora.py), what a frozen model takes of memory, and whole runs from the base to what is made of them. */
+/* Adapters: against those that PEFT trains (tests/golden/lora.py), what a frozen model takes of memory, and whole
+ * runs from the base to what is made of them. */
 #include "support/check.h"
 #include "support/train_run.h"
 
@@ -10,7 +11,7 @@
 #include "train/source.h"
 #include "backend/backend.h"
 
-/* -- Against PEFT --------------------------------------------------------------------------------------------------- */
+/* -- Against PEFT -------------------------------------------------------------------------------------------------- */
 
 enum { STEPS = 10 };
 static const char *const families[] = {"llama", "gpt2", "zaya"};
@@ -152,7 +153,8 @@ static void the_first_gradients_are_those_of_peft(void **state) {
     }
 }
 
-/* Rounding grows with the steps, to about 1e-6 of losses near 4; AdamW moves each element by about the same, however small its gradient. */
+/* Rounding grows with the steps, to about 1e-6 of losses near 4; AdamW moves each element by about the same, however
+ * small its gradient. */
 static void ten_steps_have_the_losses_and_the_adapters_of_peft(void **state) {
     (void)state;
     for (int f = 0; f < FAMILIES; f++) {
@@ -193,7 +195,7 @@ static void logits_with_adapters_are_those_of_peft(void **state) {
     }
 }
 
-/* -- What is not there ---------------------------------------------------------------------------------------------- */
+/* -- What is not there --------------------------------------------------------------------------------------------- */
 
 static Config config_of(const char *path, OptionStrings *strings) {
     Config config;
@@ -251,7 +253,7 @@ static void frozen_parameters_have_no_gradient_and_no_gemm_makes_one(void **stat
     options_free_strings(&strings);
 }
 
-/* -- Whole runs ----------------------------------------------------------------------------------------------------- */
+/* -- Whole runs ---------------------------------------------------------------------------------------------------- */
 
 /* What adapts the model in BASE; %s: more settings. */
 #define ADAPT                                                                                                                              \
@@ -348,7 +350,8 @@ static void checkpoints_hold_the_adapters_and_their_state_alone(void **state) {
     free(path);
 }
 
-/* The same model in another order of sums, over texts of a few thousand tokens: losses near 5 agree to about 1e-6, and are printed with six digits. */
+/* The same model in another order of sums, over texts of a few thousand tokens: losses near 5 agree to about 1e-6,
+ * and are printed with six digits. */
 static void merged_weights_have_the_loss_of_weights_with_adapters(void **state) {
     (void)state;
     good(ADAPT, "run=adapted precision=fp32");

@@ -1,5 +1,5 @@
-/* Whole models: gradients of the loss against central differences, recomputation that changes memory but no bit, bf16 against fp32, the
- * published parameter count, and plans that are refused with advice. */
+/* Whole models: gradients of the loss against central differences, recomputation that changes memory but no bit,
+ * bf16 against fp32, the published parameter count, and plans that are refused with advice. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -174,9 +174,10 @@ static void recomputation_changes_memory_but_no_bit(void **state) {
     }
 }
 
-/* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each other, over three layers and
- * back give about 0.002 * sqrt(70) = 1.7% of a gradient's norm: half of the tensors stay under 2%, and so does the root of their mean
- * square. Small ones behind a softmax see differences of large terms: all stay under 8% (a cosine of 0.997). The loss is an average: 1%. */
+/* bf16 keeps 8 bits: a rounding is up to 2^-9 = 0.2% of a value. A dozen roundings a layer, independent of each
+ * other, over three layers and back give about 0.002 * sqrt(70) = 1.7% of a gradient's norm: half of the tensors
+ * stay under 2%, and so does the root of their mean square. Small ones behind a softmax see differences of large
+ * terms: all stay under 8% (a cosine of 0.997). The loss is an average: 1%. */
 static void bf16_stays_near_fp32(void **state) {
     (void)state;
     for (int i = 0; i < FAMILIES; i++) {
@@ -234,7 +235,8 @@ static void published_models_have_their_published_parameter_counts(void **state)
         {"configs/gpt2-1.5b.yaml", 1557611200},
         {"configs/mpt-7b.yaml", 6649286656},
         {"configs/mpt-30b.yaml", 29957200896},
-        /* Not published as models: vocabulary * width + layers * (12 * width^2 + 2 norms) + 1 norm, and the 2 of qk_ln in mpt-1b. */
+        /* Not published as models: vocabulary * width + layers * (12 * width^2 + 2 norms) + 1 norm, and the 2 of
+         * qk_ln in mpt-1b. */
         {"configs/mpt-1b.yaml", 50368LL * 2048 + 24 * (12LL * 2048 * 2048 + 4 * 2048) + 2048},
         {"configs/mpt-3b.yaml", 50368LL * 2560 + 32 * (12LL * 2560 * 2560 + 2 * 2560) + 2560},
         {"configs/mpt-13b.yaml", 50368LL * 5120 + 40 * (12LL * 5120 * 5120 + 2 * 5120) + 5120},

@@ -1,5 +1,6 @@
-/* Whole models on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU, both in bf16: the loss and every gradient of a step of each
- * family, evaluation, and a checkpoint that goes from one to the other and back. Kernels one by one are compared by check_op, many steps by test_train_gpu. */
+/* Whole models on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU, both in bf16: the
+ * loss and every gradient of a step of each family, evaluation, and a checkpoint that goes from one to the other and
+ * back. Kernels one by one are compared by check_op, many steps by test_train_gpu. */
 #include "support/train_run.h"
 
 #include "ckpt/ckpt.h"
@@ -19,9 +20,10 @@ static const Variety varieties[] = {
 };
 enum { VARIETIES = sizeof varieties / sizeof *varieties, STEPS = 10 };
 
-/* Both round the same values to bf16 but add in other orders, so that some roundings differ, by 0.4% of a value each; in a loss, a mean over 256 tokens, they
- * average out. Either gradient has a cosine of 0.999 with that in fp32 (test_golden), and so twice the distance to the other. A token whose expert changes hands
- * with such a difference is worse: one of the 15 tokens of the least busy expert turns its gradient to a cosine of sqrt(14 / 15) = 0.966. */
+/* Both round the same values to bf16 but add in other orders, so that some roundings differ, by 0.4% of a value
+ * each; in a loss, a mean over 256 tokens, they average out. Either gradient has a cosine of 0.999 with that in fp32
+ * (test_golden), and so twice the distance to the other. A token whose expert changes hands with such a difference
+ * is worse: one of the 15 tokens of the least busy expert turns its gradient to a cosine of sqrt(14 / 15) = 0.966. */
 static const double LOSS_BOUND = 5e-3, COSINE_BOUND = 0.998, COSINE_BOUND_OF_EXPERTS = 0.96;
 
 static const char *device_name(void) {
@@ -32,7 +34,7 @@ static const char *device_name(void) {
     return NULL;
 }
 
-/* -- Losses and gradients of one step ------------------------------------------------------------------------------- */
+/* -- Losses and gradients of one step ------------------------------------------------------------------------------ */
 
 static Safetensors open_dump(const char *folder, const char *file) {
     Safetensors tensors;
@@ -88,7 +90,7 @@ static void losses_and_gradients_of_whole_models_are_those_of_the_cpu(void **sta
     }
 }
 
-/* -- A checkpoint on its way ----------------------------------------------------------------------------------------------------- */
+/* -- A checkpoint on its way --------------------------------------------------------------------------------------- */
 
 static void expect_same_curve(const char *name, const char *run, const char *other, int steps) {
     for (int step = 0; step < steps; step++) {
@@ -114,7 +116,7 @@ static void a_checkpoint_goes_from_the_cpu_to_the_gpu_and_back(void **state) {
     }
 }
 
-/* -- Evaluation ----------------------------------------------------------------------------------------------------- */
+/* -- Evaluation ---------------------------------------------------------------------------------------------------- */
 
 static double evaluated_loss(const char *device) {
     char *words = memory_format("eval run text json=true batches=2 precision=bf16 device=%s", device);

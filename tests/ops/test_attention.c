@@ -1,4 +1,5 @@
-/* Rotary embedding and attention: gradients, precisions and threads by check_op; what they compute, against plain loops in double. */
+/* Rotary embedding and attention: gradients, precisions and threads by check_op; what they compute, against plain
+ * loops in double. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -68,8 +69,8 @@ static TensorId input(Run *run, TypeClass type, int64_t rows, int64_t columns) {
 static const RopeSpec llama3 = {
     .theta = 500000, .dimensions = 64, .positions = 12, .factor = 32, .low_frequency = 1, .high_frequency = 4, .original_positions = 8192};
 
-/* Frequencies of Llama 3.2 1B as transformers computes them ("rope_type": "llama3", fp32): pairs on both sides of the cut-offs, and 15, 16 and 17
- * between them. */
+/* Frequencies of Llama 3.2 1B as transformers computes them ("rope_type": "llama3", fp32): pairs on both sides of
+ * the cut-offs, and 15, 16 and 17 between them. */
 static const struct {
     int pair;
     double frequency;
@@ -245,7 +246,8 @@ static const Shape small_shapes[] = {
     {1, {{2, 2, 6}, 66, 30, .scale = 0.2, .alibi = 3}, 40},
 };
 
-/* With one and several parts per sequence, with parts of several blocks, with windows and documents across and within blocks. */
+/* With one and several parts per sequence, with parts of several blocks, with windows and documents across and
+ * within blocks. */
 static const Shape shapes[] = {
     {1, {{1, 1, 1}, 1, 0}, 0},
     {2, {{1, 1, 16}, 1, 0}, 0},
@@ -266,7 +268,8 @@ static const Shape shapes[] = {
     {1, {{2, 1, 16}, 130, 0, .scale = 0.1}, 0},
 };
 
-/* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every second one first. */
+/* The slopes as MPT makes them: a geometric sequence, of which a number of heads that is no power of two takes every
+ * second one first. */
 static double reference_slope(const AttentionSpec *spec, int64_t head) {
     static const struct {
         int64_t heads;
@@ -301,7 +304,8 @@ static void attention_gradients_match_central_differences(void **state) {
     }
 }
 
-/* What GPU kernels cut differently: every width of their tiles, several tiles, masks across them, heads that share keys. */
+/* What GPU kernels cut differently: every width of their tiles, several tiles, masks across them, heads that share
+ * keys. */
 static void attention_agrees_in_all_precisions_over_tiles_of_every_width(void **state) {
     (void)state;
     static const Shape wide[] = {
@@ -352,7 +356,8 @@ static void attention_on_a_gpu_agrees_over_many_tiles(void **state) {
     }
 }
 
-/* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the gradients for `d_out`. */
+/* One row and head of attention by its definition, over the keys `low` to `row`; `d_qkv` (may be NULL) gets the
+ * gradients for `d_out`. */
 static void reference_row(
     const double *qkv, const AttentionSpec *spec, int64_t row, int64_t low, int64_t head, double *out, const double *d_out, double *d_qkv) {
     const Heads *h = &spec->heads;

@@ -1,5 +1,6 @@
-/* Compressed convolutional attention's prologue: gradients, precisions and threads by check_op; its meaning against a loop in
- * double written from the formulas, one channel at a time; and generation in chunks against the whole sequence. */
+/* Compressed convolutional attention's prologue: gradients, precisions and threads by check_op; its meaning against
+ * a loop in double written from the formulas, one channel at a time; and generation in chunks against the whole
+ * sequence. */
 #include <math.h>
 #include <omp.h>
 #include <setjmp.h>
@@ -35,8 +36,8 @@ static const Case cases[] = {
     {{3, 1, 10}, 10, 33, {1, 1, 2, 1, 3, 5}},
     {{2, 2, 18}, 2, 65, {65}},
 };
-/* Documents that lie across blocks of 256 rows (products) and of 1024 (sums of parameter gradients): rows 256, 512 and 768 are
- * a first, a second and a later token. */
+/* Documents that lie across blocks of 256 rows (products) and of 1024 (sums of parameter gradients): rows 256, 512
+ * and 768 are a first, a second and a later token. */
 static const Case long_case = {{2, 1, 4}, 2, 1290, {256, 1, 254, 779}};
 
 enum { LONG = 6, GENERATED = 7 };
@@ -77,7 +78,8 @@ static void build(Check *check, const void *argument) {
     check_output(check, op_cca(check->graph, u, p, table, &parameters, TENSOR_NONE, h));
 }
 
-/* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do not: hence the wider bounds. */
+/* The temperature's gradient is one number, a sum over all rows that may nearly cancel while their bf16 errors do
+ * not: hence the wider bounds. */
 static void gradients_match_central_differences(void **state) {
     (void)state;
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
@@ -187,8 +189,8 @@ static void fill(const Executor *executor, const Graph *graph, TensorId tensor, 
     }
 }
 
-/* Runs rows first .. first + count of the problem; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are in the
- * graph's type. */
+/* Runs rows first .. first + count of the problem; `state` [2, columns] (may be NULL) and `out`, which gets qkv, are
+ * in the graph's type. */
 static void run_rows(const Problem *p, int64_t first, int64_t count, Precision precision, bool training, void *state, void *out) {
     Graph *graph = graph_create(precision, training);
     const Heads *h = &p->c->heads;
@@ -234,7 +236,8 @@ static void expect_reference(const Case *c, const int32_t *p, bool training) {
         const double *got = out + r * problem.columns;
         reference_row(&problem, r, expected);
         for (int64_t j = 0; j < problem.columns; j++)
-            /* Both are sums of tens of terms of order one in double, then a quotient: 1e-16 grows to 1e-12 where a norm is small. */
+            /* Both are sums of tens of terms of order one in double, then a quotient: 1e-16 grows to 1e-12 where a
+             * norm is small. */
             if (!(fabs(got[j] - expected[j]) < 1e-11)) fail_msg("row %d column %d: %g, expected %g", (int)r, (int)j, got[j], expected[j]);
     }
     free(out), free(expected);

@@ -1,5 +1,6 @@
-/* The operations that every family shares: embedding, norms, linear, sums, activations, head with cross-entropy. Gradients, precisions and
- * threads by check_op; the forward meaning by direct formulas where gradients alone would not notice. */
+/* The operations that every family shares: embedding, norms, linear, sums, activations, head with cross-entropy.
+ * Gradients, precisions and threads by check_op; the forward meaning by direct formulas where gradients alone would
+ * not notice. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

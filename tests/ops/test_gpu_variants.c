@@ -1,6 +1,7 @@
-/* GPU kernels that the shapes of other tests do not choose: heads of compressed convolutional attention in 16-byte accesses and in generation, norms of many heads
- * together, routers of many experts, sums for a bias, the row that generation asks for. With the other tests, every kernel of src/kernel runs (tools/rocemu/test.sh
- * looks). Skipped without SMELT_TEST_DEVICE. */
+/* GPU kernels that the shapes of other tests do not choose: heads of compressed convolutional attention in 16-byte
+ * accesses and in generation, norms of many heads together, routers of many experts, sums for a bias, the row that
+ * generation asks for. With the other tests, every kernel of src/kernel runs (tools/rocemu/test.sh looks). Skipped
+ * without SMELT_TEST_DEVICE. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -63,7 +64,8 @@ static void build_cca(Check *check, const void *argument) {
     add_cca(check, c, positions[0], rope_table(check, c), &parameters, TENSOR_NONE);
 }
 
-/* The temperature's gradient is one number per head, a sum of signed terms of which bf16 keeps 8 bits each: it may cancel to a tenth of their magnitude. */
+/* The temperature's gradient is one number per head, a sum of signed terms of which bf16 keeps 8 bits each: it may
+ * cancel to a tenth of their magnitude. */
 static void heads_of_whole_chunks_are_convolved(void **state) {
     (void)state;
     static const Cca cases[] = {

@@ -1,5 +1,6 @@
-/* GPU kernels at the shapes that choose between them: every width that has a kernel of its own, its neighbours, and those that only the kernels for any width
- * take. Small shapes are in test_dense.c and test_attention.c. Skipped without SMELT_TEST_DEVICE. */
+/* GPU kernels at the shapes that choose between them: every width that has a kernel of its own, its neighbours, and
+ * those that only the kernels for any width take. Small shapes are in test_dense.c and test_attention.c. Skipped
+ * without SMELT_TEST_DEVICE. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +16,8 @@
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 
-/* Rounding to bf16 is off by 2^-9 / sqrt(3) = 0.1% on average, a few times over; one wrong column among 8,192 shows as 1%. */
+/* Rounding to bf16 is off by 2^-9 / sqrt(3) = 0.1% on average, a few times over; one wrong column among 8,192 shows
+ * as 1%. */
 static const CheckBounds bounds = {.bf16 = 0.006};
 
 #define CHECK_ALL(build, cases)                                                                                                            \

@@ -1,5 +1,6 @@
-/* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits independent of threads,
- * what is decayed, clipped and left alone; schedules at their edges. With SMELT_TEST_DEVICE=hip or cuda also a GPU's against the CPU's. */
+/* Optimizers against PyTorch's results (golden/optim.h), against plain loops in double, and their promises: bits
+ * independent of threads, what is decayed, clipped and left alone; schedules at their edges. With
+ * SMELT_TEST_DEVICE=hip or cuda also a GPU's against the CPU's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -182,7 +183,8 @@ static void muon_in_fp64_gives_what_pytorch_gives(void **state) {
     check_golden(PRECISION_FP64, &config, golden_muon_fp64_8x5, golden_muon_fp64_5x8, 1e-8);
 }
 
-/* A product's rounding, 2^-24, grows by at most 3.4445^5 = 485 while small singular values do, over updates of 0.011. */
+/* A product's rounding, 2^-24, grows by at most 3.4445^5 = 485 while small singular values do, over updates of
+ * 0.011. */
 static void muon_in_fp32_gives_what_pytorch_gives(void **state) {
     (void)state;
     OptimizerConfig config = muon_config();
@@ -267,7 +269,8 @@ static void balance_biases_stay_where_their_rate_is_zero(void **state) {
     drop(&f);
 }
 
-/* Every instruction set that this machine has, on counts around vector and block sizes; fp32 arithmetic may be fused or not. */
+/* Every instruction set that this machine has, on counts around vector and block sizes; fp32 arithmetic may be fused
+ * or not. */
 static void every_instruction_set_computes_the_same_adamw(void **state) {
     (void)state;
     const AdamwRates rates = {
@@ -297,9 +300,9 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
 
 /* ---- Muon ---- */
 
-/* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram matrix is near I: the
- * quintic leaves singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of their squares, trace / order, lies between 0.45
- * and 1.35. */
+/* Each of `stack` matrices moved, without decay, by rate * 0.2 * sqrt(max(rows, columns)) times a matrix whose Gram
+ * matrix is near I: the quintic leaves singular values between 0.68 and 1.14 (0.02 more for bf16), so the mean of
+ * their squares, trace / order, lies between 0.45 and 1.35. */
 static void check_orthogonal(Precision precision, int64_t stack, int64_t rows, int64_t columns) {
     OptimizerConfig config = muon_config();
     config.weight_decay = 0;
@@ -345,7 +348,8 @@ static void muon_makes_every_matrix_of_a_stack_nearly_orthogonal(void **state) {
     check_orthogonal(PRECISION_BF16, 1, 290, 290);
 }
 
-/* One large matrix whose symmetric products take several tiles, against the formula in double; fp64 differs by rounding alone. */
+/* One large matrix whose symmetric products take several tiles, against the formula in double; fp64 differs by
+ * rounding alone. */
 static void muon_agrees_with_the_plain_formula_across_tiles(void **state) {
     (void)state;
     enum { N = 150, M = 170 };
@@ -622,7 +626,8 @@ static void shrink_randomly(Shape *shapes, int count) {
         for (int d = 0; d < shapes[i].rank; d++) shapes[i].shape[d] = 1 + rand() % shapes[i].shape[d];
 }
 
-/* Random sizes with a seed. With `vendor`, products of single matrices may go to the vendor's library whatever their size (muon_gpu.c). */
+/* Random sizes with a seed. With `vendor`, products of single matrices may go to the vendor's library whatever their
+ * size (muon_gpu.c). */
 static Fixture run_uneven(Device *device, Precision precision, OptimizerName name, unsigned seed, bool vendor) {
     enum { UNEVEN_STEPS = 3 };
     OptimizerConfig config = uneven_config(name);
@@ -675,8 +680,8 @@ static double distance(const Fixture *a, const Fixture *b, int index) {
     return sqrt(sum / (double)count);
 }
 
-/* With exact products both round the same things to bf16 and differ in the order of sums, so neither knows the result in fp32 better than the other. What AdamW updates
- * is off by fp32's rounding: values below 2, three times. */
+/* With exact products both round the same things to bf16 and differ in the order of sums, so neither knows the
+ * result in fp32 better than the other. What AdamW updates is off by fp32's rounding: values below 2, three times. */
 static void check_muon(unsigned seed, bool vendor) {
     gemm_exact(true);
     Fixture ours = run_uneven(check_gpu(), PRECISION_BF16, OPTIMIZER_MUON, seed, vendor),

@@ -1,5 +1,6 @@
-/* Optimizers over parameters that are kept in bf16 (precision pure_bf16), against the same update in fp32: a value is rounded to one of its two neighbours, by
- * chance, without drift; nothing but the element, its parameter and the step decides; a GPU (SMELT_TEST_DEVICE) rounds as the CPU does. */
+/* Optimizers over parameters that are kept in bf16 (precision pure_bf16), against the same update in fp32: a value
+ * is rounded to one of its two neighbours, by chance, without drift; nothing but the element, its parameter and the
+ * step decides; a GPU (SMELT_TEST_DEVICE) rounds as the CPU does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -138,7 +139,8 @@ static void small_updates_add_up(void **state) {
     double moved = 0, expected = 0;
     for (int i = 0; i < COUNT; i++) moved += before[i] - a[i], expected += before[i] - b[i];
     assert_true(fabs(expected / COUNT - STEPS * 1e-4) < 1e-5);
-    /* A step's rounding deviates by half of 2^-7, 200 steps of 7,392 elements by sqrt(200 / 7392) of that for the mean: 6e-4; and all of it were lost. */
+    /* A step's rounding deviates by half of 2^-7, 200 steps of 7,392 elements by sqrt(200 / 7392) of that for the
+     * mean: 6e-4; and all of it were lost. */
     assert_true(fabs(moved - expected) < 0.1 * expected);
     free(before), free(a), free(b);
     drop(&pure_bf16);
@@ -214,7 +216,8 @@ static void state_and_gradients_take_two_bytes_an_element(void **state) {
 
 /* -- On a GPU ------------------------------------------------------------------------------------------------------ */
 
-/* The same noise meets values that differ in the last bits of fp32 (Muon's: of bf16 products), which now and then decides. */
+/* The same noise meets values that differ in the last bits of fp32 (Muon's: of bf16 products), which now and then
+ * decides. */
 static void compare_with_cpu(int name, double most_different) {
     gemm_exact(true);
     OptimizerConfig config = config_of(name);

@@ -1,4 +1,5 @@
-/* Tests of the report: reading a run's history in bounded memory, charts, and the page. Each test works in a folder of its own. */
+/* Tests of the report: reading a run's history in bounded memory, charts, and the page. Each test works in a folder
+ * of its own. */
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>

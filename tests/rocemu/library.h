@@ -1,5 +1,6 @@
-/* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of tests/rocemu/kernels (in the folder ROCEMU_KERNELS), memory and
- * launches, random values. Everything is static inline, so a test program uses what it needs. */
+/* What the emulator's tests share: the library as programs find it (ROCEMU_LIBRARY), the code objects of
+ * tests/rocemu/kernels (in the folder ROCEMU_KERNELS), memory and launches, random values. Everything is static
+ * inline, so a test program uses what it needs. */
 #pragma once
 
 #include <dlfcn.h>
@@ -18,7 +19,7 @@ typedef uint32_t u32;
 typedef unsigned long long u64;
 enum { LANES = 64 };
 
-/* -- The library ---------------------------------------------------------------------------------------------------- */
+/* -- The library --------------------------------------------------------------------------------------------------- */
 
 #define HIP_FUNCTIONS(X)                                                                                                                     \
     X(hipGetDeviceCount, (int *))                                                                                                            \
@@ -132,7 +133,7 @@ static inline int run_on_emulator(struct CMUnitTest *tests, size_t count) {
     return _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
 }
 
-/* -- Values --------------------------------------------------------------------------------------------------------- */
+/* -- Values -------------------------------------------------------------------------------------------------------- */
 
 static u64 random_state;
 static inline u64 random_bits(void) {

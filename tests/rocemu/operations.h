@@ -1,11 +1,13 @@
-/* Instructions with what each must compute, said twice in one row: as assembly for the device and as a C expression for the host. The device file makes a kernel of
- * every row, the test compares its results with the expression's over random and special values.
+/* Instructions with what each must compute, said twice in one row: as assembly for the device and as a C expression
+ * for the host. The device file makes a kernel of every row, the test compares its results with the expression's
+ * over random and special values.
  *
  *   X(name, kind, D, A, B, C, assembly, ulps, expression)   vector: the result is in v2 (and v3), a in v4, b in v6, c in v8; each u32 or u64
  *   X(name, D, A, B, assembly, expression)                  scalar: the result is in s12 (and s13), a in s14, b in s16
  *
- * The expression sees a, b, c; f(x) and g(x) read bits as float and double, fb and gb give them back. 
- * Kinds: I bits must be equal; F fp32, G fp64, H fp16, P two fp16, where any two NaNs are equal. `ulps`: how far an approximation may be off. */
+ * The expression sees a, b, c; f(x) and g(x) read bits as float and double, fb and gb give them back. Kinds: I bits
+ * must be equal; F fp32, G fp64, H fp16, P two fp16, where any two NaNs are equal. `ulps`: how far an approximation
+ * may be off. */
 
 #define VECTOR_INTEGER(X)                                                                                                                     \
     X(mov, I, u32, u32, u32, u32, "v_mov_b32 %0, %1", 0, a)                                                                                   \

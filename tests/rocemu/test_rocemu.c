@@ -1,11 +1,12 @@
-/* Instructions as the emulator of AMD's GPUs (tools/rocemu) executes them: each against a C expression on random and special values, moves between lanes and through
- * memory, matrix instructions against a plain loop. Kernels of many, HIP and wrong kernels are in test_rocemu_hip.c. */
+/* Instructions as the emulator of AMD's GPUs (tools/rocemu) executes them: each against a C expression on random and
+ * special values, moves between lanes and through memory, matrix instructions against a plain loop. Kernels of many,
+ * HIP and wrong kernels are in test_rocemu_hip.c. */
 #include <math.h>
 
 #include "rocemu/library.h"
 #include "rocemu/operations.h"
 
-/* -- Values --------------------------------------------------------------------------------------------------------- */
+/* -- Values -------------------------------------------------------------------------------------------------------- */
 
 static double g(u64 bits) {
     double x;
@@ -96,12 +97,13 @@ static u32 class_bit(int class, bool negative, bool is_signaling) {
 static u32 class_of(float x) { return class_bit(fpclassify(x), signbit(x), signaling(x)); }
 static u32 class_of_double(double x) { return class_bit(fpclassify(x), signbit(x), !(gb(x) >> 51 & 1)); }
 
-/* -- Instructions --------------------------------------------------------------------------------------------------- */
+/* -- Instructions -------------------------------------------------------------------------------------------------- */
 
 enum { CASES = 4096 };
 typedef struct Operands { u64 a[CASES], b[CASES], c[CASES]; } Operands;
 
-/* Zeros, infinities, NaNs, denormals, powers, limits of integers and shift counts, of both widths; then bits at random, every second time with a moderate exponent. */
+/* Zeros, infinities, NaNs, denormals, powers, limits of integers and shift counts, of both widths; then bits at
+ * random, every second time with a moderate exponent. */
 static u64 operand(int i) {
     static const u32 special[] = {0, 1, 2, 31, 32, 33, 63, 64, 255, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0x80000001,
         0xffffffff, 0xfffffff0, 0x3f800000, 0xbf800000, 0x3f000000, 0x40490fdb, 0x00800000, 0x007fffff, 0x00000003, 0x80400000, 0x7f7fffff,
@@ -227,7 +229,7 @@ static void scalar_instructions_compute_what_c_does(void **state) {
     check_rows("scalar", rows, sizeof rows / sizeof *rows);
 }
 
-/* -- Lanes ---------------------------------------------------------------------------------------------------------- */
+/* -- Lanes --------------------------------------------------------------------------------------------------------- */
 
 static u32 lane_value(int lane) { return (u32)lane * 3 + 100; }
 
@@ -325,7 +327,7 @@ static void the_mode_register_says_how_floats_are_rounded_and_flushed(void **sta
     for (int lane = 0; lane < LANES; lane++) assert_int_equal(out[lane], 0x3f800000 + (u32)floor(ldexp((double)f(in[lane]), 23)));
 }
 
-/* -- Memory --------------------------------------------------------------------------------------------------------- */
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
 
 static void expect_read_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[0] = x[3], out[1] = x[1], out[2] = x[0], out[3] = x[2]; }
 static void expect_write_pairs(int lane, const u32 *x, u32 *out) { (void)lane, out[1] = x[0], out[2] = x[2] & 0xffff, out[3] = x[1]; }
@@ -376,7 +378,7 @@ static void loads_and_stores_of_every_form_move_what_they_say(void **state) {
     assert_int_equal(hip.hipFree(device_in) | hip.hipFree(device_out), 0);
 }
 
-/* -- Matrix instructions -------------------------------------------------------------------------------------------- */
+/* -- Matrix instructions ------------------------------------------------------------------------------------------- */
 
 static float fp8(uint8_t bits) /* e4m3 FNUZ: bias 8, no infinity */
 {

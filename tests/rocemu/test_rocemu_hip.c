@@ -1,8 +1,9 @@
-/* The emulator of AMD's GPUs (tools/rocemu) as programs see it: whole kernels through the HIP functions, limits that are kept, wrong kernels that must be caught,
- * counts. A kernel that fails spoils its process, so those run in children: this program again, as `test_rocemu_hip fault NAME`. */
+/* The emulator of AMD's GPUs (tools/rocemu) as programs see it: whole kernels through the HIP functions, limits that
+ * are kept, wrong kernels that must be caught, counts. A kernel that fails spoils its process, so those run in
+ * children: this program again, as `test_rocemu_hip fault NAME`. */
 #include "rocemu/library.h"
 
-/* -- Whole kernels -------------------------------------------------------------------------------------------------- */
+/* -- Whole kernels ------------------------------------------------------------------------------------------------- */
 
 static void a_grid_adds_vectors_and_leaves_the_rest(void **state) {
     enum { COUNT = 1000 };
@@ -116,7 +117,7 @@ static void dynamic_lds_scratch_and_calls_work(void **state) {
     assert_int_equal(hip.hipFree(device_in) | hip.hipFree(device_out) | hip.hipFree(device_index) | hip.hipFree(device_picked), 0);
 }
 
-/* -- HIP ------------------------------------------------------------------------------------------------------------ */
+/* -- HIP ----------------------------------------------------------------------------------------------------------- */
 
 static void the_device_says_what_it_is(void **state) {
     char name[64];
@@ -232,7 +233,7 @@ static void damaged_code_objects_do_not_break_the_loader(void **state) {
     free(object);
 }
 
-/* -- Wrong kernels -------------------------------------------------------------------------------------------------- */
+/* -- Wrong kernels ------------------------------------------------------------------------------------------------- */
 
 /* What each must be told, and of which lane; -1 where the whole wavefront is wrong. */
 static const struct {
@@ -309,7 +310,8 @@ static void every_wrong_kernel_is_caught_with_its_place(void **state) {
     }
 }
 
-/* A load of 64 lines where two would do, a store of two; LDS accesses of 2 x 32 lanes that all want bank 0; 16 bytes of arguments. */
+/* A load of 64 lines where two would do, a store of two; LDS accesses of 2 x 32 lanes that all want bank 0; 16 bytes
+ * of arguments. */
 static void statistics_count_what_a_kernel_moves_and_say_what_bounds_it(void **state) {
     static const char *const lines[] = {"strided: 1 launches, 1 workgroups, 1 wavefronts,", "0 matrix (0 GFLOP), 2 LDS, 2 memory;",
         "memory: 272 bytes read, 256 written, 1 of 2 accesses uncoalesced (66 lines of 128 bytes, 4 at best)",

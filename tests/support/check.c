@@ -1,5 +1,5 @@
-/* See check.h. A Check holds one graph; each run builds it anew for one precision, fills inputs and parameters with the same values, and returns
- * every compared tensor as doubles. */
+/* See check.h. A Check holds one graph; each run builds it anew for one precision, fills inputs and parameters with
+ * the same values, and returns every compared tensor as doubles. */
 #include "check.h"
 
 #include <math.h>
@@ -254,8 +254,8 @@ static void results_free(Results *results) {
     for (int i = 0; i < results->count; i++) free(results->items[i].values);
 }
 
-/* ||a - b|| / (||b|| + 0.01 sqrt(n)). The floor: inputs are of order one, so a result that cancels to less than a hundredth still carries
- * their rounding. */
+/* ||a - b|| / (||b|| + 0.01 sqrt(n)). The floor: inputs are of order one, so a result that cancels to less than a
+ * hundredth still carries their rounding. */
 static double relative_error(const Result *a, const Result *b) {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < b->count; i++) {

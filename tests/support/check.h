@@ -1,7 +1,9 @@
 /* The proof every operation passes. A test describes a small graph once, as a function; check_op then
- *   0. with SMELT_TEST_DEVICE=hip or cuda only runs it on that GPU, three times, compares with fp64 under the bf16 bound and demands the same bits; else
+ *   0. with SMELT_TEST_DEVICE=hip or cuda only runs it on that GPU, three times, compares with fp64 under the bf16
+ *      bound and demands the same bits; else
  *   1. runs it in fp64 and compares every gradient with central differences of sum(output * cotangent) + losses,
- *   2. runs it in fp32, bf16 and, where it has gradients that this keeps in bf16, pure bf16 with the kernels of every instruction set that this CPU has, and compares outputs and gradients with the fp64 ones,
+ *   2. runs it in fp32, bf16 and, where pure bf16 keeps gradients in bf16, in pure bf16, with the kernels of every
+ *      instruction set that this CPU has, and compares outputs and gradients with the fp64 ones,
  *   3. demands the same bits with one and with two threads, and that memory poisoned with NaN beforehand never shows.
  * Inputs and parameters are random values that bf16 represents exactly, so all precisions see the same problem. */
 #pragma once
@@ -54,7 +56,8 @@ Device *check_device(void);
 /* The GPU of SMELT_TEST_DEVICE; the test is skipped when that is not set. */
 Device *check_gpu(void);
 
-/* Plans the graph for the CPU; the test fails when that fails. The caller frees the executor, and the graph after it. */
+/* Plans the graph for the CPU; the test fails when that fails. The caller frees the executor, and the graph after
+ * it. */
 Executor *check_executor(Graph *graph, Plan *plan);
 
 /* The median of the seconds that `run(what)` takes on check_device, after one run that is not counted. */

@@ -96,8 +96,8 @@ static inline void assert_message(const Error *error, const char *fragment) {
     if (!strstr(error->message, fragment)) fail_msg("\"%s\" does not contain \"%s\"", error->message, fragment);
 }
 
-/* Starts this program with --save-forever RUN, which writes every step that was saved to its output as an int64_t; waits for the first and kills it
- * `delay` later. Returns the last such step. */
+/* Starts this program with --save-forever RUN, which writes every step that was saved to its output as an int64_t;
+ * waits for the first and kills it `delay` later. Returns the last such step. */
 static inline int64_t fixture_kill_saver(const char *run, struct timespec delay) {
     int ends[2], status;
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);

@@ -1,5 +1,5 @@
-/* What the tests of the data module share: shards, and one shard written out by hand. Everything is static inline, so a test program uses what it
- * needs. */
+/* What the tests of the data module share: shards, and one shard written out by hand. Everything is static inline,
+ * so a test program uses what it needs. */
 #pragma once
 
 #include "base/error.h"

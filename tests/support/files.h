@@ -1,5 +1,5 @@
-/* Whole files, and a temporary folder per test that is the working directory meanwhile. Everything is static inline, so a test program uses what it
- * needs. */
+/* Whole files, and a temporary folder per test that is the working directory meanwhile. Everything is static inline,
+ * so a test program uses what it needs. */
 #pragma once
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
-/* What the tests of Hugging Face folders share: a model of random weights in memory, and a scratch folder for its exports. */
+/* What the tests of Hugging Face folders share: a model of random weights in memory, and a scratch folder for its
+ * exports. */
 #pragma once
 
 #include <setjmp.h>

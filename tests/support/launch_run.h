@@ -1,6 +1,7 @@
-/* What the tests of the supervisor share: a small stand-in for training. The test program starts itself as supervisors, as ranks and as the doctor of
- * the self-test. The stand-in adds over all ranks in every step, keeps a checkpoint, and meets misfortunes that its arguments name. Everything is
- * static inline, so a test program uses what it needs. */
+/* What the tests of the supervisor share: a small stand-in for training. The test program starts itself as
+ * supervisors, as ranks and as the doctor of the self-test. The stand-in adds over all ranks in every step, keeps a
+ * checkpoint, and meets misfortunes that its arguments name. Everything is static inline, so a test program uses
+ * what it needs. */
 #pragma once
 
 #include <fcntl.h>
@@ -15,7 +16,7 @@
 
 enum { STEPS = 40, HANG_SECONDS = 5 };
 
-/* -- The stand-in for training ---------------------------------------------------------------------------------------- */
+/* -- The stand-in for training ------------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t stopped;
 static inline void on_stop(int number) { stopped = number; }
@@ -166,7 +167,7 @@ static inline int launch_stand_in(int argc, char **argv) {
     return -1;
 }
 
-/* -- The tests' folder ---------------------------------------------------------------------------------------------- */
+/* -- The tests' folder --------------------------------------------------------------------------------------------- */
 
 static char folder[64];
 

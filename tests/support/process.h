@@ -1,5 +1,6 @@
-/* Running programs from tests. Output and errors of a child go to files in memory, so that nothing has to be read while it runs and a
- * child that is killed loses nothing. Everything is static inline, so a test program uses what it needs. */
+/* Running programs from tests. Output and errors of a child go to files in memory, so that nothing has to be read
+ * while it runs and a child that is killed loses nothing. Everything is static inline, so a test program uses what
+ * it needs. */
 #pragma once
 
 #include <setjmp.h>
@@ -35,10 +36,12 @@ typedef struct ProcessResult {
     int64_t peak_bytes; /* largest resident set */
 } ProcessResult;
 
-/* Seconds that tests wait for an event. Waiting ends with the event, so the limit is only reached by what hangs, on a busy machine too. */
+/* Seconds that tests wait for an event. Waiting ends with the event, so the limit is only reached by what hangs, on
+ * a busy machine too. */
 enum { WAIT_LIMIT = 600 };
 
-/* Waits until the condition holds, which is evaluated again and again; at the limit the test fails with the formatted message. */
+/* Waits until the condition holds, which is evaluated again and again; at the limit the test fails with the
+ * formatted message. */
 #define WAIT_UNTIL(condition, ...)                                                                                                         \
     do {                                                                                                                                   \
         double wait_start = log_seconds();                                                                                                 \
@@ -48,7 +51,8 @@ enum { WAIT_LIMIT = 600 };
         }                                                                                                                                  \
     } while (0)
 
-/* The program under test: $SMELT, else build/smelt; as an absolute path, since tests change folders. The caller frees. */
+/* The program under test: $SMELT, else build/smelt; as an absolute path, since tests change folders. The caller
+ * frees. */
 static inline char *process_smelt(void) {
     const char *given = getenv("SMELT");
     char *path = realpath(given && *given ? given : "build/smelt", NULL);

@@ -21,7 +21,8 @@ static inline bool random_run_configure(Config *config, OptionStrings *strings, 
     return good && config_check(config, error);
 }
 
-/* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other programs: they stay equal. */
+/* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other
+ * programs: they stay equal. */
 static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master) {
     model_initialize(graph, config, 1, master);
     for (int i = 0; i < graph->parameter_count; i++) {

@@ -1,5 +1,6 @@
-/* What the end-to-end tests of `smelt train` share: a folder in memory per test with a text to train on, tiny models that take
- * milliseconds per step on the CPU, and a look at what a run left behind. Everything is static inline, so a test program uses what it needs. */
+/* What the end-to-end tests of `smelt train` share: a folder in memory per test with a text to train on, tiny models
+ * that take milliseconds per step on the CPU, and a look at what a run left behind. Everything is static inline, so
+ * a test program uses what it needs. */
 #pragma once
 
 #include <jansson.h>
@@ -60,8 +61,8 @@ static inline bool computes(const char *words) {
     return false;
 }
 
-/* Starts smelt with "COMMAND WORD ...", on the CPU unless the words name a device: tests give the same on every machine. $SMELT is an absolute path by
- * then (train_main). */
+/* Starts smelt with "COMMAND WORD ...", on the CPU unless the words name a device: tests give the same on every
+ * machine. $SMELT is an absolute path by then (train_main). */
 static inline Process smelt_start(const char *words) {
     if (!computes(words) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
     int command = (int)strcspn(words, " ");
@@ -109,7 +110,8 @@ __attribute__((format(printf, 1, 2))) static inline void train_good(const char *
     process_free(&result);
 }
 
-/* Trains and demands this exit code, `fragment` on stderr, and (unless the code is 0) exactly one line that is an error. */
+/* Trains and demands this exit code, `fragment` on stderr, and (unless the code is 0) exactly one line that is an
+ * error. */
 __attribute__((format(printf, 3, 4))) static inline void train_says(int code, const char *fragment, const char *format, ...) {
     va_list values;
     va_start(values, format);
@@ -209,8 +211,8 @@ static inline int count_records(const char *run, const char *kind) {
     return count;
 }
 
-/* What each step reported that does not depend on time, as text: the numbers to the last digit. Demands that the steps are 1, 2,
- * 3, ... without gap or repetition. The caller frees. */
+/* What each step reported that does not depend on time, as text: the numbers to the last digit. Demands that the
+ * steps are 1, 2, 3, ... without gap or repetition. The caller frees. */
 static inline char *steps_text(const char *run) {
     static const char *const fields[] = {"step", "loss", "auxiliary", "grad_norm", "lr", "tokens", "tokens_seen"};
     json_t *list = records(run, "step"), *record;

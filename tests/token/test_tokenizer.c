@@ -1,5 +1,6 @@
-/* Tests of the tokenizer: ids and texts as the `tokenizers` library gives them (tests/golden/tokenizers, written by tokenizer_vectors.py),
- * merging against a naive loop, long words, broken files, training, packing. Run from the root of the repository by `make test`. */
+/* Tests of the tokenizer: ids and texts as the `tokenizers` library gives them (tests/golden/tokenizers, written by
+ * tokenizer_vectors.py), merging against a naive loop, long words, broken files, training, packing. Run from the
+ * root of the repository by `make test`. */
 #include <omp.h>
 #include <time.h>
 

@@ -1,4 +1,5 @@
-/* dump=FOLDER and init=FOLDER: what a step opens of itself agrees with itself, and a run starts where the weights that it was given are. */
+/* dump=FOLDER and init=FOLDER: what a step opens of itself agrees with itself, and a run starts where the weights
+ * that it was given are. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +33,8 @@ static void set(Fixture *f, const char *key, const char *value) {
     free(assignment);
 }
 
-/* A run of one step of two microbatches from the weights of a folder of tests/golden, on tokens below its vocabulary of 64. */
+/* A run of one step of two microbatches from the weights of a folder of tests/golden, on tokens below its vocabulary
+ * of 64. */
 static void start(Fixture *f, const char *model) {
     *f = (Fixture){.folder = "/tmp/smelt-test-dump-XXXXXX"};
     Error error = {0};

@@ -1,4 +1,5 @@
-/* `smelt eval` on llm.c's own files, against what PyTorch made of them (tests/golden/llmc.py): multiple choice and debug states. */
+/* `smelt eval` on llm.c's own files, against what PyTorch made of them (tests/golden/llmc.py): multiple choice and
+ * debug states. */
 #include "train/multiple_choice.h"
 #include "support/train_run.h"
 
@@ -43,7 +44,7 @@ static void expect_failure(const char *words, int code, const char *message) {
     process_free(&result);
 }
 
-/* -- Multiple choice ------------------------------------------------------------------------------------------------ */
+/* -- Multiple choice ----------------------------------------------------------------------------------------------- */
 
 /* label and losses of every example as PyTorch has them, and the tokens of each ending as the file has them */
 typedef struct Expected {
@@ -219,7 +220,7 @@ static void choices_made_for_another_model_are_refused(void **state) {
     expect_failure("eval short.bin choices.bin", ERROR_DATA, "its longest example needs 32 positions, and the model's context is 31");
 }
 
-/* -- Debug states --------------------------------------------------------------------------------------------------- */
+/* -- Debug states -------------------------------------------------------------------------------------------------- */
 
 static char *losses_argument(void) {
     char *path = memory_format("%s/losses.txt", golden);

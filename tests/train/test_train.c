@@ -1,5 +1,6 @@
-/* End to end: the real program trains tiny models. What is shown here is what people rely on: stopping, killing, other threads or less
- * memory change no bit of a run, signals and broken numbers lose nothing, evaluation only looks, and the reports are there. */
+/* End to end: the real program trains tiny models. What is shown here is what people rely on: stopping, killing,
+ * other threads or less memory change no bit of a run, signals and broken numbers lose nothing, evaluation only
+ * looks, and the reports are there. */
 #include "support/train_run.h"
 
 static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 tokens, the first of which ends documents */
@@ -57,7 +58,7 @@ static void another_seed_gives_another_run(void **state) {
     assert_true(recorded("first", "step", 0, "loss") != recorded("second", "step", 0, "loss"));
 }
 
-/* -- Learning ------------------------------------------------------------------------------------------------------- */
+/* -- Learning ------------------------------------------------------------------------------------------------------ */
 
 static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
     (void)state;
@@ -74,7 +75,7 @@ static void the_loss_starts_at_that_of_a_guess_and_falls(void **state) {
     }
 }
 
-/* -- kill -9 -------------------------------------------------------------------------------------------------------- */
+/* -- kill -9 ------------------------------------------------------------------------------------------------------- */
 
 static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **state) {
     (void)state;
@@ -86,7 +87,8 @@ static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **stat
     for (int i = 0; i < KILLS; i++) {
         RngBits bits = rng_bits(7, 1, (uint64_t)i);
         Process process = train_start(settings);
-        /* One in four dies while it starts, the others after some steps: so the run comes forward between two deaths. */
+        /* One in four dies while it starts, the others after some steps: so the run comes forward between two
+         * deaths. */
         if (bits.word[0] % 4) process_await_lines(&process, HEADER + 1 + (int)(bits.word[1] % MOST_STEPS));
         process_sleep(rng_uniform(7, 2, (uint64_t)i) * (bits.word[0] % 4 ? 3 * step_seconds : 0.03));
         kill(process.id, SIGKILL);
@@ -110,7 +112,7 @@ static void a_run_killed_at_random_moments_ends_like_an_unbroken_one(void **stat
         assert_true(recorded("whole", "evaluation", i, "loss") == recorded("killed", "evaluation", i, "loss"));
 }
 
-/* -- Signals --------------------------------------------------------------------------------------------------------- */
+/* -- Signals ------------------------------------------------------------------------------------------------------- */
 
 static void a_signal_writes_a_checkpoint_and_the_same_command_goes_on(void **state) {
     (void)state;
@@ -227,7 +229,7 @@ static void only_one_process_trains_in_a_folder(void **state) {
     free(steps);
 }
 
-/* -- Numbers that break ----------------------------------------------------------------------------------------------- */
+/* -- Numbers that break -------------------------------------------------------------------------------------------- */
 
 /* Each update multiplies the weights by 1 - lr * weight_decay, some -10^4: infinity is a few steps away. */
 #define EXPLODING "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100"
@@ -307,7 +309,7 @@ static void weights_that_are_broken_are_never_saved_though_no_loss_shows_it(void
     assert_true(has_checkpoint("bad", 4));
 }
 
-/* -- Evaluation ------------------------------------------------------------------------------------------------------- */
+/* -- Evaluation ---------------------------------------------------------------------------------------------------- */
 
 static void evaluation_does_not_change_training(void **state) {
     (void)state;
@@ -325,7 +327,8 @@ static void evaluation_does_not_change_training(void **state) {
     }
 }
 
-/* Without updates, one training step over all samples and an evaluation of the same shard are two ways to the same number. */
+/* Without updates, one training step over all samples and an evaluation of the same shard are two ways to the same
+ * number. */
 static void validation_loss_is_the_mean_over_every_target(void **state) {
     (void)state;
     enum { SAMPLES = 62, LENGTH = 32 }; /* not a multiple of 4: the last microbatch of the evaluation is filled up */
@@ -350,7 +353,7 @@ static void validation_loss_is_the_mean_over_every_target(void **state) {
     assert_int_equal((int)recorded("part", "evaluation", 0, "tokens"), 3 * 4 * LENGTH);
 }
 
-/* -- Reports ---------------------------------------------------------------------------------------------------------- */
+/* -- Reports ------------------------------------------------------------------------------------------------------- */
 
 static void the_step_line_has_eleven_columns(void **state) {
     (void)state;
@@ -414,7 +417,7 @@ static void every_json_line_carries_its_fields(void **state) {
     json_decref(list);
 }
 
-/* -- Tokenizers ----------------------------------------------------------------------------------------------------- */
+/* -- Tokenizers ---------------------------------------------------------------------------------------------------- */
 
 static char *generated(const char *model, const char *prompt, const char *tokens) {
     char *arguments[] = {

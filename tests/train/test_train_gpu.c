@@ -1,9 +1,11 @@
-/* `smelt train` on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU: tiny models of two families, ten steps in bf16 from the same weights
- * and data. On AMD's emulator (tools/rocemu) this runs the real code objects from the first token to the checkpoint. */
+/* `smelt train` on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against the CPU: tiny models of
+ * two families, ten steps in bf16 from the same weights and data. On AMD's emulator (tools/rocemu) this runs the
+ * real code objects from the first token to the checkpoint. */
 #include "support/train_run.h"
 
-/* Both machines round to bf16 in the same places and differ in the order of sums, so logits of order one may be off by a rounding, 2^-9. A loss is the mean over hundreds
- * of tokens and comes closer than that; a step that is wrong moves it by a tenth. */
+/* Both machines round to bf16 in the same places and differ in the order of sums, so logits of order one may be off
+ * by a rounding, 2^-9. A loss is the mean over hundreds of tokens and comes closer than that; a step that is wrong
+ * moves it by a tenth. */
 static const double LOSS_BOUND = 1.0 / 512;
 /* A norm is a sum over all weights' gradients, each off by a few roundings. */
 static const double NORM_BOUND = 0.02;
@@ -70,8 +72,8 @@ static void tiny_models_without_masters_train_as_on_the_cpu(void **state) {
     check_training("model.family=zaya optimizer.name=muon precision=pure_bf16");
 }
 
-/* Of a frozen zaya: convolutions, norms, router and experts pass gradients on and make none. Beside an embedding that ten steps have hardly changed from a random
- * one there is little to learn. */
+/* Of a frozen zaya: convolutions, norms, router and experts pass gradients on and make none. Beside an embedding
+ * that ten steps have hardly changed from a random one there is little to learn. */
 static void adapters_train_as_on_the_cpu(void **state) {
     (void)state;
     if (!getenv("SMELT_TEST_DEVICE")) skip();

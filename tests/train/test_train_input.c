@@ -1,6 +1,6 @@
-/* End to end: what `smelt train` says and does when settings, data, checkpoints or the disk are bad. One clear line, the documented exit
- * code, and nothing that was good is lost. Some tests mount a small disk in a mount namespace of their own and are skipped where that is
- * not permitted. */
+/* End to end: what `smelt train` says and does when settings, data, checkpoints or the disk are bad. One clear line,
+ * the documented exit code, and nothing that was good is lost. Some tests mount a small disk in a mount namespace of
+ * their own and are skipped where that is not permitted. */
 #include <sched.h>
 #include <sys/mount.h>
 
@@ -15,7 +15,7 @@ enum { MOST_PLAN_BYTES = 1500000000 }; /* it keeps what was freed */
 enum { MOST_PLAN_BYTES = 100000000 };
 #endif
 
-/* -- Settings ---------------------------------------------------------------------------------------------------------- */
+/* -- Settings ------------------------------------------------------------------------------------------------------ */
 
 typedef struct BadSetting { const char *settings, *fragment; } BadSetting;
 
@@ -113,7 +113,7 @@ static void a_file_of_the_user_in_the_way_is_not_replaced(void **state) {
     train_says(ERROR_CHECKPOINT, "file", "run=file");
 }
 
-/* -- Data --------------------------------------------------------------------------------------------------------------- */
+/* -- Data ---------------------------------------------------------------------------------------------------------- */
 
 static void text_that_cannot_be_trained_on_is_refused(void **state) {
     (void)state;
@@ -191,7 +191,7 @@ static void what_a_killed_pack_left_in_the_run_is_removed(void **state) {
     assert_true(access("run/data/text-train.idx", F_OK) == 0);
 }
 
-/* -- Checkpoints ---------------------------------------------------------------------------------------------------------- */
+/* -- Checkpoints --------------------------------------------------------------------------------------------------- */
 
 static void a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(void **state) {
     (void)state;
@@ -232,7 +232,7 @@ static void a_half_written_checkpoint_is_reported_and_removed(void **state) {
     assert_true(same_checkpoint("whole", "run", 40));
 }
 
-/* -- The disk -------------------------------------------------------------------------------------------------------------- */
+/* -- The disk ------------------------------------------------------------------------------------------------------ */
 
 static void mount_or_skip(const char *folder, const char *size) {
     assert_int_equal(mkdir(folder, 0777), 0);
@@ -315,7 +315,7 @@ static void a_read_only_disk_is_named(void **state) {
     train_good("run=disk/run");
 }
 
-/* -- Plans ---------------------------------------------------------------------------------------------------------------- */
+/* -- Plans --------------------------------------------------------------------------------------------------------- */
 
 static void a_plan_of_eight_billion_parameters_takes_little_memory_and_writes_nothing(void **state) {
     (void)state;
@@ -349,8 +349,8 @@ int main(void) {
     train_main();
     plan_config = realpath("configs/zaya1-8b.yaml", NULL);
     if (!plan_config) return fprintf(stderr, "run this from the repository's root: configs/zaya1-8b.yaml is not here\n"), 1;
-    /* What is mounted below stays invisible outside and vanishes with this process. Without the right to do so, mount fails too, and its
-     * tests are skipped. */
+    /* What is mounted below stays invisible outside and vanishes with this process. Without the right to do so,
+     * mount fails too, and its tests are skipped. */
     if (unshare(CLONE_NEWNS) == 0) mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
     const struct CMUnitTest tests[] = {
         TRAIN_TEST(a_setting_that_cannot_be_is_refused_by_name_before_anything_is_written),

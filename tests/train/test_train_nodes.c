@@ -1,11 +1,11 @@
-/* End to end: training on three "nodes" (supervisors on this machine that differ in NODE_RANK), of which one is lost and comes back; and on three ranks, of
- * which one is slow. */
+/* End to end: training on three "nodes" (supervisors on this machine that differ in NODE_RANK), of which one is lost
+ * and comes back; and on three ranks, of which one is slow. */
 #include "support/train_run.h"
 
 enum { NODES = 3, AWAY = 30 }; /* AWAY: seconds, far more than the nodes' self-tests differ by on a busy machine */
 
-/* A step's sums are added in another order on another number of ranks: in double they differ by 1e-16 and, carried on, by 1e-14. A step that was lost or
- * trained twice moves the loss by 1e-4 and more. */
+/* A step's sums are added in another order on another number of ranks: in double they differ by 1e-16 and, carried
+ * on, by 1e-14. A step that was lost or trained twice moves the loss by 1e-4 and more. */
 static const double tolerance = 1e-10;
 
 /* Endless: a run goes on until it is stopped, however long its nodes take. */

@@ -1,5 +1,6 @@
-/* Device memory: host memory from one reserved range of addresses, with gaps between allocations that nothing may touch. Addresses are never given
- * out twice, so a use after free is known for what it is. The table of allocations lives as long as the process; it is sorted because addresses grow. */
+/* Device memory: host memory from one reserved range of addresses, with gaps between allocations that nothing may
+ * touch. Addresses are never given out twice, so a use after free is known for what it is. The table of allocations
+ * lives as long as the process; it is sorted because addresses grow. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>

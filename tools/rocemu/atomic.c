@@ -1,4 +1,5 @@
-/* Atomic operations on memory, shared by LDS and device memory: workgroups run on several threads of the host, so each is a compare-and-swap loop. */
+/* Atomic operations on memory, shared by LDS and device memory: workgroups run on several threads of the host, so
+ * each is a compare-and-swap loop. */
 #include "memory.h"
 
 static uint16_t bf16_round(float x) {

@@ -1,5 +1,6 @@
-/* Buffer memory: accesses through a descriptor in four scalar registers, which bounds them; out of bounds, loads give 0 and stores do nothing, as on hardware.
- * What is within bounds must still lie in an allocation. Swizzled and structured-with-index-swizzle descriptors are not supported and stop the kernel. */
+/* Buffer memory: accesses through a descriptor in four scalar registers, which bounds them; out of bounds, loads
+ * give 0 and stores do nothing, as on hardware. What is within bounds must still lie in an allocation. Swizzled and
+ * structured-with-index-swizzle descriptors are not supported and stop the kernel. */
 #include "hip.h"
 #include "memory.h"
 

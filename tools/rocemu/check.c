@@ -1,5 +1,6 @@
-/* What a kernel may do wrong and hardware would not say: each check reports once per launch with kernel, instruction, address, workgroup and lane, and stops
- * the launch. The shadow of LDS holds, for every byte, which wavefront last wrote and read it, and in which epoch: the stretch between two barriers. */
+/* What a kernel may do wrong and hardware would not say: each check reports once per launch with kernel,
+ * instruction, address, workgroup and lane, and stops the launch. The shadow of LDS holds, for every byte, which
+ * wavefront last wrote and read it, and in which epoch: the stretch between two barriers. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -94,7 +95,8 @@ bool check_defined(Wave *wave, const Instruction *in, int first, int count, uint
 
 /* -- LDS ----------------------------------------------------------------------------------------------------------- */
 
-/* A tag is an epoch and a wavefront; 0 is never. Reads by several wavefronts of one epoch, and atomics, have names of their own. */
+/* A tag is an epoch and a wavefront; 0 is never. Reads by several wavefronts of one epoch, and atomics, have names
+ * of their own. */
 enum { WAVE_BITS = 5, SEVERAL = 31, ATOMIC = 30, LAST_EPOCH = (1 << (16 - WAVE_BITS)) - 1 };
 struct Shadow {
     uint16_t epoch;

@@ -1,5 +1,6 @@
-/* Instructions from bytes: LLVM's disassembler gives the text, which is read once per kernel into the form that executes. Mnemonics are looked up in the
- * instruction tables of the executing files; what they do not have, or a modifier that is not understood, becomes an instruction that stops the kernel with its text. */
+/* Instructions from bytes: LLVM's disassembler gives the text, which is read once per kernel into the form that
+ * executes. Mnemonics are looked up in the instruction tables of the executing files; what they do not have, or a
+ * modifier that is not understood, becomes an instruction that stops the kernel with its text. */
 #include <ctype.h>
 #include <llvm-c/Disassembler.h>
 #include <llvm-c/Target.h>
@@ -139,7 +140,8 @@ static uint64_t float_constant(double x, OperandType type) {
     }
 }
 
-/* A float has a point; an inline integer is decimal and sign-extends; a literal is hexadecimal and is the upper half of an fp64. */
+/* A float has a point; an inline integer is decimal and sign-extends; a literal is hexadecimal and is the upper half
+ * of an fp64. */
 static bool parse_number(const char *text, OperandType type, Operand *operand) {
     char *end;
     uint64_t value;
@@ -390,7 +392,8 @@ static bool parse_operands(Instruction *in, char *rest) {
 
 static bool takes_text(const Operation *operation) { return strcmp(operation->format, ":") != 0; }
 
-/* Reads `text` into `in`, whose address and words are set. `low_half` of the first dword holds the distance of a branch, in dwords, or a swizzle's pattern. */
+/* Reads `text` into `in`, whose address and words are set. `low_half` of the first dword holds the distance of a
+ * branch, in dwords, or a swizzle's pattern. */
 static bool parse_instruction(Instruction *in, const char *text, int32_t slot, int16_t low_half) {
     char copy[512];
     snprintf(copy, sizeof copy, "%s", text);

@@ -1,8 +1,10 @@
-/* The emulator's own structures: registers of a wavefront, decoded instructions, kernels, launches, and what its files offer one another.
+/* The emulator's own structures: registers of a wavefront, decoded instructions, kernels, launches, and what its
+ * files offer one another.
  *
- * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with decode.c translating instructions once;
- * launch.c runs a grid, each workgroup on one thread of the host, its wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and
- * global.c execute; check.c reports what a kernel does wrong; stats.c counts; ledger.c says what ran. */
+ * The order of things: hip.c is the surface that programs see; module.c makes kernels of a code object, with
+ * decode.c translating instructions once; launch.c runs a grid, each workgroup on one thread of the host, its
+ * wavefronts in turn between barriers; scalar.c, vector_*.c, matrix.c, local.c and global.c execute; check.c reports
+ * what a kernel does wrong; stats.c counts; ledger.c says what ran. */
 #ifndef ROCEMU_EMULATOR_H
 #define ROCEMU_EMULATOR_H
 
@@ -11,7 +13,8 @@
 #include <stdint.h>
 
 enum { LANES = 64, VECTOR_REGISTERS = 512, SCALAR_REGISTERS = 128, MAX_WAVES = 16, LDS_BYTES = 65536, KERNEL_NAME = 256 };
-/* Accumulation registers a0.. follow v0..v255. Scalar registers have the numbers that the instruction set gives them. */
+/* Accumulation registers a0.. follow v0..v255. Scalar registers have the numbers that the instruction set gives
+ * them. */
 enum { FIRST_ACCUMULATOR = 256, FLAT_SCRATCH = 102, VCC = 106, M0 = 124, EXEC = 126 };
 /* Flat addresses whose upper half is one of these are in LDS or in the lane's scratch. */
 #define SHARED_APERTURE 0x01000000u
@@ -99,7 +102,8 @@ struct Instruction {
     Operand destination, mask_destination, source[3], mask_source; /* of vector instructions */
 };
 
-/* A vector operation's inner loop over 64 lanes: sources and result as arrays of lanes; 64-bit values as 64 low halves, then 64 high halves. */
+/* A vector operation's inner loop over 64 lanes: sources and result as arrays of lanes; 64-bit values as 64 low
+ * halves, then 64 high halves. */
 struct VectorCall {
     uint32_t *d;
     const uint32_t *s[3];
@@ -335,7 +339,8 @@ void statistics_add(Statistics *to, const Statistics *from);
 void statistics_global(Statistics *statistics, const uint64_t address[LANES], uint64_t exec, unsigned bytes, bool write);
 void statistics_matrix(Statistics *statistics, uint64_t operations, double tera_rate);
 void statistics_local(Statistics *statistics, const uint32_t address[LANES], uint64_t exec, unsigned bytes);
-/* Adds a finished launch to its kernel's totals, printed when the process ends. `seconds`: of all the host's cores together. */
+/* Adds a finished launch to its kernel's totals, printed when the process ends. `seconds`: of all the host's cores
+ * together. */
 void statistics_finish(const Launch *launch, double seconds);
 
 /* The CRC of POSIX's cksum. */

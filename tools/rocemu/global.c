@@ -1,4 +1,5 @@
-/* Device memory: loads, stores and atomics of the global, flat and scratch families. Every lane's address is checked against the table of allocations. */
+/* Device memory: loads, stores and atomics of the global, flat and scratch families. Every lane's address is checked
+ * against the table of allocations. */
 #include "hip.h"
 #include "memory.h"
 
@@ -8,7 +9,8 @@ static unsigned access_bytes(const Instruction *in) { return (unsigned)in->opera
 static Extension access_extension(const Instruction *in) { return (Extension)(in->operation->argument2 & 0xff); }
 static Space access_space(const Instruction *in) { return (Space)(in->operation->argument2 >> 8); }
 
-/* Addresses of all lanes from a vector operand (64 bits, 32 bits as an offset, or none), a scalar operand and the instruction's offset. */
+/* Addresses of all lanes from a vector operand (64 bits, 32 bits as an offset, or none), a scalar operand and the
+ * instruction's offset. */
 static bool global_addresses(
     Wave *wave, const Instruction *in, const Operand *vector, const Operand *scalar, uint64_t exec, uint64_t to[LANES]) {
     if (vector->kind == OPERAND_VECTOR && !check_defined(wave, in, vector->index, vector->registers, exec, "an address")) return false;

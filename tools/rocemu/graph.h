@@ -1,4 +1,5 @@
-/* Streams that capture: launches, copies and fills are recorded in order and replayed as often as asked. Addresses and arguments are those of the recording. */
+/* Streams that capture: launches, copies and fills are recorded in order and replayed as often as asked. Addresses
+ * and arguments are those of the recording. */
 #ifndef ROCEMU_GRAPH_H
 #define ROCEMU_GRAPH_H
 

@@ -1,6 +1,7 @@
-/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X, or half an MI250X. Streams run at once and in order, so that waiting is free; a stream that
- * captures records instead (graph.c). A kernel that failed leaves an error that every later call returns, as on hardware. Modules, streams, events and memory
- * belong to the caller until destroyed by the matching call. */
+/* The HIP functions that programs find in libamdhip64.so: one emulated MI300X, or half an MI250X. Streams run at
+ * once and in order, so that waiting is free; a stream that captures records instead (graph.c). A kernel that failed
+ * leaves an error that every later call returns, as on hardware. Modules, streams, events and memory belong to the
+ * caller until destroyed by the matching call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,8 @@ typedef struct Card {
     int minor, compute_units;
 } Card;
 
-/* The MI300X, or what ROCEMU_GPU names: one half of an MI250X, whose other properties that programs ask for are alike. */
+/* The MI300X, or what ROCEMU_GPU names: one half of an MI250X, whose other properties that programs ask for are
+ * alike. */
 static const Card *card(void) {
     static const Card cards[] = {
         {"gfx942", "AMD Instinct MI300X (emulated)", 4, 304}, {"gfx90a", "AMD Instinct MI250X (emulated)", 0, 110}};
@@ -184,7 +186,8 @@ EXPORT int hipMemGetInfo(size_t *available, size_t *total) {
     return finish(0);
 }
 
-/* A range is whole if it lies in one live allocation; `device` says that it must, other addresses being the host's own. */
+/* A range is whole if it lies in one live allocation; `device` says that it must, other addresses being the host's
+ * own. */
 static int check_range(const void *memory, size_t bytes, bool device) {
     Allocation found = {0};
     uint64_t address = (uint64_t)memory;

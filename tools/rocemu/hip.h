@@ -1,4 +1,5 @@
-/* Names and numbers of HIP's interface (ROCm 6) that the emulator answers to: error codes and device attributes. Handles are pointers to structures of ours. */
+/* Names and numbers of HIP's interface (ROCm 6) that the emulator answers to: error codes and device attributes.
+ * Handles are pointers to structures of ours. */
 #ifndef ROCEMU_HIP_H
 #define ROCEMU_HIP_H
 

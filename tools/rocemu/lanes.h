@@ -1,5 +1,6 @@
-/* How inner loops over 64 lanes are written, so that the host's compiler makes vector code of them: one function per operation, compiled for several
- * instruction sets of which the loader picks one. An operation is one row of a list, NAME(expression of a, b, c), of which both function and table row are made. */
+/* How inner loops over 64 lanes are written, so that the host's compiler makes vector code of them: one function per
+ * operation, compiled for several instruction sets of which the loader picks one. An operation is one row of a list,
+ * NAME(expression of a, b, c), of which both function and table row are made. */
 #ifndef ROCEMU_LANES_H
 #define ROCEMU_LANES_H
 
@@ -136,7 +137,8 @@ LANE_INLINE uint32_t umin(uint32_t a, uint32_t b) { return a < b ? a : b; }
 LANE_INLINE uint32_t umax(uint32_t a, uint32_t b) { return a > b ? a : b; }
 LANE_INLINE int32_t imin(int32_t a, int32_t b) { return a < b ? a : b; }
 LANE_INLINE int32_t imax(int32_t a, int32_t b) { return a > b ? a : b; }
-/* v_min and v_max in IEEE mode: a signaling NaN gives its quiet form, else a NaN gives the other operand; -0 is less than +0. */
+/* v_min and v_max in IEEE mode: a signaling NaN gives its quiet form, else a NaN gives the other operand; -0 is less
+ * than +0. */
 LANE_INLINE float float_min(float a, float b) {
     uint32_t x = float_bits(a), y = float_bits(b);
     float smaller = a < b || (a == b && (int32_t)x < 0) ? a : b;

@@ -1,5 +1,6 @@
-/* Running a grid: workgroups are dealt to the host's threads, each with its own LDS and wavefronts, which are made once per launch and thread. Wavefronts of a
- * workgroup take turns: each runs until a barrier or its end. Registers are set up as the AMDGPU ABI says for the kernel's descriptor. */
+/* Running a grid: workgroups are dealt to the host's threads, each with its own LDS and wavefronts, which are made
+ * once per launch and thread. Wavefronts of a workgroup take turns: each runs until a barrier or its end. Registers
+ * are set up as the AMDGPU ABI says for the kernel's descriptor. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -1,5 +1,5 @@
-/* ROCEMU_LEDGER=FILE: when the process ends, a line for every kernel that ran is appended to FILE, so that whoever runs many programs can sum up what was executed and what
- * never was (tools/rocemu/test.sh):
+/* ROCEMU_LEDGER=FILE: when the process ends, a line for every kernel that ran is appended to FILE, so that whoever
+ * runs many programs can sum up what was executed and what never was (tools/rocemu/test.sh):
  *
  *     checksum of the code object, as cksum prints it; kernel; launches; instructions; seconds of the processors
  *

@@ -1,4 +1,5 @@
-/* LDS: the memory that a workgroup's wavefronts share, and the permutations between lanes that go through its hardware. */
+/* LDS: the memory that a workgroup's wavefronts share, and the permutations between lanes that go through its
+ * hardware. */
 #include "memory.h"
 
 /* Byte addresses of all lanes. */

@@ -1,8 +1,10 @@
-/* Matrix instructions (MFMA): D = A B + C over all 64 lanes, whatever EXEC says. A lane holds, of the M x K matrix A, row lane % M and the columns
- * (lane / M) * n ... of its n values; B is held likewise by columns; where K / n is fewer than 64 / M, the groups of lanes are separate blocks. The M x M result:
+/* Matrix instructions (MFMA): D = A B + C over all 64 lanes, whatever EXEC says. A lane holds, of the M x K matrix
+ * A, row lane % M and the columns (lane / M) * n ... of its n values; B is held likewise by columns; where K / n is
+ * fewer than 64 / M, the groups of lanes are separate blocks. The M x M result:
  *     32 x 32: register r holds row 8 * (r / 4) + 4 * (lane / 32) + r % 4, column lane % 32
  *     16 x 16: row 4 * (lane / 16) + r % 4, column lane % 16          4 x 4: row r, column lane % 4, block lane / 4
- * with the registers of block after block. Products are exact and added in the order of k in fp32, one rounding each; hardware's order is its own. */
+ * with the registers of block after block. Products are exact and added in the order of k in fp32, one rounding
+ * each; hardware's order is its own. */
 #include "hip.h"
 #include "lanes.h"
 
@@ -42,7 +44,8 @@ LANE_INLINE float element(const Wave *wave, int index, ElementType type, int lan
     return 0;
 }
 
-/* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type is a constant in each copy. */
+/* One operand into rows by block: `to` gets element (row, k) of a block at row * row_stride + k * k_stride. The type
+ * is a constant in each copy. */
 LANE_INLINE void gather_operand(const Wave *wave, int index, ElementType type, const MatrixCall *call, int per_lane, float *to,
     int block_stride, int row_stride, int k_stride) {
     int groups = call->depth / per_lane;

@@ -1,4 +1,5 @@
-/* Pieces that LDS and device memory instructions share: how a loaded value lies in registers, and the arithmetic of atomic operations. */
+/* Pieces that LDS and device memory instructions share: how a loaded value lies in registers, and the arithmetic of
+ * atomic operations. */
 #ifndef ROCEMU_MEMORY_H
 #define ROCEMU_MEMORY_H
 
@@ -6,7 +7,8 @@
 
 #include "lanes.h"
 
-/* How fewer than 4 bytes become a register: whole; sign-extended; or into one half, which keeps the other. Also used for what part of a register is stored. */
+/* How fewer than 4 bytes become a register: whole; sign-extended; or into one half, which keeps the other. Also used
+ * for what part of a register is stored. */
 typedef enum Extension {
     EXTEND_ZERO,
     EXTEND_SIGN,

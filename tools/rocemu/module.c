@@ -1,6 +1,7 @@
-/* Code objects: an ELF file with loadable segments, a 64-byte descriptor per kernel (symbol NAME.kd) and a MessagePack note with what the launcher must know.
- * Everything in the file is taken as possibly damaged: no offset is followed before it is checked. A program owns its copy of the file, its loaded image and its
- * decoded instructions. */
+/* Code objects: an ELF file with loadable segments, a 64-byte descriptor per kernel (symbol NAME.kd) and a
+ * MessagePack note with what the launcher must know. Everything in the file is taken as possibly damaged: no offset
+ * is followed before it is checked. A program owns its copy of the file, its loaded image and its decoded
+ * instructions. */
 #include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,7 +161,8 @@ static bool read_metadata(Kernel *kernel, const uint8_t *note, size_t bytes) {
 
 /* -- ELF ----------------------------------------------------------------------------------------------------------- */
 
-/* Size of an ELF file from its own headers, before it is trusted: the end of the section table, which is last in the file. */
+/* Size of an ELF file from its own headers, before it is trusted: the end of the section table, which is last in the
+ * file. */
 static size_t object_size(const Elf64_Ehdr *header) { return (size_t)header->e_shoff + (size_t)header->e_shentsize * header->e_shnum; }
 
 static bool inside(const Program *program, uint64_t offset, uint64_t bytes) {

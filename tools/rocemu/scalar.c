@@ -1,4 +1,5 @@
-/* Scalar instructions: arithmetic on the registers that a wavefront's lanes share, comparisons into SCC, branches, EXEC, the mode register, barriers. */
+/* Scalar instructions: arithmetic on the registers that a wavefront's lanes share, comparisons into SCC, branches,
+ * EXEC, the mode register, barriers. */
 #include <string.h>
 #include <time.h>
 
@@ -267,7 +268,8 @@ static void execute_barrier(Wave *wave, const Instruction *in) {
     wave->barrier = in;
 }
 
-/* hwreg operands: bits 0-7 the register, 8-15 the first bit, 16-23 the width. Registers other than the mode read as 0. */
+/* hwreg operands: bits 0-7 the register, 8-15 the first bit, 16-23 the width. Registers other than the mode read as
+ * 0. */
 enum { HWREG_MODE = 1 };
 static void execute_getreg(Wave *wave, const Instruction *in) {
     uint64_t which = in->operand[1].value;

@@ -1,5 +1,6 @@
-/* Counts for ROCEMU_STATS=1: per kernel, what was executed and moved, and the time that an MI300X would need at least by its published rates. The totals of a
- * process are kept by kernel and code object (which is named by its cksum) and printed to stderr when it ends. "Modelled" means just that: no latency, no occupancy, no caches. */
+/* Counts for ROCEMU_STATS=1: per kernel, what was executed and moved, and the time that an MI300X would need at
+ * least by its published rates. The totals of a process are kept by kernel and code object (which is named by its
+ * cksum) and printed to stderr when it ends. "Modelled" means just that: no latency, no occupancy, no caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,8 @@
 #include "emulator.h"
 
 enum { LINE = 128, LDS_BANKS = 32, LDS_CYCLE_BYTES = 128, TOP = 10, MAX_MNEMONICS = 2048 };
-/* MI300X as published: 304 compute units at 2.1 GHz, a vector instruction of 64 lanes per compute unit and cycle, 128 bytes of LDS per compute unit and cycle. */
+/* MI300X as published: 304 compute units at 2.1 GHz, a vector instruction of 64 lanes per compute unit and cycle,
+ * 128 bytes of LDS per compute unit and cycle. */
 static const double compute_units = 304, clock_rate = 2.1e9, memory_rate = 5.3e12;
 
 typedef enum Class { CLASS_SCALAR, CLASS_VECTOR, CLASS_MATRIX, CLASS_LDS, CLASS_MEMORY, CLASSES } Class;
@@ -84,7 +86,8 @@ void statistics_global(Statistics *statistics, const uint64_t address[LANES], ui
     statistics->uncoalesced += (uint64_t)lines > 2 * ideal;
 }
 
-/* Lanes go in groups that ask for 128 bytes; a group needs a cycle for each different dword that it wants of one bank. */
+/* Lanes go in groups that ask for 128 bytes; a group needs a cycle for each different dword that it wants of one
+ * bank. */
 void statistics_local(Statistics *statistics, const uint32_t address[LANES], uint64_t exec, unsigned bytes) {
     unsigned dwords = bytes < 4 ? 1 : bytes / 4, group_lanes = LDS_BANKS / (dwords == 3 ? 4 : dwords);
     for (unsigned first = 0; first < LANES; first += group_lanes) {

@@ -1,5 +1,6 @@
-/* Execution of vector instructions: brings sources into arrays of lanes (broadcast, negated, selected, permuted as the modifiers say), calls the
- * operation's loop, and writes what EXEC allows. An instruction without modifiers under a full EXEC works on the registers in place. */
+/* Execution of vector instructions: brings sources into arrays of lanes (broadcast, negated, selected, permuted as
+ * the modifiers say), calls the operation's loop, and writes what EXEC allows. An instruction without modifiers
+ * under a full EXEC works on the registers in place. */
 #ifdef __SSE__
 #include <xmmintrin.h>
 #else
@@ -10,7 +11,8 @@
 
 /* -- Float mode ---------------------------------------------------------------------------------------------------- */
 
-/* The mode register: bits 0-1 round fp32, 2-3 fp64 and fp16; bits 4-5 and 6-7: 1 keeps denormal inputs, 2 denormal results. */
+/* The mode register: bits 0-1 round fp32, 2-3 fp64 and fp16; bits 4-5 and 6-7: 1 keeps denormal inputs, 2 denormal
+ * results. */
 unsigned float_mode_enter(uint32_t mode, uint32_t flags) {
     bool wide = flags & OPERATION_FLOAT64;
     uint32_t round = mode >> (wide ? 2 : 0) & 3, denormal = mode >> (wide ? 6 : 4) & 3;
@@ -219,7 +221,8 @@ static uint64_t part_defined(const Wave *wave, const Operand *operand, int which
     return operand->kind == OPERAND_SCALAR && !scalar_is_defined(wave, operand->index + which, 1) ? 0 : ~0ull;
 }
 
-/* Packed 32-bit halves are defined one by one: which register of each source makes which half of the result. v_mov_b64 copies both. */
+/* Packed 32-bit halves are defined one by one: which register of each source makes which half of the result.
+ * v_mov_b64 copies both. */
 static uint64_t half_defined(const Wave *wave, const Instruction *in, int half) {
     bool moves = in->operation->flags & OPERATION_MOVES;
     uint64_t defined = ~0ull;

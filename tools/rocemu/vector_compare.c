@@ -42,7 +42,8 @@ INTEGER_COMPARISONS(X, i64)
 INTEGER_COMPARISONS(X, u64)
 #undef X
 
-/* The bit of v_cmp_class that a value belongs to: signaling NaN, quiet NaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf. */
+/* The bit of v_cmp_class that a value belongs to: signaling NaN, quiet NaN, -inf, -normal, -denormal, -0, +0,
+ * +denormal, +normal, +inf. */
 static int float_class(uint64_t bits, int exponent_bits, int mantissa_bits) {
     uint64_t mantissa = bits & ((1ull << mantissa_bits) - 1), exponent = bits >> mantissa_bits & ((1ull << exponent_bits) - 1);
     bool negative = bits >> (exponent_bits + mantissa_bits) & 1;

@@ -1,5 +1,5 @@
-/* Vector conversions between fp64, fp32, fp16, integers, normalised integers and the FNUZ forms of fp8 that gfx942 has. Conversions to integers truncate and
- * saturate; NaN gives 0. */
+/* Vector conversions between fp64, fp32, fp16, integers, normalised integers and the FNUZ forms of fp8 that gfx942
+ * has. Conversions to integers truncate and saturate; NaN gives 0. */
 #include "lanes.h"
 
 LANE_INLINE int32_t to_signed(double x) { return x != x ? 0 : x <= -2147483648.0 ? INT32_MIN : x >= 2147483647.0 ? INT32_MAX : (int32_t)x; }

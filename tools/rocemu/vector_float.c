@@ -1,5 +1,6 @@
-/* Vector arithmetic in fp32 and fp64, packed fp32 included. v_exp, v_log, v_rcp, v_rsq, v_sqrt, v_sin and v_cos are approximations of 1 ulp on hardware, with
- * rounding of their own; here they are the exact value rounded (to about 2^-45 before rounding), with denormal inputs and results flushed as hardware's fp32 forms do. */
+/* Vector arithmetic in fp32 and fp64, packed fp32 included. v_exp, v_log, v_rcp, v_rsq, v_sqrt, v_sin and v_cos are
+ * approximations of 1 ulp on hardware, with rounding of their own; here they are the exact value rounded (to about
+ * 2^-45 before rounding), with denormal inputs and results flushed as hardware's fp32 forms do. */
 #include "lanes.h"
 
 /* -- Exact values of the approximate instructions ------------------------------------------------------------------ */
@@ -114,8 +115,9 @@ LANE_INLINE double div_fixup64(double quotient, double q, double p) {
     return bits_double((double_bits(quotient) & ~(1ull << 63)) | sign);
 }
 
-/* v_div_scale: the source a (numerator c or denominator b) scaled so that the division's steps neither overflow nor lose bits; true when the result needs scaling back.
- * Where both 1 / b and c / b are denormal, b is scaled down: the manual's text scales it up, which would overflow. */
+/* v_div_scale: the source a (numerator c or denominator b) scaled so that the division's steps neither overflow nor
+ * lose bits; true when the result needs scaling back. Where both 1 / b and c / b are denormal, b is scaled down: the
+ * manual's text scales it up, which would overflow. */
 #define DIV_SCALE(T, EXPONENT, BIAS, UP, DENORMAL)                                                             \
     LANE_INLINE bool div_scale_##T(T a, T b, T c, T *result) {                                                 \
         int difference = EXPONENT(c) - EXPONENT(b);                                                            \

@@ -1,5 +1,5 @@
-/* Vector arithmetic in fp16: single, packed and mixed with fp32, and dot products of pairs. Sums and products are made in fp32, whose rounding to
- * fp16 afterwards cannot differ from one rounding; fused ones in fp64. */
+/* Vector arithmetic in fp16: single, packed and mixed with fp32, and dot products of pairs. Sums and products are
+ * made in fp32, whose rounding to fp16 afterwards cannot differ from one rounding; fused ones in fp64. */
 #include "lanes.h"
 
 LANE_INLINE uint16_t narrow(float x) { return half_bits((_Float16)x); }

@@ -1,9 +1,10 @@
-/* The GEMM of the CPU: every instruction set this CPU runs against a loop in double precision, and against oneDNN where it is
- * installed; the same bits from every number of threads and every entry point.
+/* The GEMM of the CPU: every instruction set this CPU runs against a loop in double precision, and against oneDNN
+ * where it is installed; the same bits from every number of threads and every entry point.
  *
- * Tolerance: a sum of k products in precision u, in any order, is off by at most about k u sum|a b|; storing as bf16 adds half a unit in
- * its last place. With inputs uniform in 1/16 to 1, of either sign, a wrong sign or a lost product is off by about 0.5, thousands of times
- * that bound. bf16 operands within such a factor are multiplied exactly (gemm.h); tests of their own give them wider ranges. */
+ * Tolerance: a sum of k products in precision u, in any order, is off by at most about k u sum|a b|; storing as bf16
+ * adds half a unit in its last place. With inputs uniform in 1/16 to 1, of either sign, a wrong sign or a lost
+ * product is off by about 0.5, thousands of times that bound. bf16 operands within such a factor are multiplied
+ * exactly (gemm.h); tests of their own give them wider ranges. */
 #include "backend/cpu/cpu_gemm_internal.h"
 
 #include <dlfcn.h>
@@ -383,8 +384,9 @@ static double largest(const double *line, int64_t k) {
     return most;
 }
 
-/* Each GEMM's operands are off by up to `rounding` of the largest of their lines, each for itself: 6 times the root of the sum of
- * squares of what these make is 10 deviations, or 7 where lines are so far from 1 that their squares leave fp32. */
+/* Each GEMM's operands are off by up to `rounding` of the largest of their lines, each for itself: 6 times the root
+ * of the sum of squares of what these make is 10 deviations, or 7 where lines are so far from 1 that their squares
+ * leave fp32. */
 static void wide_ranges_body(void) {
     for (int form = 0; form < 32; form++) {
         GemmType output = form & 16 ? GEMM_BF16 : GEMM_F32;
@@ -429,8 +431,8 @@ static double random_normal(void) {
     return sqrt(-2 * log((random_bits() + 1) / 2147483649.0)) * cos(2 * M_PI * random_bits() / 2147483648.0);
 }
 
-/* GEMMs of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a hundred is a hundred
- * times as large, as in some activations of language models. */
+/* GEMMs of operands in bf16 are off by what rounding normal numbers to bf16 does, and hardly more where one in a
+ * hundred is a hundred times as large, as in some activations of language models. */
 static void bf16_body(void) {
     enum { M = 60, N = 70, K = 1000 };
     for (int outliers = 0; outliers < 2; outliers++) {
@@ -462,8 +464,9 @@ static void bf16_body(void) {
 }
 static void bf16_gemms_are_as_near_as_their_operands(void **state) { (void)state, for_each_isa(bf16_body); }
 
-/* Lines times themselves are the largest sums that integers of their squares' size can make: of all significands, where so many of 128 are
- * large and the others are 2^-12 of them, in powers of two beyond what fp32 holds the squares of as well. */
+/* Lines times themselves are the largest sums that integers of their squares' size can make: of all significands,
+ * where so many of 128 are large and the others are 2^-12 of them, in powers of two beyond what fp32 holds the
+ * squares of as well. */
 static void extremes_body(void) {
     enum { K = 384, LINES = 128 };
     static const int larges[] = {1, 2, 5, 31, 32, 33, 100, 128}, powers[] = {-54, -52, -51, -50, -49, -48, -47, 0, 57, 58};
@@ -497,8 +500,9 @@ static void extremes_body(void) {
 }
 static void the_largest_sums_do_not_overflow(void **state) { (void)state, for_each_isa(extremes_body); }
 
-/* Beside one element the 127 others of its scale are 2^-10, as a head's gradients are; the other line has nothing where the large one is. Each
- * of them is off by 2^-15 at most: their sum, 127 * 2^-10, by 0.2% in the mean, of which 5 times is 1%. Twelve bits had cost 1.3%. */
+/* Beside one element the 127 others of its scale are 2^-10, as a head's gradients are; the other line has nothing
+ * where the large one is. Each of them is off by 2^-15 at most: their sum, 127 * 2^-10, by 0.2% in the mean, of
+ * which 5 times is 1%. Twelve bits had cost 1.3%. */
 static void spike_body(void) {
     enum { K = 128, LINES = 40 };
     uint16_t a[LINES * K], b[K];
@@ -584,7 +588,8 @@ static void gemms_match_onednn(void **state) {
     for_each_isa(onednn_body);
 }
 
-/* LeakSanitizer stops with an error of its own in a process that has opened oneDNN; addresses and behaviour are still checked. */
+/* LeakSanitizer stops with an error of its own in a process that has opened oneDNN; addresses and behaviour are
+ * still checked. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 

@@ -1,5 +1,5 @@
-/* fp32 to bf16 and back on the GPU of SMELT_TEST_DEVICE (skipped without it) against the host's rounding: lengths that fill units and that do not, numbers and what is
- * none, nothing written beyond the end. */
+/* fp32 to bf16 and back on the GPU of SMELT_TEST_DEVICE (skipped without it) against the host's rounding: lengths
+ * that fill units and that do not, numbers and what is none, nothing written beyond the end. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

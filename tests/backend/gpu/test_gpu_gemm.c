@@ -1,11 +1,12 @@
-/* smelt's GEMM on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against a loop in double precision: all layouts and types, sizes that
- * fill tiles and sizes that do not, batches, symmetric GEMMs, grouped GEMMs of experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are, beside
- * the vendor's.
+/* smelt's GEMM on the GPU of SMELT_TEST_DEVICE (hip or cuda; skipped without it) against a loop in double precision:
+ * all layouts and types, sizes that fill tiles and sizes that do not, batches, symmetric GEMMs, grouped GEMMs of
+ * experts; and always the same bits. With SMELT_TEST_SPEED set, how fast they are, beside the vendor's.
  *
  * What must not be read or written is NaN: the gaps between rows, slots without an expert, C before it is written.
  *
- * Tolerance: a sum of k products in fp32, in any order, is off by at most about k / 2^24 of the sum of their magnitudes; storing as bf16 adds half a unit in
- * the last place, 1/256. Operands are uniform in (-1, 1): a wrong sign or a lost product is off by about 0.3, thousands of times the first bound. */
+ * Tolerance: a sum of k products in fp32, in any order, is off by at most about k / 2^24 of the sum of their
+ * magnitudes; storing as bf16 adds half a unit in the last place, 1/256. Operands are uniform in (-1, 1): a wrong
+ * sign or a lost product is off by about 0.3, thousands of times the first bound. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -529,7 +530,8 @@ static const Experts expert_cases[] = {
     {.experts = 3, .slots = 50, .in = 33, .out = 21, .offset = (const int32_t[]){0, 7, 30, 49}},    /* odd */
 };
 
-/* Several rounds of tiles for every processor; experts' last rows fill more than half a tile, less, nothing, or are all they have. Too much for an emulator. */
+/* Several rounds of tiles for every processor; experts' last rows fill more than half a tile, less, nothing, or are
+ * all they have. Too much for an emulator. */
 static const Experts many_tiles = {
     .experts = 5, .slots = 6000, .in = 264, .out = 2048, .offset = (const int32_t[]){0, 1000, 2300, 2300, 2364, 5900}};
 

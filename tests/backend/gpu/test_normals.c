@@ -1,4 +1,5 @@
-/* Initial weights on the GPU of SMELT_TEST_DEVICE (skipped without it) against the host's, bit for bit; and the copies large enough to go through pinned memory. */
+/* Initial weights on the GPU of SMELT_TEST_DEVICE (skipped without it) against the host's, bit for bit; and the
+ * copies large enough to go through pinned memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -67,7 +68,8 @@ static void constants_are_normals_without_deviation(void **state) {
     check_normals(0, &(Normals){.seed = 1});
 }
 
-/* All parameters of a model with a load-balancing bias, whose last element is no normal, in parts of 1,000 elements as ranks might hold them. */
+/* All parameters of a model with a load-balancing bias, whose last element is no normal, in parts of 1,000 elements
+ * as ranks might hold them. */
 static void a_models_initial_weights_have_the_hosts_bits(void **state) {
     static const char *const settings[] = {"model.family=zaya", "model.experts=4", "model.router_width=16", "model.ffn=32", "model.heads=2",
         "model.kv_heads=1", "model.head_dim=16", "model.layers=2", "model.width=64", "model.vocabulary=100"};

@@ -1,9 +1,11 @@
-/* GEMMs on the vendors' libraries, against a loop in double precision: every layout, type, odd sizes, accumulation and bias; which algorithm is taken, and
- * the file that remembers it. What needs a GPU is skipped without SMELT_TEST_DEVICE=hip or cuda.
+/* GEMMs on the vendors' libraries, against a loop in double precision: every layout, type, odd sizes, accumulation
+ * and bias; which algorithm is taken, and the file that remembers it. What needs a GPU is skipped without
+ * SMELT_TEST_DEVICE=hip or cuda.
  *
- * Tolerance: a sum of k products in fp32, in any order, is off by at most about k / 2^24 of the sum of their magnitudes; storing as bf16 adds half a unit in
- * the last place, 1/256, and so does a bias that is rounded to bf16. A wrong sign or a lost product is off by a hundred times that. Hopper keeps sums of fp8 to about
- * 14 bits within a step, so 2^-10 of the magnitudes is allowed there: an element of other rows or columns is off by 20 times that. */
+ * Tolerance: a sum of k products in fp32, in any order, is off by at most about k / 2^24 of the sum of their
+ * magnitudes; storing as bf16 adds half a unit in the last place, 1/256, and so does a bias that is rounded to bf16.
+ * A wrong sign or a lost product is off by a hundred times that. Hopper keeps sums of fp8 to about 14 bits within a
+ * step, so 2^-10 of the magnitudes is allowed there: an element of other rows or columns is off by 20 times that. */
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* Kernels of everyday shape for the emulator's tests: a sum of vectors, a reduction through LDS and lane permutations, products by matrix instructions, work-item
- * ids in three dimensions, atomics, scratch memory. */
+/* Kernels of everyday shape for the emulator's tests: a sum of vectors, a reduction through LDS and lane
+ * permutations, products by matrix instructions, work-item ids in three dimensions, atomics, scratch memory. */
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x16 __attribute__((ext_vector_type(16)));
 typedef short i16x4 __attribute__((ext_vector_type(4)));

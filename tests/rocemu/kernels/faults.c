@@ -1,4 +1,5 @@
-/* Kernels that are each wrong in one way, which the emulator must report. All take one buffer of 256 dwords, and run as one workgroup of 128. */
+/* Kernels that are each wrong in one way, which the emulator must report. All take one buffer of 256 dwords, and run
+ * as one workgroup of 128. */
 typedef unsigned int u32;
 #define GLOBAL __attribute__((address_space(1)))
 #define SHARED __attribute__((address_space(3), loader_uninitialized))

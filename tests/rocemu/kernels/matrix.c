@@ -1,4 +1,5 @@
-/* One matrix instruction each: lane l gives the dwords of A and B at a[l * words ...], and writes its results to d[register * 64 + l]. C is read in the same way. */
+/* One matrix instruction each: lane l gives the dwords of A and B at a[l * words ...], and writes its results to
+ * d[register * 64 + l]. C is read in the same way. */
 typedef unsigned int u32;
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x16 __attribute__((ext_vector_type(16)));

@@ -1,5 +1,6 @@
-/* Instructions that move data, by wavefronts of one workgroup: lane l takes the four dwords in[4 l ...], and writes four to out[4 l ...]. In the assembly v[24:27] holds
- * what came in and v[20:23] what goes out; v28 is the address of 16 bytes of LDS of the lane's own, v29 that of a dword; LDS is zero at first. */
+/* Instructions that move data, by wavefronts of one workgroup: lane l takes the four dwords in[4 l ...], and writes
+ * four to out[4 l ...]. In the assembly v[24:27] holds what came in and v[20:23] what goes out; v28 is the address
+ * of 16 bytes of LDS of the lane's own, v29 that of a dword; LDS is zero at first. */
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));

@@ -1,4 +1,5 @@
-/* A kernel for every row of operations.h: work-item i takes a[i], b[i], c[i] and writes d[i]; of the scalar rows, workgroup i does. */
+/* A kernel for every row of operations.h: work-item i takes a[i], b[i], c[i] and writes d[i]; of the scalar rows,
+ * workgroup i does. */
 #include "../operations.h"
 
 typedef unsigned int u32;
