@@ -188,14 +188,14 @@ INLINE void load_operands(
     for (int32_t step = 0; step < t->steps; step++, depth += TILE_DEPTH) {
         LOCAL bf16 *stage = stage_at(ring);
         SharedBarrier full = stage_full(ring);
-        shared_barrier_wait(stage_empty(ring), ring->turn + 1);
+        shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         if (step == 0) hopper_shared->tiles[round % HOPPER_TOLD] = *t;
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
         for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
         for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
             load_box(stage + HOPPER_A_ELEMENTS + i * BOX_ELEMENTS, map_b, b, t->column + i * BOX_LINES, depth, b_sheet, full,
                 (1 << HOPPER_CLUSTER) - 1);
-        ring_on(ring, HOPPER_STAGES);
+        ring_advance(ring, HOPPER_STAGES);
     }
 }
 
@@ -203,12 +203,12 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
     const GemmArguments *g = &h->product;
     int32_t boxes = (t->half ? 1 : 2) * D_BOXES, column = t->column * (g->wide ? 2 : 1), row = map_row(g, t);
     for (int32_t left = d_steps(g); left > 0; left--, column += D_BOXES * PANEL_COLUMNS) {
-        shared_barrier_wait(stage_empty(ring), ring->turn + 1);
+        shared_barrier_wait(stage_empty(ring), ring->phase + 1);
         shared_barrier_expect(stage_full(ring), boxes * BOX_ELEMENTS * 2);
         for (int32_t i = 0; i < boxes; i++)
             copy_box(stage_at(ring) + i * BOX_ELEMENTS, maps + __builtin_offsetof(GemmHopper, d), column + i % D_BOXES * PANEL_COLUMNS,
                 row + i / D_BOXES * BOX_LINES, map_sheet(g, t), stage_full(ring));
-        ring_on(ring, HOPPER_STAGES);
+        ring_advance(ring, HOPPER_STAGES);
     }
 }
 
@@ -220,7 +220,7 @@ INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, La
     for (int32_t round = 0;; round++) {
         HopperTile t = hopper_tile(&h->product, s, &walk, schedule_entry(s, round, cluster), rank);
         if (t.steps == 0) {
-            shared_barrier_wait(stage_empty(&ring), ring.turn + 1);
+            shared_barrier_wait(stage_empty(&ring), ring.phase + 1);
             hopper_shared->tiles[round % HOPPER_TOLD] = t;
             shared_barrier_arrive(stage_full(&ring));
             return;
@@ -265,7 +265,7 @@ INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right
                      "setp.eq.s32 add, 0, 0;\n"
                      "wgmma.fence.sync.aligned;\n" WGMMA_256 WGMMA_256 WGMMA_256 WGMMA_256 "wgmma.commit_group.sync.aligned; }"
         : TIED_128(x)
-        : "r"(operand_at(left, BOX_ELEMENTS * 2)), "r"(operand_at(right, BOX_ELEMENTS * 2)), "n"(descriptor_step(a)),
+        : "r"(descriptor_of(left, BOX_ELEMENTS * 2)), "r"(descriptor_of(right, BOX_ELEMENTS * 2)), "n"(descriptor_step(a)),
         "n"(descriptor_step(b)), "n"(a == LAYOUT_LINES), "n"(b == LAYOUT_LINES)
         : "memory");
 }
@@ -281,7 +281,7 @@ INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
         _Pragma("clang loop unroll(disable)") for (int at = first; at < BOX_ELEMENTS * 2; at += WARPGROUP * 16) *
             (LOCAL u32x4 *)(box + at / 2) = (u32x4){0, 0, 0, 0};
     }
-    shared_to_async();
+    fence_shared_to_async();
     group_barrier(group);
 }
 
@@ -295,7 +295,7 @@ INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float 
     const int blocks = wide ? SUMS / 16 : SUMS / 8; /* of eight columns */
     int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
     LOCAL const bf16 *from = stage_at(ring) + group * D_BOXES * BOX_ELEMENTS;
-    shared_barrier_wait(stage_full(ring), ring->turn);
+    shared_barrier_wait(stage_full(ring), ring->phase);
     UNROLL for (int i = 0; i < blocks * 2; i++) {
         LOCAL const bf16 *box = from + i / blocks * BOX_ELEMENTS;
         float *pair = x + (s * blocks * 2 + i) * 2;
@@ -310,7 +310,7 @@ INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float 
     }
     warp_barrier();
     stage_release(ring->stage);
-    ring_on(ring, HOPPER_STAGES);
+    ring_advance(ring, HOPPER_STAGES);
 }
 
 INLINE void sums_add_d(const GemmArguments *g, Ring *ring, int group, float *x, const bool wide) {
@@ -353,7 +353,7 @@ INLINE void write_boxes(
                 store_matrices(box + tile_at(PANEL_COLUMNS, row + lane % 16, (j % 8 + lane / 16) * 8), w);
             }
         }
-        shared_to_async();
+        fence_shared_to_async();
         group_barrier(group);
         for (int i = 0; i < OUT_BOXES && sends; i++) {
             int32_t column = t->column + pass * columns + i * across;
@@ -417,14 +417,14 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
     int before = 0;
     for (int32_t step = 0; step < t->steps; step++) {
         LOCAL bf16 *stage = stage_at(ring);
-        shared_barrier_wait(stage_full(ring), ring->turn);
+        shared_barrier_wait(stage_full(ring), ring->phase);
         if (cuts && t->depth - step * TILE_DEPTH < TILE_DEPTH) stage_cut(stage, group, t->depth - step * TILE_DEPTH);
         warp_barrier();
         sums_start(x, stage + group * BOX_ELEMENTS, stage + HOPPER_A_ELEMENTS, a, b);
         sums_wait_for_earlier();
         if (step > 0) stage_release(before);
         before = ring->stage;
-        ring_on(ring, HOPPER_STAGES);
+        ring_advance(ring, HOPPER_STAGES);
     }
     sums_wait(x);
     stage_release(before);
@@ -433,10 +433,10 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
 /* For a group without rows. */
 INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     for (int32_t step = t->steps + d_steps(g); step > 0; step--) {
-        shared_barrier_wait(stage_full(ring), ring->turn);
+        shared_barrier_wait(stage_full(ring), ring->phase);
         warp_barrier();
         stage_release(ring->stage);
-        ring_on(ring, HOPPER_STAGES);
+        ring_advance(ring, HOPPER_STAGES);
     }
 }
 
@@ -447,7 +447,7 @@ INLINE void make_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
     Ring ring = {0};
     for (int32_t round = 0;; round++) {
         float x[SUMS];
-        shared_barrier_wait(stage_full(&ring), ring.turn);
+        shared_barrier_wait(stage_full(&ring), ring.phase);
         HopperTile t = hopper_shared->tiles[round % HOPPER_TOLD];
         if (t.steps == 0) break;
         if (t.row + group * GROUP_ROWS >= t.end) {
@@ -470,8 +470,8 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout
             shared_barrier_init(&hopper_shared->full[i], 1);
             shared_barrier_init(&hopper_shared->empty[i], HOPPER_CLUSTER * 2 * 4);
         }
-        shared_barriers_to_cluster();
-        shared_to_async();
+        fence_barriers_to_cluster();
+        fence_shared_to_async();
     }
     cluster_barrier();
     if (wave_id() < 2 * 4) make_tiles(h, maps, a, b);

@@ -1,29 +1,33 @@
-/* What kernels for NVIDIA's Hopper (sm_90a) are written in beyond gpu.h: products of a warpgroup (wgmma), the engine that copies boxes of a tensor to shared
- * memory, and the barriers in shared memory that count its bytes. For the attention kernels; products (gemm.h) take what they share.
+/* The kernel language for NVIDIA's Hopper (sm_90a) beyond gpu.h: matmuls of a warpgroup (wgmma), copies of tensor
+ * boxes to shared memory by the tensor memory accelerator (TMA), and the mbarriers that count their bytes. For the
+ * kernels of attention and GEMM. Owns no memory.
  *
- * A warpgroup is four warps, 128 threads. Operands lie in shared memory in panels: rows of 64 bf16, 128 bytes, in groups of eight rows whose 16-byte chunks
- * are permuted by the 128-byte swizzle, as the copy engine leaves them; a panel begins at a multiple of 1,024 bytes. Seen along the sums, a row is either
- * one line of an operand, 64 steps of the depth, or one step of the depth for 64 lines ("transposed").
+ * A warpgroup is four warps, 128 threads. Operands lie in shared memory in panels: rows of 64 bf16 (128 bytes) with
+ * the 128-byte swizzle of 16-byte chunks within eight rows, as TMA writes them; a panel is aligned to 1,024 bytes. A
+ * row of a panel holds either 64 steps along k of one row of an operand, or one step along k of 64 rows
+ * ("transposed").
  *
- * Kernels with products have no float division: it is a call for a compiler that compiles for linking, and beside a call every product is waited for.
+ * Kernels with wgmma contain no float division: relocatable code makes it a function call, and ptxas waits for every
+ * wgmma before a call.
  *
- * Sums of 64 rows x n columns are an array of n / 2 floats per thread: with warp w of the group and lane = 4 g + t, x[4 j + 2 r + e] is row
- * 16 w + 8 r + g, column 8 j + 2 t + e. Such an array, rounded in pairs, is the left operand of the next product (PTX ISA, "Register Fragments for
- * wgmma.mma_async"). */
+ * Sums of 64 rows x n columns are an array of n / 2 floats per thread: with warp w of the group and lane = 4 g + t,
+ * x[4 j + 2 r + e] is row 16 w + 8 r + g, column 8 j + 2 t + e. Such an array, cast to bf16 in pairs, is the left
+ * operand of a next matmul (PTX ISA, "Register Fragments for wgmma.mma_async"). */
 #pragma once
 
 #include "backend/gpu/mma.h"
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
 
-/* BLOCK_BOUNDS of blocks in clusters of `size`, for which the launch need not ask. */
+/* BLOCK_BOUNDS, and clusters of `size` blocks; the launch need not set the cluster size. */
 #define CLUSTER_BOUNDS(threads, blocks, size) __asm__ volatile("// bounds %0 %1 %2" : : "n"(threads), "n"(blocks), "n"(size))
 
 enum { WARPGROUP = 128, PANEL_COLUMNS = 64, GROUP_ROWS = 64 };
 
-/* Registers of each thread of a warpgroup from now on, a multiple of 8: more, when others have left as many, or fewer. All warps of the group. */
-#define registers_take(count) __asm__ volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(count))
-#define registers_leave(count) __asm__ volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(count))
+/* Sets the registers of each thread of a warpgroup, a multiple of 8: raises them once other groups have lowered
+ * theirs. Called by all warps of the group. */
+#define registers_raise(count) __asm__ volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(count))
+#define registers_lower(count) __asm__ volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(count))
 
 /* -- Barriers ------------------------------------------------------------------------------------------------------ */
 
@@ -35,44 +39,45 @@ INLINE void warp_barrier(void) { __nvvm_bar_warp_sync(~0u); }
 INLINE void shared_barrier_init(SharedBarrier b, int arrivals) {
     __asm__ volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(address_of(b)), "r"(arrivals) : "memory");
 }
-/* What was written to shared memory before is there for wgmma and the copy engine. */
-INLINE void shared_to_async(void) { __asm__ volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* Makes earlier writes to shared memory visible to wgmma and TMA. */
+INLINE void fence_shared_to_async(void) { __asm__ volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 INLINE void shared_barrier_arrive(SharedBarrier b) {
     __asm__ volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(address_of(b)) : "memory");
 }
-/* Arrives, and announces bytes that copies will bring. */
+/* Arrives, and adds `bytes` that copies will write to what the phase waits for. */
 INLINE void shared_barrier_expect(SharedBarrier b, int bytes) {
     __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(address_of(b)), "r"(bytes) : "memory");
 }
-/* Arrives at the same barrier of block `rank` of the cluster. */
+/* Arrives at barrier `b` of block `rank` of the cluster. */
 INLINE void shared_barrier_arrive_at(SharedBarrier b, int rank) {
     __asm__ volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
         :
         : "r"(address_of(b)), "r"(rank)
         : "memory");
 }
-/* Until phase `turn` (0, 1, 2 ...) is over. */
-INLINE void shared_barrier_wait(SharedBarrier b, int turn) {
+/* Waits until phase `phase` (0, 1, 2 ...) is complete. */
+INLINE void shared_barrier_wait(SharedBarrier b, int phase) {
     int done;
     do
         __asm__ volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.b32 %0, 1, 0, done; }"
             : "=r"(done)
-            : "r"(address_of(b)), "r"(turn & 1)
+            : "r"(address_of(b)), "r"(phase & 1)
             : "memory");
     while (!done);
 }
 
-/* Where a walk along the uses of a ring of stages stands: `turn` counts its times around. */
-typedef struct Ring { int stage, turn; } Ring;
-INLINE void ring_on(Ring *r, const int stages) {
+/* Position in a ring of stages: the current stage, and how often the ring has wrapped around, which is the phase of
+ * the stage's barriers. */
+typedef struct Ring { int stage, phase; } Ring;
+INLINE void ring_advance(Ring *r, const int stages) {
     if (++r->stage < stages) return;
     r->stage = 0;
-    r->turn++;
+    r->phase++;
 }
 
-/* Barriers that were initialized before are there for the other blocks of the cluster, after cluster_barrier. */
-INLINE void shared_barriers_to_cluster(void) { __asm__ volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
-/* All threads of the cluster. */
+/* Makes initialized barriers visible to the other blocks of the cluster, after cluster_barrier. */
+INLINE void fence_barriers_to_cluster(void) { __asm__ volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+/* Barrier of all threads of the cluster. */
 INLINE void cluster_barrier(void) {
     warp_barrier();
     __asm__ volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
@@ -85,9 +90,9 @@ INLINE void named_barrier_arrive(int id, int threads) { __asm__ volatile("bar.ar
 /* 2^x; results below the normal numbers are zero, which saves three instructions. */
 INLINE float exp2_or_zero(float x) { return __nvvm_ex2_approx_ftz_f(x); }
 
-/* -- The copy engine ----------------------------------------------------------------------------------------------- */
+/* -- Tensor memory accelerator (TMA) ------------------------------------------------------------------------------- */
 
-/* The address of the argument struct of KERNEL `name`, for tensor maps in it. */
+/* Address of the argument struct of KERNEL `name`, for the tensor maps in it. */
 #define ARGUMENTS_ADDRESS(name)                                                             \
     ({                                                                                      \
         uint64_t address;                                                                   \
@@ -95,7 +100,8 @@ INLINE float exp2_or_zero(float x) { return __nvvm_ex2_approx_ftz_f(x); }
         address;                                                                            \
     })
 
-/* The box at (column, row, sheet) of the tensor that the map at `map` describes; elements beyond its edges are zero. */
+/* Copies the box at (column, row, sheet) of the tensor of the map at `map` to shared memory; elements beyond its edges
+ * are zero. Barrier `b` gets the bytes. */
 INLINE void copy_box(LOCAL bf16 *to, uint64_t map, int column, int row, int sheet, SharedBarrier b) {
     __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
         :
@@ -103,7 +109,8 @@ INLINE void copy_box(LOCAL bf16 *to, uint64_t map, int column, int row, int shee
         : "memory");
 }
 
-/* The same into every block of the cluster whose bit of `ranks` is set, at the same place; each block's barrier gets the bytes. */
+/* copy_box into every block of the cluster whose bit of `ranks` is set, at the same address; each block's barrier gets
+ * the bytes. */
 INLINE void copy_box_to_cluster(LOCAL bf16 *to, uint64_t map, int column, int row, int sheet, SharedBarrier b, int ranks) {
     __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
                      "%3, %4}], [%5], %6;"
@@ -112,7 +119,7 @@ INLINE void copy_box_to_cluster(LOCAL bf16 *to, uint64_t map, int column, int ro
         : "memory");
 }
 
-/* `bytes` bytes as they lie; both addresses and the size are multiples of 16. */
+/* Copies `bytes` contiguous bytes to shared memory; both addresses and the size are multiples of 16. */
 INLINE void copy_bytes(LOCAL void *to, GLOBAL const void *from, int bytes, SharedBarrier b) {
     __asm__ volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :
@@ -120,8 +127,9 @@ INLINE void copy_bytes(LOCAL void *to, GLOBAL const void *from, int bytes, Share
         : "memory");
 }
 
-/* The box at (column, row, sheet) out of shared memory; elements beyond the tensor's edges are left out. After copy_out_commit the thread's copies_read waits until
- * such boxes are read, copies_done until they are written. */
+/* Copies a box from shared memory to (column, row, sheet) of a tensor; elements beyond its edges are not written.
+ * After copy_out_commit, copies_read waits until the thread's boxes have been read from shared memory, copies_done
+ * until they have been written. */
 INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL const bf16 *from) {
     __asm__ volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
         :
@@ -131,21 +139,23 @@ INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL con
 INLINE void copy_out_commit(void) { __asm__ volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 INLINE void copies_read(void) { __asm__ volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
 INLINE void copies_done(void) { __asm__ volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
-/* `bytes` bytes of floats back, in place of those at `to` or added to them; committed and waited for like boxes. */
-INLINE void copy_back(GLOBAL float *to, LOCAL const float *from, int bytes) {
+/* Write floats from shared to global memory, bulk_add by adding to what is there; committed and waited for like
+ * copy_box_out. */
+INLINE void bulk_store(GLOBAL float *to, LOCAL const float *from, int bytes) {
     __asm__ volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
         :
         : "l"(to), "r"(address_of(from)), "r"(bytes)
         : "memory");
 }
-INLINE void add_back(GLOBAL float *to, LOCAL const float *from, int bytes) {
+INLINE void bulk_add(GLOBAL float *to, LOCAL const float *from, int bytes) {
     __asm__ volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
         :
         : "l"(to), "r"(address_of(from)), "r"(bytes)
         : "memory");
 }
 
-/* Four blocks of 8 x 8 of bf16, as wgmma's sums hold them rounded: lanes 8 i .. 8 i + 7 give the addresses of the rows of block i. */
+/* Stores four 8 x 8 blocks of bf16, in the register layout of wgmma sums cast to bf16; lanes 8 i .. 8 i + 7 give the
+ * addresses of the rows of block i. */
 INLINE void store_matrices(LOCAL const void *row, const uint32_t *x) {
     __asm__ volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
         :
@@ -153,13 +163,13 @@ INLINE void store_matrices(LOCAL const void *row, const uint32_t *x) {
         : "memory");
 }
 
-/* A block of 8 x 8 of bf16, of which every lane holds a pair as in wgmma's sums, transposed. */
+/* Transposes an 8 x 8 block of bf16, of which every lane holds a pair as in wgmma sums. */
 INLINE uint32_t transpose_matrix(uint32_t x) {
     uint32_t y;
     __asm__ volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-/* If `there`, without a branch: else no lane exchange would run beside another. */
+/* Stores two words if `there`, by a predicate: with a branch, lane exchanges would not overlap. */
 INLINE void store_two_if(GLOBAL void *to, uint32_t x, uint32_t y, bool there) {
     __asm__ volatile("{ .reg .pred there; setp.ne.b32 there, %3, 0; @there st.global.v2.b32 [%0], {%1, %2}; }"
         :
@@ -169,7 +179,8 @@ INLINE void store_two_if(GLOBAL void *to, uint32_t x, uint32_t y, bool there) {
 
 /* -- Between blocks ------------------------------------------------------------------------------------------------ */
 
-/* What the thread that released a value wrote before, by copies too, is there after the value is seen. */
+/* Release and acquire between blocks: what a thread wrote before release_value, also by TMA, is visible to a thread
+ * after await_value has seen the value. */
 INLINE void release_value(GLOBAL int32_t *to, int32_t value) {
     __asm__ volatile("fence.proxy.async; st.release.gpu.global.s32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
@@ -178,29 +189,31 @@ INLINE void await_value(GLOBAL const int32_t *from, int32_t value) {
     do __asm__ volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(from) : "memory");
     while (seen != value);
 }
-/* What was seen in global memory is there for the copy engine. */
-INLINE void global_to_async(void) { __asm__ volatile("fence.proxy.async.global;" : : : "memory"); }
-/* Numbers 0, 1, 2 ... to whoever asks. */
+/* Orders earlier reads of global memory before later TMA operations. */
+INLINE void fence_global_to_async(void) { __asm__ volatile("fence.proxy.async.global;" : : : "memory"); }
+/* Takes the next number 0, 1, 2 ... of a counter that starts at 0. */
 INLINE int32_t take_ticket(GLOBAL int32_t *next) {
     int32_t ticket;
     __asm__ volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(ticket) : "l"(next) : "memory");
     return ticket;
 }
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- Matmuls (wgmma) ----------------------------------------------------------------------------------------------- */
 
-/* The lower word of a matrix descriptor (PTX ISA, "Matrix Descriptor Format"): address, and `panel` bytes from panel to panel where lines are neighbours in a
- * row, in units of 16 bytes. The upper one says 128-byte swizzle, 1,024 bytes from eight rows to the next eight. */
+/* Lower word of a matrix descriptor (PTX ISA, "Matrix Descriptor Format"): the address, and for transposed operands
+ * the `panel` bytes from panel to panel, in units of 16 bytes. The upper word is constant: 128-byte swizzle, 1,024
+ * bytes from eight rows to the next eight. */
 typedef uint32_t Descriptor;
 #define DESCRIPTOR_UPPER "0x40000040"
-INLINE Descriptor operand_at(LOCAL const bf16 *tile, int panel) {
+INLINE Descriptor descriptor_of(LOCAL const bf16 *tile, int panel) {
     uint32_t address = address_of(tile);
-    __asm__ volatile("" : "+r"(address)); /* else a loop keeps a register for every step of every operand */
+    __asm__ volatile("" : "+r"(address)); /* else a loop would hold a register for every step of every operand */
     return (uint32_t)(panel / 16) << 16 | (address & 0x3ffff) >> 4;
 }
-/* Further on by whole 16 bytes. */
-INLINE Descriptor operand_further(Descriptor operand, int bytes) { return operand + (uint32_t)(bytes / 16); }
-/* 16 steps of the depth number `step` of a tile of `rows` rows: 32 bytes of each row and, each fourth time, the next panel; transposed, 16 rows. */
+/* Moves a descriptor by `bytes`, a multiple of 16. */
+INLINE Descriptor descriptor_advance(Descriptor operand, int bytes) { return operand + (uint32_t)(bytes / 16); }
+/* Byte offset of step number `step` of 16 along k in a tile of `rows` rows: 32 bytes of each row, every fourth time
+ * the next panel; transposed, 16 rows. */
 INLINE int depth_bytes(int rows, int step) { return step / 4 * rows * 128 + step % 4 * 32; }
 INLINE int depth_bytes_transposed(int step) { return step * 16 * 128; }
 
@@ -216,9 +229,9 @@ INLINE int depth_bytes_transposed(int step) { return step * 16 * 128; }
 #define TIED_64_COLUMNS(x) TIED_32(x, 0)
 #define TIED_128_COLUMNS(x) TIED_32(x, 0), TIED_32(x, 32)
 
-/* Starts x += a b (x = a b unless `add`) for 16 steps of the depth: both from shared memory, the left one as rows or ("1") transposed, or the left one from
- * registers. From wgmma_begin until a wait
- * for it, x and the registers of `a` are the hardware's. */
+/* Start x += a b (x = a b unless `add`) for 16 steps along k; a comes from shared memory, as rows or (a_transposed
+ * "1") transposed, or from registers; b from shared memory. Between wgmma_begin and the wgmma_wait for it, code must
+ * not touch x and the registers of a. */
 #define WGMMA_SHARED(name, shape, tied, named, a_name, b_name, a_transposed, add_name, transposed_name)                                    \
     INLINE void name(float *x, Descriptor a, Descriptor b, bool add, const int b_transposed) {                                             \
         __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; setp.ne.b32 add, " add_name ", 0;\n"                                           \
@@ -240,7 +253,7 @@ WGMMA_SHARED(wgmma_shared_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64", 
 WGMMA_REGISTERS(wgmma_registers_64, "m64n64k16", TIED_64_COLUMNS, NAMED_32, "%32, %33, %34, %35", "%36", "%37", "%38")
 WGMMA_REGISTERS(wgmma_registers_128, "m64n128k16", TIED_128_COLUMNS, NAMED_64, "%64, %65, %66, %67", "%68", "%69", "%70")
 
-/* x has 64 or 128 columns, as a constant. */
+/* `columns` of x is 64 or 128, a constant. */
 INLINE void wgmma_shared(float *x, const int columns, Descriptor a, Descriptor b, bool add, const int b_transposed) {
     if (columns == 64) wgmma_shared_64(x, a, b, add, b_transposed);
     else wgmma_shared_128(x, a, b, add, b_transposed);
@@ -249,39 +262,40 @@ INLINE void wgmma_registers(float *x, const int columns, const uint32_t *a, Desc
     if (columns == 64) wgmma_registers_64(x, a, b, add, b_transposed);
     else wgmma_registers_128(x, a, b, add, b_transposed);
 }
-/* What was written to the registers of x before is there for wgmma. */
+/* Orders earlier writes to the registers of x before wgmma. */
 INLINE void wgmma_begin(float *x, const int columns) {
     if (columns == 64) __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_64_COLUMNS(x) : : "memory");
     else __asm__ volatile("wgmma.fence.sync.aligned;" : TIED_128_COLUMNS(x) : : "memory");
 }
 INLINE void wgmma_commit(void) { __asm__ volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
-/* All committed products but the last `pending` are done, of which x is one. */
+/* Waits until all committed groups but the last `pending` are done; x belongs to one that is done. */
 INLINE void wgmma_wait(float *x, const int columns, const int pending) {
     if (columns == 64) __asm__ volatile("wgmma.wait_group.sync.aligned %32;" : TIED_64_COLUMNS(x) : "n"(pending) : "memory");
     else __asm__ volatile("wgmma.wait_group.sync.aligned %64;" : TIED_128_COLUMNS(x) : "n"(pending) : "memory");
 }
 
-/* Clang does not put off until later what makes x. */
-INLINE void sums_here(float *x, const int columns) {
+/* Keeps clang from moving the computation of x past this point. */
+INLINE void materialize_sums(float *x, const int columns) {
     if (columns == 64) __asm__ volatile("" : TIED_64_COLUMNS(x));
     else __asm__ volatile("" : TIED_128_COLUMNS(x));
 }
-/* Nor does ptxas, which moves waits for products up as far as it can: a store to `place` that is never done, as x is never negative, stops them. */
-INLINE void hold_until(float x, LOCAL void *place) {
+/* Keeps ptxas from moving a wgmma_wait above the computation of x >= 0: a store to `place`, predicated on x < 0, which
+ * never happens. */
+INLINE void fence_on_value(float x, LOCAL void *place) {
     __asm__ volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never st.shared.f32 [%1], %0; }"
         :
         : "f"(x), "r"(address_of(place))
         : "memory");
 }
 
-/* A group's words of left operands to rows of `tile`, a panel of 64 columns after the other, each `panel` elements. */
+/* Stores a group's left operand to 64 rows of `tile`, in panels of 64 columns, `panel` elements from panel to panel. */
 INLINE void operand_to_rows(LOCAL bf16 *tile, const int panel, const uint32_t *a, const int width) {
     int lane = opaque(lane_id()), row = opaque(wave_id()) % 4 * 16 + lane % 16;
     UNROLL for (int k = 0; k < width / 16; k++)
         store_matrices(tile + k / 4 * panel + tile_at(PANEL_COLUMNS, row, k % 4 * 16 + lane / 16 * 8), a + 4 * k);
 }
 
-/* The left operand of a product whose depth is the `columns` of x: 4 registers for each 16. */
+/* Casts sums to bf16 as the left operand of a matmul along the `columns` of x: 4 registers for each 16. */
 INLINE void sums_to_operand(uint32_t *a, const float *x, const int columns) {
     UNROLL for (int i = 0; i < columns / 4; i++) a[i] = to_bf16_pair(x[2 * i], x[2 * i + 1]);
 }

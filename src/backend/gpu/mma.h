@@ -1,16 +1,23 @@
-/* Matrix tiles in registers and in shared memory, for kernels that multiply: attention and products. One set of names over MFMA of AMD (16x16x16) and
- * mma.sync of NVIDIA (m16n8k16); bf16 operands, fp32 sums.
+/* Matrix tiles in registers and in shared memory, for kernels that use matrix cores: attention, cca and GEMM. One set
+ * of names over AMD's MFMA (16x16x16) and NVIDIA's mma.sync (m16n8k16); bf16 operands, fp32 accumulators. Owns no
+ * memory: tiles are the caller's.
  *
- * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 values along k, as the left or the right factor alike:
+ * A wave works in blocks of 32 x 32 x 32. An Operand holds 32 rows of 32 elements along k and serves as the left or
+ * the right factor:
  *     mma(&c, &a, &b):  c[i][j] += sum over k of a[i][k] * b[j][k]
- * Which lane holds what is the vendor's. Code that touches single elements of an Accumulator asks: a lane has LANE_ROWS rows with LANE_COLUMNS columns
- * each, element (r, c) is that of row accumulator_row(r), column accumulator_column(c). Lanes that share rows are lanes_max's and lanes_sum's. The layouts
- * are such that an Accumulator becomes the Operand of the same rows, its columns along k, without leaving the lane.
+ * The vendor decides which lane holds what. Code that needs single elements of an Accumulator uses these names: a lane
+ * has LANE_ROWS rows of LANE_COLUMNS columns each, and element (r, c) is that of row accumulator_row(r), column
+ * accumulator_column(c). lanes_max and lanes_sum reduce over the lanes that share rows. An Accumulator becomes the
+ * Operand of the same rows, its columns along k, without data leaving the lane (operand_of).
  *
- * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, at multiples of 128 bytes, their rows' 16-byte chunks permuted against bank conflicts:
- * element (row, column) is at tile_at. Operands are read from blocks at multiples of 32, as they lie or transposed. Tiles are filled from global memory by
- * stage_begin, which starts the transfer, and stage_end, before which it need not have arrived. All of these functions take constants for `width`,
- * `rows`, `threads` and for the place of an operand (what changes at run time goes into `tile`, in whole blocks of rows); all lanes of a wave (threads of a block, for staging) take part. */
+ * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, aligned to 128 bytes. The 16-byte chunks of a
+ * row are swizzled against bank conflicts: element (row, column) is at tile_at. Operands are read from blocks at
+ * multiples of 32, as stored or transposed. stage_begin starts the copy of a tile from global memory, stage_end waits
+ * for it.
+ *
+ * `width`, `rows`, `threads` and the place of an operand are constants at every call; what changes at run time goes
+ * into the pointer `tile`, in whole blocks of rows. All lanes of a wave call these functions; all threads of a block
+ * call those of staging. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
@@ -19,7 +26,8 @@
 
 enum { MMA = 32, LANE_COLUMNS = 8 };
 
-/* x, of which the compiler knows nothing: what is computed from it inside a loop stays there instead of filling registers around the loop. */
+/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop instead of filling
+ * registers around it. */
 INLINE int opaque(int x) {
 #if defined __AMDGCN__
     __asm__ volatile("" : "+v"(x));
@@ -31,20 +39,23 @@ INLINE int opaque(int x) {
 
 /* -- Tiles in shared memory ---------------------------------------------------------------------------------------- */
 
-/* By what the places of a row's chunks are exchanged. Reads of an Operand touch the same chunk of 8 consecutive rows (NVIDIA), of 8 even or odd rows, or
- * half of a row and half of the one 8 rows below (AMD); each of these sets falls on all banks once where rows are whole multiples of 128 bytes. */
-INLINE int tile_turn(int width, int row) {
+/* Swizzle: chunk i of a row is stored at chunk i ^ tile_swizzle. Reads of an Operand touch the same chunk of 8
+ * consecutive rows (NVIDIA), of 8 even or odd rows, or half of a row and half of the row 8 below (AMD). Where rows are
+ * multiples of 128 bytes, each of these sets falls on every bank once. */
+INLINE int tile_swizzle(int width, int row) {
     if (width % 64) return row >> 1 & 3;
     return WAVE == 64 ? (row & 7) ^ (row >> 3 & 1) * 5 : row & 7;
 }
-/* Where the chunk of eight from `column` on of a row lies, in elements. */
-INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_turn(width, row)) * 8; }
-/* The same for chunk `lane_chunk` of row `lane_row` of the block at (row, column), multiples of 16, in three parts: the lane's, what its bits are turned over
- * by, and what is added; the last two are constants. */
-INLINE int tile_lane(int width, int lane_row, int lane_chunk) { return lane_row * width + (lane_chunk ^ tile_turn(width, lane_row)) * 8; }
+/* Place of the chunk of eight from `column` on of a row, in elements. */
+INLINE int tile_at(int width, int row, int column) { return row * width + ((column / 8) ^ tile_swizzle(width, row)) * 8; }
+/* tile_at for chunk `lane_chunk` of row `lane_row` of the block at (row, column), multiples of 16, as (tile_lane ^
+ * tile_xor) + tile_block: the lane's part, a constant for XOR, and a constant to add. */
+INLINE int tile_lane(int width, int lane_row, int lane_chunk) {
+    return lane_row * width + (lane_chunk ^ tile_swizzle(width, lane_row)) * 8;
+}
 INLINE int tile_period(int width) { return width % 64 ? 32 : 64; }
-INLINE int tile_over(int width, int column) { return column % tile_period(width); }
-INLINE int tile_block(int width, int row, int column) { return row * width + column - tile_over(width, column); }
+INLINE int tile_xor(int width, int column) { return column % tile_period(width); }
+INLINE int tile_block(int width, int row, int column) { return row * width + column - tile_xor(width, column); }
 
 /* -- AMD ----------------------------------------------------------------------------------------------------------- */
 
@@ -80,7 +91,7 @@ INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
     }
 }
 
-/* The upper halves of two words: bf16 cut off. */
+/* Upper halves of two words: two floats truncated to bf16. */
 INLINE uint32_t upper_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x07060302); }
 INLINE uint32_t lower_halves(uint32_t low, uint32_t high) { return __builtin_amdgcn_perm(high, low, 0x05040100); }
 /* Rounds to nearest, ties away from zero: three instructions where ties to even take ten. */
@@ -91,7 +102,7 @@ INLINE uint32_t round_pair(float low, float high) {
 INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, int width, int row, int column) {
     int lane = opaque(lane_id());
     UNROLL for (int s = 0; s < 2; s++) o->half[s] =
-        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_over(width, column)) +
+        *(LOCAL const u32x4 *)(tile + (tile_lane(width, lane % 16 * 2 + s, lane / 16) ^ tile_xor(width, column)) +
                                tile_block(width, row, column));
 }
 
@@ -99,7 +110,7 @@ INLINE void operand_load_transposed(Operand *o, LOCAL const bf16 *tile, int widt
     int lane = opaque(lane_id());
     uint32_t pair[8];
     UNROLL for (int i = 0; i < 8; i++) {
-        int at = (tile_lane(width, lane / 16 * 8 + i, lane % 16 / 4) ^ tile_over(width, column)) + lane % 4 * 2;
+        int at = (tile_lane(width, lane / 16 * 8 + i, lane % 16 / 4) ^ tile_xor(width, column)) + lane % 4 * 2;
         pair[i] = *(LOCAL const uint32_t *)(tile + at + tile_block(width, row, column));
     }
     UNROLL for (int i = 0; i < 4; i++) {
@@ -125,8 +136,8 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 enum { LANE_ROWS = 4 };
 
-/* x[s][h] is the 16 x 16 block of rows 16 s .., k = 16 h .., as ldmatrix gives it: of its 8 x 8 quarters the upper left, lower left, upper right, lower
- * right, where with lane = 4 g + t a word is row g, columns 2 t and 2 t + 1. */
+/* x[s][h] is the 16 x 16 block of rows 16 s .., k = 16 h .., as ldmatrix gives it: of its 8 x 8 quarters the upper
+ * left, lower left, upper right, lower right, where with lane = 4 g + t a word is row g, columns 2 t and 2 t + 1. */
 typedef struct Operand { uint32_t x[2][2][4]; } Operand;
 /* x[s][n] is the 16 x 8 block of rows 16 s .., columns 8 n ..: row g, columns 2 t and 2 t + 1, then row g + 8. */
 typedef struct Accumulator { f32x4 x[2][4]; } Accumulator;
@@ -157,7 +168,8 @@ INLINE void mma(Accumulator *c, const Operand *a, const Operand *b) {
 }
 
 INLINE uint32_t shared_address(LOCAL const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
-/* Four 8 x 8 quarters; lanes 8 i .. 8 i + 7 give the addresses of the rows of quarter i, `offset` elements short. */
+/* Loads four 8 x 8 quarters; lanes 8 i .. 8 i + 7 give the addresses of the rows of quarter i, to which the constant
+ * `offset` (elements) is added. */
 INLINE void load_matrices(uint32_t *x, uint32_t address, const int offset) {
     __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -168,9 +180,10 @@ INLINE void load_matrices_transposed(uint32_t *x, uint32_t address, const int of
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
         : "r"(address), "n"(offset * 2));
 }
-/* Tiles begin at multiples of 128 bytes, so bits of an address can be turned over like those of a place in the tile: a loop keeps one register per tile. */
+/* Tiles are aligned to 128 bytes, so XOR works on an address as on a place in the tile: a loop keeps one register per
+ * tile. */
 INLINE uint32_t lane_address(LOCAL const bf16 *tile, int width, int column, int lane_row, int lane_chunk) {
-    return (uint32_t)opaque((int)shared_address(tile + tile_lane(width, lane_row, lane_chunk))) ^ (uint32_t)tile_over(width, column) * 2;
+    return (uint32_t)opaque((int)shared_address(tile + tile_lane(width, lane_row, lane_chunk))) ^ (uint32_t)tile_xor(width, column) * 2;
 }
 
 INLINE void operand_load(Operand *o, LOCAL const bf16 *tile, const int width, const int row, const int column) {
@@ -196,7 +209,8 @@ INLINE void operand_of(Operand *o, const Accumulator *a) {
 }
 
 INLINE int accumulator_chunk(void) { return lane_id() % 4 * 8; }
-/* Of the words a and b, lanes without bit `step` keep a and get their neighbour's a as b; the others the other way round. */
+/* Transposes 2 x 2 words across the lanes l and l ^ step: lanes without bit `step` get the neighbour's *a as *b, lanes
+ * with it the neighbour's *b as *a. */
 INLINE void exchange_words(uint32_t *a, uint32_t *b, int step) {
     uint32_t first = *a, second = *b;
     bool upper = lane_id() & step;
@@ -204,7 +218,7 @@ INLINE void exchange_words(uint32_t *a, uint32_t *b, int step) {
     *a = upper ? got : first;
     *b = upper ? second : got;
 }
-/* The four lanes of a row transpose their 4 x 4 words in two rounds. */
+/* The four lanes of a row transpose their 4 x 4 words in two steps. */
 INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
     uint32_t w[4];
     UNROLL for (int n = 0; n < 4; n++) w[n] = to_bf16_pair(accumulator_get(a, r, 2 * n), accumulator_get(a, r, 2 * n + 1));
@@ -215,22 +229,22 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 #endif
 
-/* What the functions above do, where the vendors share no line:
- *   operand_load(o, tile, width, row, column):             o[i][k] = tile[row + i][column + k]
- *   operand_load_transposed(o, tile, width, row, column):  o[i][k] = tile[row + k][column + i]
- *   operand_of(o, a):                                      o[i][k] = a[i][k], rounded
- *   accumulator_pack(a, r):  eight neighbours of row accumulator_row(r), from column accumulator_chunk() on, rounded: one 16-byte store */
+/* Functions that both sections above define: operand_load(o, tile, width, row, column):             o[i][k] = tile[row
+ * + i][column + k] operand_load_transposed(o, tile, width, row, column):  o[i][k] = tile[row + k][column + i]
+ * operand_of(o, a):                                      o[i][k] = a[i][k], cast to bf16 accumulator_pack(a, r):
+ * eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, cast to bf16 */
 
-/* The column of element c: its lane's first, and a constant. */
+/* Column of element c of a lane: the lane's first column plus a constant. */
 INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
 
-/* An operand through shared memory from wave to wave: sizeof(Operand) / 16 rows of a chunk per lane. */
-INLINE void operand_give(LOCAL u32x4 *place, const Operand *o) {
+/* Pass an operand from wave to wave through shared memory, in register layout: sizeof(Operand) / 16 rows of one chunk
+ * per lane. */
+INLINE void operand_to_shared(LOCAL u32x4 *place, const Operand *o) {
     typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
     Chunks chunks = __builtin_bit_cast(Chunks, *o);
     UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) place[i * WAVE + lane_id()] = chunks.x[i];
 }
-INLINE void operand_take(Operand *o, LOCAL const u32x4 *place) {
+INLINE void operand_from_shared(Operand *o, LOCAL const u32x4 *place) {
     typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
     Chunks chunks;
     UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) chunks.x[i] = place[i * WAVE + lane_id()];
@@ -241,15 +255,16 @@ INLINE void accumulator_clear(Accumulator *a) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, 0);
 }
 
-/* Row accumulator_row(r) times `factor`. */
+/* Multiplies row accumulator_row(r) by `factor`. */
 INLINE void accumulator_scale(Accumulator *a, int r, float factor) {
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) accumulator_set(a, r, c, accumulator_get(a, r, c) * factor);
 }
 
 /* -- From global memory -------------------------------------------------------------------------------------------- */
 
-/* A matrix of bf16, `stride` elements (below 2^24) from row to row, of which `rows` and `columns` exist: the rest of a tile is zero. Where stride and
- * columns are multiples of 8 (`from` must then be 16-byte aligned), chunks of eight travel at once; else it goes by elements, slowly. */
+/* A bf16 matrix, `stride` elements (below 2^24) from row to row, of which `rows` and `columns` exist: the rest of a
+ * tile is filled with zeros. Where stride and columns are multiples of 8 (`from` is then 16-byte aligned), it is
+ * copied in 16-byte chunks; otherwise by elements, slowly. */
 typedef struct Source {
     GLOBAL const bf16 *from;
     int64_t stride;
@@ -266,7 +281,7 @@ INLINE void stage_elements(LOCAL bf16 *tile, int width, int rows, int threads, c
     }
 }
 
-/* Fills a tile at once; it is whole after a barrier. For what is loaded once. */
+/* Fills a tile synchronously, for what is loaded once; complete after a barrier. */
 INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
     if (!source_in_chunks(source)) {
         stage_elements(tile, width, rows, threads, source);
@@ -281,13 +296,13 @@ INLINE void tile_load(LOCAL bf16 *tile, int width, int rows, int threads, const 
     }
 }
 
-/* Chunks of a thread; where they are fewer than threads, the first ones take them. */
+/* Chunks of each thread; where there are fewer chunks than threads, the first threads take them. */
 INLINE int stage_chunks(int width, int rows, int threads) { return (rows * width / 8 + threads - 1) / threads; }
 INLINE bool stage_takes_part(int thread, int width, int rows, int threads) {
     return rows * width / 8 % threads == 0 || thread < rows * width / 8;
 }
-/* Chunk i of `thread`: its row, column and place. Where a round of all threads fills whole periods of tile_turn, these are the
- * first chunk's plus constants. */
+/* Row, column and place of chunk i of `thread`. Where one chunk of every thread fills whole periods of the swizzle,
+ * these are the first chunk's plus constants. */
 typedef struct StagePlace { int row, column, at; } StagePlace;
 INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
     unsigned per_row = width / 8, step = threads / per_row;
@@ -301,8 +316,8 @@ INLINE StagePlace stage_place(unsigned thread, int width, int threads, int i) {
 
 #if defined __AMDGCN__
 
-enum { STAGE_CHUNKS = 16 }; /* most that a thread carries */
-/* What is under way, in registers. */
+enum { STAGE_CHUNKS = 16 }; /* most chunks of a thread */
+/* A copy in flight, in registers. */
 typedef struct Stage { u32x4 chunk[STAGE_CHUNKS]; } Stage;
 
 INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source) {
@@ -318,7 +333,7 @@ INLINE void stage_begin(Stage *stage, LOCAL bf16 *tile, int width, int rows, int
     }
 }
 
-/* `later`: how many stage_begins since this one's, which may still be under way. */
+/* `later`: number of stage_begin calls after this one's, whose copies may stay in flight. */
 INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows, int threads, const Source *source, const int later) {
     (void)later;
     if (!source_in_chunks(source)) {
@@ -334,9 +349,9 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
 #elif defined __NVPTX__
 
 typedef struct Stage {
-} Stage; /* the hardware copies straight into the tile */
+} Stage; /* cp.async copies directly into the tile */
 
-/* 16 bytes, zeros unless `there`. */
+/* Copies 16 bytes; writes zeros unless `there`. */
 INLINE void copy_chunk(LOCAL bf16 *to, GLOBAL const bf16 *from, bool there) {
     __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
         :
@@ -363,6 +378,7 @@ INLINE void stage_end(const Stage *stage, LOCAL bf16 *tile, int width, int rows,
 
 #endif
 
-/* stage_begin must find the tile unused by all threads; the tile is whole after stage_end and a barrier. Between them `stage` is the caller's to keep. */
+/* When stage_begin is called no thread may use the tile any more; the tile is complete after stage_end and a barrier.
+ * `stage` lives from one to the other. */
 
 #endif

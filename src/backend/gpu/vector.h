@@ -1,13 +1,15 @@
-/* Several columns of a row as one vector of floats in registers: loads and stores of bf16 and fp32 memory. `unit` is how many columns are meant: all that the
- * vector holds, moved by 16-byte accesses where the vector is that long, or 1, in its first element, where widths or places forbid more. It is a
- * constant at every call, so one body of code serves both. Device code of the dense kernels; owns no memory. */
+/* Several columns of a row as one vector of floats in registers: loads and stores of bf16 and fp32 memory, for kernels
+ * that are bound by memory. `unit` is the number of columns: all that the vector holds, by vector accesses, or 1, in
+ * its first element, where widths or addresses do not allow more. It is a constant at every call, so one body of code
+ * serves both. Owns no memory. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
 
 enum { TILE_THREADS = 256 };
 
-/* A matrix cut into tiles, one unit to each thread of a block: 2^shift threads along a row, the others over rows. `tiles` cover a row. */
+/* A matrix cut into tiles of one block, one unit for each thread: 2^shift threads along a row, the rest over rows.
+ * `tiles` cover a row. */
 typedef struct Tiling {
     int64_t rows;
     int32_t columns, shift, tiles;
@@ -21,7 +23,7 @@ typedef struct Place {
     bool inside;
 } Place;
 
-/* Of this thread's unit. */
+/* Place of this thread's unit. */
 INLINE Place place_in(Tiling tiling, int unit) {
     int line = block_x() / tiling.tiles, tile = block_x() - line * tiling.tiles, lane = thread_id() & ((1 << tiling.shift) - 1);
     Place place = {.row = (int64_t)line * (TILE_THREADS >> tiling.shift) + (thread_id() >> tiling.shift),
@@ -79,7 +81,8 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
 }
 
-/* Kernel NAME over flat tensors of a.count elements: body(&a, at, unit) for every 8, and one by one at the end. */
+/* KERNEL `name` over flat tensors of a.count elements: calls body(&a, at, unit) for every 8 elements, and one by one
+ * at the end. */
 #define FLAT_KERNEL(name, Arguments, body)                                                                                                 \
     KERNEL(name, Arguments) {                                                                                                              \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8;                                                                \

@@ -1,13 +1,15 @@
-/* Attention: builders, attributes and operands of op attention, its gradient, and attention over a key-value cache in generation. */
+/* Attention: builders, attributes and operands of op attention, its gradient, and attention over a key-value cache in
+ * generation. */
 #pragma once
 
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* Sequences lie after one another, `length` rows each. Row r attends to rows r - positions[r] .. r of its sequence, so positions that restart at 0
- * are the document mask; with window > 0 to the last `window` of these. With alibi > 0 the score of the key d rows back is lowered by
- * d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads rounded up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n; where
- * n != heads, heads take those of even i first, then those of odd i (as MPT does). */
+/* Sequences lie after one another, `length` rows each. Row r attends to rows r - positions[r] .. r of its sequence, so
+ * positions that restart at 0 are the document mask; with window > 0 to the last `window` of these. With alibi > 0 the
+ * score of the key d rows back is lowered by d * slope of the head (ALiBi, arXiv 2108.12409). With n = heads rounded
+ * up to a power of two, slopes are 2^(-alibi * i / n), i = 1 .. n; where n != heads, heads take those of even i first,
+ * then those of odd i (as MPT does). */
 typedef struct AttentionSpec {
     Heads heads;
     int64_t length, window; /* window 0: no limit */
@@ -15,11 +17,13 @@ typedef struct AttentionSpec {
     double alibi;           /* 0: no bias */
 } AttentionSpec;
 
-/* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads * head_dim]. */
+/* Causal attention with grouped queries over packed qkv [R, heads_columns]; the output is COMPUTE [R, heads *
+ * head_dim]. */
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec);
 
 /* Attention of new rows of one sequence in generation: writes their keys and values to rows positions[r] of `cache`,
- * STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache rows 0 .. positions[r] (the last `window` of them). No gradient. */
+ * STATE COMPUTE [context, 2 * kv_heads * head_dim], and attends to cache rows 0 .. positions[r] (the last `window` of
+ * them). No gradient. */
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
 
 typedef enum AttentionOperand {

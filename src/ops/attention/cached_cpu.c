@@ -1,12 +1,14 @@
-/* The CPU kernels of attention_cached. */
+/* Attention over a key-value cache on a CPU. A tile (cpu_tile.h) holds pairs of a row and a query head that share a
+ * key-value head, row by row, so that one new row still fills vectors with the heads of its group. A thread takes a
+ * tile. Scratch: per tile, its queries and sums, and one block of keys and values. */
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
 
 static inline int64_t cached_tiles(const Heads *heads, int64_t rows) {
-    return attention_round(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
+    return attention_padded_rows(rows * (heads->heads / heads->kv_heads)) / ATTENTION_TILE;
 }
-/* Scratch of a tile: its own, and one block of keys and values. */
+/* Elements of scratch of a tile: its queries and sums, and one block of keys and values. */
 static inline int64_t cached_elements(const Heads *heads) {
     return attention_tile_elements(heads->head_dim) + 2 * ATTENTION_TILE * attention_width(heads->head_dim);
 }
@@ -31,21 +33,22 @@ static void append(const Cached *c, T *cache) {
     for (int64_t r = 0; r < c->rows; r++) memcpy(cache + c->positions[r] * columns, c->qkv + r * c->columns + queries, columns * sizeof(T));
 }
 
-/* Queries `first` .. first + count - 1 of a key-value head; query i is head i % group of row i / group. */
+/* Loads queries first .. first + count - 1 of a key-value head; query i is query head i % group of the key-value head,
+ * of row i / group. */
 static void load_queries(const Cached *c, AttentionTile *tile, int64_t kv_head, int64_t first, int64_t count) {
     W scale = attention_scale(c->spec);
-    tile->view.sloped = c->spec->alibi > 0;
+    tile->mask.sloped = c->spec->alibi > 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;
         int64_t position = c->positions[row], window = c->spec->window;
-        tile->view.low[i] = (W)(window > 0 ? int_max(position - window + 1, 0) : 0);
-        tile->view.high[i] = (W)position;
-        if (tile->view.sloped) tile->view.slope[i] = attention_slope(c->spec, head);
+        tile->mask.low[i] = (W)(window > 0 ? int_max(position - window + 1, 0) : 0);
+        tile->mask.high[i] = (W)position;
+        if (tile->mask.sloped) tile->mask.slope[i] = attention_slope(c->spec, head);
         attention_load_row(tile->out + i * tile->width, c->qkv + row * c->columns + head * tile->head_dim, tile->head_dim, scale);
     }
-    attention_view_close(&tile->view, count);
-    memset(tile->out + count * tile->width, 0, (tile->view.queries - count) * tile->width * sizeof(W));
-    attention_turn(tile->queries, tile->out, tile->view.queries, tile->width);
+    attention_mask_finish(&tile->mask, count);
+    memset(tile->out + count * tile->width, 0, (tile->mask.queries - count) * tile->width * sizeof(W));
+    attention_transpose(tile->queries, tile->out, tile->mask.queries, tile->width);
 }
 
 static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scratch) {
@@ -56,12 +59,12 @@ static void cached_tile(const Cached *c, int64_t kv_head, int64_t first, W *scra
     W *keys = scratch + attention_tile_elements(heads->head_dim), *values = keys + ATTENTION_TILE * tile.width;
     load_queries(c, &tile, kv_head, first, count);
     attention_tile_begin(&tile);
-    for (int64_t key = tile.view.least; key <= tile.view.most; key += ATTENTION_TILE) {
-        int64_t rows = int_min(ATTENTION_TILE, tile.view.most + 1 - key), padded = attention_width(rows);
+    for (int64_t key = tile.mask.first_key; key <= tile.mask.last_key; key += ATTENTION_TILE) {
+        int64_t rows = int_min(ATTENTION_TILE, tile.mask.last_key + 1 - key), padded = attention_width(rows);
         const T *from = c->cache + key * stride + kv_head * heads->head_dim;
         attention_load(keys, from, stride, rows, padded, heads->head_dim, 1);
         attention_load(values, from + heads->kv_heads * heads->head_dim, stride, rows, padded, heads->head_dim, 1);
-        attention_tile_absorb(&tile, keys, values, key, rows);
+        attention_tile_add_block(&tile, keys, values, key, rows);
     }
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (first + i) / c->group, head = kv_head * c->group + (first + i) % c->group;

@@ -1,7 +1,8 @@
-/* Attention of new rows of one sequence over a cache: first their keys and values go to the cache, then the forward pass of attention.c runs with the cache
- * as its keys, all heads of a group packed into a tile, so that one new row still reads each key once. A single row has little but keys to be spread over
- * the machine: they are cut into chunks by shape alone, of which those behind the row end at once, and whose results are then joined in order.
- * Scratch: the chunks' results. */
+/* Attention over a key-value cache on a GPU. A first kernel writes the new rows' keys and values to the cache; then
+ * the forward pass of gpu.c runs with the cache as its keys, all heads of a group packed into a tile, so that one new
+ * row still reads each key once. To fill the GPU with few rows, the cache is cut into chunks by shapes alone (flash
+ * decoding); chunks past the row's position end at once, and a last kernel joins the results in order. Scratch: the
+ * output and log-sum-exp of each chunk. */
 #include "ops/attention/gpu_tile.h"
 
 typedef struct AttentionAppend {
@@ -22,7 +23,7 @@ enum { THREADS = 128 };
 
 #ifdef GPU_DEVICE
 
-/* A block for each row. */
+/* Copies keys and values of the new rows to their rows of the cache; a block for each row. */
 KERNEL(attention_append, AttentionAppend) {
     GLOBAL const bf16 *from = a.from + block_x() * a.stride;
     GLOBAL bf16 *to = a.cache + a.positions[block_x()] * a.columns;
@@ -33,7 +34,8 @@ KERNEL(attention_append, AttentionAppend) {
     }
 }
 
-/* A block for each row and head: chunks weigh by their share of the sum of exponentials. */
+/* out = sum over chunks of their output, weighted by their share of the sum of exponentials; a block for each row and
+ * head. */
 KERNEL(attention_join, AttentionJoin) {
     GLOBAL const float *sums = a.partial_sum + block_x();
     float largest = -__builtin_inff(), total = 0;
@@ -52,17 +54,17 @@ KERNEL(attention_join, AttentionJoin) {
 #include "ops/attention/attention.h"
 
 enum {
-    BLOCKS = 512,      /* that fill a large GPU */
-    LEAST_CHUNK = 256, /* keys; less is not worth a block */
+    BLOCKS = 512,    /* blocks that fill a large GPU */
+    MIN_CHUNK = 256, /* keys; fewer are not worth a block */
 };
 
 LAUNCHER(attention_append, AttentionAppend)
 LAUNCHER(attention_join, AttentionJoin)
 
-/* Into how many chunks `context` keys are cut for `rows` new rows. */
+/* Number of chunks into which `context` keys are cut for `rows` new rows. */
 static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context) {
     int64_t blocks = divide_up(rows * (heads->heads / heads->kv_heads), 4 * ATTENTION_ROWS) * heads->kv_heads;
-    int64_t wanted = divide_up(BLOCKS, blocks), most = divide_up(context, LEAST_CHUNK);
+    int64_t wanted = divide_up(BLOCKS, blocks), most = divide_up(context, MIN_CHUNK);
     return rows * heads->heads > BLOCKS ? 1 : wanted < most ? wanted : most;
 }
 

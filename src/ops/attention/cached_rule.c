@@ -1,5 +1,5 @@
-/* Attention of new rows of one sequence in generation: their keys and values are written to the cache, then every row attends to the cache up to
- * its position. No gradient. */
+/* Attention of new rows of one sequence in generation: their keys and values are written to the cache, then every row
+ * attends to the cache up to its position. No gradient. */
 #include "ops/attention/attention.h"
 
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {

@@ -1,30 +1,39 @@
-/* The CPU kernels of attention. */
+/* Attention and its gradient on a CPU (formulas in rule.c, inner loops in cpu_tile.h). Work is cut by shapes alone, so
+ * that bits do not depend on threads. A pair is a sequence and a key-value head; the query blocks of a pair are cut
+ * into parts of about equal cost, as few as give ATTENTION_TASKS tasks.
+ *
+ * Scratch: keys and values of each pair cast to WIDE, one tile per task, and in the backward pass dK and dV of each
+ * part. Where a pair is one part, its keys and values are cast block after block, each with the queries that see it
+ * first; otherwise all of them first, since parts share them. Backward, every part adds to its dK and dV in the order
+ * of its tiles, and the parts are then added in order. Where a pair is one part, a thread keeps its scratch, so that
+ * it stays in caches. */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
 #include "ops/attention/cpu_tile.h"
 #include "ops/attention/attention.h"
 
-enum { ATTENTION_ITEMS = 64 };
+enum { ATTENTION_TASKS = 64 };
 
-/* How a call is cut, from its shapes. Sizes of scratch are in elements of W and multiples of 64 of them. */
+/* How a call is cut, from its shapes. Sizes of scratch are in elements of W, multiples of 64. Invariants: begin[] is
+ * not decreasing, begin[0] = 0 and begin[parts] = blocks, so that the parts of a pair cover all its query blocks. */
 typedef struct AttentionPlan {
     const AttentionSpec *spec;
     int64_t heads, kv_heads, group, head_dim, width, window;
-    int64_t columns, length, blocks, padded; /* columns of qkv; rows of a sequence, its blocks, its rows in scratch */
+    int64_t columns, length, blocks, padded; /* columns of qkv; of a sequence: rows, query blocks, rows in scratch */
     int64_t sequences, pairs, parts;
-    int64_t begin[ATTENTION_ITEMS + 1];   /* first query block of each part */
-    int64_t pair_elements;                /* widened keys and values of a pair; of the backward pass also dK and dV of a part */
+    int64_t begin[ATTENTION_TASKS + 1];   /* first query block of each part */
+    int64_t pair_elements;                /* WIDE keys and values of a pair; backward, also dK and dV of a part */
     int64_t tile_elements, part_elements; /* scratch of a tile, and all of a part */
 } AttentionPlan;
 
-/* Key blocks that query block `block` reaches, itself included, by causality and window. */
+/* Number of key blocks that query block `block` reaches, itself included, by causality and window. */
 static int64_t reach(const AttentionPlan *plan, int64_t block) {
     int64_t blocks = plan->window > 0 ? (plan->window + ATTENTION_TILE - 2) / ATTENTION_TILE + 1 : block + 1;
     return int_min(blocks, block + 1);
 }
 
-/* Cuts the query blocks so that parts reach about equally many key blocks in all. */
+/* Cuts the query blocks into parts that reach about equally many key blocks. */
 static void cut_parts(AttentionPlan *plan) {
     int64_t total = 0, sum = 0, block = 0;
     for (int64_t b = 0; b < plan->blocks; b++) total += reach(plan, b);
@@ -32,6 +41,7 @@ static void cut_parts(AttentionPlan *plan) {
         while (sum * plan->parts < part * total) sum += reach(plan, block++);
         plan->begin[part] = block;
     }
+    assert(plan->begin[0] == 0 && plan->begin[plan->parts] == plan->blocks);
 }
 
 static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, bool backward) {
@@ -45,11 +55,11 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
         .window = spec->window,
         .length = spec->length};
     plan.columns = (plan.heads + 2 * plan.kv_heads) * plan.head_dim;
-    plan.padded = attention_round(plan.length);
+    plan.padded = attention_padded_rows(plan.length);
     plan.blocks = plan.padded / ATTENTION_TILE;
     plan.sequences = rows / plan.length;
     plan.pairs = plan.sequences * plan.kv_heads;
-    plan.parts = int_max(1, int_min(plan.blocks, (ATTENTION_ITEMS + plan.pairs - 1) / int_max(plan.pairs, 1)));
+    plan.parts = int_max(1, int_min(plan.blocks, (ATTENTION_TASKS + plan.pairs - 1) / int_max(plan.pairs, 1)));
     cut_parts(&plan);
     plan.pair_elements = 2 * plan.padded * plan.width;
     int64_t rows_of_tile = ATTENTION_TILE * plan.width;
@@ -68,7 +78,7 @@ static int64_t plan_bytes(const Graph *graph, const Node *node, TensorId qkv, bo
 static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_QKV], false); }
 static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_GRAD_QKV], true); }
 
-/* What both passes know of a call. */
+/* A call, in both passes. */
 typedef struct Attention {
     AttentionPlan plan;
     const T *qkv;
@@ -83,24 +93,25 @@ static Attention attention_of_call(const OpCall *call, const T *qkv, int64_t row
     return a;
 }
 
-/* Threads of a call: each has the scratch of one part. */
-static int team(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
+/* Threads of a call: each has the scratch of one task. */
+static int thread_count(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
 
-/* One part of one pair. */
+/* One part of one pair: a task. */
 typedef struct Part {
     const Attention *attention;
     int64_t pair, index;
     int64_t row, kv_head; /* first row of the sequence */
     int64_t begin, end;   /* query blocks */
     W *keys, *values;     /* [padded][width] */
-    W *d_keys, *d_values; /* likewise, of the backward pass */
+    W *d_keys, *d_values; /* [padded][width]; backward pass only */
     W *scratch;
 } Part;
 
-/* Later parts first: where parts cannot be equal they are the longer ones. */
-static Part part_of_item(const Attention *a, int64_t item) {
+/* Tasks are numbered from the last part on: where parts cannot be equal, later ones are longer, and long tasks go
+ * first. */
+static Part part_of_task(const Attention *a, int64_t task) {
     const AttentionPlan *plan = &a->plan;
-    int64_t pair = item % plan->pairs, index = plan->parts - 1 - item / plan->pairs, thread = omp_get_thread_num();
+    int64_t pair = task % plan->pairs, index = plan->parts - 1 - task / plan->pairs, thread = omp_get_thread_num();
     Part part = {.attention = a,
         .pair = pair,
         .index = index,
@@ -116,8 +127,8 @@ static Part part_of_item(const Attention *a, int64_t item) {
     return part;
 }
 
-/* Keys and values of a block of a pair, to where the pair's begin. */
-static void widen_block(const Attention *a, int64_t pair, int64_t block, W *to) {
+/* Casts keys and values of a block of a pair; `to` is where the pair's scratch begins. */
+static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
     const AttentionPlan *plan = &a->plan;
     int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
     const T *from =
@@ -128,38 +139,39 @@ static void widen_block(const Attention *a, int64_t pair, int64_t block, W *to) 
         to + plan->padded * plan->width, from + plan->kv_heads * plan->head_dim, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
 }
 
-static void widen_keys_and_values(const Attention *a) {
+static void load_keys_and_values(const Attention *a) {
     const AttentionPlan *plan = &a->plan;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        widen_block(a, i / plan->blocks, i % plan->blocks, a->pairs + i / plan->blocks * plan->pair_elements);
+        load_block(a, i / plan->blocks, i % plan->blocks, a->pairs + i / plan->blocks * plan->pair_elements);
 }
 
-/* The keys that each row of a query block sees, numbered within the sequence; the number of rows. */
-static int64_t view_of_block(const Part *part, int64_t block, AttentionView *view) {
+/* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the number of rows. */
+static int64_t mask_of_block(const Part *part, int64_t block, AttentionMask *mask) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t first = block * ATTENTION_TILE, rows = int_min(ATTENTION_TILE, plan->length - first);
     for (int64_t i = 0; i < rows; i++) {
         int64_t at = first + i, back = int_max(part->attention->positions[part->row + at], 0);
         if (plan->window > 0) back = int_min(back, plan->window - 1);
-        view->low[i] = (W)int_max(at - back, 0);
-        view->high[i] = (W)at;
+        mask->low[i] = (W)int_max(at - back, 0);
+        mask->high[i] = (W)at;
     }
-    view->sloped = false; /* until a head is chosen */
-    attention_view_close(view, rows);
+    mask->sloped = false; /* set_slope sets it for each head */
+    attention_mask_finish(mask, rows);
     return rows;
 }
 
-static void slope_view(AttentionView *view, const AttentionSpec *spec, int64_t head) {
-    view->sloped = spec->alibi > 0;
-    W slope = view->sloped ? attention_slope(spec, head) : 0;
-    for (int i = 0; i < ATTENTION_TILE; i++) view->slope[i] = slope;
+static void set_slope(AttentionMask *mask, const AttentionSpec *spec, int64_t head) {
+    mask->sloped = spec->alibi > 0;
+    W slope = mask->sloped ? attention_slope(spec, head) : 0;
+    for (int i = 0; i < ATTENTION_TILE; i++) mask->slope[i] = slope;
 }
 
-/* First key that any query of the view sees, rounded down to a block. */
-static int64_t first_key(const AttentionView *view) { return view->least / ATTENTION_TILE * ATTENTION_TILE; }
+/* First key that any query of the tile sees, rounded down to a block. */
+static int64_t first_block_key(const AttentionMask *mask) { return mask->first_key / ATTENTION_TILE * ATTENTION_TILE; }
 
-/* What follows a tile of a part: the block's next head, or the next block's first. The number of its rows, 0 after the last. */
+/* The tile that follows (block, head) in a part: the next head of the block, or the first head of the next block.
+ * Returns its rows, 0 after the last. */
 static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t *next_row, int64_t *next_head) {
     const AttentionPlan *plan = &part->attention->plan;
     bool last = (head + 1) % plan->group == 0;
@@ -174,17 +186,17 @@ static int64_t next_tile(const Part *part, int64_t block, int64_t head, int64_t 
 static void forward_tile(const Part *part, AttentionTile *tile, int64_t block, int64_t head, int64_t rows, T *out, W *sums) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
-    attention_load_turned(tile->queries, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows,
-        tile->view.queries, plan->head_dim, attention_scale(plan->spec), tile->out);
-    slope_view(&tile->view, plan->spec, head);
+    attention_load_transposed(tile->queries, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows,
+        tile->mask.queries, plan->head_dim, attention_scale(plan->spec), tile->out);
+    set_slope(&tile->mask, plan->spec, head);
     attention_tile_begin(tile);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
-    tile->ahead = (AttentionAhead){{
+    tile->prefetch = (AttentionPrefetch){{
         {out + (row * plan->heads + head) * plan->head_dim, plan->heads * plan->head_dim, rows, true},
         {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
     }};
-    for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
-        attention_tile_absorb(
+    for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
+        attention_tile_add_block(
             tile, part->keys + key * plan->width, part->values + key * plan->width, key, int_min(ATTENTION_TILE, end - key));
     for (int64_t i = 0; i < rows; i++) attention_tile_store(tile, i, out + ((row + i) * plan->heads + head) * plan->head_dim);
     if (!sums) return;
@@ -198,34 +210,33 @@ static void forward_part(const Part *part, T *out, W *sums) {
     AttentionTile tile;
     attention_tile_place(&tile, part->scratch, plan->head_dim);
     for (int64_t block = part->begin; block < part->end; block++) {
-        if (plan->parts == 1) widen_block(part->attention, part->pair, block, part->keys);
-        int64_t rows = view_of_block(part, block, &tile.view);
+        if (plan->parts == 1) load_block(part->attention, part->pair, block, part->keys);
+        int64_t rows = mask_of_block(part, block, &tile.mask);
         for (int64_t h = 0; h < plan->group; h++) forward_tile(part, &tile, block, part->kv_head * plan->group + h, rows, out, sums);
     }
 }
 
 CPU_OP(attention, workspace) {
     Attention a = attention_of_call(call, call->in[ATTENTION_QKV], call->in_shape[ATTENTION_QKV][0], call->in[ATTENTION_POSITIONS], false);
-    if (a.plan.parts > 1) widen_keys_and_values(&a);
-#pragma omp parallel for schedule(dynamic) num_threads(team(&a.plan))
-    for (int64_t item = 0; item < a.plan.pairs * a.plan.parts; item++) {
-        Part part = part_of_item(&a, item);
+    if (a.plan.parts > 1) load_keys_and_values(&a);
+#pragma omp parallel for schedule(dynamic) num_threads(thread_count(&a.plan))
+    for (int64_t task = 0; task < a.plan.pairs * a.plan.parts; task++) {
+        Part part = part_of_task(&a, task);
         forward_part(&part, call->out[ATTENTION_OUT], call->out[ATTENTION_LOG_SUM]);
     }
 }
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* A tile of queries, as rows and transposed, and what it gathers. */
+/* A tile of queries, as rows and transposed, and the sums over its keys. */
 typedef struct GradTile {
-    AttentionView view;
-    AttentionAhead ahead;
-    W *rows, *queries;     /* [64][width] and [width][64], times attention_scale */
-    W *d_rows, *d_outs;    /* gradient of the output likewise */
-    W *d_queries;          /* [64][width] */
-    W *weights, *d_scores; /* [16 keys][64] and [64 keys][64] */
-    _Alignas(64) W log_sum[ATTENTION_TILE] /* to base 2 */,
-        delta[ATTENTION_TILE]; /* less than zero by as much: where sums of products begin */
+    AttentionMask mask;
+    AttentionPrefetch prefetch;
+    W *rows, *queries;                                             /* scaled Q: [64][width] and [width][64] */
+    W *d_rows, *d_outs;                                            /* dO: [64][width] and [width][64] */
+    W *d_queries;                                                  /* dQ: [64][width] */
+    W *weights, *d_scores;                                         /* [16 keys][64] and [64 keys][64] */
+    _Alignas(64) W log_sum[ATTENTION_TILE], delta[ATTENTION_TILE]; /* negative; matmuls start from them */
 } GradTile;
 
 static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *plan) {
@@ -239,11 +250,12 @@ static void grad_tile_place(GradTile *tile, W *scratch, const AttentionPlan *pla
     tile->d_scores = tile->weights + ATTENTION_GROUP * ATTENTION_TILE;
 }
 
-/* delta = -(d_rows . out), row by row: the parts of a sum that lanes hold are added across a transposed square. */
+/* tile->delta[row] = -(d_rows[row] . out[row]). A sum of each row is spread over the lanes of a vector; a transposed
+ * square of these adds them. */
 static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_t rows, int64_t head_dim) {
     int64_t width = attention_width(head_dim);
-    W *block = tile->d_scores, *turned = tile->weights;
-    for (int64_t i = 0; i < tile->view.queries; i += ATTENTION_LANES) {
+    W *block = tile->d_scores, *transposed = tile->weights;
+    for (int64_t i = 0; i < tile->mask.queries; i += ATTENTION_LANES) {
         AttentionVector parts[ATTENTION_LANES];
         attention_load(block, out + i * stride, stride, int_max(int_min(rows - i, ATTENTION_LANES), 0), ATTENTION_LANES, head_dim, 1);
         for (int lane = 0; lane < ATTENTION_LANES; lane++) {
@@ -252,87 +264,88 @@ static void grad_tile_delta(GradTile *tile, const T *out, int64_t stride, int64_
             parts[lane] = *a * *b;
             for (int64_t j = 1; j < width / ATTENTION_LANES; j++) parts[lane] += a[j] * b[j];
         }
-        attention_turn_square(turned, parts);
-        AttentionVector delta = -*(const AttentionVector *)turned;
-        for (int lane = 1; lane < ATTENTION_LANES; lane++) delta -= *(const AttentionVector *)(turned + lane * ATTENTION_TILE);
+        attention_transpose_square(transposed, parts);
+        AttentionVector delta = -*(const AttentionVector *)transposed;
+        for (int lane = 1; lane < ATTENTION_LANES; lane++) delta -= *(const AttentionVector *)(transposed + lane * ATTENTION_TILE);
         *(AttentionVector *)(tile->delta + i) = delta;
     }
 }
 
 static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call, int64_t row, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
-    int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->view.queries;
+    int64_t at = (row * plan->heads + head) * plan->head_dim, stride = plan->heads * plan->head_dim, queries = tile->mask.queries;
     const T *d_out = (const T *)call->in[ATTENTION_GRAD_D_OUT] + at, *out = (const T *)call->in[ATTENTION_GRAD_OUT] + at;
     const W *sums = (const W *)call->in[ATTENTION_GRAD_LOG_SUM] + row * plan->heads + head;
     attention_load(tile->rows, part->attention->qkv + row * plan->columns + head * plan->head_dim, plan->columns, rows, queries,
         plan->head_dim, attention_scale(plan->spec));
     attention_load(tile->d_rows, d_out, stride, rows, queries, plan->head_dim, 1);
-    attention_turn(tile->queries, tile->rows, queries, plan->width);
-    attention_turn(tile->d_outs, tile->d_rows, queries, plan->width);
+    attention_transpose(tile->queries, tile->rows, queries, plan->width);
+    attention_transpose(tile->d_outs, tile->d_rows, queries, plan->width);
     grad_tile_delta(tile, out, stride, rows, plan->head_dim);
     memset(tile->d_queries, 0, queries * plan->width * sizeof(W));
     for (int64_t i = 0; i < queries; i++) tile->log_sum[i] = i < rows ? -sums[i * plan->heads] * (W)M_LOG2E : 0;
 }
 
-/* Scores become weights; gradients of weights become gradients of scores. Far keys have tiny weights under ALiBi, whose products with small
- * gradients would be subnormal numbers, on which processors are many times slower. */
+/* weights: scores -> P; d_scores: dP -> dS = P * dP. Under ALiBi far keys have tiny weights, whose products with small
+ * gradients would be subnormal numbers, on which processors are many times slower: there weights below 2^-64 count as
+ * zero. */
 static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_scores) {
-    const int least = tile->view.sloped ? -64 : ATTENTION_LEAST;
+    const int least = tile->mask.sloped ? -64 : ATTENTION_MIN_EXPONENT;
     const AttentionVector shift = attention_magic - (AttentionVector){0};
     for (int k = 0; k < ATTENTION_GROUP; k++)
-        for (int i = tile->view.first[panel]; i < tile->view.end[panel]; i += ATTENTION_LANES) {
+        for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += ATTENTION_LANES) {
             AttentionVector *weight = (AttentionVector *)(weights + k * ATTENTION_TILE + i);
             AttentionVector *d_score = (AttentionVector *)(d_scores + k * ATTENTION_TILE + i);
-            *weight = attention_power(*weight, shift, least);
+            *weight = attention_exp2(*weight, shift, least);
             *d_score *= *weight;
         }
 }
 
 /* d_rows[key] += sum over queries in `ranges` of weights[key][query] * rows[query] for a group of keys. */
-static void scatter(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
-    attention_multiply(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
+static void sum_over_queries(W *d_rows, const W *weights, const W *rows, const AttentionRange *ranges, int64_t width) {
+    attention_matmul(d_rows, width, NULL, NULL, (AttentionRows){weights, ATTENTION_TILE, 1}, rows, width, ranges, width);
 }
 
 static void grad_tile_block(GradTile *tile, const Part *part, int64_t key, int64_t keys) {
     const AttentionPlan *plan = &part->attention->plan;
     const W *block_keys = part->keys + key * plan->width, *block_values = part->values + key * plan->width;
-    AttentionView *view = &tile->view;
+    AttentionMask *mask = &tile->mask;
     int64_t width = plan->width;
-    attention_view_block(view, key, keys);
-    for (int64_t panel = 0; panel < view->panels; panel++) {
-        int first = view->first[panel], end = view->end[panel], at = (int)panel * ATTENTION_GROUP;
+    attention_mask_block(mask, key, keys);
+    for (int64_t panel = 0; panel < mask->panels; panel++) {
+        int first = mask->first[panel], end = mask->end[panel], at = (int)panel * ATTENTION_GROUP;
         if (first >= end) continue;
         W *weights = tile->weights, *d_scores = tile->d_scores + at * ATTENTION_TILE;
-        attention_panel_scores(view, panel, weights, tile->log_sum, block_keys + at * width, tile->queries, plan->head_dim);
+        attention_panel_scores(mask, panel, weights, tile->log_sum, block_keys + at * width, tile->queries, plan->head_dim);
         attention_scores(
             d_scores + first, tile->delta + first, block_values + at * width, tile->d_outs + first, plan->head_dim, end - first);
-        attention_ahead_fetch(&tile->ahead, plan->head_dim);
+        attention_prefetch_rows(&tile->prefetch, plan->head_dim);
         grad_panel(tile, panel, weights, d_scores);
         AttentionRange ranges[ATTENTION_GROUP_QUADS]; /* query i is token high[0] + i */
         for (int q = 0; q < ATTENTION_GROUP_QUADS; q++)
-            ranges[q] = (AttentionRange){(int)int_max(first, key + at + q * ATTENTION_QUAD - (int64_t)view->high[0]), end};
-        scatter(part->d_values + (key + at) * width, weights, tile->d_rows, ranges, width);
-        scatter(part->d_keys + (key + at) * width, d_scores, tile->rows, ranges, width);
+            ranges[q] = (AttentionRange){(int)int_max(first, key + at + q * ATTENTION_QUAD - (int64_t)mask->high[0]), end};
+        sum_over_queries(part->d_values + (key + at) * width, weights, tile->d_rows, ranges, width);
+        sum_over_queries(part->d_keys + (key + at) * width, d_scores, tile->rows, ranges, width);
     }
-    for (int64_t query = 0; query < view->queries; query += ATTENTION_GROUP)
-        attention_gather(
-            tile->d_queries + query * width, NULL, tile->d_scores + query, block_keys, view->keys + query / ATTENTION_QUAD, width);
+    for (int64_t query = 0; query < mask->queries; query += ATTENTION_GROUP)
+        attention_sum_over_keys(
+            tile->d_queries + query * width, NULL, tile->d_scores + query, block_keys, mask->keys + query / ATTENTION_QUAD, width);
 }
 
 static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int64_t block, int64_t head, int64_t rows) {
     const AttentionPlan *plan = &part->attention->plan;
     int64_t row = part->row + block * ATTENTION_TILE, end = int_min(plan->length, (block + 1) * ATTENTION_TILE);
-    slope_view(&tile->view, plan->spec, head);
+    set_slope(&tile->mask, plan->spec, head);
     grad_tile_load(tile, part, call, row, head, rows);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     int64_t at = (next_row * plan->heads + next_head) * plan->head_dim, stride = plan->heads * plan->head_dim;
-    tile->ahead = (AttentionAhead){{
+    tile->prefetch = (AttentionPrefetch){{
         {(T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim, plan->columns, rows, true},
         {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, stride, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_OUT] + at, stride, next_rows, false},
     }};
-    for (int64_t key = first_key(&tile->view); key < end; key += ATTENTION_TILE)
+    for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
     W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
     T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
@@ -340,10 +353,11 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
         attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
 }
 
-/* First key block that a part of query blocks from `begin` on may add to. */
+/* First key block that a part adds to, whose query blocks begin at `begin`. */
 static int64_t first_block(const AttentionPlan *plan, int64_t begin) { return begin + 1 - reach(plan, begin); }
 
-/* Sums over parts, in order, of `d_rows` of one block: the dK or dV of the first part of a pair. Rounds them to `to`, times `scale`. */
+/* to = scale * (sum over the parts of a pair, in order, of their dK or dV of one block), cast to COMPUTE. `d_rows` is
+ * that of the first part. */
 static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W scale, T *to) {
     int64_t rows = int_min(ATTENTION_TILE, plan->length - block * ATTENTION_TILE);
     W *sum = NULL;
@@ -357,11 +371,11 @@ static void store_sum(const AttentionPlan *plan, W *d_rows, int64_t block, W sca
     for (int64_t i = 0; i < rows; i++) attention_store_row(to + i * plan->columns, sum + i * plan->width, plan->head_dim, scale);
 }
 
-/* dK and dV of a block of a pair, from those of its first part. */
-static void store_block(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, T *d_qkv) {
+/* Stores dK and dV of a block of a pair; `d_keys` is that of its first part. */
+static void store_block_grad(const AttentionPlan *plan, int64_t pair, int64_t block, W *d_keys, T *d_qkv) {
     int64_t row = pair % plan->sequences * plan->length + block * ATTENTION_TILE, kv_head = pair / plan->sequences;
     T *to = d_qkv + row * plan->columns + (plan->heads + kv_head) * plan->head_dim;
-    store_sum(plan, d_keys, block, (W)M_LN2, to); /* queries hold log2(e) */
+    store_sum(plan, d_keys, block, (W)M_LN2, to); /* the scale of queries contains log2(e) */
     store_sum(plan, d_keys + plan->padded * plan->width, block, 1, to + plan->kv_heads * plan->head_dim);
 }
 
@@ -374,27 +388,27 @@ static void grad_part(const Part *part, const OpCall *call) {
     memset(part->d_keys + first * plan->width, 0, rows * plan->width * sizeof(W));
     memset(part->d_values + first * plan->width, 0, rows * plan->width * sizeof(W));
     for (int64_t block = part->begin; block < part->end; block++) {
-        if (plan->parts == 1) widen_block(part->attention, part->pair, block, part->keys);
-        int64_t rows_of_block = view_of_block(part, block, &tile.view);
+        if (plan->parts == 1) load_block(part->attention, part->pair, block, part->keys);
+        int64_t rows_of_block = mask_of_block(part, block, &tile.mask);
         for (int64_t h = 0; h < plan->group; h++) grad_tile(&tile, part, call, block, part->kv_head * plan->group + h, rows_of_block);
     }
     for (int64_t block = 0; plan->parts == 1 && block < plan->blocks; block++)
-        store_block(plan, part->pair, block, part->d_keys, call->out[ATTENTION_GRAD_D_QKV]);
+        store_block_grad(plan, part->pair, block, part->d_keys, call->out[ATTENTION_GRAD_D_QKV]);
 }
 
 CPU_OP(attention_grad, grad_workspace) {
     Attention a = attention_of_call(
         call, call->in[ATTENTION_GRAD_QKV], call->in_shape[ATTENTION_GRAD_QKV][0], call->in[ATTENTION_GRAD_POSITIONS], true);
     const AttentionPlan *plan = &a.plan;
-    if (plan->parts > 1) widen_keys_and_values(&a);
-#pragma omp parallel for schedule(dynamic) num_threads(team(plan))
-    for (int64_t item = 0; item < plan->pairs * plan->parts; item++) {
-        Part part = part_of_item(&a, item);
+    if (plan->parts > 1) load_keys_and_values(&a);
+#pragma omp parallel for schedule(dynamic) num_threads(thread_count(plan))
+    for (int64_t task = 0; task < plan->pairs * plan->parts; task++) {
+        Part part = part_of_task(&a, task);
         grad_part(&part, call);
     }
     if (plan->parts == 1) return;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        store_block(plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements,
+        store_block_grad(plan, i / plan->blocks, i % plan->blocks, a.gradients + i / plan->blocks * plan->parts * plan->pair_elements,
             call->out[ATTENTION_GRAD_D_QKV]);
 }

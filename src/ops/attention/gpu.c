@@ -1,10 +1,11 @@
-/* Causal attention on a GPU, forward (FlashAttention-2, arXiv 2307.08691): a block owns a tile of queries of one head, 32 of them per wave, and goes over
- * tiles of 64 keys and values with a running softmax; scores never leave registers, where they turn from the sums of one product into an operand of the
- * next. Keys and values have one buffer each: values arrive while scores are made, the next keys while values are used.
+/* The forward pass of attention on a GPU (FlashAttention-2, arXiv 2307.08691): a block owns a tile of queries of one
+ * head, 32 of them per wave, and iterates over tiles of 64 keys and values with a running softmax. Scores never leave
+ * registers: the accumulator of the first matmul becomes an operand of the second. Keys and values have one buffer
+ * each: values arrive while scores are computed, the next keys while values are used.
  *
- * Heads wider than 128 are cut into parts of 128 output columns, one block each, that make the scores anew: sums of 256 columns do not fit in registers.
- * Heads of 64 and 128 have kernels of their own on NVIDIA's Hopper (attention_hopper.h). Launched for op attention and, over a
- * cache and in chunks of keys, by attention_cached.c. Owns no memory. */
+ * Heads wider than 128 are cut into parts of 128 output columns, one block each, that each compute the scores: sums of
+ * 256 columns do not fit in registers. Heads of 64 and 128 have separate kernels on NVIDIA's Hopper (gpu_hopper.h).
+ * Launched for op attention and, over a cache and in chunks of keys, by cached_gpu.c. No scratch. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_hopper.h"
 
@@ -21,7 +22,8 @@ typedef struct Place {
     int part, chunk;
 } Place;
 
-/* Later tiles see more keys, so they come first. Cheap enough to be made anew where it is needed after the loop over keys, or seldom in it. */
+/* Later tiles see more keys, so they come first. Cheap enough to be computed again after the loop over keys, instead
+ * of held in registers. */
 INLINE Place place_of_block(const Attention *a, int rows, int parts) {
     int x = opaque(block_x()), groups = a->heads / a->packed, head = x % groups * a->packed, total = a->length * a->packed;
     return (Place){.base = (int64_t)(x / groups) * a->length,
@@ -36,7 +38,7 @@ INLINE Place place_of_block(const Attention *a, int rows, int parts) {
 INLINE int64_t place_row(const Place *p, const Attention *a, int row) { return p->base + attention_token(a, row); }
 INLINE int place_head(const Place *p, const Attention *a, int row) { return p->head + attention_packed_head(a, row); }
 
-/* The tile's queries, zero beyond the last row and column. */
+/* Loads the tile's queries, zero beyond the last row and column. */
 INLINE void load_queries(LOCAL bf16 *tile, const int width, const int rows, const int threads, const Attention *a, const Place *p) {
     const int step = a->head_dim % 8 == 0 ? 8 : 1;
     for (int i = thread_id() * step; i < rows * width; i += threads * step) {
@@ -51,11 +53,11 @@ INLINE void load_queries(LOCAL bf16 *tile, const int width, const int rows, cons
 
 /* -- The softmax of a wave ----------------------------------------------------------------------------------------- */
 
-/* Of the rows that a lane shares: the running maximum of raw scores and this lane's part of the running sum. */
+/* For the rows of a lane: the running maximum of raw scores, and this lane's share of the running sum. */
 typedef struct Softmax { float maximum[LANE_ROWS], sum[LANE_ROWS]; } Softmax;
 
-/* Raw scores of the next keys become weights, as operands, and what `out` holds shrinks to the new maximum. A row that has seen nothing has maximum -inf and
- * weights 0. */
+/* Raw scores of the next keys become weights, as operands, and `out` is rescaled to the new maximum. A row that has
+ * seen no key has maximum -inf and weights 0. */
 INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights, float scale, Accumulator *out, const int out_blocks) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
         float maximum = softmax->maximum[r], sum = 0;
@@ -63,22 +65,22 @@ INLINE void softmax_step(Softmax *softmax, Accumulator *scores, Operand *weights
             __builtin_fmaxf(maximum, accumulator_get(&scores[n], r, c));
         maximum = lanes_max(maximum);
         float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
-        float shrink = fast_exp2(softmax->maximum[r] * scale - base);
+        float rescale = fast_exp2(softmax->maximum[r] * scale - base);
         UNROLL for (int n = 0; n < KEY_BLOCKS; n++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
             float weight = fast_exp2(__builtin_fmaf(accumulator_get(&scores[n], r, c), scale, -base));
             accumulator_set(&scores[n], r, c, weight);
             sum += weight;
         }
         softmax->maximum[r] = maximum;
-        softmax->sum[r] = softmax->sum[r] * shrink + sum;
-        UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], r, shrink);
+        softmax->sum[r] = softmax->sum[r] * rescale + sum;
+        UNROLL for (int n = 0; n < out_blocks; n++) accumulator_scale(&out[n], r, rescale);
     }
     UNROLL for (int n = 0; n < KEY_BLOCKS; n++) operand_of(&weights[n], &scores[n]);
 }
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
-/* Writes what a wave has gathered. */
+/* Stores the output rows of a wave. */
 INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax *softmax, const Accumulator *out, const int columns) {
     const Attention *a = &f->attention;
     int first = p->first + opaque(wave_id()) * ATTENTION_ROWS;
@@ -103,12 +105,14 @@ INLINE void store_rows(const AttentionForward *f, const Place *p, const Softmax 
     }
 }
 
-/* Rows `key` .. `last` of keys or values, from column `column` on; a head's first is `start` elements into the matrix. */
+/* Rows `key` .. `last` of keys or values, from column `column` of a head on; the head begins `start` elements into the
+ * matrix. */
 INLINE Source source_at(const Attention *a, GLOBAL const bf16 *from, int64_t start, int key, int last, int column) {
     return (Source){from + start + opaque(key) * a->key_stride + column, a->key_stride, last + 1 - key, a->head_dim - column};
 }
 
-/* `width` columns of queries and keys, of which the block makes `columns` of the output; all constants. */
+/* The forward pass of a block: `width` columns of queries and keys, `columns` of the output. The three numbers are
+ * constants at every call. */
 INLINE void attend(const AttentionForward *f, const int width, const int columns, const int waves) {
     const int rows = waves * ATTENTION_ROWS, threads = waves * WAVE;
     const Attention *a = &f->attention;
@@ -117,10 +121,10 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     LOCAL bf16 *queries = attention_holds(width) ? attention_tiles : values + ATTENTION_KEYS * columns;
     LOCAL const bf16 *own = queries + wave_id() * ATTENTION_ROWS * width;
     int first = place.first + wave_id() * ATTENTION_ROWS;
-    Extremes block = attention_extremes(a, place.base, place.first, rows, place.total);
-    Extremes wave = attention_extremes(a, place.base, first, ATTENTION_ROWS, place.total);
-    int key = most(block.low_least, place.chunk * f->chunk) / ATTENTION_KEYS * ATTENTION_KEYS;
-    int last = f->chunks == 1 ? block.high_most : least(block.high_most, place.chunk * f->chunk + f->chunk - 1);
+    KeyBounds block = attention_bounds(a, place.base, place.first, rows, place.total);
+    KeyBounds wave = attention_bounds(a, place.base, first, ATTENTION_ROWS, place.total);
+    int key = max_int(block.low_min, place.chunk * f->chunk) / ATTENTION_KEYS * ATTENTION_KEYS;
+    int last = f->chunks == 1 ? block.high_max : min_int(block.high_max, place.chunk * f->chunk + f->chunk - 1);
 
     Operand held[MOST_WIDTH / MMA];
     load_queries(queries, width, rows, threads, a, &place);
@@ -143,7 +147,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         barrier();
         next = source_at(a, a->values, start, key, last, place.part * columns);
         stage_begin(&values_stage, values, columns, ATTENTION_KEYS, threads, &next);
-        bool touched = extremes_touch(&wave, key, key + ATTENTION_KEYS - 1);
+        bool touched = bounds_touch(&wave, key, key + ATTENTION_KEYS - 1);
         Accumulator scores[KEY_BLOCKS];
         UNROLL for (int n = 0; n < KEY_BLOCKS; n++) accumulator_clear(&scores[n]);
         UNROLL for (int k = 0; k < width / MMA; k++) {
@@ -161,7 +165,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
         next = source_at(a, a->keys, start, key + ATTENTION_KEYS, last, 0);
         if (key + ATTENTION_KEYS <= last) stage_begin(&keys_stage, keys, width, ATTENTION_KEYS, threads, &next);
         if (!touched) continue;
-        if (a->alibi > 0 || !extremes_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
+        if (a->alibi > 0 || !bounds_cover(&wave, key, key + ATTENTION_KEYS - 1)) {
             Place again = place_of_block(a, rows, width / columns);
             attention_mask(
                 scores, KEY_BLOCKS, a, again.base, again.head, again.first + opaque(wave_id()) * ATTENTION_ROWS, again.total, key);
@@ -178,7 +182,7 @@ INLINE void attend(const AttentionForward *f, const int width, const int columns
     store_rows(f, &again, &softmax, out, columns);
 }
 
-#define WAVES_OF_256 (WAVE == 64 ? 2 : 4) /* on AMD queries pass through the memory of keys and values */
+#define WAVES_OF_256 (WAVE == 64 ? 2 : 4) /* on AMD queries pass through the shared memory of keys and values */
 
 KERNEL(attention_32, AttentionForward) { attend(&a, 32, 32, 4); }
 KERNEL(attention_64, AttentionForward) { attend(&a, 64, 64, 4); }
@@ -238,7 +242,7 @@ bool attention_map(Device *device, TensorMap *map, const void *data, int64_t len
            device_tensor_map(device, map, data, (int64_t[]){columns, length, sequences}, (int64_t[]){columns, length * columns});
 }
 
-/* Queries of a block. */
+/* Rows of queries of a block. */
 static int tile_rows(const Device *device, int width) { return ATTENTION_ROWS * (width == 256 && device_info(device)->wave == 64 ? 2 : 4); }
 
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences) {
@@ -260,7 +264,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
     else launch_attention_256(device, shape, forward);
 }
 
-/* False where the device or the shape is not for it. */
+/* Launches the Hopper kernel; false where device or shape rule it out. */
 static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     const Attention *a = &forward->attention;
     int64_t sequences = call->in_shape[ATTENTION_QKV][0] / a->length;

@@ -1,10 +1,12 @@
-/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns (FlashAttention-3, arXiv 2407.08608); attention.c launches it where the
- * device, the shapes and the alignment allow. Warpgroups own 64 queries each; scores and output are sums in registers, rounded scores the left
- * operand of the product with values. In each round a group starts the scores of a tile of keys together with the values' product of the tile before, and does
- * the softmax of these scores meanwhile; groups take turns to start, so that one's softmax runs beside the other's products.
+/* The forward pass of attention on NVIDIA's Hopper, for heads of 64 and 128 columns (FlashAttention-3, arXiv
+ * 2407.08608); gpu.c launches it where device, shapes and alignment allow. Each warpgroup owns 64 queries; scores and
+ * output are accumulators in registers, and weights cast to bf16 are the left operand of the matmul with values. In
+ * each round a group starts S of one tile of keys together with P V of the tile before, and computes the softmax of S
+ * meanwhile. Groups take turns to start (ping-pong), so that one group's softmax overlaps the other's matmuls.
  *
- * Queries, keys and values come in boxes by the copy engine; the stage of a round holds the tile of keys that it needs and the tile of values before that. One
- * thread of the last group, which is behind the others, fills stages again. */
+ * The tensor memory accelerator (TMA) copies queries, keys and values in boxes; the stage of a round holds the tile of
+ * keys that it needs and the tile of values before that. One thread of the last group, which runs behind the others,
+ * refills stages. */
 #pragma once
 
 #include "backend/gpu/tensor_map.h"
@@ -14,7 +16,8 @@ enum {
     HOPPER_GROUPS = 2, /* warpgroups of a block */
     HOPPER_ROWS = HOPPER_GROUPS * 64,
     HOPPER_STAGES = 3,
-    HOPPER_BOX = 64, /* rows of a copy, and its columns */
+    HOPPER_BOX = 64,  /* rows, and columns, of one copy */
+    HOPPER_SUMS = 64, /* most sums of a thread: 64 rows x 128 columns over a warpgroup */
 };
 
 typedef struct AttentionHopper {
@@ -24,14 +27,15 @@ typedef struct AttentionHopper {
     GLOBAL float *log_sum;
 } AttentionHopper;
 
-/* Keys of a tile, blocks that share a processor, and bytes of a block's shared memory. */
+/* By head width: keys of a tile, blocks per multiprocessor, and bytes of a block's shared memory. */
 static inline int hopper_keys(int width) { return width == 64 ? 64 : 128; }
 static inline int hopper_blocks(int width) { return width == 64 ? 2 : 1; }
 static inline int hopper_shared(int width) { return (HOPPER_ROWS + HOPPER_STAGES * 2 * hopper_keys(width)) * width * 2 + 128; }
 
 #ifndef GPU_DEVICE
 
-/* A map of packed rows [sequences][length][columns]; false where there is none. */
+/* Makes the tensor map of packed rows [sequences][length][columns]; false where the device or the address does not
+ * allow one. */
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences);
 
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -40,10 +44,10 @@ bool attention_map(Device *device, TensorMap *map, const void *data, int64_t len
 
 extern LOCAL bf16 hopper_tiles[] __attribute__((aligned(1024)));
 
-/* Extremes over any number of rows, `rows` constant. */
-INLINE Extremes hopper_extremes(const Attention *a, int64_t base, int first, const int rows) {
-    Extremes e = attention_extremes(a, base, first, WAVE, a->length);
-    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = extremes_join(e, attention_extremes(a, base, first + i, WAVE, a->length));
+/* attention_bounds over any number of rows, `rows` constant. */
+INLINE KeyBounds hopper_bounds(const Attention *a, int64_t base, int first, const int rows) {
+    KeyBounds e = attention_bounds(a, base, first, WAVE, a->length);
+    UNROLL for (int i = WAVE; i < rows; i += WAVE) e = bounds_join(e, attention_bounds(a, base, first + i, WAVE, a->length));
     return e;
 }
 
@@ -52,30 +56,31 @@ INLINE int group_row(int r) { return opaque(wave_id()) % 4 * 16 + opaque(lane_id
 
 /* -- Softmax ------------------------------------------------------------------------------------------------------- */
 
-typedef struct HopperSoftmax { float maximum[2], sum[2], shrink[2]; } HopperSoftmax;
+typedef struct HopperSoftmax { float maximum[2], sum[2], rescale[2]; } HopperSoftmax;
 
-/* Raw scores become weights; `shrink` is what older sums are to be multiplied by. */
+/* Raw scores become weights; s->rescale is the factor of older sums. */
 INLINE void hopper_softmax(HopperSoftmax *s, float *x, const int keys, float scale) {
     UNROLL for (int r = 0; r < 2; r++) {
         float maximum = s->maximum[r], sum = 0;
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) maximum = __builtin_fmaxf(maximum, __builtin_fmaxf(x[i], x[i + 1]));
         maximum = lanes_max(maximum);
         float base = maximum == -__builtin_inff() ? 0 : maximum * scale;
-        s->shrink[r] = exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
+        s->rescale[r] = exp2_or_zero(__builtin_fmaf(s->maximum[r], scale, -base));
         UNROLL for (int i = 2 * r; i < keys / 2; i += 4) UNROLL for (int e = 0; e < 2; e++) {
             x[i + e] = exp2_or_zero(__builtin_fmaf(x[i + e], scale, -base));
             sum += x[i + e];
         }
         s->maximum[r] = maximum;
-        s->sum[r] = s->sum[r] * s->shrink[r] + sum;
+        s->sum[r] = s->sum[r] * s->rescale[r] + sum;
     }
 }
 
-/* Of 64 rows from `first` on and keys from `key` on: adds the bias of distance and hides what rows do not see. */
+/* Adds the ALiBi bias to scores of 64 rows from `first` on and keys from `key` on, and sets those of masked keys to
+ * -inf. */
 INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t base, int head, int first, int key) {
     float slope = attention_slope(a, head);
     UNROLL for (int r = 0; r < 2; r++) {
-        Interval seen = attention_interval(a, base, least(first + group_row(r), a->length - 1));
+        Interval seen = attention_interval(a, base, min_int(first + group_row(r), a->length - 1));
         int from = key + opaque(lane_id()) % 4 * 2, low = seen.low - from;
         unsigned back = seen.high - seen.low;
         if (a->alibi > 0)
@@ -87,8 +92,8 @@ INLINE void hopper_mask(float *x, const int keys, const Attention *a, int64_t ba
 }
 
 INLINE void hopper_mask_where_needed(
-    float *x, const int keys, const AttentionHopper *h, const Extremes *seen, int64_t base, int head, int first, int key) {
-    if (h->attention.alibi > 0 || !extremes_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, &h->attention, base, head, first, key);
+    float *x, const int keys, const AttentionHopper *h, const KeyBounds *seen, int64_t base, int head, int first, int key) {
+    if (h->attention.alibi > 0 || !bounds_cover(seen, key, key + keys - 1)) hopper_mask(x, keys, &h->attention, base, head, first, key);
 }
 
 /* -- Copies -------------------------------------------------------------------------------------------------------- */
@@ -103,13 +108,14 @@ INLINE HopperPlace hopper_place(const Attention *a, const int rows) {
         .first = ((a->length + rows - 1) / rows - 1 - opaque(block_y())) * rows};
 }
 
-/* `rows` rows of a head whose columns begin at `column`, in panels of all rows. */
+/* Copies `rows` rows of a head whose columns begin at `column`, as panels of PANEL_COLUMNS columns and all rows. */
 INLINE void copy_rows(LOCAL bf16 *to, uint64_t map, const int width, const int rows, int column, int row, int sheet, SharedBarrier b) {
     UNROLL for (int panel = 0; panel < width / PANEL_COLUMNS; panel++) UNROLL for (int i = 0; i < rows; i += HOPPER_BOX)
         copy_box(to + (panel * rows + i) * PANEL_COLUMNS, map, column + panel * PANEL_COLUMNS, row + i, sheet, b);
 }
 
-/* Rounds 0 .. tiles; round i has keys of tile i, if there is one, and values of tile i - 1. The first tile begins at `key`. */
+/* The rounds 0 .. tiles of a block. Round i has the keys of tile i, for i < tiles, and the values of tile i - 1, for i
+ * > 0. Tile 0 starts at key number `key`. */
 typedef struct Rounds {
     uint64_t map;
     LOCAL bf16 *queries, *stages;
@@ -126,45 +132,46 @@ INLINE void round_fill(const Rounds *r, const int width, const int keys, int rou
     if (round > 0) copy_rows(to + elements, r->map, width, keys, r->value_column, key - keys, r->sequence, r->full + stage);
 }
 
-/* By the thread that fills stages: barriers, and the first copies. */
-INLINE void rounds_open(const Rounds *r, const HopperPlace *p, const int width, const int keys) {
+/* Initializes the barriers and starts the first copies; called by the thread that fills stages. */
+INLINE void rounds_init(const Rounds *r, const HopperPlace *p, const int width, const int keys) {
     for (int i = 0; i < HOPPER_STAGES; i++) shared_barrier_init(r->full + i, 1), shared_barrier_init(r->empty + i, HOPPER_GROUPS * 4);
     shared_barrier_init(r->queries_full, 1);
-    shared_to_async();
+    fence_shared_to_async();
     shared_barrier_expect(r->queries_full, HOPPER_ROWS * width * 2);
     UNROLL for (int i = 0; i < HOPPER_ROWS; i += GROUP_ROWS)
         copy_rows(r->queries + i * width, r->map, width, GROUP_ROWS, p->head * width, p->first + i, p->sequence, r->queries_full);
     for (int i = 0; i < HOPPER_STAGES && i <= r->tiles; i++) round_fill(r, width, keys, i, i);
 }
 
-/* This warp is done with a round's stage; when all are, the thread that fills stages fills it again. */
+/* Releases a round's stage for this warp; the thread that fills stages waits for all warps and refills it. */
 INLINE void round_done(const Rounds *r, Ring *ring, const int width, const int keys, int round, bool fills) {
     warp_barrier();
     if (lane_id() == 0) shared_barrier_arrive(r->empty + ring->stage);
     if (fills && round + HOPPER_STAGES <= r->tiles) {
-        shared_barrier_wait(r->empty + ring->stage, ring->turn);
+        shared_barrier_wait(r->empty + ring->stage, ring->phase);
         round_fill(r, width, keys, round + HOPPER_STAGES, ring->stage);
     }
-    ring_on(ring, HOPPER_STAGES);
+    ring_advance(ring, HOPPER_STAGES);
 }
 
 /* -- The pass ------------------------------------------------------------------------------------------------------ */
 
 INLINE void scores_start(float *scores, const int width, const int keys, LOCAL const bf16 *queries, LOCAL const bf16 *tile) {
-    Descriptor a = operand_at(queries, 0), b = operand_at(tile, 0);
-    UNROLL for (int k = 0; k < width / 16; k++)
-        wgmma_shared(scores, keys, operand_further(a, depth_bytes(GROUP_ROWS, k)), operand_further(b, depth_bytes(keys, k)), k > 0, 0);
+    Descriptor a = descriptor_of(queries, 0), b = descriptor_of(tile, 0);
+    UNROLL for (int k = 0; k < width / 16; k++) wgmma_shared(
+        scores, keys, descriptor_advance(a, depth_bytes(GROUP_ROWS, k)), descriptor_advance(b, depth_bytes(keys, k)), k > 0, 0);
     wgmma_commit();
 }
 
 INLINE void values_start(float *out, const int width, const int keys, const uint32_t *weights, LOCAL const bf16 *values) {
-    Descriptor b = operand_at(values, keys * 128);
+    Descriptor b = descriptor_of(values, keys * 128);
     UNROLL for (int k = 0; k < keys / 16; k++)
-        wgmma_registers(out, width, weights + 4 * k, operand_further(b, depth_bytes_transposed(k)), true, 1);
+        wgmma_registers(out, width, weights + 4 * k, descriptor_advance(b, depth_bytes_transposed(k)), true, 1);
     wgmma_commit();
 }
 
-/* Four words of a row in four lanes, of columns 8 j + 2 t: transposed, so that each lane has the eight columns from 8 t on. */
+/* Eight columns of row r, cast to bf16. A lane t of four has columns 8 j + 2 t; a 4 x 4 transpose gives it the eight
+ * columns from 8 t on. */
 INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     uint32_t w[4];
     UNROLL for (int j = 0; j < 4; j++) w[j] = to_bf16_pair(x[4 * j + 2 * r] * factor, x[4 * j + 2 * r + 1] * factor);
@@ -173,7 +180,7 @@ INLINE u32x4 row_chunk(const float *x, int r, float factor) {
     return (u32x4){w[0], w[1], w[2], w[3]};
 }
 
-/* A group's 64 rows of `width` sums, times factor[r], to rows `first` on of a matrix of `total`. */
+/* Stores a group's 64 rows of `width` sums, times factor[r], to rows from `first` on of a matrix of `total` rows. */
 INLINE void store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const int width, int first, int total, const float *factor) {
     UNROLL for (int r = 0; r < 2; r++) {
         int row = first + group_row(r);
@@ -184,7 +191,7 @@ INLINE void store_sums(GLOBAL bf16 *to, int64_t stride, const float *x, const in
     }
 }
 
-INLINE void hopper_finish(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
+INLINE void hopper_store(const AttentionHopper *h, const HopperPlace *place, const HopperSoftmax *s, const float *out, const int width) {
     const Attention *a = &h->attention;
     int first = place->first + wave_id() / 4 * GROUP_ROWS;
     int64_t base = (int64_t)place->sequence * a->length;
@@ -199,11 +206,11 @@ INLINE void hopper_finish(const AttentionHopper *h, const HopperPlace *place, co
     store_sums(h->out + (base * a->heads + place->head) * width, (int64_t)a->heads * width, out, width, first, a->length, inverse);
 }
 
-/* Groups take turns to start their products: the first one waits for the last one's round before. */
-INLINE void turn_wait(int group, int round) {
+/* Ping-pong: groups take turns to start their matmuls; the first group waits for the last group's previous round. */
+INLINE void pingpong_wait(int group, int round) {
     if (group > 0 || round > 0) named_barrier_wait(1 + group, 2 * WARPGROUP);
 }
-INLINE void turn_pass(int group, int round, int rounds) {
+INLINE void pingpong_pass(int group, int round, int rounds) {
     if (group < HOPPER_GROUPS - 1 || round < rounds - 1) named_barrier_arrive(1 + (group + 1) % HOPPER_GROUPS, 2 * WARPGROUP);
 }
 
@@ -213,8 +220,8 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int widt
     HopperPlace place = hopper_place(a, HOPPER_ROWS);
     int64_t base = (int64_t)place.sequence * a->length;
     int group = wave_id() / 4, first = place.first + group * GROUP_ROWS;
-    Extremes block = hopper_extremes(a, base, place.first, HOPPER_ROWS), own = hopper_extremes(a, base, first, GROUP_ROWS);
-    int key = block.low_least / keys * keys, tiles = (block.high_most - key) / keys + 1;
+    KeyBounds block = hopper_bounds(a, base, place.first, HOPPER_ROWS), own = hopper_bounds(a, base, first, GROUP_ROWS);
+    int key = block.low_min / keys * keys, tiles = (block.high_max - key) / keys + 1;
     LOCAL bf16 *stages = hopper_tiles + HOPPER_ROWS * width;
     SharedBarrier full = (SharedBarrier)(stages + HOPPER_STAGES * stage_elements);
     Rounds rounds = {.map = map,
@@ -229,21 +236,21 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int widt
         .key_column = (a->heads + place.kv_head) * width,
         .value_column = (a->heads + a->kv_heads + place.kv_head) * width};
     bool fills = thread_id() == (HOPPER_GROUPS - 1) * WARPGROUP;
-    if (fills) rounds_open(&rounds, &place, width, keys);
+    if (fills) rounds_init(&rounds, &place, width, keys);
     barrier();
 
     HopperSoftmax softmax = {.maximum = {-__builtin_inff(), -__builtin_inff()}};
-    float scores[64], out[64];
-    uint32_t weights[32];
+    float scores[HOPPER_SUMS], out[HOPPER_SUMS];
+    uint32_t weights[HOPPER_SUMS / 2];
     LOCAL const bf16 *queries = hopper_tiles + group * GROUP_ROWS * width;
     Ring ring = {0};
     shared_barrier_wait(rounds.queries_full, 0);
     shared_barrier_wait(full, 0);
     warp_barrier();
-    turn_wait(group, 0);
+    pingpong_wait(group, 0);
     wgmma_begin(scores, keys);
     scores_start(scores, width, keys, queries, stages);
-    turn_pass(group, 0, tiles);
+    pingpong_pass(group, 0, tiles);
     wgmma_wait(scores, keys, 0);
     hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key);
     hopper_softmax(&softmax, scores, keys, a->scale);
@@ -252,29 +259,29 @@ INLINE void attend_hopper(const AttentionHopper *h, uint64_t map, const int widt
     UNROLL for (int i = 0; i < width / 2; i++) out[i] = 0;
     for (int round = 1; round < tiles; round++) {
         LOCAL const bf16 *stage = stages + ring.stage * stage_elements;
-        shared_barrier_wait(full + ring.stage, ring.turn);
+        shared_barrier_wait(full + ring.stage, ring.phase);
         warp_barrier();
-        turn_wait(group, round);
+        pingpong_wait(group, round);
         wgmma_begin(scores, keys), wgmma_begin(out, width);
         scores_start(scores, width, keys, queries, stage);
         values_start(out, width, keys, weights, stage + keys * width);
-        turn_pass(group, round, tiles);
+        pingpong_pass(group, round, tiles);
         wgmma_wait(scores, keys, 1);
         hopper_mask_where_needed(scores, keys, h, &own, base, place.head, first, key + round * keys);
         hopper_softmax(&softmax, scores, keys, a->scale);
-        sums_here(scores, keys);
-        hold_until(softmax.sum[0] + softmax.sum[1], full);
+        materialize_sums(scores, keys);
+        fence_on_value(softmax.sum[0] + softmax.sum[1], full);
         wgmma_wait(out, width, 0);
-        UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.shrink[i / 2 % 2];
+        UNROLL for (int i = 0; i < width / 2; i++) out[i] *= softmax.rescale[i / 2 % 2];
         sums_to_operand(weights, scores, keys);
         round_done(&rounds, &ring, width, keys, round, fills);
     }
-    shared_barrier_wait(full + ring.stage, ring.turn);
+    shared_barrier_wait(full + ring.stage, ring.phase);
     warp_barrier();
     wgmma_begin(out, width);
     values_start(out, width, keys, weights, stages + ring.stage * stage_elements + keys * width);
     wgmma_wait(out, width, 0);
-    hopper_finish(h, &place, &softmax, out, width);
+    hopper_store(h, &place, &softmax, out, width);
 }
 
 #endif

@@ -1,19 +1,22 @@
-/* The gradient of attention on a GPU (FlashAttention-2, arXiv 2307.08691), in two passes that each make the weights again from what the forward pass
- * kept, so that every output has one owner, sums have one order, and nothing is added across blocks:
+/* The gradient of attention on a GPU (FlashAttention-2, arXiv 2307.08691), in two passes that each compute the weights
+ * again from what the forward pass kept. Every output has one owner, so sums have one order and nothing is added
+ * across blocks:
  *     P = exp(S - log_sum),  dP = dO V^T,  dS = P * (dP - delta),  delta = rowsum(dO * O)
- *     keys:    dV = P^T dO, dK = dS^T Q     a block owns keys of one key-value head and goes over the queries of all heads of the group
- *     queries: dQ = dS K                    a block owns queries of one head and goes over keys
- * A first kernel makes delta and, for each tile of queries, the extremes of what they see, by which the keys' pass skips tiles.
+ *     keys pass:    dV = P^T dO, dK = dS^T Q   a block owns keys, iterates over queries of all heads of its group
+ *     queries pass: dQ = dS K                  a block owns queries of a head, iterates over keys
+ * A first kernel computes delta and, for each tile of queries, the bounds of the keys they see, by which the keys pass
+ * skips tiles.
  *
- * The keys' pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers. Where sums of all columns of dK and dV
- * do not fit in registers, `split` waves share 32 keys: each makes the scores of its own 32 queries of a tile and sums its own part of the columns, and
- * they exchange P^T and dS^T through shared memory as they lie in registers. Heads of 256 are cut into two blocks of 128 output columns in both passes.
- * Heads of 64 and 128 have a pass of their own on NVIDIA's Hopper (attention_grad_hopper.h). Scratch: delta, and two numbers per tile; on Hopper, above all
- * dQ in fp32. */
+ * The keys pass works on transposed scores, [key][query]: then P^T and dS^T are operands without leaving registers.
+ * Where sums of all columns of dK and dV do not fit in registers, `split` waves share 32 keys: each computes the
+ * scores of its 32 queries of a tile and owns its share of the columns, and they exchange P^T and dS^T through shared
+ * memory in register layout. Heads of 256 are cut into two blocks of 128 output columns in both passes. Heads of 64
+ * and 128 have one fused pass on NVIDIA's Hopper (gpu_grad_hopper.h). Scratch: delta, and two bounds per tile; on
+ * Hopper mainly dQ in fp32. */
 #include "ops/attention/gpu_tile.h"
 #include "ops/attention/gpu_grad_hopper.h"
 
-/* Queries of a tile in the keys' pass. */
+/* Queries of a tile in the keys pass. */
 #define GRAD_TILE(wave) ((wave) == 64 ? 32 : 64)
 
 typedef struct AttentionGrad {
@@ -21,7 +24,7 @@ typedef struct AttentionGrad {
     GLOBAL const bf16 *d_out, *out;
     GLOBAL const float *log_sum;
     GLOBAL float *delta;                        /* [rows][heads] */
-    GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and most of the first keys that a tile's queries see */
+    GLOBAL int32_t *reach;                      /* [sequences][tiles][2]: least and greatest first key of a tile */
     GLOBAL bf16 *d_queries, *d_keys, *d_values; /* strides as of queries and keys */
     int32_t tiles;                              /* of a sequence */
 } AttentionGrad;
@@ -30,18 +33,19 @@ typedef struct AttentionGrad {
 
 enum { MOST_WIDTH = 256, MOST_COLUMNS = 128, TILE = GRAD_TILE(WAVE), DELTA_WAVES = 4 };
 
-/* On AMD a wave keeps the operands of its own rows in registers; NVIDIA has too few and reads them from shared memory each time. */
+/* On AMD a wave holds the operands of its rows in registers; NVIDIA has too few and reads them from shared memory each
+ * time. */
 #define HOLDS (WAVE == 64)
 
 /* -- Before both passes -------------------------------------------------------------------------------------------- */
 
-/* A block for each tile of queries and head. */
+/* delta of each row and head, and bounds of each tile; a block for each tile of queries and head. */
 KERNEL(attention_delta, AttentionGrad) {
     int sequence = block_x() / a.tiles, tile = block_x() % a.tiles, length = a.attention.length, first = tile * TILE;
     int64_t base = (int64_t)sequence * length;
-    Extremes seen = attention_extremes(&a.attention, base, first, TILE, length);
-    if (block_y() == 0 && thread_id() == 0) a.reach[2 * block_x()] = seen.low_least, a.reach[2 * block_x() + 1] = seen.low_most;
-    for (int row = first + wave_id(); row < least(first + TILE, length); row += DELTA_WAVES) {
+    KeyBounds seen = attention_bounds(&a.attention, base, first, TILE, length);
+    if (block_y() == 0 && thread_id() == 0) a.reach[2 * block_x()] = seen.low_min, a.reach[2 * block_x() + 1] = seen.low_max;
+    for (int row = first + wave_id(); row < min_int(first + TILE, length); row += DELTA_WAVES) {
         int64_t at = (base + row) * a.attention.heads + block_y();
         GLOBAL const bf16 *d_out = a.d_out + at * a.attention.head_dim, *out = a.out + at * a.attention.head_dim;
         float sum = 0;
@@ -58,8 +62,9 @@ KERNEL(attention_delta, AttentionGrad) {
     }
 }
 
-/* Scores and gradients of weights of 32 own rows with 32 others: both sums over `width`. Own operands are held or read from own tiles. */
-INLINE void two_products(Accumulator *scores, Accumulator *d_weights, const int width, const Operand *held_x, const Operand *held_y,
+/* S and dP of a wave's 32 rows with 32 others, both sums over `width`: the wave's operands are held in registers
+ * (held_x, held_y) or read from own_x, own_y. */
+INLINE void scores_and_d_weights(Accumulator *scores, Accumulator *d_weights, const int width, const Operand *held_x, const Operand *held_y,
     LOCAL const bf16 *own_x, LOCAL const bf16 *own_y, LOCAL const bf16 *x, LOCAL const bf16 *y) {
     accumulator_clear(scores);
     accumulator_clear(d_weights);
@@ -79,8 +84,8 @@ INLINE void two_products(Accumulator *scores, Accumulator *d_weights, const int 
     }
 }
 
-/* Own rows of two matrices to registers, through shared memory at `tile`. */
-INLINE void hold_rows(Operand *held, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
+/* Loads the wave's rows of a matrix into registers, through shared memory at `tile`. */
+INLINE void load_held_rows(Operand *held, LOCAL bf16 *tile, const int width, const int rows, const int threads, const Source *source) {
     tile_load(tile, width, rows, threads, source);
     barrier();
     UNROLL for (int k = 0; k < width / MMA; k++) operand_load(&held[k], tile + wave_id() * MMA * width, width, 0, k * MMA);
@@ -107,7 +112,7 @@ INLINE Source rows_of(GLOBAL const bf16 *matrix, int64_t stride, int64_t row, in
     return (Source){matrix + row * stride + column, stride, rows, columns};
 }
 
-/* scores -> dS, of rows with these sums and deltas. */
+/* scores: S -> dS, by the log-sum-exps and deltas of the rows. */
 INLINE void score_gradients(Accumulator *scores, const Accumulator *d_weights, float scale, const float *log_sum, const float *delta) {
     UNROLL for (int r = 0; r < LANE_ROWS; r++) UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
         float weight = fast_exp2(__builtin_fmaf(accumulator_get(scores, r, c), scale, -log_sum[r]));
@@ -121,25 +126,26 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     QueryPlace place = query_place(a, rows);
     LOCAL bf16 *queries = attention_tiles, *d_outs = queries + (HOLDS ? 0 : rows * width), *tiles = d_outs + (HOLDS ? 0 : rows * width);
     int first = place.first + wave_id() * MMA;
-    Extremes block = attention_extremes(a, place.base, place.first, rows, a->length);
-    Extremes wave = attention_extremes(a, place.base, first, MMA, a->length);
+    KeyBounds block = attention_bounds(a, place.base, place.first, rows, a->length);
+    KeyBounds wave = attention_bounds(a, place.base, first, MMA, a->length);
 
     Operand held_queries[MOST_WIDTH / MMA], held_d_outs[MOST_WIDTH / MMA];
     int64_t row = place.base + place.first, out_stride = (int64_t)a->heads * a->head_dim;
     Source q = rows_of(a->queries, a->query_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
     Source d = rows_of(g->d_out, out_stride, row, place.head * a->head_dim, a->length - place.first, a->head_dim);
-    if (HOLDS) hold_rows(held_queries, queries, width, rows, threads, &q), hold_rows(held_d_outs, d_outs, width, rows, threads, &d);
+    if (HOLDS)
+        load_held_rows(held_queries, queries, width, rows, threads, &q), load_held_rows(held_d_outs, d_outs, width, rows, threads, &d);
     else tile_load(queries, width, rows, threads, &q), tile_load(d_outs, width, rows, threads, &d);
     float log_sum[LANE_ROWS], delta[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; r++) {
-        int64_t at = (place.base + least(first + accumulator_row(r), a->length - 1)) * a->heads + place.head;
+        int64_t at = (place.base + min_int(first + accumulator_row(r), a->length - 1)) * a->heads + place.head;
         log_sum[r] = g->log_sum[at] * LOG2_E;
         delta[r] = g->delta[at];
     }
     Accumulator sums[MOST_COLUMNS / MMA];
     UNROLL for (int n = 0; n < columns / MMA; n++) accumulator_clear(&sums[n]);
 
-    int key = block.low_least / MMA * MMA, last = block.high_most;
+    int key = block.low_min / MMA * MMA, last = block.high_max;
     int64_t column = place.kv_head * a->head_dim;
     Stage k_stage, v_stage;
     LOCAL bf16 *keys = tiles, *values = tiles + MMA * width;
@@ -147,23 +153,23 @@ INLINE void gradient_of_queries(const AttentionGrad *g, const int width, const i
     Source v = rows_of(a->values, a->key_stride, place.base + key, column, last + 1 - key, a->head_dim);
     stage_begin(&k_stage, keys, width, MMA, threads, &k);
     stage_begin(&v_stage, values, width, MMA, threads, &v);
-    for (int turn = 0; key <= last; key += MMA) {
+    for (int buffer = 0; key <= last; key += MMA) {
         stage_end(&k_stage, keys, width, MMA, threads, &k, 0);
         stage_end(&v_stage, values, width, MMA, threads, &v, 0);
         barrier();
-        turn = (turn + 1) % buffers;
-        LOCAL bf16 *next = tiles + turn * 2 * MMA * width;
+        buffer = (buffer + 1) % buffers;
+        LOCAL bf16 *next = tiles + buffer * 2 * MMA * width;
         if (key + MMA <= last) {
             k = rows_of(a->keys, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
             v = rows_of(a->values, a->key_stride, place.base + opaque(key) + MMA, column, last + 1 - key - MMA, a->head_dim);
             stage_begin(&k_stage, next, width, MMA, threads, &k);
             stage_begin(&v_stage, next + MMA * width, width, MMA, threads, &v);
         }
-        if (extremes_touch(&wave, key, key + MMA - 1)) {
+        if (bounds_touch(&wave, key, key + MMA - 1)) {
             Accumulator scores, d_weights;
             int own = wave_id() * MMA * width;
-            two_products(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
-            if (a->alibi > 0 || !extremes_cover(&wave, key, key + MMA - 1)) {
+            scores_and_d_weights(&scores, &d_weights, width, held_queries, held_d_outs, queries + own, d_outs + own, keys, values);
+            if (a->alibi > 0 || !bounds_cover(&wave, key, key + MMA - 1)) {
                 QueryPlace again = query_place(a, rows);
                 attention_mask(&scores, 1, a, again.base, again.head, again.first + opaque(wave_id()) * MMA, a->length, key);
             }
@@ -195,38 +201,38 @@ INLINE GLOBAL const int32_t *reach_of(const AttentionGrad *g, int sequence, int 
 }
 
 /* The last tile from `first` on that sees a key up to `last_key`, or -1. */
-INLINE int last_touched(const AttentionGrad *g, int sequence, int first, int last_key) {
+INLINE int last_touched_tile(const AttentionGrad *g, int sequence, int first, int last_key) {
     int last = -1;
     for (int tile = first + lane_id(); tile < g->tiles; tile += WAVE)
         if (reach_of(g, sequence, tile)[0] <= last_key) last = tile;
-    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) last = most(last, (int)shuffle(last, lane_id() ^ mask));
+    UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) last = max_int(last, (int)shuffle(last, lane_id() ^ mask));
     return last;
 }
 
-/* The tile of queries under way, of which head: tiles in order, heads of the group around them. */
+/* Iteration of the keys pass: over the heads of the group, and for each over the tiles of queries in order. */
 typedef struct Walk { int sequence, head, heads_left, first_tile, tile, last_tile; } Walk;
 
-INLINE bool walk_on(Walk *walk) {
+INLINE bool walk_next(Walk *walk) {
     if (walk->tile++ < walk->last_tile) return true;
     walk->tile = walk->first_tile;
     walk->head++;
     return --walk->heads_left > 0;
 }
 
-/* Of a tile's queries in shared memory. */
+/* Numbers of a tile's queries, in shared memory. */
 typedef struct RowTile {
     float log_sum[TILE], delta[TILE];
     int low[TILE];
 } RowTile;
-/* A tile under way: what a thread carries of one query, and the most of all their first keys. */
+/* A tile in flight: one query's numbers in each thread, and the greatest first key of all queries. */
 typedef struct QueryStage {
     Stage queries, d_outs;
     Source q, d;
     float log_sum, delta;
-    int low, low_most;
+    int low, low_max;
 } QueryStage;
 
-/* Queries behind the last one get weights of zero. */
+/* Queries past the last one get weights of zero. */
 INLINE void query_stage_begin(
     QueryStage *stage, LOCAL bf16 *tile, const int width, const int threads, const AttentionGrad *g, const Walk *walk) {
     const Attention *a = &g->attention;
@@ -239,7 +245,7 @@ INLINE void query_stage_begin(
     stage->log_sum = row < a->length ? g->log_sum[at] * LOG2_E : __builtin_inff();
     stage->delta = row < a->length ? g->delta[at] : 0;
     stage->low = row < a->length ? attention_interval(a, base, row).low : 0;
-    stage->low_most = reach_of(g, walk->sequence, walk->tile)[1];
+    stage->low_max = reach_of(g, walk->sequence, walk->tile)[1];
 }
 INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL RowTile *rows, const int width, const int threads) {
     stage_end(&stage->queries, tile, width, TILE, threads, &stage->q, 0);
@@ -250,7 +256,8 @@ INLINE void query_stage_end(const QueryStage *stage, LOCAL bf16 *tile, LOCAL Row
     rows->low[thread_id()] = stage->low;
 }
 
-/* Transposed scores [key][query] of 32 x 32, of queries from `query` (number `at` of the tile) on: bias of distance; -inf where hidden. */
+/* Adds the ALiBi bias to transposed scores [32 keys][32 queries] and sets masked ones to -inf; queries are from
+ * `query` on, row `at` of the tile. */
 INLINE void mask_keys(Accumulator *scores, const Attention *a, int head, int key, int query, LOCAL const RowTile *rows, int at) {
     float slope = attention_slope(a, head);
     UNROLL for (int c = 0; c < LANE_COLUMNS; c++) {
@@ -279,8 +286,8 @@ INLINE void weights_and_gradients(
     operand_of(d_scores, d_weights);
 }
 
-/* d_values += P^T dO and d_keys += dS^T Q over the 32 queries whose rows begin at `queries` and `d_outs`, for columns of these from there on. */
-INLINE void add_products(Accumulator *d_keys, Accumulator *d_values, const Operand *weights, const Operand *d_scores,
+/* d_values += P^T dO and d_keys += dS^T Q over 32 queries, for `columns` columns from `queries` and `d_outs` on. */
+INLINE void add_key_gradients(Accumulator *d_keys, Accumulator *d_values, const Operand *weights, const Operand *d_scores,
     LOCAL const bf16 *queries, LOCAL const bf16 *d_outs, const int width, const int columns) {
     UNROLL for (int n = 0; n < columns / MMA; n++) {
         Operand operand;
@@ -294,23 +301,24 @@ INLINE void add_products(Accumulator *d_keys, Accumulator *d_values, const Opera
     }
 }
 
-/* `split` waves share 32 keys, each with columns / split of the block's `columns`; two waves have to share, and a tile to have two blocks, or none. */
+/* The keys pass of a block. `split` waves share 32 keys, each with columns / split of the block's `columns`; split is
+ * 1, or 2 with tiles of 64 queries. */
 INLINE void gradient_of_keys(
     const AttentionGrad *g, const int width, const int columns, const int waves, const int split, const int buffers) {
     const int rows = waves / split * MMA, threads = waves * WAVE, own_columns = columns / split;
-    const bool early = buffers == 2 || WAVE == 64; /* the next tile can be under way during the work on this one */
+    const bool early = buffers == 2 || WAVE == 64; /* the next tile can be in flight during the work on this one */
     const Attention *a = &g->attention;
     int sequence = block_x() / a->kv_heads, kv_head = block_x() % a->kv_heads, group = a->heads / a->kv_heads, first_key = block_y() * rows;
     int64_t base = (int64_t)sequence * a->length;
     int share = wave_id() % split, own = wave_id() / split * MMA, key = first_key + own;
 
     LOCAL bf16 *keys = attention_tiles, *values = keys + (HOLDS ? 0 : rows * width), *tiles = values + (HOLDS ? 0 : rows * width);
-    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + (HOLDS ? most(rows, 2 * TILE) : buffers * 2 * TILE) * width);
+    LOCAL u32x4 *exchange = (LOCAL u32x4 *)(tiles + (HOLDS ? max_int(rows, 2 * TILE) : buffers * 2 * TILE) * width);
     LOCAL RowTile *row_tiles = (LOCAL RowTile *)(exchange + (split > 1 ? waves * 2 * sizeof(Operand) / 16 * WAVE : 0));
     Operand held_keys[MOST_WIDTH / MMA], held_values[MOST_WIDTH / MMA];
     Source k = rows_of(a->keys, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
     Source v = rows_of(a->values, a->key_stride, base + first_key, kv_head * a->head_dim, a->length - first_key, a->head_dim);
-    if (HOLDS) hold_rows(held_keys, keys, width, rows, threads, &k), hold_rows(held_values, values, width, rows, threads, &v);
+    if (HOLDS) load_held_rows(held_keys, keys, width, rows, threads, &k), load_held_rows(held_values, values, width, rows, threads, &v);
     else tile_load(keys, width, rows, threads, &k), tile_load(values, width, rows, threads, &v);
 
     Accumulator d_keys[MOST_COLUMNS / MMA], d_values[MOST_COLUMNS / MMA];
@@ -318,19 +326,19 @@ INLINE void gradient_of_keys(
 
     Walk walk = {
         .sequence = sequence, .head = kv_head * group, .heads_left = group, .first_tile = first_key / TILE, .tile = first_key / TILE};
-    walk.last_tile = last_touched(g, sequence, walk.first_tile, first_key + rows - 1);
+    walk.last_tile = last_touched_tile(g, sequence, walk.first_tile, first_key + rows - 1);
     QueryStage stage;
     LOCAL bf16 *tile = tiles;
     bool more = walk.last_tile >= walk.first_tile;
     if (more) query_stage_begin(&stage, tile, width, threads, g, &walk);
-    for (int turn = 0; more;) {
-        LOCAL RowTile *row_tile = row_tiles + turn;
+    for (int buffer = 0; more;) {
+        LOCAL RowTile *row_tile = row_tiles + buffer;
         query_stage_end(&stage, tile, row_tile, width, threads);
         barrier();
-        int query = walk.tile * TILE, head = walk.head, low_most = stage.low_most;
-        turn = (turn + 1) % buffers;
-        LOCAL bf16 *next = tiles + turn * 2 * TILE * width;
-        more = walk_on(&walk);
+        int query = walk.tile * TILE, head = walk.head, low_max = stage.low_max;
+        buffer = (buffer + 1) % buffers;
+        LOCAL bf16 *next = tiles + buffer * 2 * TILE * width;
+        more = walk_next(&walk);
         if (early && more) query_stage_begin(&stage, next, width, threads, g, &walk);
 
         LOCAL const bf16 *queries = tile, *d_outs = tile + TILE * width;
@@ -338,23 +346,23 @@ INLINE void gradient_of_keys(
         Operand weights, d_scores;
         for (int at = share * MMA; at < (split > 1 ? share + 1 : TILE / MMA) * MMA; at += MMA) {
             Accumulator scores, d_weights;
-            two_products(&scores, &d_weights, width, held_keys, held_values, keys + own * width, values + own * width, queries + at * width,
-                d_outs + at * width);
-            if (a->alibi > 0 || key < low_most || key + MMA - 1 > query + at) mask_keys(&scores, a, head, key, query + at, row_tile, at);
+            scores_and_d_weights(&scores, &d_weights, width, held_keys, held_values, keys + own * width, values + own * width,
+                queries + at * width, d_outs + at * width);
+            if (a->alibi > 0 || key < low_max || key + MMA - 1 > query + at) mask_keys(&scores, a, head, key, query + at, row_tile, at);
             weights_and_gradients(&scores, &d_weights, a->scale, row_tile, at, &weights, &d_scores);
             if (split > 1) {
-                operand_give(exchange + wave_id() * 2 * sizeof(Operand) / 16 * WAVE, &weights);
-                operand_give(exchange + (wave_id() * 2 + 1) * sizeof(Operand) / 16 * WAVE, &d_scores);
+                operand_to_shared(exchange + wave_id() * 2 * sizeof(Operand) / 16 * WAVE, &weights);
+                operand_to_shared(exchange + (wave_id() * 2 + 1) * sizeof(Operand) / 16 * WAVE, &d_scores);
             }
-            add_products(
+            add_key_gradients(
                 d_keys, d_values, &weights, &d_scores, queries + at * width + column, d_outs + at * width + column, width, own_columns);
         }
         if (split > 1) {
             int other = wave_id() ^ 1, at = (share ^ 1) * MMA;
             barrier();
-            operand_take(&weights, exchange + other * 2 * sizeof(Operand) / 16 * WAVE);
-            operand_take(&d_scores, exchange + (other * 2 + 1) * sizeof(Operand) / 16 * WAVE);
-            add_products(
+            operand_from_shared(&weights, exchange + other * 2 * sizeof(Operand) / 16 * WAVE);
+            operand_from_shared(&d_scores, exchange + (other * 2 + 1) * sizeof(Operand) / 16 * WAVE);
+            add_key_gradients(
                 d_keys, d_values, &weights, &d_scores, queries + at * width + column, d_outs + at * width + column, width, own_columns);
         }
         if (buffers == 1) barrier();
@@ -431,7 +439,7 @@ LAUNCHER(attention_round_hopper_128, AttentionGradHopper)
 
 typedef void Launch(Device *device, LaunchShape shape, const AttentionGrad *arguments);
 
-/* Of the kernels above: what a block has in shared memory follows from these. */
+/* Constants of the keys passes above, from which the shared memory of a block follows. */
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
 
 static int width_index(int width) { return width == 32 ? 0 : width == 64 ? 1 : width == 128 ? 2 : 3; }
@@ -471,7 +479,8 @@ static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequence
     launches[width_index(width)](device, shape, g);
 }
 
-/* What the kernels for Hopper need of scratch, one after the other: sums of dQ, the list of items, HopperRows, marks, and the next item. */
+/* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, and marks with
+ * the next item. */
 typedef struct HopperScratch { int64_t places, list_at, rows_at, marks_at, bytes; } HopperScratch;
 static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t heads, int64_t kv_heads, int width) {
     GradShape shape = grad_shape(width);
@@ -483,12 +492,13 @@ static HopperScratch hopper_scratch(int64_t sequences, int64_t length, int64_t h
     return s;
 }
 
-/* All but the maps. */
+/* All fields but the tensor maps. */
 static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratch, int64_t sequences, int processors) {
     const Attention *a = &g->attention;
     HopperScratch at = hopper_scratch(sequences, a->length, a->heads, a->kv_heads, a->head_dim);
     int64_t groups = sequences * a->kv_heads, blocks = divide_up(a->length, GRAD_KEYS);
-    /* As many groups side by side as fill the processors, since more would not stay in the cache; twice as many of one head each, which wait less then. */
+    /* As many groups at once as fill the processors, since more would not stay in the cache; twice as many where a
+     * group is one head: these wait less. */
     int64_t fill = processors * (a->heads == a->kv_heads ? 2 : 1) / blocks, at_once = fill > 0 ? fill : 1;
     return (AttentionGradHopper){.attention = *a,
         .d_out = g->d_out,
@@ -508,7 +518,7 @@ static AttentionGradHopper hopper_arguments(const AttentionGrad *g, char *scratc
         .chunks = (int32_t)(2 * divide_up(groups, 2 * at_once))};
 }
 
-/* False where the device or the shape is not for it. */
+/* Launches the Hopper kernels; false where device or shape rule them out. */
 static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t sequences) {
     const Attention *a = &g->attention;
     int width = a->head_dim, processors = device_info(call->device)->processors;

@@ -1,8 +1,9 @@
-/* Causal attention with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691). For each query head, with Q, K, V
- * [length, head_dim] of a sequence:
+/* Causal attention with grouped queries over packed rows, and its gradient (FlashAttention-2, arXiv 2307.08691). For
+ * each query head, with Q, K, V [length, head_dim] of a sequence:
  *     P = softmax(scale * Q K^T + bias),  O = P V
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
- * Scores exist one block at a time. The forward pass keeps O and one log-sum-exp per row and head for the backward pass, which computes P again. */
+ * Scores exist one block at a time. The forward pass keeps O and one log-sum-exp per row and head for the backward
+ * pass, which computes P again. */
 #include "base/math.h"
 #include "ops/attention/attention.h"
 

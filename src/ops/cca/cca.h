@@ -4,18 +4,21 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
+/* C = (heads + kv_heads) * head_dim. */
 typedef struct CcaParameters {
-    TensorId depthwise_weight, depthwise_bias; /* [C, 1, 2] and [C]; C = (heads + kv_heads) * head_dim; tap 1 is the current token */
+    TensorId depthwise_weight, depthwise_bias; /* [C, 1, 2], tap 1 is the current token; [C] */
     TensorId grouped_weight, grouped_bias;     /* [C, head_dim, 2] and [C]; one group per head */
     TensorId temperature;                      /* [kv_heads] */
 } CcaParameters;
 
-/* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) * head_dim] (arXiv 2510.04476, as in the
- * ZAYA1 code). `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of u], the two rows before row 0, replaced by the last two. */
+/* From raw projections u = [q | k | v] to rotated, normalised, packed qkv, COMPUTE [R, (heads + 2 kv_heads) *
+ * head_dim] (arXiv 2510.04476, as in the ZAYA1 code). `state` (TENSOR_NONE in training): STATE COMPUTE [2, columns of
+ * u], the two rows before row 0, replaced by the last two. */
 TensorId op_cca(
     Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads);
 
-/* The inputs up to CCA_GROUPED_BIAS are also the first inputs of cca_grad, so that both passes read them by the same names. */
+/* The inputs up to CCA_GROUPED_BIAS are also the first inputs of cca_grad, so that both passes read them by the same
+ * names. */
 typedef enum CcaOperand {
     CCA_U,                /* COMPUTE [R, columns] */
     CCA_POSITIONS,        /* int32 [R], within the document */
@@ -48,7 +51,8 @@ typedef enum CcaGradOperand {
     CCA_GRAD_OUTPUTS
 } CcaGradOperand;
 
-/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; `group` query heads share a key-value head. */
+/* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; `group` query heads share a
+ * key-value head. */
 typedef struct CcaShape { int64_t rows, heads, kv_heads, group, dim, convolved, values, columns; } CcaShape;
 
 static inline CcaShape cca_shape(const Heads *heads, int64_t rows) {

@@ -1,4 +1,6 @@
-/* The CPU kernels of cca. */
+/* The prologue of compressed convolutional attention on a CPU (formulas in rule.c). A task is CCA_BLOCK rows of one
+ * head, or of the values; tasks are independent. While a task's rows are in cache they are convolved twice (depthwise,
+ * then a GEMM), mixed with the qk-mean, normalised and rotated. Scratch: that of each thread (CcaScratch). */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
@@ -16,11 +18,11 @@ static CcaScratch forward_scratch(const CcaShape *s, int64_t compute, int64_t wi
 static int64_t workspace(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     int64_t compute = precision_bytes(graph->precision, TYPE_COMPUTE), wide = precision_bytes(graph->precision, TYPE_WIDE);
-    return cca_lanes(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
+    return cca_threads(task_count(&s)) * forward_scratch(&s, compute, wide).bytes;
 }
 
-/* y += the mean of q and k before convolution, for head `head` of the row. */
-static void mix(W *restrict y, const T *restrict u, int64_t head, const CcaShape *s) {
+/* y += the mean of q and k before the convolutions, for head `head` of the row. */
+static void add_qk_mean(W *restrict y, const T *restrict u, int64_t head, const CcaShape *s) {
     const T *keys = u + s->heads * s->dim;
     int64_t dim = s->dim;
     if (head < s->heads) {
@@ -42,7 +44,7 @@ static W sum_of_squares(const W *restrict y, int64_t dim) {
     return sum;
 }
 
-/* out = y * scale with the first `rotated` channels turned by the angles of one row of the table. */
+/* out = y * scale, its first `rotated` channels rotated by the angles of one row of the table. */
 static void rotate(T *restrict out, const W *restrict y, W scale, const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
 #pragma omp simd simdlen(8)
@@ -54,7 +56,7 @@ static void rotate(T *restrict out, const W *restrict y, W scale, const W *restr
     for (int64_t i = rotated; i < dim; i++) out[i] = to_compute(y[i] * scale);
 }
 
-/* What the kernel was given; `units` and `scales` are NULL outside training. */
+/* Operands of a call; `units` and `scales` are NULL outside training. */
 typedef struct Forward {
     CcaShape s;
     CcaRows rows;
@@ -65,7 +67,7 @@ typedef struct Forward {
     W *scales;
 } Forward;
 
-/* From the mixed row y of one head to its place in qkv. */
+/* Normalises and rotates row y of one head, and stores it to qkv. */
 static void finish_row(const Forward *f, W *y, int64_t r, int64_t head) {
     const CcaShape *s = &f->s;
     const W *angles = f->table + f->rows.positions[r] * f->rotated;
@@ -110,15 +112,15 @@ static void convolve_block(const Forward *f, int64_t first, int64_t end, int64_t
         .c = products,
         .ldc = dim,
         .bias = f->grouped_bias + column});
-    for (int64_t r = first; r < end; r++) mix(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
+    for (int64_t r = first; r < end; r++) add_qk_mean(products + (r - first) * dim, cca_row(&f->rows, r), head, &f->s);
     for (int64_t r = first; r < end; r++) {
-        if (r + CCA_AHEAD < end) kernel_prefetch(f->qkv + (r + CCA_AHEAD) * f->s.columns + column, dim);
+        if (r + CCA_PREFETCH_ROWS < end) kernel_prefetch(f->qkv + (r + CCA_PREFETCH_ROWS) * f->s.columns + column, dim);
         finish_row(f, products + (r - first) * dim, r, head);
     }
 }
 
 /* state = the last two rows of (state, u). */
-static void keep_last(T *state, const T *u, const CcaShape *s) {
+static void update_state(T *state, const T *u, const CcaShape *s) {
     if (s->rows == 1) memcpy(state, state + s->columns, s->columns * sizeof(T));
     int64_t kept = int_min(s->rows, 2);
     memcpy(state + (2 - kept) * s->columns, u + (s->rows - kept) * s->columns, kept * s->columns * sizeof(T));
@@ -141,9 +143,9 @@ CPU_OP(cca, workspace) {
     CcaScratch layout = forward_scratch(&s, sizeof(T), sizeof(W));
     int64_t tasks = task_count(&s), next = 0;
 #pragma omp parallel if (cca_parallel(&s))
-    if (omp_get_thread_num() < cca_lanes(tasks)) {
+    if (omp_get_thread_num() < cca_threads(tasks)) {
         char *scratch = (char *)call->workspace + omp_get_thread_num() * layout.bytes;
-        for (int64_t task; (task = cca_take(&next)) < tasks;) {
+        for (int64_t task; (task = cca_next_task(&next)) < tasks;) {
             int64_t head = task % (s.heads + s.kv_heads + 1), first = task / (s.heads + s.kv_heads + 1) * CCA_BLOCK;
             int64_t end = int_min(s.rows, first + CCA_BLOCK);
             if (head < s.heads + s.kv_heads) convolve_block(&f, first, end, head, scratch, &layout);
@@ -151,5 +153,5 @@ CPU_OP(cca, workspace) {
                 for (int64_t r = first; r < end; r++) shift_values(&f, r);
         }
     }
-    if (call->out[CCA_STATE]) keep_last(call->out[CCA_STATE], f.rows.u, &s);
+    if (call->out[CCA_STATE]) update_state(call->out[CCA_STATE], f.rows.u, &s);
 }

@@ -1,27 +1,27 @@
-/* What cca.c and cca_grad.c share: how the columns of u are laid out, which earlier rows belong to a row's document, the scratch of
- * a thread, and the depthwise convolution, which the backward pass computes again instead of keeping it.
+/* What cpu.c and grad_cpu.c share: rows of u and which earlier rows belong to a row's document, the scratch of a
+ * thread, and the depthwise convolution, which the backward pass computes again.
  *
- * The grouped convolution is a matrix product per head. Its weight is stored [out, in, tap]; instead of sorting the weight by taps the
- * two taps of the activations are interleaved: a row of `pairs` holds (previous, current) for every channel, so the stored weight and its
- * gradient take part in products as they are. */
+ * The grouped convolution is a GEMM per head. Its weight is stored [out, in, tap]. Instead of reordering the weight by
+ * taps, the two taps of the activations are interleaved: a row of `pairs` [rows, 2 * head_dim] holds (previous,
+ * current) for every channel, so that the stored weight and its gradient are operands as they are. */
 #pragma once
 
 #include "backend/cpu/kernel.h"
 #include "ops/cca/cca.h"
 
 enum {
-    CCA_BLOCK = 256,      /* rows of one product: enough to pay for packing the weight, few enough to stay in the L2 cache */
-    CCA_LANES = 64,       /* the most threads that share the work, since each needs scratch */
-    CCA_AHEAD = 8,        /* rows between a prefetch and its use */
-    CCA_SERIAL = 1 << 15, /* multiplications below which more threads cost more than they save */
+    CCA_BLOCK = 256,            /* rows of one GEMM: enough to pay for packing the weight, few enough for L2 */
+    CCA_MAX_THREADS = 64,       /* most threads that share the work, since each needs scratch */
+    CCA_PREFETCH_ROWS = 8,      /* rows between a prefetch and its use */
+    CCA_SERIAL_LIMIT = 1 << 15, /* multiplications below which more threads cost more than they save */
 };
 
 static inline int64_t cca_blocks(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
 static inline int64_t cca_align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-static inline int64_t cca_lanes(int64_t tasks) { return int_min(tasks, CCA_LANES); }
-static inline bool cca_parallel(const CcaShape *s) { return s->rows * s->convolved * s->dim > CCA_SERIAL; }
+static inline int64_t cca_threads(int64_t tasks) { return int_min(tasks, CCA_MAX_THREADS); }
+static inline bool cca_parallel(const CcaShape *s) { return s->rows * s->convolved * s->dim > CCA_SERIAL_LIMIT; }
 
-/* Scratch of one thread, as byte offsets from its beginning. `products` has `product_rows` rows of `product_columns` WIDE sums. */
+/* Scratch of one thread, as byte offsets. `products` is WIDE [product_rows, product_columns]. */
 typedef struct CcaScratch { int64_t taps, rows, zeros, pairs, products, bytes; } CcaScratch;
 
 static inline CcaScratch cca_scratch(
@@ -36,29 +36,29 @@ static inline CcaScratch cca_scratch(
 
 #ifdef KERNEL_VARIANT
 
-/* The next task of a loop whose tasks go to whoever is free among the first cca_lanes() threads. */
-static inline int64_t cca_take(int64_t *next) {
+/* Takes the next task of a loop, for the first cca_threads() threads. */
+static inline int64_t cca_next_task(int64_t *next) {
     int64_t task;
 #pragma omp atomic capture
     task = (*next)++;
     return task;
 }
 
-/* Rows of u and, before row 0, the two kept from the call before (NULL: none). */
+/* Rows of u and, before row 0, the two rows of the state (NULL: none). */
 typedef struct CcaRows {
     const T *u, *state;
     const int32_t *positions;
     int64_t columns;
 } CcaRows;
 
-/* How many rows before row r its document has at hand. */
+/* Number of rows before row r that belong to its document and are available. */
 static inline int64_t cca_history(const CcaRows *rows, int64_t r) { return int_min(rows->positions[r], r + (rows->state ? 2 : 0)); }
 
 static inline const T *cca_row(const CcaRows *rows, int64_t r) {
     return r >= 0 ? rows->u + r * rows->columns : rows->state + (r + 2) * rows->columns;
 }
 
-/* taps = the depthwise weights of one head, all of the previous token's before all of the current one's. */
+/* taps[2][dim] = the depthwise weights of one head: all taps of the previous token, then all of the current one. */
 static inline void cca_split_taps(W *restrict taps, const T *restrict weight, int64_t dim) {
     for (int64_t i = 0; i < dim; i++) {
         taps[i] = to_wide(weight[2 * i]);
@@ -71,8 +71,9 @@ static inline void cca_depthwise_row(
     for (int64_t i = 0; i < dim; i++) y[i] = to_compute(bias[i] + taps[i] * to_wide(before[i]) + taps[dim + i] * to_wide(current[i]));
 }
 
-/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the depthwise
- * convolution. What precedes a document is zeros, of which c makes its bias. `scratch` holds two rows, `zeros` one of zeros. */
+/* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the
+ * depthwise convolution. What precedes a document is zeros, of which c makes its bias. `scratch` holds two rows,
+ * `zeros` one of zeros. */
 static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
     const W *bias, int64_t dim, T *scratch, const T *zeros) {
     T *previous = scratch, *current = scratch + dim;
@@ -82,7 +83,7 @@ static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t col
     }
     for (int64_t r = first; r < end; r++, pairs += 2 * dim) {
         bool starts = cca_history(rows, r) == 0;
-        if (r + CCA_AHEAD < end) kernel_prefetch(cca_row(rows, r + CCA_AHEAD) + column, dim);
+        if (r + CCA_PREFETCH_ROWS < end) kernel_prefetch(cca_row(rows, r + CCA_PREFETCH_ROWS) + column, dim);
         if (starts) cca_depthwise_row(previous, zeros, zeros, taps, bias, dim);
         cca_depthwise_row(current, starts ? zeros : cca_row(rows, r - 1) + column, cca_row(rows, r) + column, taps, bias, dim);
         for (int64_t i = 0; i < dim; i++) {

@@ -1,10 +1,10 @@
-/* The prologue of compressed convolutional attention in one pass: raw projections u = [q | k | v] become rotated, normalised, packed qkv. A block takes
- * every so many tiles of one head (cca.h): depthwise convolution into pairs, the product of the grouped convolution, the mean of q and k before
- * convolution, the norm, the rotation. Blocks of other heads, at work on the same rows, find what they share in the cache. One more row of blocks shifts
- * the values. In generation a last kernel keeps the last two rows of u. */
+/* The prologue of compressed convolutional attention on a GPU in one pass (formulas in rule.c). A block takes tiles of
+ * one head, `stride` rows apart (gpu_shared.h): depthwise convolution into pairs, the matmul of the grouped
+ * convolution, qk-mean, norm, rotation. Concurrent blocks of other heads find the rows that they share in the cache.
+ * One more row of blocks shifts the values. In generation a last kernel updates the state. No scratch. */
 #include "ops/cca/gpu_shared.h"
 
-/* `units` and `scales` are NULL outside training; `stride` is the rows of all tiles at work. */
+/* `units` and `scales` are NULL outside training; `stride` is the number of rows of all concurrent tiles. */
 typedef struct CcaArguments {
     CcaInput in;
     const float GLOBAL *table, *grouped_bias, *temperature;
@@ -21,7 +21,7 @@ typedef struct CcaStateArguments {
 
 #ifdef GPU_DEVICE
 
-/* The mean of q and k before convolution, of eight channels of head `head` of row r. */
+/* qk-mean of eight channels of head `head` of row r. */
 INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
     int left = in->dim - channel;
     bool whole = in->whole;
@@ -34,7 +34,7 @@ INLINE f32x8 mean_of(const CcaInput *in, int64_t r, int head, int channel) {
     return load_channels(keys + key * in->dim, left, whole) * 0.5f + sum * (0.5f / (float)in->group);
 }
 
-/* Eight channels of row `row`, whose products are complete, turned by the angles of its position. */
+/* Rotates eight channels of row `row`, whose products are complete, by the angles of its position. */
 INLINE f32x8 rotate(
     f32x8 own, LOCAL const float *products, int row, int channel, const CcaInput *in, const float GLOBAL *angles, const int DIM) {
     int half = in->rotated / 2;
@@ -55,7 +55,7 @@ INLINE f32x8 rotate(
     return own;
 }
 
-/* From eight mixed channels to their place in qkv. */
+/* Stores eight channels of one head times their scale to qkv, and what training keeps. */
 INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int head, int channel) {
     const CcaInput *in = &a->in;
     int left = in->dim - channel, key = head - in->heads;
@@ -68,7 +68,8 @@ INLINE void finish(const CcaArguments *a, f32x8 y, float scale, int64_t r, int h
     store_channels(a->qkv + r * in->columns + head * in->dim + channel, y * scale, left, whole);
 }
 
-/* Rows first .. of one head. Products begin as bias and mean, so that all that comes from global memory is under way at once. */
+/* One tile of one head, rows from `first` on. Products start as bias and mean, so that all loads from global memory
+ * are in flight at once. */
 INLINE void convolve_tile(
     const CcaArguments *a, int64_t first, int head, LOCAL bf16 *tile, LOCAL float *products, const Operand *weights, const int DIM) {
     const CcaInput *in = &a->in;
@@ -97,7 +98,7 @@ INLINE void convolve_tile(
     barrier();
 }
 
-/* The rows of the weights that each wave multiplies with, by way of the tile. */
+/* Loads the rows of the weights that each wave multiplies with, through the tile. */
 INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
     for (int n = 0; n < DIM; n += MMA) {
         Source source = {in->grouped + (int64_t)(head * in->dim + n) * 2 * in->dim, 2 * in->dim, in->dim - n, 2 * in->dim};
@@ -110,7 +111,7 @@ INLINE void load_weights(Operand *weights, const CcaInput *in, int head, LOCAL b
     }
 }
 
-/* The first half of the value columns is this row's, the second that of the row before. */
+/* Stores value columns: the first half from this row, the second half from the previous row. */
 INLINE void shift_values(const CcaArguments *a, int64_t first, int rows) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
@@ -159,10 +160,10 @@ KERNEL(cca_state, CcaStateArguments) {
 
 #else
 
-CCA_LAUNCHERS(cca, cca, CcaArguments)
+CCA_LAUNCHERS(cca, CcaArguments)
 LAUNCHER(cca_state, CcaStateArguments)
 
-enum { RESIDENT = 2 }; /* blocks that fit on a processor */
+enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
 
 GPU_OP(cca) {
     const DeviceInfo *device = device_info(call->device);

@@ -1,10 +1,11 @@
-/* What cca.c and cca_grad.c share on the GPU: access to rows by chunks of eight channels, the pairs that the grouped convolution multiplies, and a product
- * whose weights stay in registers.
+/* What gpu.c and grad_gpu.c share: access to rows by chunks of eight channels, the pairs that are the input of the
+ * grouped convolution (see cpu_shared.h), and a matmul whose weights stay in registers. Owns no memory.
  *
- * A block owns one head and a tile of rows at a time. Its four waves keep the head's weights as operands: they are read once, then tile after tile is
- * multiplied with them. A tile has CCA_TILE elements of the head, `dim` of them padded with zeros to the constant DIM (64 or 128) in a row, and twice as
- * many where both taps lie side by side. Products come out in shared memory, since what follows works on whole rows. Each kernel exists three times: for
- * heads of up to 64 and up to 128 channels in 16-byte accesses, and for any number of channels. */
+ * A block owns one head and one tile of rows at a time. Its four waves hold the head's weights as operands: they are
+ * read once, then multiplied with tile after tile. A row of a tile has `dim` channels of the head padded with zeros to
+ * the constant DIM (64 or 128), a tile CCA_TILE elements; twice as many where both taps lie side by side. Results go
+ * to shared memory, since what follows works on whole rows. Each kernel exists three times: for heads of up to 64 and
+ * up to 128 channels with 16-byte accesses, and for any number of channels up to 128. */
 #pragma once
 
 #include "backend/gpu/mma.h"
@@ -18,8 +19,8 @@ enum {
     CHUNK = 8,           /* channels of a 16-byte access */
 };
 
-/* `state` (may be NULL) are the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half of what is rotated; kernels set it to the constant
- * that they are compiled for. */
+/* `state` (may be NULL) holds the two rows before row 0. `whole`: dim is a multiple of CHUNK, and so is half the
+ * number of rotated channels; kernels set it to the constant that they are compiled for. */
 typedef struct CcaInput {
     const bf16 GLOBAL *u, *state, *depthwise, *grouped;
     const int32_t GLOBAL *positions;
@@ -30,11 +31,12 @@ typedef struct CcaInput {
 
 #ifdef GPU_DEVICE
 
-enum { CCA_THREADS = CCA_WAVES * WAVE, CCA_CHUNKS = CCA_TILE / CHUNK / CCA_THREADS /* of a tile, for a thread */ };
+enum { CCA_THREADS = CCA_WAVES * WAVE, CCA_CHUNKS = CCA_TILE / CHUNK / CCA_THREADS /* chunks of a tile per thread */ };
 
 /* -- Rows in global memory ----------------------------------------------------------------------------------------- */
 
-/* Of eight channels, those from `left` on do not exist: they are read as zero and not written. */
+/* In the functions below, those of eight channels from `left` on do not exist: they are read as zero and not
+ * written. */
 
 INLINE u32x4 load_chunk(const bf16 GLOBAL *from, int left, bool whole) {
     u32x4 chunk = (u32x4)0;
@@ -63,7 +65,7 @@ INLINE void store_channels(bf16 GLOBAL *to, f32x8 x, int left, bool whole) {
     else UNROLL for (int i = 0; i < CHUNK; i++) if (i < left) to[i] = to_bf16(x[i]);
 }
 
-/* Two taps of eight channels, the earlier one in the lower half of each word. */
+/* Both taps of eight channels, a word each: the earlier tap in the lower half. */
 typedef struct TapWords { u32x4 word[2]; } TapWords;
 
 INLINE TapWords load_taps(const bf16 GLOBAL *from, int left, bool whole) {
@@ -90,16 +92,16 @@ INLINE f32x8 later_taps(const TapWords *taps) {
     return x;
 }
 
-/* How many rows before row r its document has at hand. */
+/* Number of rows before row r that belong to its document and are available. */
 INLINE int64_t history(const CcaInput *in, int64_t r) {
     int64_t rows = r + (in->state ? 2 : 0), position = in->positions[r];
     return position < rows ? position : rows;
 }
 
-/* Whether there is a row r that continues the document of the row before it. */
+/* Whether row r exists and continues the document of row r - 1. */
 INLINE bool continues(const CcaInput *in, int64_t r) { return r < in->rows && history(in, r) > 0; }
 
-/* Row r of u, or where there is none one that may be read as well. */
+/* Row r of u; where it does not exist, some row that can be read. */
 INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) {
     if (r < 0) return in->state ? in->state + (r + 2) * in->columns : in->u;
     return in->u + (r < in->rows ? r : in->rows - 1) * in->columns;
@@ -107,7 +109,8 @@ INLINE const bf16 GLOBAL *row_of_u(const CcaInput *in, int64_t r) {
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i. The DIM / CHUNK lanes of a row are neighbours. */
+/* Chunk i of this thread: its row of the tile and its first channel, which is the same for every i. The DIM / CHUNK
+ * lanes of a row are neighbours. */
 INLINE int chunk_row(int i, const int DIM) { return (thread_id() + i * CCA_THREADS) / (DIM / CHUNK); }
 INLINE int chunk_channel(const int DIM) { return thread_id() % (DIM / CHUNK) * CHUNK; }
 
@@ -116,8 +119,9 @@ INLINE float sum_of_row(float x, const int DIM) {
     return x;
 }
 
-/* Row `row` of a tile, from column 2 * `channel` on, becomes (c_{r-1}, c_r) for eight channels from `column` of u on, c being the depthwise convolution. What
- * precedes a document is zeros, of which c makes its bias. All loads start at once: which rows count is found out meanwhile. */
+/* Row `row` of a tile, from column 2 * `channel` on, becomes (c_{r-1}, c_r) for eight channels from `column` of u on,
+ * c being the depthwise convolution. Before a document are zeros, so c is its bias there. All loads start at once;
+ * rows that do not count are replaced by zeros later. */
 INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const CcaInput *in, int64_t r, int64_t column, int left) {
     bool whole = in->whole, there = r < in->rows;
     f32x8 u0 = load_channels(row_of_u(in, r) + column, left, whole), u1 = load_channels(row_of_u(in, r - 1) + column, left, whole);
@@ -133,16 +137,17 @@ INLINE void store_pairs(LOCAL bf16 *tile, int width, int row, int channel, const
     UNROLL for (int i = 0; i < 2; i++) * (LOCAL u32x4 *)(tile + tile_at(width, row, 2 * channel + i * CHUNK)) = pairs[i];
 }
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- Matmul of a tile ---------------------------------------------------------------------------------------------- */
 
-/* Each wave makes a block of MMA x MMA of the tile's products. */
+/* Each wave computes a block of MMA x MMA of the tile's products. */
 INLINE int wave_row(const int DIM) { return wave_id() / (DIM / MMA) * MMA; }
 INLINE int wave_column(const int DIM) { return wave_id() % (DIM / MMA) * MMA; }
 
-/* Where four products lie; the turn spares bank conflicts. */
+/* Place of four products, swizzled against bank conflicts. */
 INLINE int product_at(int row, int column, const int DIM) { return row * DIM + (column / 4 ^ (row & 7)) * 4; }
 
-/* products = tile [.., 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto` what they were before. */
+/* products = tile [rows, 2 * DIM] times the transposed weights, of which a wave holds the rows of its columns; `onto`:
+ * added to what products held. */
 INLINE void multiply_tile(LOCAL float *products, LOCAL const bf16 *tile, const Operand *weights, const bool onto, const int DIM) {
     Accumulator sum;
     accumulator_clear(&sum);
@@ -196,12 +201,12 @@ static inline CcaInput cca_input(const OpCall *call, const void *state) {
         .whole = s.dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
 }
 
-/* Which of a kernel's three forms: DIM is 64, or 128. */
+/* Whether the form for up to 64 channels runs. */
 static inline bool cca_small(const CcaInput *in) { return in->whole && in->dim <= 64; }
 static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_small(in) ? 64 : 128); }
 #define CCA_LAUNCH(name, input, device, shape, arguments)                                                                                  \
     (cca_small(input) ? launch_##name##_64 : (input)->whole ? launch_##name##_128 : launch_##name##_any)(device, shape, arguments)
-#define CCA_LAUNCHERS(module, name, Arguments)                                                                                             \
+#define CCA_LAUNCHERS(name, Arguments)                                                                                             \
     LAUNCHER(name##_64, Arguments)                                                                                                 \
     LAUNCHER(name##_128, Arguments)                                                                                                \
     LAUNCHER(name##_any, Arguments)

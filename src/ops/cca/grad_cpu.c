@@ -1,19 +1,22 @@
-/* The CPU kernels of cca_grad. */
+/* The backward pass of cca on a CPU (mathematics in grad_rule.c). Step 1 runs over blocks of KERNEL_BLOCK rows, step 2
+ * over tasks of CCA_CHUNK rows x one head, CCA_BLOCK rows at a time; for what the rows after a block send back to it,
+ * its GEMM takes two rows more. Step 3 adds the sums of blocks and chunks in order. Scratch: g, all sums, and that of
+ * each thread (Layout). */
 #include <omp.h>
 
 #include "backend/cpu/kernel.h"
 #include "ops/cca/cpu_shared.h"
 #include "ops/cca/cca.h"
 
-enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients are summed by one thread */
+enum { CCA_CHUNK = 1024 }; /* rows whose parameter gradients one task sums */
 
-/* The workspace, as byte offsets: g [rows, convolved] COMPUTE; the sums of step 1 per KERNEL_BLOCK of rows, those of step 2 per
- * chunk; then scratch. */
+/* The workspace, as byte offsets: g COMPUTE [rows, convolved]; the sums of step 1 per KERNEL_BLOCK rows, those of step
+ * 2 per chunk; then scratch of threads. */
 typedef struct Layout { int64_t g, temperature, grouped_bias, grouped, depthwise, depthwise_bias, scratch, bytes; } Layout;
 
 static int64_t task_count(const CcaShape *s) { return cca_blocks(s->rows, CCA_CHUNK) * (s->heads + s->kv_heads); }
 
-static CcaScratch lane_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
+static CcaScratch thread_scratch(const CcaShape *s, int64_t compute, int64_t wide) {
     int64_t tall = int_min(s->rows, CCA_BLOCK);
     return cca_scratch(s->dim, tall, tall + 2, 2 * s->dim, compute, wide);
 }
@@ -26,7 +29,7 @@ static Layout workspace_layout(const CcaShape *s, int64_t compute, int64_t wide)
     l.depthwise = l.grouped + cca_align(chunks * s->convolved * 2 * s->dim * wide);
     l.depthwise_bias = l.depthwise + cca_align(chunks * s->convolved * 2 * wide);
     l.scratch = l.depthwise_bias + cca_align(chunks * s->convolved * wide);
-    l.bytes = l.scratch + cca_lanes(task_count(s)) * lane_scratch(s, compute, wide).bytes;
+    l.bytes = l.scratch + cca_threads(task_count(s)) * thread_scratch(s, compute, wide).bytes;
     return l;
 }
 
@@ -35,7 +38,7 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return workspace_layout(&s, precision_bytes(graph->precision, TYPE_COMPUTE), precision_bytes(graph->precision, TYPE_WIDE)).bytes;
 }
 
-/* What the kernel was given, and its workspace. `y` and `units` are the forward outputs. */
+/* Operands of a call, and its workspace. `y` and `units` are the forward outputs qkv and unit_keys. */
 typedef struct Backward {
     CcaShape s;
     CcaRows rows;
@@ -55,7 +58,7 @@ static W dot(const T *restrict a, const T *restrict b, int64_t count) {
     return sum;
 }
 
-/* g = scale (dy - y * pull), turned back by the angles; total += g. */
+/* g = scale (dy - y * pull), rotated back by the angles; total += g. */
 static void normalise_grad(T *restrict g, W *restrict total, const T *restrict dy, const T *restrict y, W scale, W pull,
     const W *restrict table, int64_t rotated, int64_t dim) {
     int64_t half = rotated / 2;
@@ -91,7 +94,7 @@ static void normalise_row_grad(const Backward *b, int64_t r, W *temperature_sum,
     }
 }
 
-/* The value columns: a row's second half was read by the row after it. */
+/* Gradient of the value columns: the next row read the second half of this row's. */
 static void shift_values_grad(const Backward *b, int64_t r) {
     const CcaShape *s = &b->s;
     int64_t half = s->values / 2;
@@ -115,18 +118,19 @@ static void normalise_block_grad(const Backward *b, int64_t block) {
 
 /* -- Step 2 -------------------------------------------------------------------------------------------------------- */
 
-/* One head of one chunk, with its thread's scratch. Sums point at this task's own. */
+/* One head of one chunk, with its thread's scratch and the task's sums. */
 typedef struct Task {
-    int64_t head, column, first, end;     /* of the head's columns, and the rows of the block at hand */
+    int64_t head, column, first, end;     /* first column of the head; rows of the current block */
     W *taps, *mean, *current, *following; /* rows of scratch */
     const W *zeros;
     T *pairs;
-    W *d_pairs;                           /* rows first .. of the gradient of `pairs` */
-    W *grouped_sum, *tap_sums, *bias_sum; /* tap_sums as cca_split_taps has taps: previous, then current */
+    W *d_pairs;                           /* gradient of `pairs`, from row `first` on */
+    W *grouped_sum, *tap_sums, *bias_sum; /* tap_sums in the order of cca_split_taps */
 } Task;
 
-/* The gradient of the depthwise convolution's row r: as the current one of r and the previous one of r + 1. */
-static void gather_row(W *restrict d, const Backward *b, const Task *t, int64_t r) {
+/* d = gradient of row r of the depthwise convolution's output, which pairs row r reads as current and row r + 1 as
+ * previous. */
+static void depthwise_output_grad(W *restrict d, const Backward *b, const Task *t, int64_t r) {
     int64_t dim = b->s.dim;
     const W *restrict own = t->d_pairs + (r - t->first) * 2 * dim, *restrict next = own + 2 * dim;
     if (r + 1 < b->s.rows && cca_history(&b->rows, r + 1))
@@ -135,7 +139,7 @@ static void gather_row(W *restrict d, const Backward *b, const Task *t, int64_t 
         for (int64_t i = 0; i < dim; i++) d[i] = own[2 * i + 1];
 }
 
-/* What the mean of q and k sends back to this head's columns of row r. */
+/* d = gradient by way of the qk-mean of this head's columns of row r. */
 static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_t r) {
     const CcaShape *s = &b->s;
     int64_t dim = s->dim;
@@ -152,7 +156,8 @@ static void mean_row_grad(W *restrict d, const Backward *b, int64_t head, int64_
         for (int64_t i = 0; i < dim; i++) d[i] += to_wide(q[i]) / 2;
 }
 
-/* From the gradients of the depthwise convolution's rows r and r + 1 to du, and to the sums of its weights and bias. */
+/* From the gradients of rows r (`current`) and r + 1 (`following`) of the depthwise convolution to du of row r, and to
+ * the sums of its weights and bias. */
 static void depthwise_row_grad(const Backward *b, const Task *t, int64_t r, const W *restrict current, const W *restrict following) {
     int64_t dim = b->s.dim;
     bool starts = cca_history(&b->rows, r) == 0;
@@ -203,11 +208,11 @@ static void convolve_block_grad(const Backward *b, Task *t, bool accumulate, T *
         .ldb = 2 * dim,
         .c = t->d_pairs,
         .ldc = 2 * dim});
-    gather_row(t->current, b, t, t->first);
+    depthwise_output_grad(t->current, b, t, t->first);
     for (int64_t r = t->first; r < t->end; r++) {
         bool last = r + 1 == s->rows;
-        if (!last) gather_row(t->following, b, t, r + 1);
-        if (r + CCA_AHEAD < t->end) kernel_prefetch(b->du + (r + CCA_AHEAD) * s->columns + t->column, dim);
+        if (!last) depthwise_output_grad(t->following, b, t, r + 1);
+        if (r + CCA_PREFETCH_ROWS < t->end) kernel_prefetch(b->du + (r + CCA_PREFETCH_ROWS) * s->columns + t->column, dim);
         mean_row_grad(t->mean, b, t->head, r);
         depthwise_row_grad(b, t, r, t->current, last || cca_history(&b->rows, r + 1) == 0 ? t->zeros : t->following);
         W *spare = t->current;
@@ -244,17 +249,18 @@ static void convolve_chunk_grad(const Backward *b, int64_t chunk, int64_t head, 
 
 /* -- Step 3 -------------------------------------------------------------------------------------------------------- */
 
-/* The sums of all chunks, in those of the first, `count` each. */
-static void join_chunks(W *restrict sums, int64_t chunks, int64_t count) {
+/* Adds the `count` sums of every chunk to those of the first. */
+static void sum_chunks(W *restrict sums, int64_t chunks, int64_t count) {
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < count; first += KERNEL_BLOCK)
         for (int64_t chunk = 1; chunk < chunks; chunk++)
             for (int64_t i = first; i < int_min(count, first + KERNEL_BLOCK); i++) sums[i] += sums[chunk * count + i];
 }
 
-/* Sums keep each head's taps apart where the parameter interleaves them. */
+/* Adds the sums of the depthwise weights, which are separate by tap for each head, to the parameter's gradient, which
+ * interleaves taps. */
 static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape *s) {
-    join_chunks(sums, chunks, 2 * s->convolved);
+    sum_chunks(sums, chunks, 2 * s->convolved);
     for (int64_t column = 0; column < s->convolved; column += s->dim, sums += 2 * s->dim)
         for (int64_t i = 0; i < s->dim; i++)
             kernel_add_to_gradient(call, call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT], 2 * (column + i), (W[]){sums[i], sums[s->dim + i]}, 2);
@@ -263,7 +269,7 @@ static void add_taps(const OpCall *call, W *sums, int64_t chunks, const CcaShape
 CPU_OP(cca_grad, workspace) {
     CcaShape s = cca_shape(call->attributes, call->in_shape[CCA_U][0]);
     Layout l = workspace_layout(&s, sizeof(T), sizeof(W));
-    CcaScratch layout = lane_scratch(&s, sizeof(T), sizeof(W));
+    CcaScratch layout = thread_scratch(&s, sizeof(T), sizeof(W));
     char *at = call->workspace;
     Backward b = {.s = s,
         .rows = {.u = call->in[CCA_U], .positions = call->in[CCA_POSITIONS], .columns = s.columns},
@@ -289,14 +295,15 @@ CPU_OP(cca_grad, workspace) {
 #pragma omp parallel for schedule(static) if (cca_parallel(&s))
     for (int64_t block = 0; block < blocks; block++) normalise_block_grad(&b, block);
 #pragma omp parallel if (cca_parallel(&s))
-    if (omp_get_thread_num() < cca_lanes(tasks)) {
+    if (omp_get_thread_num() < cca_threads(tasks)) {
         char *scratch = at + l.scratch + omp_get_thread_num() * layout.bytes;
         memset(scratch + layout.zeros, 0, s.dim * sizeof(W));
-        for (int64_t task; (task = cca_take(&next)) < tasks;) convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
+        for (int64_t task; (task = cca_next_task(&next)) < tasks;)
+            convolve_chunk_grad(&b, task / all_heads, task % all_heads, scratch, &layout);
     }
     add_taps(call, b.depthwise_sums, chunks, &s);
     kernel_add_partials(call->out[CCA_GRAD_D_DEPTHWISE_BIAS], b.depthwise_bias_sums, chunks, s.convolved);
-    join_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
+    sum_chunks(b.grouped_sums, chunks, s.convolved * 2 * s.dim);
     kernel_add_to_gradient(call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], 0, b.grouped_sums, s.convolved * 2 * s.dim);
     kernel_add_partials(call->out[CCA_GRAD_D_GROUPED_BIAS], b.grouped_bias_sums, blocks, s.convolved);
     kernel_add_partials(call->out[CCA_GRAD_D_TEMPERATURE], b.temperature_sums, blocks, s.kv_heads);

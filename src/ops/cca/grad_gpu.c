@@ -1,25 +1,24 @@
-/* The backward pass of cca, in four kernels (the mathematics are op/cca_grad.c's):
- *   1. cca_grad_norm: through rotation, temperature and norm to the gradient g of (convolution + mean), kept in bf16; bound by memory;
- *   2. cca_grad_bias: what the sums of g over rows give: the gradients of both biases. A row's gradient goes through either tap of the grouped weight into
- *      the depthwise convolution of some row or of the padding, each of which has the bias in it: so the depthwise bias gets the sum of g times the sum of
- *      both taps;
- *   3. cca_grad_input: back through the grouped weight, which stays in registers as in the forward pass, with (g_r, g_{r+1}) side by side as its tile; then
- *      through the depthwise convolution and the mean to du;
- *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, which are made again from u.
- * Sums over rows are made per chunk of rows and added in order of chunks. */
+/* The backward pass of cca on a GPU, in four kernels (mathematics in grad_rule.c):
+ *   1. cca_grad_norm: through rotation, temperature and norm to g [rows, C] in bf16; bound by memory;
+ *   2. cca_grad_bias: the gradients of both biases and the temperature, from sums over rows. g goes through both
+ *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which
+ *      contains the bias: so the depthwise bias gets the sum of g times the sum of both taps;
+ *   3. cca_grad_input: back through the grouped weight, held in registers as in the forward pass, with
+ *      (g_r, g_{r+1}) side by side as its tile; then through depthwise convolution and mean to du;
+ *   4. cca_grad_weight: the gradient of the grouped weight, from g and the pairs, computed again from u.
+ * Sums over rows are computed per chunk of rows and added in order of chunks. Scratch: g and these sums (Layout). */
 #include "ops/cca/gpu_shared.h"
 
 enum {
     NORM_THREADS = 256,
-    NORM_ROWS = 256,  /* of a block of cca_grad_norm */
-    INPUT_TILES = 21, /* of a block of cca_grad_input: 651 rows of heads of 128 channels */
-    WEIGHT_ROWS =
-        1280, /* of a block of cca_grad_weight; with these two numbers, 16,384 rows and 10 heads make 260 blocks, two for each processor of an H100 */
+    NORM_ROWS = 256,     /* rows of a block of cca_grad_norm */
+    INPUT_TILES = 21,    /* tiles of a block of cca_grad_input: 651 rows of heads of 128 channels */
+    WEIGHT_ROWS = 1280,  /* rows of a block of cca_grad_weight: 16,384 rows, 10 heads: 260 blocks, two per H100 SM */
     WEIGHT_STEP = 64,    /* rows of its tiles */
     WEIGHT_COLUMNS = 128 /* columns of its pairs: two for each channel */
 };
 
-/* `y` and `units` are forward outputs; sums are per block of NORM_ROWS. */
+/* `y` and `units` are the forward outputs qkv and unit_keys; sums are per block of NORM_ROWS. */
 typedef struct CcaNormGradArguments {
     CcaInput in;
     const bf16 GLOBAL *dy, *y, *units;
@@ -60,12 +59,13 @@ typedef struct NormRow {
     float pull, scale;
 } NormRow;
 
-/* scale (dy - y * pull) of eight channels; a rotation keeps lengths, so the norm is undone in the rotated frame. */
+/* Gradient through the norm: scale (dy - y * pull) of eight channels, in the rotated frame, since a rotation keeps
+ * lengths. */
 INLINE f32x8 undo_norm(const NormRow *row, int channel, int left, bool whole) {
     return (load_channels(row->dy + channel, left, whole) - load_channels(row->y + channel, left, whole) * row->pull) * row->scale;
 }
 
-/* The same turned back by the angles. */
+/* Gradient through the rotation: `own`, eight channels of undo_norm, rotated back by the angles. */
 INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const CcaInput *in, const float GLOBAL *angles) {
     int half = in->rotated / 2;
     if (channel >= in->rotated) return own;
@@ -85,12 +85,12 @@ INLINE f32x8 undo_rotation(const NormRow *row, f32x8 own, int channel, const Cca
     return own;
 }
 
-/* The rows of a block share out its threads, DIM / CHUNK to a row. */
-INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *alongs, const int DIM) {
+/* g of one head and NORM_ROWS rows, and its sums; DIM / CHUNK threads take a row. */
+INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float *sums, LOCAL float *dots, const int DIM) {
     const int groups = NORM_THREADS / (DIM / CHUNK);
     const CcaInput *in = &a->in;
     int group = thread_id() / (DIM / CHUNK), channel = chunk_channel(DIM), left = in->dim - channel, key = head - in->heads;
-    float temperature = key < 0 ? 1 : a->temperature[key], along_sum = 0;
+    float temperature = key < 0 ? 1 : a->temperature[key], dot_sum = 0;
     f32x8 sum = (f32x8)0;
     for (int step = 0; step < NORM_ROWS / groups; step++) {
         int64_t r = (int64_t)block_x() * NORM_ROWS + step * groups + group;
@@ -107,11 +107,11 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
         f32x8 g = undo_rotation(&row, (dy - y * row.pull) * row.scale, channel, in, a->table + (int64_t)in->positions[own] * in->rotated);
         if (!there) continue;
         sum += g;
-        along_sum += along;
+        dot_sum += along;
         store_channels(a->g + r * in->convolved + head * in->dim + channel, g, left, in->whole);
     }
     UNROLL for (int i = 0; i < CHUNK; i++) sums[group * DIM + channel + i] = sum[i];
-    if (channel == 0) alongs[group] = along_sum;
+    if (channel == 0) dots[group] = dot_sum;
     barrier();
     for (int c = thread_id(); c < in->dim; c += NORM_THREADS) {
         float total = 0;
@@ -120,11 +120,11 @@ INLINE void norm_head_grad(const CcaNormGradArguments *a, int head, LOCAL float 
     }
     if (key < 0 || thread_id() > 0) return;
     float total = 0;
-    UNROLL for (int i = 0; i < groups; i++) total += alongs[i];
+    UNROLL for (int i = 0; i < groups; i++) total += dots[i];
     a->temperature_sums[block_x() * in->kv_heads + key] = total;
 }
 
-/* The value columns: a row's second half was read by the row after it. */
+/* Gradient of the value columns: the next row read the second half of this row's. */
 INLINE void shift_values_grad(const CcaNormGradArguments *a) {
     const CcaInput *in = &a->in;
     int values = (int)in->values, half = values / 2, chunks = (values + CHUNK - 1) / CHUNK;
@@ -141,17 +141,18 @@ INLINE void shift_values_grad(const CcaNormGradArguments *a) {
 
 #define CCA_GRAD_NORM(name, DIM, in_chunks)                                                                                                \
     KERNEL(name, CcaNormGradArguments) {                                                                                                   \
-        static SHARED float sums[NORM_THREADS * CHUNK], alongs[NORM_THREADS / (DIM / CHUNK)];                                              \
+        static SHARED float sums[NORM_THREADS * CHUNK], dots[NORM_THREADS / (DIM / CHUNK)];                                              \
         CcaNormGradArguments own = a;                                                                                                      \
         own.in.whole = in_chunks;                                                                                                          \
         if (block_y() == a.in.heads + a.in.kv_heads) shift_values_grad(&own);                                                              \
-        else norm_head_grad(&own, block_y(), sums, alongs, DIM);                                                                           \
+        else norm_head_grad(&own, block_y(), sums, dots, DIM);                                                                           \
     }
 CCA_GRAD_NORM(cca_grad_norm_64, 64, true)
 CCA_GRAD_NORM(cca_grad_norm_128, 128, true)
 CCA_GRAD_NORM(cca_grad_norm_any, CCA_MAX_DIM, false)
 
-/* A block for each head. Two threads take a channel: one sums even blocks and rows of the weight, the other the odd ones. */
+/* Gradients of biases and temperature; a block for each head, two threads for a channel: one sums even blocks and rows
+ * of the weight, the other odd ones. */
 KERNEL(cca_grad_bias, CcaBiasGradArguments) {
     static SHARED float parts[2][CCA_MAX_DIM], total[CCA_MAX_DIM];
     int c = thread_id() % CCA_MAX_DIM, part = thread_id() / CCA_MAX_DIM, head = block_x(), key = head - a.heads;
@@ -183,7 +184,7 @@ KERNEL(cca_grad_bias, CcaBiasGradArguments) {
 
 /* -- Through the convolutions -------------------------------------------------------------------------------------- */
 
-/* The halves of eight words, one after another. */
+/* The lower (upper) halves of eight words: the earlier (later) taps. */
 INLINE u32x4 lower_taps(const TapWords *taps) {
     u32x4 x;
     UNROLL for (int i = 0; i < 4; i++) x[i] = (taps->word[i / 2][i % 2 * 2] & 0xffff) | taps->word[i / 2][i % 2 * 2 + 1] << 16;
@@ -196,9 +197,9 @@ INLINE u32x4 upper_taps(const TapWords *taps) {
     return x;
 }
 
-/* The columns of the head's weights that belong to each wave's channels: those of the later tap, then those of the earlier one. The tile holds MMA rows, the
- * taps apart. */
-INLINE void load_turned_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
+/* Loads the columns of the head's weights for each wave's channels, transposed: the later tap, then the earlier one.
+ * The tile holds MMA rows, taps apart. */
+INLINE void load_transposed_weights(Operand *weights, const CcaInput *in, int head, LOCAL bf16 *tile, const int DIM) {
     LOCAL bf16 *earlier = tile + MMA * DIM;
     UNROLL for (int k = 0; k < DIM / MMA; k++) {
         for (int i = thread_id(); i < MMA * DIM / CHUNK; i += CCA_THREADS) {
@@ -217,7 +218,7 @@ INLINE void load_turned_weights(Operand *weights, const CcaInput *in, int head, 
     }
 }
 
-/* Row `row` of the tile becomes g of row r and, behind it, that of row r + 1 if it continues the document. */
+/* Row `row` of the tile becomes g of row r, followed by g of row r + 1 where that continues the document. */
 INLINE void store_gradients(
     LOCAL bf16 *tile, int row, int channel, const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int left, const int DIM) {
     int64_t last = in->rows - 1;
@@ -227,7 +228,7 @@ INLINE void store_gradients(
     *(LOCAL u32x4 *)(tile + tile_at(2 * DIM, row, DIM + channel)) = continues(in, r + 1) ? next : (u32x4)0;
 }
 
-/* What the mean of q and k sends back to eight channels of head `head` of row r. */
+/* Gradient by way of the qk-mean of eight channels of head `head` of row r. */
 INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int head, int channel) {
     int left = in->dim - channel;
     bool whole = in->whole;
@@ -241,10 +242,11 @@ INLINE f32x8 mean_grad(const CcaInput *in, const bf16 GLOBAL *g, int64_t r, int 
     return sum * 0.5f;
 }
 
-/* The gradients of the depthwise weights, of one thread's channels. */
+/* Gradients of the depthwise weights of one thread's channels. */
 typedef struct TapSums { f32x8 earlier, later; } TapSums;
 
-/* du of row r, and its part in the sums, from the gradients of the depthwise convolution's rows `row` and `row` + 1 of the tile. */
+/* du of row r, and its terms of the sums, from the gradients of rows `row` and `row` + 1 of the depthwise convolution
+ * in the tile. */
 INLINE void depthwise_grad(
     const CcaInputGradArguments *a, TapSums *sums, LOCAL const float *products, int row, int64_t r, int head, int channel, const int DIM) {
     const CcaInput *in = &a->in;
@@ -261,7 +263,7 @@ INLINE void depthwise_grad(
     sums->earlier += continues(in, r) ? d * before : (f32x8)0;
 }
 
-/* The threads' sums of each channel, added in order. */
+/* Adds the threads' sums of each channel in order and stores them. */
 INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, LOCAL float *scratch, int head, const int DIM) {
     const int groups = CCA_THREADS / (DIM / CHUNK);
     LOCAL float *later = scratch + groups * DIM;
@@ -279,7 +281,7 @@ INLINE void store_tap_sums(const CcaInputGradArguments *a, const TapSums *sums, 
     }
 }
 
-/* A tile's last row is only there for the row before it. */
+/* cca_grad_input of a block. The last row of a tile only serves the row before it. */
 INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL float *products, const int DIM) {
     const CcaInput *in = &a->in;
     const int rows = CCA_TILE / DIM - 1;
@@ -289,7 +291,7 @@ INLINE void input_grad(const CcaInputGradArguments *a, LOCAL bf16 *tile, LOCAL f
     const bf16 GLOBAL *g = a->g + head * in->dim + channel;
     Operand weights[2 * CCA_MAX_DIM / MMA];
     TapSums sums = {(f32x8)0, (f32x8)0};
-    load_turned_weights(weights, in, head, tile, DIM);
+    load_transposed_weights(weights, in, head, tile, DIM);
     for (; first < end; first += rows) {
         UNROLL for (int i = 0; i < CCA_CHUNKS; i++)
             store_gradients(tile, chunk_row(i, DIM), channel, in, g, first + chunk_row(i, DIM), left, DIM);
@@ -316,7 +318,7 @@ CCA_GRAD_INPUT(cca_grad_input_64, 64, true)
 CCA_GRAD_INPUT(cca_grad_input_128, 128, true)
 CCA_GRAD_INPUT(cca_grad_input_any, CCA_MAX_DIM, false)
 
-/* A block makes all rows and WEIGHT_COLUMNS columns of the head's gradient, its waves a quarter each. */
+/* cca_grad_weight of a block: all rows and WEIGHT_COLUMNS columns of the head's gradient, a quarter for each wave. */
 INLINE void weight_grad(const CcaWeightGradArguments *a, LOCAL bf16 *gradients, LOCAL bf16 *pairs) {
     enum { SIDE = 2, CHANNELS = WEIGHT_COLUMNS / 2, CHUNKS = WEIGHT_STEP * CHANNELS / CHUNK / CCA_THREADS };
     const CcaInput *in = &a->in;
@@ -369,9 +371,9 @@ CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
 
 #else
 
-CCA_LAUNCHERS(cca_grad, cca_grad_norm, CcaNormGradArguments)
+CCA_LAUNCHERS(cca_grad_norm, CcaNormGradArguments)
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
-CCA_LAUNCHERS(cca_grad, cca_grad_input, CcaInputGradArguments)
+CCA_LAUNCHERS(cca_grad_input, CcaInputGradArguments)
 LAUNCHER(cca_grad_weight_128, CcaWeightGradArguments)
 LAUNCHER(cca_grad_weight_any, CcaWeightGradArguments)
 
@@ -393,12 +395,12 @@ static Layout workspace_layout(CcaShape s, int64_t tile_rows) {
     return l;
 }
 
-/* Enough for either form of the kernels. */
+/* Enough for every form of the kernels: tiles of the fewest rows make the most chunks. */
 static int64_t gpu_scratch_cca_grad(const Graph *graph, const Node *node) {
     return workspace_layout(cca_node_shape(graph, node), CCA_TILE / CCA_MAX_DIM).bytes;
 }
 
-/* The parameters' gradients that are sums over chunks of rows. */
+/* Adds the sums over chunks to the gradients of both weights. */
 static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
     const char *at = call->workspace;
     gpu_add_partials_to_gradient(

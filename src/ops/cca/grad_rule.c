@@ -1,13 +1,15 @@
 /* The backward pass of op cca (see rule.c):
- *   1. through rotation, temperature and norm, row by row, to the gradient g [R, C] of (convolution + mean). The norm is undone in the rotated frame, since
- *      a rotation keeps lengths: with y the rotated, normalised vector and s its factor, g is dx = s (dy - y (y . dy) / head_dim), rotated back;
- *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the gradient of its weight; then through the
- *      depthwise convolution and the mean to du;
+ *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of (convolution + mean). The norm
+ *      is undone in the rotated frame, since a rotation keeps lengths: with y the rotated, normalised vector and s its
+ *      factor, g = s (dy - y (y . dy) / head_dim), rotated back;
+ *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the
+ *      gradient of its weight; then through the depthwise convolution and the mean to du;
  *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order of chunks.
- * A document's first row also sends a gradient to the zeros before it; of those only the depthwise bias keeps something. */
+ * A document's first row also sends a gradient to the zeros before it; only the depthwise bias keeps some of that. */
 #include "ops/cca/cca.h"
 
-/* Flops: of two matmuls; and per channel of norm and rotation (12), the mean (4), the depthwise convolution again (4) and its backward pass (9). */
+/* Flops: of two matmuls; and per channel of norm and rotation (12), the mean (4), the depthwise convolution again (4)
+ * and its backward pass (9). */
 static Cost cost(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return (Cost){.flops = s.rows * s.convolved * (8.0 * s.dim + 29), .bytes = op_tensor_bytes(graph, node)};

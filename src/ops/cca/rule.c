@@ -1,11 +1,11 @@
-/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code). For each token of u = [q | k | v] [R, columns],
- * with history reset where positions[r] is 0:
+/* The prologue of compressed convolutional attention (arXiv 2510.04476, in the form of the ZAYA1 code). For each token
+ * of u = [q | k | v] [R, columns], with history reset where positions[r] is 0:
  *     c = depthwise(q | k), then y = grouped(c), causal convolutions over time of two taps each, one group per head
  *     y += qk-mean: for a query head (q + its k) / 2, for a key head (k + the mean of its group's q) / 2
  *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then rotary embedding of the first channels
  *     v = [first half of this token's v | second half of the previous token's v]
- * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so that they cannot be computed from
- * qkv); with those and qkv itself the backward pass need not repeat the matmul. */
+ * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so
+ * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul. */
 #include "ops/cca/cca.h"
 
 static void assert_shapes(
@@ -68,7 +68,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     graph_node(graph, OP_cca_grad, in, CCA_GRAD_INPUTS, out, CCA_GRAD_OUTPUTS, node->attributes, sizeof(Heads));
 }
 
-/* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the rotation (3). */
+/* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the
+ * rotation (3). */
 static Cost cost(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
     return (Cost){.flops = s.rows * s.convolved * (4.0 * s.dim + 14), .bytes = op_tensor_bytes(graph, node)};

@@ -1,6 +1,6 @@
-/* One row of RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) on a CPU, shared by cpu.c, residual_cpu.c and qk_cpu.c, so that a norm computed
- * again from the stored stream has the bits of the fused one. With sums over rows,  rstd = 1 / sqrt(mean((x - mean)^2) + epsilon), n = (x - mean) * rstd and
- * g = dy * gain:
+/* One row of RMSNorm (arXiv 1910.07467) or LayerNorm (arXiv 1607.06450) on a CPU, shared by cpu.c, residual_cpu.c and
+ * qk_cpu.c, so that a norm computed again from the stored stream has the bits of the fused one. With sums over rows,
+ * rstd = 1 / sqrt(mean((x - mean)^2) + epsilon), n = (x - mean) * rstd and g = dy * gain:
  *     y = n * gain + bias,   dx = rstd * (g - mean(g) - n * mean(g * n)),   dgain = sum of dy * n,   dbias = sum of dy;
  * RMSNorm has a mean of 0, and neither mean(g) nor a bias. Statistics of a row: rstd, then LayerNorm's mean. */
 #pragma once

@@ -1,10 +1,12 @@
-/* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas are in norm.h and, for the backward pass, in cpu_rows.h.
- * A team of threads, a wave or the whole block, holds a row in registers, so memory is read once. Each of NORM_WIDTHS has its kernels; a row that is wider,
- * or no multiple of 4 columns, goes through the kernels for any width, which read it once for each sum over it.
+/* RMSNorm and LayerNorm of rows on a GPU, shared by gpu.c, residual_gpu.c and qk_gpu.c; formulas are in norm.h and,
+ * for the backward pass, in cpu_rows.h. A team of threads, a wave or the whole block, holds a row in registers, so
+ * memory is read once. Each of NORM_WIDTHS has its kernels; a row that is wider, or no multiple of 4 columns, goes
+ * through the kernels for any width, which read it once for each sum over it.
  *
- * A merge of two branches into the stream may precede the norm (residual_gpu.c). Forward, each team takes every `teams`-th row. Backward, a block takes
- * NORM_GRAD_ROWS rows and writes their column sums to partials [blocks, sums, columns], in the order gain, bias (of LayerNorm), then the vectors of an
- * affine merge in the order of AffineVector. */
+ * A merge of two branches into the stream may precede the norm (residual_gpu.c). Forward, each team takes every
+ * `teams`-th row. Backward, a block takes NORM_GRAD_ROWS rows and writes their column sums to partials [blocks,
+ * sums, columns], in the order gain, bias (of LayerNorm), then the vectors of an affine merge in the order of
+ * AffineVector. */
 #pragma once
 
 #include "backend/gpu/vector.h"
@@ -59,8 +61,9 @@ typedef u32x2 Bf16Row[NORM_UNITS]; /* cast to float where it is used: half the r
 INLINE int unit_begin(Team t, int i) { return (i * t.threads + t.lane) * 4; }
 INLINE bool inside(Team t, int i) { return unit_begin(t, i) < t.columns; }
 
-/* The thread's units. Where a row is narrower than its team, the last units are outside of it. NVIDIA skips these by predicates. On AMD that would be
- * branches, and loads in a branch wait for each other: there such a unit loads the last columns, counts as zero in sums over the row, and is not stored. */
+/* The thread's units. Where a row is narrower than its team, the last units are outside of it. NVIDIA skips these by
+ * predicates. On AMD that would be branches, and loads in a branch wait for each other: there such a unit loads the
+ * last columns, counts as zero in sums over the row, and is not stored. */
 #ifdef __NVPTX__
 #define FOR_UNITS(team)                                                                                                                    \
     UNROLL for (int i = 0; i < (team).units; i++)                                                                                          \
@@ -146,7 +149,8 @@ INLINE Statistics load_statistics(const float GLOBAL *statistics, int64_t row, b
 
 INLINE f32x4 normalise(f32x4 x, Statistics s, f32x4 gain, f32x4 bias) { return (x - s.mean) * s.rstd * gain + bias; }
 
-/* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull = mean(g * n) * rstd, of g = dy * gain. */
+/* The two means over a row in its gradient, with n = (x - mean) * rstd: shift = mean(g), pull = mean(g * n) * rstd, of
+ * g = dy * gain. */
 typedef struct Means { float shift, pull; } Means;
 
 INLINE Means row_means(Team t, float sum, float dot, Statistics s, bool layer) {
@@ -233,8 +237,8 @@ INLINE void norm_rows_any(const NormArguments *a) {
 /* Column sums of a team: of dy * n, dy, ds * block, ds * stream, ds. */
 typedef struct Sums { Row gain, bias, block, stream, merged; } Sums;
 
-/* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice as many), else loaded where they are
- * used, from the nearest cache. */
+/* Gain and affine vectors: held in registers where these leave room for two blocks on a multiprocessor (AMD has twice
+ * as many), else loaded where they are used, from the nearest cache. */
 typedef struct Parameters {
     bool held;
     Row gain, affine[AFFINE_VECTORS];
@@ -366,7 +370,8 @@ INLINE void norm_grad_rows_any(const NormGradArguments *a) {
     }
 }
 
-/* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread per column of NORM_GRAD_ROWS rows. */
+/* Rows of any width, second half: from ds in d_stream to the gradients of both branches, and the column sums; a thread
+ * per column of NORM_GRAD_ROWS rows. */
 INLINE void norm_grad_columns_any(const NormGradArguments *a) {
     int64_t columns = a->columns, tiles = (columns + NORM_THREADS - 1) / NORM_THREADS, block = block_x() / tiles;
     int64_t j = block_x() % tiles * NORM_THREADS + thread_id();

@@ -1,11 +1,12 @@
-/* Norms of rows: builders, attributes and operands of ops norm, residual_norm (merge into the residual stream, then norm) and qk_norm. */
+/* Norms of rows: builders, attributes and operands of ops norm, residual_norm (merge into the residual stream, then
+ * norm) and qk_norm. */
 #pragma once
 
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* NORM_RMS: y = x / sqrt(mean(x^2) + epsilon) * gain. NORM_LAYER: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gain + bias; the bias may be
- * TENSOR_NONE. */
+/* NORM_RMS: y = x / sqrt(mean(x^2) + epsilon) * gain. NORM_LAYER: y = (x - mean(x)) / sqrt(variance(x) + epsilon) *
+ * gain + bias; the bias may be TENSOR_NONE. */
 typedef enum NormKind { NORM_RMS, NORM_LAYER } NormKind;
 typedef struct Norm {
     NormKind kind;
@@ -19,14 +20,16 @@ TensorId op_norm(Graph *graph, TensorId x, const Norm *norm);
 typedef struct AffineMerge { TensorId block_scale, block_bias, stream_scale, stream_bias; } AffineMerge;
 
 /* In one pass, for block COMPUTE [R, D] and stream WIDE [R, D]:
- *     merged = (block + block_bias) * block_scale + (stream + stream_bias) * stream_scale,  or block + stream where affine is NULL
+ *     merged = (block + block_bias) * block_scale + (stream + stream_bias) * stream_scale
+ *              or block + stream where affine is NULL
  *     normed = norm(merged)
  * merged is WIDE and the stream that follows; normed is COMPUTE. */
 typedef struct ResidualNorm { TensorId stream, normed; } ResidualNorm;
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm);
 
-/* Norms of queries and keys in packed qkv; values are copied. A gain's length is the number of columns of one norm: head_dim for a norm per head (Qwen3),
- * all columns of the heads for one norm over them together (MPT), or any divisor of these. */
+/* Norms of queries and keys in packed qkv; values are copied. A gain's length is the number of columns of one norm:
+ * head_dim for a norm per head (Qwen3), all columns of the heads for one norm over them together (MPT), or any divisor
+ * of these. */
 TensorId op_qk_norm(Graph *graph, TensorId qkv, const Norm *query, const Norm *key, const Heads *heads);
 
 /* -- Attributes ---------------------------------------------------------------------------------------------------- */
@@ -39,7 +42,8 @@ typedef struct NormAttributes {
 /* Statistics kept of each norm for the backward pass: rstd, and LayerNorm's mean. */
 static inline int64_t norm_statistics(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
-/* Flops of one element in the forward pass: square, sum, scale, gain; LayerNorm subtracts a mean and adds a bias. The backward pass has twice as many. */
+/* Flops of one element in the forward pass: square, sum, scale, gain; LayerNorm subtracts a mean and adds a bias. The
+ * backward pass has twice as many. */
 static inline double norm_flops(const NormAttributes *attributes) { return attributes->kind == NORM_LAYER ? 6 : 4; }
 
 /* The two parts of a qkv row that qk_norm normalises. */

@@ -1,5 +1,6 @@
-/* Norms of queries and keys on a CPU, one thread per KERNEL_BLOCK rows. A group of columns is cast to WIDE in scratch and goes through the row functions of
- * every other norm. Scratch: one such group per block; backward, two, and the sums of the gains' and biases' gradients per block. */
+/* Norms of queries and keys on a CPU, one thread per KERNEL_BLOCK rows. A group of columns is cast to WIDE in scratch
+ * and goes through the row functions of every other norm. Scratch: one such group per block; backward, two, and the
+ * sums of the gains' and biases' gradients per block. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"

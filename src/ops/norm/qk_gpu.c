@@ -1,6 +1,7 @@
-/* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of gpu_rows.h. Queries and keys are a launch each, since groups, gains
- * and kinds may differ. A team takes one group of columns of one row at a time; backward, a block takes QK_GRAD_ROWS rows. Values are copied. Scratch: the
- * sums of each block for the gradients of gain and bias, used for queries, then for keys. */
+/* Norms of queries and keys inside packed qkv rows on a GPU, with the teams and formulas of gpu_rows.h. Queries and
+ * keys are a launch each, since groups, gains and kinds may differ. A team takes one group of columns of one row at a
+ * time; backward, a block takes QK_GRAD_ROWS rows. Values are copied. Scratch: the sums of each block for the
+ * gradients of gain and bias, used for queries, then for keys. */
 #include "ops/norm/gpu_rows.h"
 
 enum { QK_GRAD_ROWS = 16 };

@@ -1,5 +1,6 @@
-/* Norms of queries and keys inside packed qkv rows: of each head (Qwen3), or of all heads together (MPT's qk_ln). The columns of one norm are a group;
- * all groups of the queries share one gain, those of the keys another. Values are copied. */
+/* Norms of queries and keys inside packed qkv rows: of each head (Qwen3), or of all heads together (MPT's qk_ln). The
+ * columns of one norm are a group; all groups of the queries share one gain, those of the keys another. Values are
+ * copied. */
 #include "ops/norm/norm.h"
 
 static void assert_norm(const Graph *graph, const Norm *norm, int64_t columns) {

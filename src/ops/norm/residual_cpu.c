@@ -1,5 +1,5 @@
-/* The merge into the residual stream and the norm after it on a CPU, one thread per row; backward, one per KERNEL_BLOCK rows, whose column sums are added
- * in order of blocks. Scratch: those sums, and the total. */
+/* The merge into the residual stream and the norm after it on a CPU, one thread per row; backward, one per
+ * KERNEL_BLOCK rows, whose column sums are added in order of blocks. Scratch: those sums, and the total. */
 #include "backend/cpu/kernel.h"
 #include "ops/norm/cpu_rows.h"
 #include "ops/norm/norm.h"

@@ -1,6 +1,7 @@
-/* The merge of a block's output into the residual stream and the norm after it on a GPU: the kernels of gpu_rows.h, once per width, kind and merge. The
- * kernels for any width also serve an affine merge before a LayerNorm, which no model has, and the gradient of an affine merge of more than 4,096 columns,
- * whose sums do not fit in a thread's registers. Scratch: the column sums of each block of the backward pass. */
+/* The merge of a block's output into the residual stream and the norm after it on a GPU: the kernels of gpu_rows.h,
+ * once per width, kind and merge. The kernels for any width also serve an affine merge before a LayerNorm, which no
+ * model has, and the gradient of an affine merge of more than 4,096 columns, whose sums do not fit in a thread's
+ * registers. Scratch: the column sums of each block of the backward pass. */
 #include "ops/norm/gpu_rows.h"
 
 #ifdef GPU_DEVICE

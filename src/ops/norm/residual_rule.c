@@ -1,9 +1,11 @@
-/* The merge of a block's output into the residual stream and the norm before the next block, in one pass over memory: a plain sum or ZAYA1's learned
- * merge (arXiv 2605.05365, in the form of the released code: the bias is added before the scale). Formulas stand in norm.h. The stream is WIDE: in bf16
- * it loses the early layers after 80 scalings.
+/* The merge of a block's output into the residual stream and the norm before the next block, in one pass over memory:
+ * a plain sum or ZAYA1's learned merge (arXiv 2605.05365, in the form of the released code: the bias is added before
+ * the scale). Formulas stand in norm.h. The stream is WIDE: in bf16 it loses the early layers after 80 scalings.
  *
  * Backward: with ds [R, D] = d_merged + the norm's gradient, and sums over rows,
- *     d_block = ds * block_scale,   d_block_scale += sum(ds * block) + block_bias * sum(ds),   d_block_bias += block_scale * sum(ds),
+ *     d_block = ds * block_scale
+ *     d_block_scale += sum(ds * block) + block_bias * sum(ds)
+ *     d_block_bias += block_scale * sum(ds)
  * and likewise for the stream. Three column sums suffice for all four vectors: of ds * block, ds * stream and ds. */
 #include "ops/norm/norm.h"
 

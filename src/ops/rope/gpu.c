@@ -1,6 +1,7 @@
-/* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8 rotated channels and their partners half the rotated channels
- * further on, or 8 channels to copy (the unrotated ends of heads, and the values; none in place). Launch rope_1 takes one channel where 8 do not divide.
- * The host computes the table once, in double precision as on the CPU. No scratch. */
+/* Rotary position embedding of packed qkv rows on a GPU. A thread takes one place of a row: 8 rotated channels and
+ * their partners half the rotated channels further on, or 8 channels to copy (the unrotated ends of heads, and the
+ * values; none in place). Launch rope_1 takes one channel where 8 do not divide. The host computes the table once, in
+ * double precision as on the CPU. No scratch. */
 #include "backend/gpu/vector.h"
 
 typedef struct RopeArguments {
@@ -8,7 +9,7 @@ typedef struct RopeArguments {
     const int32_t GLOBAL *positions;
     const float GLOBAL *table;
     bf16 GLOBAL *y;
-    int32_t columns, rotated, dim, half; /* columns of a row; rotated heads; channels of a head; channel pairs of a head */
+    int32_t columns, rotated, dim, half; /* of a row: columns, rotated heads; of a head: channels, pairs */
     int32_t places;                      /* of a head: its channels less the partners, in place only the pairs */
     float sign;
     Tiling tiling; /* of a row's places */

@@ -1,4 +1,5 @@
-/* Rotary position embedding: builders, attributes and operands of ops rope_table and rope, and the frequency formula that both back ends use. */
+/* Rotary position embedding: builders, attributes and operands of ops rope_table and rope, and the frequency formula
+ * that both back ends use. */
 #pragma once
 
 #include <math.h>
@@ -6,9 +7,9 @@
 #include "graph/op.h"
 #include "ops/heads.h"
 
-/* The table holds a row per position: dimensions / 2 cosines, then as many sines. `dimensions` is the number of rotated channels of a head.
- * Frequencies are theta^(-2i / dimensions), i < dimensions / 2, with Llama-3 scaling when factor > 1 (arXiv 2407.21783; original_positions and the
- * two cut-offs as in Hugging Face's `rope_type: llama3`). */
+/* The table holds a row per position: dimensions / 2 cosines, then as many sines. `dimensions` is the number of
+ * rotated channels of a head. Frequencies are theta^(-2i / dimensions), i < dimensions / 2, with Llama-3 scaling when
+ * factor > 1 (arXiv 2407.21783; original_positions and the two cut-offs as in Hugging Face's `rope_type: llama3`). */
 typedef struct RopeSpec {
     double theta;
     int64_t dimensions, positions;
@@ -17,7 +18,8 @@ typedef struct RopeSpec {
 } RopeSpec;
 TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
 
-/* Rotates the first `dimensions` channels of every query and key head, channel i paired with i + dimensions / 2; values are copied. */
+/* Rotates the first `dimensions` channels of every query and key head, channel i paired with i + dimensions / 2;
+ * values are copied. */
 TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads);
 
 typedef enum RopeTableOperand {
@@ -40,8 +42,9 @@ typedef struct RopeAttributes {
     double sign; /* of the angle: 1 forward, -1 in the backward pass */
 } RopeAttributes;
 
-/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fit `low_frequency` times or less into the original context are
- * stretched by `factor`, those that fit `high_frequency` times or more stay, and between the two the frequency is interpolated. */
+/* Radians per position of channel pair i. The Llama-3 rule: wavelengths that fit `low_frequency` times or less into
+ * the original context are stretched by `factor`, those that fit `high_frequency` times or more stay, and between the
+ * two the frequency is interpolated. */
 static inline double rope_frequency(const RopeSpec *spec, int64_t i) {
     double frequency = pow(spec->theta, -2.0 * i / spec->dimensions);
     if (!(spec->factor > 1)) return frequency;

@@ -1,6 +1,7 @@
-/* Rotary position embedding (arXiv 2104.09864) in the rotate-half layout of GPT-NeoX and Llama: channel i of a head is paired with channel
- * i + dimensions / 2, and with angle a = position * frequency[i]
- *     y[i] = x[i] cos a - x[i + dimensions / 2] sin a,   y[i + dimensions / 2] = x[i + dimensions / 2] cos a + x[i] sin a.
+/* Rotary position embedding (arXiv 2104.09864) in the rotate-half layout of GPT-NeoX and Llama: channel i of a head is
+ * paired with channel i + dimensions / 2, and with angle a = position * frequency[i]
+ *     y[i] = x[i] cos a - x[i + dimensions / 2] sin a
+ *     y[i + dimensions / 2] = x[i + dimensions / 2] cos a + x[i] sin a
  * Angles are computed in double: at position 100,000 an angle in fp32 is already wrong in the third digit. */
 #include "ops/rope/rope.h"
 
@@ -34,7 +35,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     d_in[ROPE_X] = rotate(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes->heads, -attributes->sign);
 }
 
-/* Two multiplications and an addition for each rotated channel; a row of the table for each row. In place only rotated channels move. */
+/* Two multiplications and an addition for each rotated channel; a row of the table for each row. In place only rotated
+ * channels move. */
 static Cost cost(const Graph *graph, const Node *node) {
     const RopeAttributes *attributes = node->attributes;
     double angles = (double)graph_rows(graph, node->in[ROPE_X]) * graph_columns(graph, node->in[ROPE_TABLE]);
