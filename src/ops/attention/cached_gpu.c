@@ -68,14 +68,14 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context) {
     return rows * heads->heads > BLOCKS ? 1 : wanted < most ? wanted : most;
 }
 
-static int64_t gpu_scratch_attention_cached(const Graph *graph, const Node *node) {
+static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_CACHED_QKV]),
             chunks = chunks_of(&spec->heads, rows, graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]));
     return chunks == 1 ? 0 : chunks * rows * spec->heads.heads * (spec->heads.head_dim + 1) * (int64_t)sizeof(float);
 }
 
-GPU_OP(attention_cached, gpu_scratch_attention_cached) {
+GPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
     int64_t rows = call->in_shape[ATTENTION_CACHED_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],

@@ -287,10 +287,11 @@ static void grad_tile_load(GradTile *tile, const Part *part, const OpCall *call,
 }
 
 /* weights: scores -> P; d_scores: dP -> dS = P * dP. Under ALiBi far keys have tiny weights, whose products with small
- * gradients would be subnormal numbers, on which processors are many times slower: there weights below 2^-64 count as
- * zero. */
+ * gradients would be subnormal numbers, on which processors are many times slower: there weights below
+ * 2^SLOPED_MIN_EXPONENT count as zero. */
+enum { SLOPED_MIN_EXPONENT = -64 };
 static void grad_panel(const GradTile *tile, int64_t panel, W *weights, W *d_scores) {
-    const int least = tile->mask.sloped ? -64 : ATTENTION_MIN_EXPONENT;
+    const int least = tile->mask.sloped ? SLOPED_MIN_EXPONENT : ATTENTION_MIN_EXPONENT;
     const AttentionVector shift = attention_magic - (AttentionVector){0};
     for (int k = 0; k < ATTENTION_GROUP; k++)
         for (int i = tile->mask.first[panel]; i < tile->mask.end[panel]; i += ATTENTION_LANES) {

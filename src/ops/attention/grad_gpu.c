@@ -543,7 +543,7 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
 }
 
 /* The device is not known here: tiles of the smaller size are more, and the pass that needs most counts. */
-static int64_t gpu_scratch_attention_grad(const Graph *graph, const Node *node) {
+static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
     int64_t rows = graph_rows(graph, node->in[ATTENTION_GRAD_QKV]), sequences = rows / spec->length, heads = spec->heads.heads,
             width = spec->heads.head_dim;
@@ -553,7 +553,7 @@ static int64_t gpu_scratch_attention_grad(const Graph *graph, const Node *node) 
     return hopper > bytes ? hopper : bytes;
 }
 
-GPU_OP(attention_grad, gpu_scratch_attention_grad) {
+GPU_OP(attention_grad, workspace) {
     Attention attention = attention_of(call, call->in[ATTENTION_GRAD_QKV], call->in[ATTENTION_GRAD_POSITIONS]);
     int64_t rows = call->in_shape[ATTENTION_GRAD_QKV][0], sequences = rows / attention.length,
             queries = (int64_t)attention.heads * attention.head_dim;

@@ -72,7 +72,7 @@ static inline void cca_depthwise_row(
 }
 
 /* pairs[r - first] = (c_{r-1}, c_r) for every channel of the head whose columns begin at `column`, c being the
- * depthwise convolution. What precedes a document is zeros, of which c makes its bias. `scratch` holds two rows,
+ * depthwise convolution. Before a document are zeros, so c is its bias there. `scratch` holds two rows,
  * `zeros` one of zeros. */
 static inline void cca_pairs(T *restrict pairs, const CcaRows *rows, int64_t column, int64_t first, int64_t end, const W *taps,
     const W *bias, int64_t dim, T *scratch, const T *zeros) {

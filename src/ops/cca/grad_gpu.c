@@ -396,7 +396,7 @@ static Layout workspace_layout(CcaShape s, int64_t tile_rows) {
 }
 
 /* Enough for every form of the kernels: tiles of the fewest rows make the most chunks. */
-static int64_t gpu_scratch_cca_grad(const Graph *graph, const Node *node) {
+static int64_t workspace(const Graph *graph, const Node *node) {
     return workspace_layout(cca_node_shape(graph, node), CCA_TILE / CCA_MAX_DIM).bytes;
 }
 
@@ -409,7 +409,7 @@ static void add_sums(const OpCall *call, const CcaInput *in, const Layout *l) {
         call, call->out[CCA_GRAD_D_GROUPED_WEIGHT], (const float *)(at + l->weight), l->weight_chunks, in->convolved * 2 * in->dim);
 }
 
-GPU_OP(cca_grad, gpu_scratch_cca_grad) {
+GPU_OP(cca_grad, workspace) {
     Device *device = call->device;
     CcaInput in = cca_input(call, NULL);
     Layout l = workspace_layout(cca_shape(call->attributes, in.rows), cca_tile_rows(&in));

@@ -49,13 +49,13 @@ GPU_OP(norm) {
     launch[layer][width](call->device, shape, &arguments);
 }
 
-static int64_t gpu_scratch_norm_grad(const Graph *graph, const Node *node) {
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
     TensorId x = node->in[NORM_GRAD_X];
     return norm_grad_scratch(graph_rows(graph, x), graph_columns(graph, x), attributes->kind == NORM_LAYER ? 2 : 1);
 }
 
-GPU_OP(norm_grad, gpu_scratch_norm_grad) {
+GPU_OP(norm_grad, grad_workspace) {
     static void (*const launch[2][NORM_ANY])(Device *, LaunchShape, const NormGradArguments *) = {
         {launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
         {launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096, launch_layer_grad_8192},

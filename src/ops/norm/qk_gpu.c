@@ -231,7 +231,7 @@ GPU_OP(qk_norm) {
 }
 
 /* Queries, then keys use the scratch. */
-static int64_t gpu_scratch_qk_norm_grad(const Graph *graph, const Node *node) {
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
     int64_t most = 0;
     for (int part = 0; part < QK_PARTS; part++) {
@@ -267,7 +267,7 @@ static void launch_part_grad(const OpCall *call, int part) {
     gpu_add_partial_sums(call->device, targets, arguments.layer ? 2 : 1, call->workspace, blocks, group);
 }
 
-GPU_OP(qk_norm_grad, gpu_scratch_qk_norm_grad) {
+GPU_OP(qk_norm_grad, grad_workspace) {
     for (int part = 0; part < QK_PARTS; part++) launch_part_grad(call, part);
     copy_values(call, call->in_shape[QK_NORM_GRAD_QKV], call->out[QK_NORM_GRAD_D_QKV], call->in[QK_NORM_GRAD_D_OUT]);
 }

@@ -79,7 +79,7 @@ GPU_OP(residual_norm) {
 
 static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }
 
-static int64_t gpu_scratch_residual_norm_grad(const Graph *graph, const Node *node) {
+static int64_t grad_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
     int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
@@ -95,7 +95,7 @@ static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
-GPU_OP(residual_norm_grad, gpu_scratch_residual_norm_grad) {
+GPU_OP(residual_norm_grad, grad_workspace) {
     static void (*const launch[FORM_COUNT][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormGradArguments *) = {
         [RMS_SUM] = {launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
         [LAYER_SUM] = {launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096,
