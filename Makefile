@@ -15,17 +15,21 @@ CHECK_PACKAGES := python3 python3-venv clang-19 clang-tidy-19 libomp-19-dev
 DEMO_PACKAGES := bible-kjv bible-kjv-text xz-utils
 JOBS := $(shell nproc)
 
-# CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/backend/backend.c).
+# CPU kernels are compiled once per precision and instruction set; the program picks at run time (src/base/cpu_isa.h).
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math
 FLAGS_generic :=
 FLAGS_avx2 := -march=x86-64-v3
 FLAGS_avx512 := -march=x86-64-v4 -mprefer-vector-width=512
+FLAGS_avx512vnni := $(FLAGS_avx512) -mavx512vnni
+FLAGS_avx512bf16 := $(FLAGS_avx512) -mavx512bf16
 FLAGS_fp32 := -DKERNEL_FP32
 FLAGS_bf16 := -DKERNEL_BF16
 FLAGS_fp64 := -DKERNEL_FP64
 VARIANTS := generic_fp32 generic_bf16 generic_fp64
+GEMM_VARIANTS := generic_fp32 generic_fp64
 ifneq (,$(filter x86_64-%,$(shell $(CC) -dumpmachine)))
 VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
+GEMM_VARIANTS += avx2_fp32 avx2_fp64 avx512_fp32 avx512_fp64 avx512vnni_bf16 avx512bf16_bf16
 endif
 
 # GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver_internal.h). GPU_CC may be another clang, such as ROCm's.
@@ -39,10 +43,14 @@ GPU_MODULES := $(foreach s,$(GPU_SOURCES),$(call gpu_module,$s))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))
 
 # Everything in src/ but main.c is the library that tests link; CPU kernels are one object per variant.
-KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c)
-HOST_SOURCES := $(filter-out src/app/main.c $(KERNEL_SOURCES),$(wildcard src/*/*.c src/*/*/*.c))
+KERNEL_SOURCES := src/backend/cpu/cpu_kernel_table.c $(wildcard src/ops/*/*cpu.c) src/optim/passes_cpu.c
+GEMM_KERNEL := src/backend/cpu/cpu_gemm_kernel.c
+NORMALS_KERNEL := src/base/normals_batch.c
+HOST_SOURCES := $(filter-out src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL),$(wildcard src/*/*.c src/*/*/*.c))
 HOST_OBJECTS := $(HOST_SOURCES:src/%.c=$(BUILD)/%.o)
-KERNEL_OBJECTS := $(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(BUILD)/%.$v.o))
+variants_of = $(foreach v,$2,$(1:src/%.c=$(BUILD)/%.$v.o))
+KERNEL_OBJECTS := $(call variants_of,$(KERNEL_SOURCES),$(VARIANTS)) $(call variants_of,$(GEMM_KERNEL),$(GEMM_VARIANTS)) \
+                  $(call variants_of,$(NORMALS_KERNEL),$(filter %_fp32,$(VARIANTS)))
 LIBRARY := $(BUILD)/libsmelt.a
 
 $(BUILD)/smelt: $(BUILD)/app/main.o $(LIBRARY)
@@ -60,6 +68,7 @@ $(BUILD)/%.o: src/%.c
 
 # The same random numbers by any instruction set.
 $(BUILD)/base/rng.o: OWN_FLAGS := -O3 -ffp-contract=off -fno-math-errno
+$(NORMALS_KERNEL:src/%.c=$(BUILD)/%).%.o: KERNEL_FLAGS += -ffp-contract=off
 
 define KERNEL_RULE
 $(BUILD)/%.$(1).o: src/%.c
@@ -67,7 +76,7 @@ $(BUILD)/%.$(1).o: src/%.c
 	@echo "  CC $$@"
 	@$$(CC) $$(BASE_FLAGS) $$(CFLAGS) $$(KERNEL_FLAGS) -DKERNEL_VARIANT=$(1) $$(FLAGS_$(word 1,$(subst _, ,$(1)))) $$(FLAGS_$(word 2,$(subst _, ,$(1)))) -c -o $$@ $$<
 endef
-$(foreach v,$(VARIANTS),$(eval $(call KERNEL_RULE,$v)))
+$(foreach v,$(sort $(VARIANTS) $(GEMM_VARIANTS)),$(eval $(call KERNEL_RULE,$v)))
 
 # Work-groups have at most 256 threads on AMD: C has no attribute that says so, and the default of 1,024 leaves a thread a quarter of the registers.
 $(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -fvisibility=hidden

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/cpu_isa.h"
 #include "backend/gpu/kernel_launch.h"
 
 typedef const OpKernel *const KernelTable[];
@@ -16,11 +17,8 @@ static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) 
     bool bf16 = precision_is_bf16(precision), any = isa == NULL || isa[0] == '\0';
     (void)any;
 #ifdef __x86_64__
-    if ((any || !strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return bf16 ? kernel_table_avx512_bf16 : kernel_table_avx512_fp32;
-    if ((any || !strcmp(isa, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
+    if ((any || !strcmp(isa, "avx512")) && cpu_has(CPU_AVX512)) return bf16 ? kernel_table_avx512_bf16 : kernel_table_avx512_fp32;
+    if ((any || !strcmp(isa, "avx2")) && cpu_has(CPU_AVX2)) return bf16 ? kernel_table_avx2_bf16 : kernel_table_avx2_fp32;
 #endif
     return bf16 ? kernel_table_generic_bf16 : kernel_table_generic_fp32;
 }

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/cpu_isa.h"
 #include "base/normals.h"
 
 RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index) { return philox(seed, stream, index); }
@@ -18,33 +19,26 @@ double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
 
 /* -- Normals -------------------------------------------------------------------------------------------------------- */
 
-/* Weights of a large model are made before its first step, so this runs in vectors, compiled for several instruction sets; never contracted to fused
- * multiply-adds (Makefile), which would tell them apart by their bits. */
-
-enum { BATCH_BLOCKS = 64, BATCH_VALUES = NORMALS_OF_BITS * BATCH_BLOCKS };
-
+typedef void NormalsBatch(uint64_t seed, uint64_t stream, uint64_t first_block, float values[NORMALS_BATCH]);
+extern NormalsBatch normals_batch_generic_fp32;
 #ifdef __x86_64__
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+extern NormalsBatch normals_batch_avx2_fp32, normals_batch_avx512_fp32;
 #endif
-static void normal_batch(uint64_t seed, uint64_t stream, uint64_t first_block, float values[BATCH_VALUES]) {
-    uint32_t words[4][BATCH_BLOCKS];
-#pragma omp simd
-    for (int i = 0; i < BATCH_BLOCKS; i++) {
-        RngBits bits = philox(seed, stream, first_block + (uint64_t)i);
-        for (int j = 0; j < 4; j++) words[j][i] = bits.word[j];
-    }
-#pragma omp simd
-    for (int i = 0; i < BATCH_BLOCKS; i++) {
-        normals_pair(words[0][i], words[1][i], &values[4 * i], &values[4 * i + 1]);
-        normals_pair(words[2][i], words[3][i], &values[4 * i + 2], &values[4 * i + 3]);
-    }
+
+static NormalsBatch *choose_batch(void) {
+#ifdef __x86_64__
+    if (cpu_has(CPU_AVX512)) return normals_batch_avx512_fp32;
+    if (cpu_has(CPU_AVX2)) return normals_batch_avx2_fp32;
+#endif
+    return normals_batch_generic_fp32;
 }
 
 void rng_normals(uint64_t seed, uint64_t stream, uint64_t first, int64_t count, float *values) {
-    float batch[BATCH_VALUES];
+    NormalsBatch *fill_batch = choose_batch();
+    float batch[NORMALS_BATCH];
     while (count > 0) {
-        int64_t skip = (int64_t)(first % BATCH_VALUES), take = BATCH_VALUES - skip < count ? BATCH_VALUES - skip : count;
-        normal_batch(seed, stream, first / BATCH_VALUES * BATCH_BLOCKS, batch);
+        int64_t skip = (int64_t)(first % NORMALS_BATCH), take = NORMALS_BATCH - skip < count ? NORMALS_BATCH - skip : count;
+        fill_batch(seed, stream, first / NORMALS_BATCH * (NORMALS_BATCH / NORMALS_OF_BITS), batch);
         memcpy(values, batch + skip, (size_t)take * sizeof *values);
         values += take;
         first += (uint64_t)take;

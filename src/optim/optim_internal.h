@@ -2,6 +2,7 @@
  * optim/chunk.h; the launches are in kernel/optim.h. */
 #pragma once
 
+#include "base/cpu_isa.h"
 #include "device/device.h"
 #include "optim/optim_gpu.h"
 #include "optim/optim.h"
@@ -31,12 +32,9 @@ typedef struct Segment {
     bool primary, pure_bf16;
 } Segment;
 
-/* The passes over memory, for one precision and instruction set: T is the COMPUTE type, W the WIDE type and that of all arithmetic. Counts
- * are in elements; nothing overlaps but `weights` and `master`, which may be one where T is W. */
+/* The CPU's passes over memory, for one precision and instruction set (passes_cpu.c): T is the COMPUTE type, W the WIDE type and that of all arithmetic.
+ * Counts are in elements; nothing overlaps but `weights` and `master`, which may be one where T is W. */
 typedef struct OptimKernels {
-    const char *isa;
-    bool (*supported)(void);
-    Precision precision;
     GemmType compute, wide;
     /* The whole AdamW update of `count` elements, weights included. */
     void (*adamw)(
@@ -55,9 +53,8 @@ typedef struct OptimKernels {
     void (*apply)(double keep, double rate, int64_t count, void *master, void *weights, const void *x);
 } OptimKernels;
 
-/* All that are compiled in, per precision best first; the last of each runs anywhere. */
-extern const OptimKernels optim_kernels[];
-extern const int optim_kernels_count;
+/* The variant for an instruction set; NULL where there is none. */
+const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 
 /* Chunks are those of the controllers, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
 struct Optimizer {

@@ -152,11 +152,26 @@ static void append_muon_chunks(Optimizer *optimizer) {
 
 /* ---- Life ---- */
 
+extern const OptimKernels kernel_optim_generic_fp32, kernel_optim_generic_bf16, kernel_optim_generic_fp64;
+#ifdef __x86_64__
+extern const OptimKernels kernel_optim_avx2_fp32, kernel_optim_avx2_bf16, kernel_optim_avx512_fp32, kernel_optim_avx512_bf16;
+#endif
+
+const OptimKernels *optim_kernels(Precision precision, CpuIsa isa) {
+    static const OptimKernels *const variants[CPU_ISA_COUNT][3] = {
+        [CPU_GENERIC] = {&kernel_optim_generic_bf16, &kernel_optim_generic_fp32, &kernel_optim_generic_fp64},
+#ifdef __x86_64__
+        [CPU_AVX2] = {&kernel_optim_avx2_bf16, &kernel_optim_avx2_fp32},
+        [CPU_AVX512] = {&kernel_optim_avx512_bf16, &kernel_optim_avx512_fp32},
+#endif
+    };
+    return variants[isa][precision == PRECISION_PURE_BF16 ? PRECISION_BF16 : precision];
+}
+
 static const OptimKernels *choose_kernels(Precision precision) {
-    int i = 0;
-    if (precision == PRECISION_PURE_BF16) precision = PRECISION_BF16;
-    while (optim_kernels[i].precision != precision || !optim_kernels[i].supported()) i++;
-    return &optim_kernels[i];
+    CpuIsa isa = CPU_ISA_COUNT - 1;
+    while (!cpu_has(isa) || !optim_kernels(precision, isa)) isa--;
+    return optim_kernels(precision, isa);
 }
 
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }

@@ -276,16 +276,17 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
     const AdamwRates rates = {
         .scale = 0.5, .beta1 = 0.9, .beta2 = 0.95, .step_size = 0.01, .inverse_root_bias2 = 1.5, .epsilon = 1e-8, .keep = 0.99};
     const int64_t counts[] = {1, 3, 16, 31, 1024, 1041, 3000};
-    for (int k = 0; k < optim_kernels_count; k++) {
-        const OptimKernels *kernels = &optim_kernels[k];
-        if (!kernels->supported() || kernels->precision == PRECISION_FP64) continue;
+    for (int k = 0; k < 2 * CPU_ISA_COUNT; k++) {
+        Precision precision = k % 2 ? PRECISION_BF16 : PRECISION_FP32;
+        const OptimKernels *kernels = optim_kernels(precision, k / 2);
+        if (!kernels || !cpu_has(k / 2)) continue;
         for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
             static float p[3001], g[3001], m[3001], v[3001];
             static uint16_t w[3001];
             for (int64_t i = 0; i <= counts[n]; i++)
                 p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i),
                 v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
-            kernels->adamw(&rates, counts[n], p, kernels->precision == PRECISION_BF16 ? (void *)w : p, g, m, v);
+            kernels->adamw(&rates, counts[n], p, precision == PRECISION_BF16 ? (void *)w : p, g, m, v);
             for (int64_t i = 0; i < counts[n]; i++) {
                 double gradient = 0.5 * value_at(1, i), moment = 0.9 * value_at(2, i) + 0.1 * gradient;
                 double variance = 0.95 * fabs(value_at(3, i)) + 0.05 * gradient * gradient;

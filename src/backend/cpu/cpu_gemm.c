@@ -1,4 +1,4 @@
-/* Matrix products on the CPU: cutting, packing and threads; the arithmetic is in gemm_kernel.c.
+/* GEMM on the CPU: cutting, packing and threads; the arithmetic is in cpu_gemm_kernel.c.
  *
  * The scheme is that of BLIS. A product is cut into tiles of C. One thread computes a tile alone: for each block of K it packs the tile's
  * columns of B, then takes a panel of A at a time, packs it while the first-level cache holds it and multiplies it by all of B. What comes
@@ -58,14 +58,14 @@ static bool exact_gemm;
 
 static const GemmIsa *choose_isa(void) {
     int i = 0;
-    while (!gemm_isas[i].supported() || !gemm_isas[i].preferred() || (exact_gemm && gemm_isas[i].kernels[GEMM_BF16].scaled)) i++;
+    while (!cpu_prefers(gemm_isas[i].isa) || (exact_gemm && gemm_isas[i].kernels[GEMM_BF16]->scaled)) i++;
     return &gemm_isas[i];
 }
 
 static const GemmKernel *kernel_for(GemmType type) {
     const GemmIsa *isa = atomic_load_explicit(&chosen_isa, memory_order_relaxed);
     if (!isa) atomic_store_explicit(&chosen_isa, isa = choose_isa(), memory_order_relaxed);
-    return &isa->kernels[type];
+    return isa->kernels[type];
 }
 
 void gemm_exact(bool exact) {
@@ -79,7 +79,7 @@ bool gemm_force(const char *name) {
         return true;
     }
     for (int i = 0; i < gemm_isa_count; i++)
-        if (!strcmp(name, gemm_isas[i].name) && gemm_isas[i].supported()) {
+        if (!strcmp(name, cpu_isa_name(gemm_isas[i].isa)) && cpu_has(gemm_isas[i].isa)) {
             atomic_store(&chosen_isa, &gemm_isas[i]);
             return true;
         }

@@ -1,7 +1,8 @@
-/* What gemm.c (cutting, packing buffers, threads) and gemm_kernel.c (instructions) say to each other. Nobody else includes this but the
- * tests and the bench, which force an instruction set. */
+/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). Otherwise only tests and the bench include this, which force an
+ * instruction set. */
 #pragma once
 
+#include "base/cpu_isa.h"
 #include "device/gemm.h"
 
 #include <stddef.h>
@@ -63,10 +64,8 @@ typedef struct GemmKernel {
 } GemmKernel;
 
 typedef struct GemmIsa {
-    const char *name;
-    bool (*supported)(void);
-    bool (*preferred)(void);
-    GemmKernel kernels[3]; /* by GemmType */
+    CpuIsa isa;
+    const GemmKernel *kernels[3]; /* by GemmType; F32 may be another, worse instruction set's */
 } GemmIsa;
 
 /* All instruction sets compiled in, best first; the last runs anywhere. */

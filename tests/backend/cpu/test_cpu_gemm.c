@@ -189,8 +189,8 @@ static void check_all_forms(Types types, int64_t m, int64_t n, int64_t k) {
 static void for_each_isa(void (*body)(void)) {
     int run = 0;
     for (int i = 0; i < gemm_isa_count; i++)
-        if (gemm_force(gemm_isas[i].name)) {
-            print_message("           on %s\n", gemm_isas[i].name);
+        if (gemm_force(cpu_isa_name(gemm_isas[i].isa))) {
+            print_message("           on %s\n", cpu_isa_name(gemm_isas[i].isa));
             body();
             run++;
         }

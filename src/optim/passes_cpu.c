@@ -1,0 +1,115 @@
+/* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set (Makefile: VARIANTS). T is the COMPUTE type, W the WIDE type
+ * and that of all arithmetic. The table of variants is in optimizer.c. Owns no memory. */
+#include "backend/cpu/kernel.h"
+#include "optim/optim_internal.h"
+
+/* Casts weights that have just been updated, while they are in the first-level cache. */
+static inline void cast_weights(int64_t count, const W *restrict p, T *restrict w) {
+    if ((const void *)p == (const void *)w) return;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) w[i] = to_compute(p[i]);
+}
+
+/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads that follow a store in an iteration
+ * would wait for it (4K aliasing): all loads come first, and without `restrict` compilers leave them there. */
+static inline void update_adamw(const AdamwRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at, W *v_at) {
+    const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1);
+    const W beta2 = (W)rates->beta2, one_minus_beta2 = (W)(1 - rates->beta2);
+    const W keep = (W)rates->keep, step_size = (W)rates->step_size;
+    const W inverse_root_bias2 = (W)rates->inverse_root_bias2, epsilon = (W)rates->epsilon;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        W p = p_at[i], g = g_at[i] * scale, m = m_at[i], v = v_at[i];
+        m += (g - m) * one_minus_beta1;
+        v = v * beta2 + g * g * one_minus_beta2;
+        p_at[i] = p * keep - step_size * m / (wide_sqrt(v) * inverse_root_bias2 + epsilon);
+        m_at[i] = m;
+        v_at[i] = v;
+    }
+}
+
+static void adamw(
+    const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum, void *variance) {
+    enum { BLOCK = 1024 };
+    W *p = master, *m = momentum, *v = variance;
+    const W *g = gradient;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int64_t block = int_min(BLOCK, count - first);
+        update_adamw(rates, block, p + first, g + first, m + first, v + first);
+        cast_weights(block, p + first, (T *)weights + first);
+    }
+}
+
+static double sum_squares(int64_t count, const void *gradient) {
+    const W *g = gradient;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += (double)g[i] * (double)g[i];
+    return sum;
+}
+
+static double update_momentum(double decay, double scale, int64_t count, void *momentum, const void *gradient) {
+    const W *restrict g = gradient;
+    W *restrict m = momentum, d = (W)decay, s = (W)scale;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) {
+        W scaled = s * g[i];
+        m[i] = d * m[i] + scaled;
+        double u = (double)(scaled + d * m[i]);
+        sum += u * u;
+    }
+    return sum;
+}
+
+static void load_direction(
+    double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient) {
+    const W *restrict g = gradient, *restrict m = momentum;
+    T *restrict out = x;
+    W d = (W)decay, s = (W)scale, f = (W)factor;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) out[i] = to_compute((s * g[i] + d * m[i]) * f);
+}
+
+static void polynomial(void *gram, const void *square, int64_t order, int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) {
+        T *restrict row = (T *)gram + i * order;
+        const W *restrict square_row = (const W *)square + i * order;
+        W diagonal = (W)NEWTON_SCHULZ_A + (W)NEWTON_SCHULZ_B * to_wide(row[i]) + (W)NEWTON_SCHULZ_C * square_row[i];
+#pragma omp simd
+        for (int64_t j = 0; j < i; j++) row[j] = to_compute((W)NEWTON_SCHULZ_B * to_wide(row[j]) + (W)NEWTON_SCHULZ_C * square_row[j]);
+        row[i] = to_compute(diagonal);
+    }
+}
+
+static void mirror(void *gram, int64_t order, int64_t first, int64_t end) {
+    enum { SIDE = 16 };
+    T *matrix = gram;
+    for (int64_t row = first; row < end; row += SIDE) {
+        int64_t rows = int_min(SIDE, end - row);
+        for (int64_t column = 0; column < row + rows; column += SIDE)
+            for (int64_t i = row; i < row + rows; i++) {
+                int64_t columns = int_min(SIDE, i - column);
+                for (int64_t j = column; j < column + columns; j++) matrix[j * order + i] = matrix[i * order + j];
+            }
+    }
+}
+
+static void apply_direction(double keep, double rate, int64_t count, void *master, void *weights, const void *x) {
+    W *restrict p = master, k = (W)keep, r = (W)rate;
+    const T *restrict direction = x;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) p[i] = k * p[i] - r * to_wide(direction[i]);
+    cast_weights(count, p, weights);
+}
+
+extern const OptimKernels KERNEL(optim);
+const OptimKernels KERNEL(optim) = {.compute = KERNEL_GEMM_COMPUTE,
+    .wide = KERNEL_GEMM_WIDE,
+    .adamw = adamw,
+    .sum_squares = sum_squares,
+    .momentum = update_momentum,
+    .direction = load_direction,
+    .polynomial = polynomial,
+    .mirror = mirror,
+    .apply = apply_direction};
