@@ -13,7 +13,7 @@
 #define NORMALS_INLINE static inline /* forced, gcc vectorises half as well */
 #endif
 
-enum { NORMALS_OF_BITS = 4 }; /* values that share one philox */
+enum { NORMALS_OF_BITS = 4 };                  /* values that share one philox */
 enum { NORMALS_BATCH = 64 * NORMALS_OF_BITS }; /* values that normals_batch.c makes at a time */
 
 /* The counter is (index, stream) and the key is the seed, low words first, as in the published test vectors. */

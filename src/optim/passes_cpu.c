@@ -62,8 +62,7 @@ static double update_momentum(double decay, double scale, int64_t count, void *m
     return sum;
 }
 
-static void load_direction(
-    double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient) {
+static void load_direction(double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient) {
     const W *restrict g = gradient, *restrict m = momentum;
     T *restrict out = x;
     W d = (W)decay, s = (W)scale, f = (W)factor;

@@ -160,13 +160,11 @@ INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_
 }
 
 /* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs, whose bits are only moved. */
-static void pack_transposed(
-    Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t bytes) {
+static void pack_transposed(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t bytes) {
     int64_t depth = (bytes + (int64_t)sizeof(Sum) - 1) / (int64_t)sizeof(Sum);
     for (int64_t p = 0; p < depth; p += LANES) {
         Vector square[LANES];
-        load_square(
-            square, from + p * (int64_t)sizeof(Sum), stride, lines, (size_t)(bytes - p * (int64_t)sizeof(Sum)));
+        load_square(square, from + p * (int64_t)sizeof(Sum), stride, lines, (size_t)(bytes - p * (int64_t)sizeof(Sum)));
         transpose(square);
         if (p + LANES <= depth) {
             UNROLL for (int j = 0; j < LANES; j++) store(to + (p + j) * width, square[j]);
@@ -238,7 +236,8 @@ static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
     Sum *pairs = to + width;
     __mmask16 infinite;
     __m512i bound = bound_squares(pairs, width, lines, depths, &infinite);
-    __m512i exponent = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_add_epi32(bound, _mm512_set1_epi32(1)), 1), _mm512_set1_epi32(INTEGER_BITS));
+    __m512i exponent =
+        _mm512_sub_epi32(_mm512_srli_epi32(_mm512_add_epi32(bound, _mm512_set1_epi32(1)), 1), _mm512_set1_epi32(INTEGER_BITS));
     __m512i scale = _mm512_slli_epi32(_mm512_max_epi32(exponent, _mm512_set1_epi32(1)), 23);
     __m512 factor = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(2 * BIAS << 23), scale));
     store(to, (Vector)_mm512_mask_mov_epi32(scale, infinite, _mm512_set1_epi32(QUIET_NAN)));
@@ -252,8 +251,7 @@ static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
 #endif
 
 #if PAIRS
-static void pack_straight_bf16(
-    Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
+static void pack_straight_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2) {
         Bits pair = load_halves(from + p * stride, lines);
         if (p + 1 < depth) pair |= load_halves(from + (p + 1) * stride, lines) << 16;
@@ -261,19 +259,16 @@ static void pack_straight_bf16(
     }
 }
 
-static void pack_transposed_bf16(
-    Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
+static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     pack_transposed(to, width, from, stride, lines, depth * 2);
 }
 #else
-static void pack_straight_bf16(
-    Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
+static void pack_straight_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p++) store(to + p * width, (Vector)(load_halves(from + p * stride, lines) << 16));
 }
 
 /* Pairs of bf16 are transposed as one 32-bit lane, then widened: half the shuffles of widening first. */
-static void pack_transposed_bf16(
-    Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
+static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2 * LANES) {
         Vector square[LANES];
         load_square(square, from + p * 2, stride, lines, (size_t)(depth - p) * 2);
@@ -462,8 +457,7 @@ typedef void Multiply(const GemmTile *t);
     static void multiply_##rows##_1(const GemmTile *t) { multiply(t, rows, 1); } \
     static void multiply_##rows##_2(const GemmTile *t) { multiply(t, rows, 2); }
 #define ENTRY(rows) {multiply_##rows##_1, multiply_##rows##_2},
-FOR_ROWS(DEFINE) static Multiply *const
-    multiplies[ROWS][2] = {FOR_ROWS(ENTRY)};
+FOR_ROWS(DEFINE) static Multiply *const multiplies[ROWS][2] = {FOR_ROWS(ENTRY)};
 #undef DEFINE
 #undef ENTRY
 
@@ -526,8 +520,7 @@ static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t 
 /* Asks for the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
 INLINE void prefetch(const GemmUpdate *u, int rows, int64_t column) {
     bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
-    int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size,
-            stride = (u->addend ? u->ld_addend : u->ld_out) * size;
+    int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;
     const char *from = (const char *)(u->addend ? u->addend : u->out) + column * size;
     for (int i = 0; i < rows; i++, from += stride) {
         __builtin_prefetch(from, 1);
@@ -536,19 +529,14 @@ INLINE void prefetch(const GemmUpdate *u, int rows, int64_t column) {
     }
 }
 
-static void multiply_panels(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth,
-    const GemmUpdate *u, GemmAhead ahead[2], int64_t share) {
+static void multiply_panels(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *u,
+    GemmAhead ahead[2], int64_t share) {
     Sum scratch[ROWS * 2 * LANES] __attribute__((aligned(64)));
     bool add = u->addend == u->out, plain = !u->bias && !u->out_bf16 && (add || !u->addend);
     bool round = CASTS_IN_PAIRS && u->out_bf16 && !u->bias && !u->addend;
     for (int64_t j = 0; j < columns; j += 2 * LANES) {
-        GemmTile tile = {.a = a,
-            .step = step,
-            .b = (const Sum *)b + j * depth,
-            .depth = depth,
-            .to = scratch,
-            .ld = 2 * LANES,
-            .share = share};
+        GemmTile tile = {
+            .a = a, .step = step, .b = (const Sum *)b + j * depth, .depth = depth, .to = scratch, .ld = 2 * LANES, .share = share};
         tile.ahead = ahead[0].left > 0 ? &ahead[0] : &ahead[1];
         bool whole = columns - j >= 2 * LANES, in_place = round ? whole : plain && (whole || columns - j == LANES);
         if (in_place) {
