@@ -13,20 +13,20 @@
 
 #include "base/log.h"
 
-static _Noreturn void refuse(size_t bytes) {
+_Noreturn void memory_refused(size_t bytes) {
     fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
     exit(ERROR_MEMORY);
 }
 
 void *memory_allocate(size_t bytes) {
     void *block = calloc(1, bytes ? bytes : 1);
-    if (!block) refuse(bytes);
+    if (!block) memory_refused(bytes);
     return block;
 }
 
 void *memory_resize(void *block, size_t bytes) {
     void *resized = realloc(block, bytes ? bytes : 1);
-    if (!resized) refuse(bytes);
+    if (!resized) memory_refused(bytes);
     return resized;
 }
 
@@ -36,7 +36,7 @@ char *memory_format(const char *format, ...) {
     va_start(arguments, format);
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
-    if (length < 0) refuse(strlen(format));
+    if (length < 0) memory_refused(strlen(format));
     return text;
 }
 

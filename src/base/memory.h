@@ -11,6 +11,7 @@
 
 void *memory_allocate(size_t bytes);            /* zeroed; prints and exits with ERROR_MEMORY when refused */
 void *memory_resize(void *block, size_t bytes); /* as realloc, likewise */
+_Noreturn void memory_refused(size_t bytes);    /* what they do then, for callers of other allocators */
 char *memory_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a new string; the caller frees */
 char *memory_copy_string(const char *string);
 

@@ -292,7 +292,7 @@ void options_defaults(const OptionTable *table, void *values, OptionStrings *str
         Error error = {0};
         if (!options_set_row(option, values, strings, option->initial, strlen(option->initial), "by default", &error)) {
             fprintf(stderr, "wrong option table: %s\n", error.message);
-            abort();
+            assert(false);
         }
     }
 }

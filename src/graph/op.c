@@ -22,7 +22,7 @@ TensorId op_in_place_input(const Node *node) {
 }
 
 bool op_in_place(const Graph *graph, const Node *node) {
-    TensorId input = op_in_place_input(node), output = node->out[0];
+    TensorId input = op_in_place_input(node), output = node->out[IN_PLACE_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     return input && output && from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 &&
            from->offset == to->offset;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "data/data.h"
 #include "model/hf_internal.h"
 
@@ -457,8 +458,7 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
 /* -- Writing -------------------------------------------------------------------------------------------------------- */
 
 void hf_put(json_t *object, const char *key, json_t *value) {
-    int failed = json_object_set_new(object, key, value);
-    if (failed) abort(); /* out of memory: the strings are ours and valid */
+    if (json_object_set_new(object, key, value)) memory_refused(strlen(key)); /* the strings are ours and valid */
 }
 
 static void put_string(json_t *object, const char *key, const char *value) { hf_put(object, key, json_string(value)); }

@@ -9,6 +9,7 @@
  * shape, whose sums are added in order.
  *
  * Memory: each thread that ever computes keeps one scratch of fixed size until it exits. Parts that were never needed are never touched. */
+#include "base/memory.h"
 #include "device/gemm.h"
 #include "backend/cpu/cpu_gemm_internal.h"
 
@@ -93,7 +94,7 @@ static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static _Thread_local Scratch *thread_scratch;
 
 static void make_scratch_key(void) {
-    if (pthread_key_create(&scratch_key, free)) abort();
+    if (pthread_key_create(&scratch_key, free)) memory_refused(sizeof(void *));
 }
 
 static Scratch *scratch(void) {
@@ -101,10 +102,7 @@ static Scratch *scratch(void) {
     pthread_once(&scratch_once, make_scratch_key);
     size_t bytes = (sizeof(Scratch) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     thread_scratch = aligned_alloc(HUGE_PAGE, bytes);
-    if (!thread_scratch || pthread_setspecific(scratch_key, thread_scratch)) {
-        fprintf(stderr, "gemm: no memory for %zu bytes of packing scratch\n", sizeof(Scratch));
-        abort();
-    }
+    if (!thread_scratch || pthread_setspecific(scratch_key, thread_scratch)) memory_refused(bytes);
     madvise(thread_scratch, bytes, MADV_HUGEPAGE); /* a wish: nothing is lost where it is refused */
     return thread_scratch;
 }
