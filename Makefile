@@ -133,13 +133,14 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@tools/install-packages.sh $(CHECK_PACKAGES)
 	@tools/format.sh --check
 	@tools/check-structure
+	@tools/check-docs
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19
 	@echo "clang: every host file compiles without warnings"
 	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
-test: packages ## install what is missing, build, run every test
+test: packages check ## install what is missing, check, build, run every test
 	@tools/install-packages.sh $(TEST_PACKAGES)
 	@$(MAKE) --no-print-directory -s -j$(JOBS) run-tests
 
