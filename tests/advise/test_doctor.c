@@ -108,7 +108,7 @@ static const DoctorLine *find(const Doctor *doctor, const char *check, Health le
 static void examine(Doctor *doctor, const char *root) { doctor_examine(doctor, root, &nothing_more); }
 
 /* One file differs from the good node: the check must tell, with what mends it. */
-static void assert_told(const char *root, const char *path, const char *text, const char *check, Health health, const char *mend) {
+static void assert_reported(const char *root, const char *path, const char *text, const char *check, Health health, const char *mend) {
     Doctor doctor;
     put_amd_node(root);
     if (text) put(root, path, text);
@@ -151,41 +151,43 @@ static void each_gpu_is_given_the_card_on_its_own_side(void **state) {
     doctor_free(&doctor);
 }
 
-static void numa_balancing_is_told_with_the_command_that_ends_it(void **state) {
-    assert_told(*state, "/proc/sys/kernel/numa_balancing", "1\n", "numa.balancing", HEALTH_WARNING, "sysctl kernel.numa_balancing=0");
+static void numa_balancing_is_reported_with_the_command_that_ends_it(void **state) {
+    assert_reported(*state, "/proc/sys/kernel/numa_balancing", "1\n", "numa.balancing", HEALTH_WARNING, "sysctl kernel.numa_balancing=0");
 }
 
-static void huge_pages_that_are_off_are_told(void **state) {
-    assert_told(
+static void huge_pages_that_are_off_are_reported(void **state) {
+    assert_reported(
         *state, "/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "memory.huge_pages", HEALTH_WARNING, "madvise");
 }
 
 static void uncorrected_memory_errors_are_an_error(void **state) {
-    assert_told(*state, "/sys/devices/pci0/0000:05:00.0/ras/umc_err_count", "ue: 2\nce: 3\n", "gpu.ecc", HEALTH_ERROR, "rocm-smi");
+    assert_reported(*state, "/sys/devices/pci0/0000:05:00.0/ras/umc_err_count", "ue: 2\nce: 3\n", "gpu.ecc", HEALTH_ERROR, "rocm-smi");
 }
 
 static void a_missing_driver_and_device_are_errors(void **state) {
-    assert_told(*state, "/dev/kfd", NULL, "gpu.access", HEALTH_ERROR, "--device=/dev/kfd");
+    assert_reported(*state, "/dev/kfd", NULL, "gpu.access", HEALTH_ERROR, "--device=/dev/kfd");
 }
 
-static void a_missing_link_between_gpus_is_told(void **state) {
-    assert_told(*state, "/sys/class/kfd/kfd/topology/nodes/2/io_links/0/properties", "type 2\n", "gpu.xgmi", HEALTH_WARNING, "showtopo");
+static void a_missing_link_between_gpus_is_reported(void **state) {
+    assert_reported(
+        *state, "/sys/class/kfd/kfd/topology/nodes/2/io_links/0/properties", "type 2\n", "gpu.xgmi", HEALTH_WARNING, "showtopo");
 }
 
-static void a_card_with_half_its_lanes_is_told(void **state) {
-    assert_told(*state, "/sys/devices/pci1/0000:85:00.0/current_link_width", "8\n", "gpu.pci", HEALTH_WARNING, "slot");
+static void a_card_with_half_its_lanes_is_reported(void **state) {
+    assert_reported(*state, "/sys/devices/pci1/0000:85:00.0/current_link_width", "8\n", "gpu.pci", HEALTH_WARNING, "slot");
 }
 
-static void a_port_that_is_down_is_told(void **state) {
-    assert_told(*state, "/sys/class/infiniband/ionic_1/ports/1/state", "1: DOWN\n", "network.card", HEALTH_WARNING, "ibstat");
+static void a_port_that_is_down_is_reported(void **state) {
+    assert_reported(*state, "/sys/class/infiniband/ionic_1/ports/1/state", "1: DOWN\n", "network.card", HEALTH_WARNING, "ibstat");
 }
 
-static void a_power_cap_below_the_usual_is_told(void **state) {
-    assert_told(*state, "/sys/devices/pci1/0000:85:00.0/hwmon/hwmon4/power1_cap", "500000000\n", "gpu.power", HEALTH_WARNING, "rocm-smi");
+static void a_power_cap_below_the_usual_is_reported(void **state) {
+    assert_reported(
+        *state, "/sys/devices/pci1/0000:85:00.0/hwmon/hwmon4/power1_cap", "500000000\n", "gpu.power", HEALTH_WARNING, "rocm-smi");
 }
 
-static void a_kernel_without_iommu_passthrough_is_told(void **state) {
-    assert_told(*state, "/proc/cmdline", "quiet\n", "gpu.iommu", HEALTH_WARNING, "iommu=pt");
+static void a_kernel_without_iommu_passthrough_is_reported(void **state) {
+    assert_reported(*state, "/proc/cmdline", "quiet\n", "gpu.iommu", HEALTH_WARNING, "iommu=pt");
 }
 
 static void an_empty_machine_is_examined_without_errors(void **state) {
@@ -304,7 +306,7 @@ static void variables_that_name_what_is_not_here_give_exit_code_1(void **state) 
     free(smelt);
 }
 
-static void a_broken_library_path_is_told_and_survived(void **state) {
+static void a_broken_library_path_is_reported_and_survived(void **state) {
     const char *old = getenv("LD_LIBRARY_PATH"); /* it may be what smelt's own libraries are found by */
     char *kept = old ? memory_copy_string(old) : NULL;
     char *smelt = process_smelt(), *path = memory_format("%s:/nonexistent/lib%s%s", (char *)*state, kept ? ":" : "", kept ? kept : "");
@@ -345,22 +347,22 @@ int main(void) {
         cmocka_unit_test_setup_teardown(two_processes_sum_over_the_loopback, setup, teardown),
         cmocka_unit_test_setup_teardown(a_good_amd_node_is_found_with_everything_on_it, setup, teardown),
         cmocka_unit_test_setup_teardown(each_gpu_is_given_the_card_on_its_own_side, setup, teardown),
-        cmocka_unit_test_setup_teardown(numa_balancing_is_told_with_the_command_that_ends_it, setup, teardown),
-        cmocka_unit_test_setup_teardown(huge_pages_that_are_off_are_told, setup, teardown),
+        cmocka_unit_test_setup_teardown(numa_balancing_is_reported_with_the_command_that_ends_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(huge_pages_that_are_off_are_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(uncorrected_memory_errors_are_an_error, setup, teardown),
         cmocka_unit_test_setup_teardown(a_missing_driver_and_device_are_errors, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_missing_link_between_gpus_is_told, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_card_with_half_its_lanes_is_told, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_port_that_is_down_is_told, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_power_cap_below_the_usual_is_told, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_kernel_without_iommu_passthrough_is_told, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_missing_link_between_gpus_is_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_card_with_half_its_lanes_is_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_port_that_is_down_is_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_power_cap_below_the_usual_is_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_kernel_without_iommu_passthrough_is_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(an_empty_machine_is_examined_without_errors, setup, teardown),
         cmocka_unit_test_setup_teardown(nonsense_in_system_files_does_no_harm, setup, teardown),
         cmocka_unit_test_setup_teardown(json_has_every_line_with_health_and_mend, setup, teardown),
         cmocka_unit_test_setup_teardown(a_disk_is_measured_and_left_as_it_was, setup, teardown),
         cmocka_unit_test_setup_teardown(a_product_and_a_copy_are_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(variables_that_name_what_is_not_here_give_exit_code_1, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_broken_library_path_is_told_and_survived, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_broken_library_path_is_reported_and_survived, setup, teardown),
         cmocka_unit_test_setup_teardown(a_normal_user_is_examined_too, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

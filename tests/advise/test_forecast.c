@@ -170,7 +170,7 @@ static void zaya1_passes_on_the_processor_that_it_was_made_for(void **state) {
     options_free_strings(&given.strings);
 }
 
-static void each_fault_of_a_spoiled_copy_is_told_with_its_cost(void **state) {
+static void each_fault_of_a_spoiled_copy_is_reported_with_its_cost(void **state) {
     (void)state;
     static const char *const dimensions[] = {"model.vocabulary", "model.head_dim", "model.experts", "model.ffn"};
     static const int64_t values[] = {262145, 96, 15, 2000};
@@ -467,7 +467,7 @@ int main(void) {
         cmocka_unit_test(bench_results_give_products_and_the_copy_in_memory),
         cmocka_unit_test(files_that_are_no_bench_results_are_refused),
         cmocka_unit_test(zaya1_passes_on_the_processor_that_it_was_made_for),
-        cmocka_unit_test(each_fault_of_a_spoiled_copy_is_told_with_its_cost),
+        cmocka_unit_test(each_fault_of_a_spoiled_copy_is_reported_with_its_cost),
         cmocka_unit_test(matrices_must_divide_over_the_gpus_that_share_them),
         cmocka_unit_test(estimates_from_three_layers_are_those_of_the_whole_model),
         cmocka_unit_test(neighbours_have_as_many_parameters_and_no_faults),

@@ -246,7 +246,7 @@ static void strings_are_taken_as_they_are(void **state) {
     assert_set_refused(bench, "run=a\xff", "run in 'run=a\\xff' is 'a\\xff', which is not valid UTF-8; give UTF-8 text");
 }
 
-static void invalid_utf8_is_told_from_valid(void **state) {
+static void invalid_utf8_is_distinguished_from_valid(void **state) {
     Bench *bench = *state;
     static const char *const valid[] = {
         "run=\xc2\x80", "run=\xdf\xbf", "run=\xe0\xa0\x80", "run=\xed\x9f\xbf", "run=\xf0\x90\x80\x80", "run=\xf4\x8f\xbf\xbf"};
@@ -660,7 +660,7 @@ int main(void) {
         TEST(choices_are_read_whole_and_exactly),
         TEST(limits_are_inclusive_and_named),
         TEST(strings_are_taken_as_they_are),
-        TEST(invalid_utf8_is_told_from_valid),
+        TEST(invalid_utf8_is_distinguished_from_valid),
         TEST(an_unknown_key_is_answered_with_the_nearest),
         TEST(a_huge_unknown_key_is_cut_in_the_message),
         TEST(an_assignment_without_equals_is_refused),

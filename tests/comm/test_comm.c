@@ -527,7 +527,7 @@ static void a_process_alone_communicates_with_itself(void **state) {
     comm_close(comm_alone());
 }
 
-static void ranks_that_disagree_are_told_so(void **state) {
+static void ranks_that_disagree_get_an_error(void **state) {
     (void)state;
     expect_failure(2, 2, "disagrees", "rank 1 is at another collective: all_reduce 'loss' number 2");
     expect_failure(3, 3, "ahead", "all_reduce 'loss' number 2");
@@ -683,7 +683,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_reduction_longer_than_its_scratch_is_right),
         cmocka_unit_test(collectives_queue_up_and_leave_records),
         cmocka_unit_test(mpirun_and_tcp_tell_each_rank_its_place),
-        cmocka_unit_test(ranks_that_disagree_are_told_so),
+        cmocka_unit_test(ranks_that_disagree_get_an_error),
         cmocka_unit_test(a_killed_rank_is_noticed_at_once),
         cmocka_unit_test(a_rank_that_is_alive_but_late_runs_into_the_timeout),
         cmocka_unit_test(a_rank_that_does_not_appear_is_named),

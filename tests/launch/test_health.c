@@ -108,7 +108,7 @@ static void errors_of_each_block_and_of_the_links_are_reported(void **state) {
     Health *health = health_open(root);
     expect_look(health, "");
     write_counter("gpu", "3 1 2 50 3 0\n");
-    write_counter("sys/class/drm/card0/device/ras/umc_err_count", "ue: 3\nce: 4\n"); /* the same, not told twice */
+    write_counter("sys/class/drm/card0/device/ras/umc_err_count", "ue: 3\nce: 4\n"); /* seen before, not reported twice */
     expect_look(health, "AMD GPU 1: block UMC had errors that cannot be corrected, 2 more, 3 in all, beside 7 corrected ones\n"
                         "AMD GPU 1: block XGMI_WAFL had errors that cannot be corrected, 1 more, 1 in all, beside 7 corrected ones\n"
                         "AMD GPU 1: its xGMI links had several errors\n");

@@ -97,7 +97,7 @@ static void a_wrong_setting_is_not_tried_again(void **state) {
     process_free(&result);
 }
 
-static void nan_stops_or_goes_back_and_skips_as_told(void **state) {
+static void nan_stops_or_goes_back_and_skips_as_configured(void **state) {
     (void)state;
     ProcessResult result = run("nan", "on_nan=stop");
     expect(&result, ERROR_NUMERICS, "rank 1 met NaN or infinity");
@@ -231,7 +231,7 @@ int main(int argc, char **argv) {
         TEST(a_rank_that_shows_no_life_is_killed_by_the_supervisor),
         TEST(failures_without_progress_are_bounded),
         TEST(a_wrong_setting_is_not_tried_again),
-        TEST(nan_stops_or_goes_back_and_skips_as_told),
+        TEST(nan_stops_or_goes_back_and_skips_as_configured),
         TEST(a_line_of_output_can_start_all_again_or_stop_them),
         TEST(sigterm_reaches_the_ranks_and_the_run_continues_later),
         TEST(ranks_that_do_not_stop_are_killed_after_the_grace_time),

@@ -432,7 +432,7 @@ static void a_superfluous_tensor_is_named_with_its_file(void **state) {
     fixture_stop(&f);
 }
 
-static void another_shape_is_told_with_the_one_that_is_asked_for(void **state) {
+static void another_shape_is_reported_with_the_one_that_is_asked_for(void **state) {
     (void)state;
     Fixture f;
     Edit edit;
@@ -855,7 +855,7 @@ int main(void) {
         cmocka_unit_test(gpt2_folders_may_lack_the_leading_name),
         cmocka_unit_test(a_missing_tensor_is_named_with_its_file),
         cmocka_unit_test(a_superfluous_tensor_is_named_with_its_file),
-        cmocka_unit_test(another_shape_is_told_with_the_one_that_is_asked_for),
+        cmocka_unit_test(another_shape_is_reported_with_the_one_that_is_asked_for),
         cmocka_unit_test(tensors_of_integers_are_refused),
         cmocka_unit_test(a_file_that_ends_early_is_refused),
         cmocka_unit_test(a_tied_head_may_repeat_the_embedding_but_not_differ_from_it),

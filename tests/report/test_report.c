@@ -446,7 +446,7 @@ static int run_command(char **output, int argc, char **argv) {
     return code;
 }
 
-static void the_command_writes_into_the_run_or_where_it_is_told(void **state) {
+static void the_command_writes_into_the_run_or_where_the_option_says(void **state) {
     (void)state;
     char *output;
     write_text("run/metrics.jsonl", "x\n{\"kind\":\"step\",\"step\":1,\"loss\":2}\n");
@@ -532,7 +532,7 @@ int main(void) {
         TEST(each_layer_has_a_heat_map_with_the_colours_of_its_loads),
         TEST(models_with_too_many_experts_get_a_note),
         TEST(the_same_run_gives_the_same_bytes),
-        TEST(the_command_writes_into_the_run_or_where_it_is_told),
+        TEST(the_command_writes_into_the_run_or_where_the_option_says),
         TEST(only_pages_and_empty_files_are_replaced),
         TEST(wrong_arguments_are_usage_errors),
     };

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Everything that a real GPU can prove of smelt, on one page that its owner can send back: what the machine is, the tests of operations, products, optimizers and
-# training on it, the speed of products, some steps of a small model. Usage: test-card.sh hip|cuda REPORT PROGRAM...     ($SMELT: the program)
+# Everything that a real GPU can prove of smelt, on one page that its owner can send back: what the machine is, the tests of operations,
+# GEMM, optimizers and training on it, the speed of GEMM, some steps of a small model.
+# Usage: test-card.sh hip|cuda REPORT PROGRAM...     ($SMELT: the program)
 set -u
 device=$1 report=$2
 shift 2
@@ -21,12 +22,16 @@ some_steps() {
     cat README.md docs/*.md src/*/*.c >"$work/text"
     "$SMELT" train configs/zaya1-tiny.yaml data.train="$work/text" run="$work/run" device="$device" steps=40 schedule.warmup=10 schedule.decay=10 eval.every=0 2>&1 | tail -n 12
 }
-products() { for program in "$@"; do case $program in */test_gpu_gemm) SMELT_TEST_SPEED=1 "$program" 2>&1 | grep TFLOP ;; esac; done; }
+gemm_speed() {
+    for program in "$@"; do
+        case $program in */test_gpu_gemm) SMELT_TEST_SPEED=1 "$program" 2>&1 | grep TFLOP ;; esac
+    done
+}
 
 {
     machine
-    tests/support/run.sh "$@" && echo "all tests passed" || echo "TESTS FAILED"
-    products "$@"
+    if tests/support/run.sh "$@"; then echo "all tests passed"; else echo "TESTS FAILED"; fi
+    gemm_speed "$@"
     some_steps
 } 2>&1 | tee "$report"
 echo "Please send us $report, also when all is well."
