@@ -32,7 +32,7 @@ VARIANTS += avx2_fp32 avx2_bf16 avx512_fp32 avx512_bf16
 GEMM_VARIANTS += avx2_fp32 avx2_fp64 avx512_fp32 avx512_fp64 avx512vnni_bf16 avx512bf16_bf16
 endif
 
-# GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver_internal.h). GPU_CC may be another clang, such as ROCm's.
+# GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver.h). GPU_CC may be another clang, such as ROCm's.
 GPU_CC ?= clang-19
 GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
 GPU_FLAGS := -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding

@@ -2,7 +2,7 @@
 # Prints the C file that embeds GPU code objects: FOLDER/MODULE.TARGET ... become the table gpu_objects. PTX is cut into one object per kernel, since a
 # kernel is compiled when it is first used: FOLDER/MODULE.TARGET.KERNEL.
 set -e
-echo '#include "backend/gpu/driver_internal.h"'
+echo '#include "backend/gpu/driver.h"'
 table=''
 embed() { # file, module, target, kernel
     symbol=$(echo "object_$2_$3_$4" | tr -c 'a-zA-Z0-9_\n' _)

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"

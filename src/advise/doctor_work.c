@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/bf16.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -139,7 +140,7 @@ static void check_product(Doctor *doctor, Device *device, const char *name) {
         device_download(device, c, buffers.c, output);
         done = device_ok(device, &error);
     }
-    int wrong = done ? count_wrong(a, b, c, device_is_gpu(device) ? 0 : gemm_rounding(GEMM_BF16)) : 0;
+    int wrong = done ? count_wrong(a, b, c, device_gemm_rounding(device, GEMM_BF16)) : 0;
     if (!done) doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     else if (wrong)
         doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "take it out of service: it computes wrong",
@@ -178,7 +179,7 @@ static void download(Device *device, const Buffers *buffers, void *host, int64_t
 }
 
 static void check_copies(Doctor *doctor, Device *device, const char *name) {
-    const int64_t bytes = device_is_gpu(device) ? 1 << 30 : 64 << 20, part = bytes / 16;
+    const int64_t bytes = device_info(device)->massively_parallel ? 1 << 30 : 64 << 20, part = bytes / 16;
     Hardware hardware;
     Buffers buffers;
     Error error = {0};
@@ -193,7 +194,7 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
         doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "self_test.copy",
             slow ? "look at who else uses it, at clocks and at ECC" : "", "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9,
             slow ? ", less than 60% of its memory's rate" : "");
-        if (device_is_gpu(device))
+        if (!device_info(device)->host_memory)
             doctor_add(doctor, HEALTH_OK, "self_test.host_copy", "", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
                 (double)part / 1e9 / quickest(device, upload, &buffers, host, part),
                 (double)part / 1e9 / quickest(device, download, &buffers, host, part));

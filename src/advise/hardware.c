@@ -19,6 +19,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/memory.h"
 
 #define TERA 1e12

@@ -116,7 +116,7 @@ typedef struct Program {
 static bool check_memory(const Plan *plan, Device *device, Error *error) {
     int64_t needed = 0, available = device_available(device);
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) needed += plan->bytes[arena];
-    if (!device_is_gpu(device)) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
+    if (device_info(device)->host_memory) return memory_check(needed, "evaluation", "give fewer sequences or a smaller length", error);
     if (available < 0 || needed <= available) return true;
     return error_set(error, ERROR_MEMORY,
         "evaluation needs %" PRId64 " MiB of %s's memory and %" PRId64 " are free: give fewer sequences, a smaller length, or device=cpu",

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "app/command.h"
@@ -83,13 +84,9 @@ static bool print_plan(const Config *config, Device *device, Error *error) {
     return true;
 }
 
-/* A rank takes the GPU with its local number, or the only one that its launcher lets it see. */
 static Device *open_device(const Config *config, const Comm *comm, Error *error) {
     if (config->device == DEVICE_CPU || (config->device == DEVICE_AUTO && !precision_is_bf16(config->precision))) return device_cpu();
-    Device *device = device_open(config->device, comm_local_rank(comm), error);
-    if (comm_local_rank(comm) == 0 || (device && device_is_gpu(device))) return device;
-    device_close(device);
-    return device_open(config->device, 0, error);
+    return device_open_local(config->device, comm_local_rank(comm), error);
 }
 
 /* Trains as one of the ranks that were started. Training goes on without its terminal, since its results are in the
@@ -98,7 +95,7 @@ static bool train_together(const Config *config, Error *error) {
     static StopRequest stop; /* signals may come until the process ends */
     Comm *comm = comm_open(&(CommOptions){.recommend = process_recommend}, error);
     Device *device = comm ? open_device(config, comm, error) : NULL;
-    bool ready = device && (!device_is_gpu(device) || comm_size(comm) == 1 || comm_use_device(comm, device, error));
+    bool ready = device && comm_use_device(comm, device, error);
     if (ready) {
         process_catch_stop(&stop, true);
         process_set_threads(config->threads, comm_local_size(comm));

@@ -1,10 +1,42 @@
 /* See backend.h. */
 #include "backend/backend.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/cpu_isa.h"
+#include "backend/gpu/driver.h"
 #include "backend/gpu/kernel_launch.h"
+#include "base/cpu_isa.h"
+#include "base/memory.h"
+
+/* -- Devices ------------------------------------------------------------------------------------------------------- */
+
+Device *device_open(DeviceKind choice, int index, Error *error) {
+    if (choice == DEVICE_CPU) return device_cpu();
+    if (choice != DEVICE_AUTO) return gpu_open(choice, index, error);
+    Error none = {0};
+    Device *device = gpu_open(DEVICE_HIP, index, &none);
+    if (!device) device = gpu_open(DEVICE_CUDA, index, &none);
+    return device ? device : device_cpu();
+}
+
+Device *device_open_local(DeviceKind choice, int local_rank, Error *error) {
+    Device *device = device_open(choice, local_rank, error);
+    return local_rank == 0 || (device && device != device_cpu()) ? device : device_open(choice, 0, error);
+}
+
+static void close_described(Device *device) { free(device); }
+
+Device *device_describe(const DeviceInfo *info) {
+    static const DeviceMethods described = {.close = close_described};
+    Device *device = memory_allocate(sizeof *device);
+    *device = (Device){.info = *info, .methods = &described};
+    if (info->kind != DEVICE_CPU) gpu_set_properties(&device->info);
+    else device->info.host_memory = true;
+    return device;
+}
+
+/* -- Kernels ------------------------------------------------------------------------------------------------------- */
 
 typedef const OpKernel *const KernelTable[];
 extern KernelTable kernel_table_generic_fp64, kernel_table_generic_fp32, kernel_table_generic_bf16;
@@ -25,7 +57,7 @@ static const OpKernel *const *cpu_kernels(Precision precision, const char *isa) 
 
 bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error) {
     *backend = (Backend){.device = device, .kernels = gpu_kernels};
-    if (!device_is_gpu(device)) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa)};
+    if (device_info(device)->kind == DEVICE_CPU) *backend = (Backend){.device = device, .kernels = cpu_kernels(precision, isa)};
     else if (!precision_is_bf16(precision))
         return error_set(error, ERROR_USAGE, "GPUs compute in bf16: give precision=bf16 or pure_bf16, or device=cpu");
     return true;

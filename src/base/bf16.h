@@ -20,3 +20,7 @@ static inline uint16_t bf16_from_float(float x) {
     uint32_t rounded = (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
     return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
+
+/* to[i] = from[i] rounded to nearest even, and back, on all threads. */
+void bf16_from_floats(uint16_t *to, const float *from, int64_t count);
+void bf16_to_floats(float *to, const uint16_t *from, int64_t count);

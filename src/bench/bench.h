@@ -138,8 +138,14 @@ typedef struct BenchTime {
  * work holds them. On a GPU by the device's own clock, so that calls queue up behind each other. False when the device failed. */
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error);
 
-/* Bytes of the largest cache between processor and memory: on the CPU as the system says, else 32 MiB; on a GPU 256 MiB, the most that any has. */
-int64_t bench_cache_bytes(const Device *device);
+/* What benchmarks measure where no option says otherwise. */
+typedef struct BenchSizes {
+    const char *gemm_m, *attention_lengths, *collective_bytes; /* ranges, as bench_list reads them */
+    int64_t attention_heads, attention_tokens, optimizer_parameters;
+    int64_t memory_least; /* bytes of the smallest working set */
+    int64_t best_gemm[2]; /* orders of the smallest and the largest square GEMM of bench_best_product */
+} BenchSizes;
+const BenchSizes *bench_sizes(const Device *device);
 
 /* Memory of the device with random normal numbers in `type` (fp8: the device's own form), to be cut into sets that are used in turn: a set that comes again has
  * left all caches. */

@@ -161,7 +161,7 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
     const AttentionOptions *options = (const AttentionOptions *)bench->options;
     const ModelConfig *model = &bench->config.model;
     bool configured = bench->configured, mpt = configured && model->family == FAMILY_MPT;
-    spec->heads.heads = first_of(options->heads, configured, model->heads, device_is_gpu(bench->device) ? 32 : 8);
+    spec->heads.heads = first_of(options->heads, configured, model->heads, bench_sizes(bench->device)->attention_heads);
     int64_t quarter = spec->heads.heads % 4 ? 1 : spec->heads.heads / 4;
     spec->heads.kv_heads = first_of(options->kv_heads, configured, model->kv_heads, quarter);
     spec->window = first_of(options->window, configured, model->window, 0);
@@ -174,7 +174,7 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
 static bool sweep(Bench *bench, AttentionSpec spec, const int64_t *lengths, int length_count, const int64_t *head_dims, int head_dim_count,
     Error *error) {
     const AttentionOptions *options = (const AttentionOptions *)bench->options;
-    int64_t tokens = options->tokens ? options->tokens : device_is_gpu(bench->device) ? 32768 : 4096;
+    int64_t tokens = options->tokens ? options->tokens : bench_sizes(bench->device)->attention_tokens;
     for (int d = 0; d < head_dim_count; d++)
         for (int l = 0; l < length_count; l++) {
             spec.length = lengths[l];
@@ -191,7 +191,7 @@ static bool run(Bench *bench, Error *error) {
     if (!bench_open_device(bench, (Precision)options->precision, error) || !make_spec(bench, &spec, error)) return false;
     char of_config[32];
     snprintf(of_config, sizeof of_config, "%lld", (long long)bench->config.model.head_dim);
-    const char *length_text = *options->lengths ? options->lengths : device_is_gpu(bench->device) ? "1024..16384" : "256..2048";
+    const char *length_text = *options->lengths ? options->lengths : bench_sizes(bench->device)->attention_lengths;
     const char *head_dim_text = *options->head_dims ? options->head_dims : bench->configured ? of_config : "64,128";
     int length_count = 0, head_dim_count = 0;
     int64_t *lengths = bench_list("lengths", length_text, most_length, &length_count, error);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/bf16.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -248,11 +249,11 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
             "collectives need at least two ranks: start it as mpirun -n 2 smelt bench collective ..., or with smelt launch -n 2");
     bench->silent = comm_rank(comm) > 0;
     bench->device = device_open((DeviceKind)options->common.device, comm_local_rank(comm), error);
-    if (!bench->device || (device_is_gpu(bench->device) && !comm_use_device(comm, bench->device, error))) return false;
+    if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
     const int64_t most_bytes = (int64_t)1 << 36;
     int64_t all[] = {comm_size(comm)};
     int size_count = 0, rank_count = 1;
-    const char *size_text = *options->bytes ? options->bytes : device_is_gpu(bench->device) ? "1Ki..1Gi" : "1Ki..64Mi";
+    const char *size_text = *options->bytes ? options->bytes : bench_sizes(bench->device)->collective_bytes;
     int64_t *sizes = bench_list("bytes", size_text, most_bytes, &size_count, error), *ranks = all;
     if (sizes && *options->ranks) ranks = bench_list("ranks", options->ranks, 1 << 20, &rank_count, error);
     int64_t wrong = 0;

@@ -14,7 +14,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "backend/gpu/gpu_gemm.h"
 #include "model/model.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -136,9 +135,9 @@ static void shapes_of_model(Shapes *shapes, const Config *config) {
 }
 
 /* Every m with every n and k, or with itself where these are not given, in every layout. */
-static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, bool gpu, Error *error) {
+static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const BenchSizes *sizes, Error *error) {
     int m_count = 0, n_count = 1, k_count = 1;
-    const char *m_text = *options->m ? options->m : gpu ? "1024..8192" : "256..2048";
+    const char *m_text = *options->m ? options->m : sizes->gemm_m;
     int64_t *m = bench_list("m", m_text, MOST, &m_count, error), *n = NULL, *k = NULL;
     bool good = m && (!*options->n || (n = bench_list("n", options->n, MOST, &n_count, error))) &&
                 (!*options->k || (k = bench_list("k", options->k, MOST, &k_count, error)));
@@ -229,7 +228,7 @@ static bool run_product(const Work *work, const Gemm *product) {
     if (work->provider == PROVIDER_ONEDNN)
         work->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
             g->accumulate ? 1 : 0, g->c, g->ldc);
-    else if (device_is_gpu(device) && work->provider == PROVIDER_OWN) gpu_gemm(device, product);
+    else if (work->provider == PROVIDER_OWN) device_gemm_own(device, product);
     else device_gemm(device, product);
     return true;
 }
@@ -292,12 +291,12 @@ static bool rows_are_right(const Work *work, const Gemm *product, const char *in
     Device *device = work->inputs.device;
     Gemm on_host = product_of(work->shape, work->type, inputs, NULL);
     const int64_t rows[] = {0, product->m / 2, product->m - 1}, bytes = product->n * bench_type_bytes(product->output);
-    double rounding = device_is_gpu(device) ? 0 : gemm_rounding(product->input);
+    double rounding = device_gemm_rounding(device, product->input);
     *right = true;
     for (int i = 0; i < 3; i++) {
         char *on_device = (char *)product->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
         if (!c) return false;
-        *right = row_is_right(&on_host, device_fp8_is_fnuz(device), rounding, rows[i], c) && *right;
+        *right = row_is_right(&on_host, device_info(device)->fp8_fnuz, rounding, rows[i], c) && *right;
         device_view_close(device, c, on_device, bytes, VIEW_READ);
     }
     return true;
@@ -369,11 +368,11 @@ static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) 
 }
 
 static bool is_wanted(const Work *work, int provider_option) {
-    bool gpu = device_is_gpu(work->inputs.device), fp8 = work->type == GEMM_FP8;
+    bool fp8 = work->type == GEMM_FP8, host_memory = device_info(work->inputs.device)->host_memory;
     if (provider_option && provider_option != (int)work->provider + 1) return false;
-    if (work->provider == PROVIDER_ONEDNN) return !gpu && work->sgemm && work->type == GEMM_F32;
+    if (work->provider == PROVIDER_ONEDNN) return host_memory && work->sgemm && work->type == GEMM_F32;
     if (work->provider == PROVIDER_VENDOR) return fp8;
-    return !fp8 && (work->provider == PROVIDER_OWN || gpu);
+    return !fp8 && (work->provider == PROVIDER_OWN || !host_memory);
 }
 
 static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
@@ -421,16 +420,17 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
     return good;
 }
 
+static bool can_multiply(const Bench *bench, GemmType type) { return device_info(bench->device)->gemm_inputs >> type & 1; }
+
 static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
     static const struct {
         GemmType type;
         int option;
-        bool cpu, gpu;
-    } types[] = {{GEMM_BF16, TYPE_BF16, true, true}, {GEMM_FP8, TYPE_FP8, false, true}, {GEMM_F32, TYPE_FP32, true, false}};
+    } types[] = {{GEMM_BF16, TYPE_BF16}, {GEMM_FP8, TYPE_FP8}, {GEMM_F32, TYPE_FP32}};
     int wanted = ((const GemmOptions *)bench->options)->type;
     bool good = true;
     for (int i = 0; good && i < 3; i++) {
-        if ((wanted != TYPE_ALL && wanted != types[i].option) || !(device_is_gpu(bench->device) ? types[i].gpu : types[i].cpu)) continue;
+        if ((wanted != TYPE_ALL && wanted != types[i].option) || !can_multiply(bench, types[i].type)) continue;
         good =
             types[i].type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, types[i].type, tally, error);
     }
@@ -442,16 +442,15 @@ static bool run(Bench *bench, Error *error) {
     Shapes shapes = {0};
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
-    bool gpu = device_is_gpu(bench->device);
-    if (gpu && options->type == TYPE_FP32)
+    if (options->type == TYPE_FP32 && !can_multiply(bench, GEMM_F32))
         return error_set(error, ERROR_USAGE, "type=fp32: GPUs have products of bf16 and fp8 only; give device=cpu");
-    if (!gpu && options->type == TYPE_FP8)
+    if (options->type == TYPE_FP8 && !can_multiply(bench, GEMM_FP8))
         return error_set(error, ERROR_USAGE, "type=fp8: CPUs have products of bf16 and fp32 only; some GPUs have fp8");
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);
         bench->results.plot.x = "us";
         bench->results.plot.x_label = "microseconds";
-    } else if (!shapes_of_sweep(&shapes, options, gpu, error)) {
+    } else if (!shapes_of_sweep(&shapes, options, bench_sizes(bench->device), error)) {
         return false;
     }
     bool good = measure_types(bench, &shapes, &tally, error);
@@ -489,11 +488,11 @@ const Benchmark bench_gemm = {
 /* -- The yardstick ------------------------------------------------------------------------------------------------- */
 
 double bench_best_product(Bench *bench, Precision precision) {
-    bool gpu = device_is_gpu(bench->device);
+    const int64_t *order = bench_sizes(bench->device)->best_gemm;
     GemmType type = precision == PRECISION_BF16 ? GEMM_BF16 : GEMM_F32;
     double best = 0;
     if (precision == PRECISION_FP64) return 0;
-    for (int64_t size = gpu ? 4096 : 512; size <= (gpu ? 8192 : 1024); size *= 2) {
+    for (int64_t size = order[0]; size <= order[1]; size *= 2) {
         Shape shape = {.layout = LAYOUT_NT, .m = size, .n = size, .k = size};
         Work work = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
         Sizes sizes = sizes_of(&shape, type);

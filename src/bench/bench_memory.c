@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "backend/gpu/kernel_launch.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bench/bench.h"
@@ -173,7 +174,7 @@ static void run_gpu(void *context, int64_t call) {
         arguments.b = (float *)work->arrays[0];
         arguments.blocks = device_info(work->device)->processors * READERS_A_PROCESSOR;
     }
-    device_launch(work->device, &launched[work->kernel], (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
+    gpu_launch(work->device, &launched[work->kernel], (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
 }
 
 static void run_copy(void *context, int64_t call) {
@@ -198,7 +199,7 @@ static const BenchColumn columns[] = {
 
 /* The smallest cache that holds what each thread, or all together in the last cache, works on. */
 static const char *level_of(const Device *device, int64_t bytes) {
-    if (device_is_gpu(device)) return bytes <= bench_cache_bytes(device) ? "cache" : "memory";
+    if (!device_info(device)->host_memory) return bytes <= device_info(device)->cache_bytes ? "cache" : "memory";
     int64_t each = bytes / omp_get_max_threads();
     if (each <= sysconf(_SC_LEVEL1_DCACHE_SIZE)) return "L1";
     if (each <= sysconf(_SC_LEVEL2_CACHE_SIZE)) return "L2";
@@ -221,7 +222,7 @@ static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kerne
     int arrays = kernels[kernel].arrays;
     int64_t each = set / arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
-    bool gpu = device_is_gpu(bench->device);
+    bool gpu = device_info(bench->device)->kind != DEVICE_CPU; /* whose kernels are those of stream.c */
     Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : (worth + set - 1) / set};
     /* Each kernel's arrays are the first ones, in the order in which its operands lie. */
     static const int order[KERNELS][MOST_ARRAYS] = {
@@ -249,10 +250,10 @@ static bool measure_copy(Bench *bench, char *memory, const Host *host, int64_t s
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
 static int64_t *default_sizes(const Device *device, int *count) {
-    enum { MOST_SIZES = 64, LEAST = 16 << 10 };
+    enum { MOST_SIZES = 64 };
     int64_t *sizes = memory_allocate(MOST_SIZES * sizeof *sizes), free_bytes = device_available(device),
-            most = 4 * bench_cache_bytes(device);
-    int64_t least = device_is_gpu(device) ? 1 << 20 : LEAST;
+            most = 4 * device_info(device)->cache_bytes;
+    int64_t least = bench_sizes(device)->memory_least;
     *count = 0;
     for (int64_t size = least; size <= most && *count < MOST_SIZES - 1 && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
         sizes[(*count)++] = size;
@@ -262,7 +263,7 @@ static int64_t *default_sizes(const Device *device, int *count) {
 
 static bool is_wanted(const Bench *bench, Kernel kernel) {
     int option = ((const MemoryOptions *)bench->options)->kernel;
-    return (option == 0 || option == (int)kernel + 1) && (kernel < KERNELS || device_is_gpu(bench->device));
+    return (option == 0 || option == (int)kernel + 1) && (kernel < KERNELS || !device_info(bench->device)->host_memory);
 }
 
 static bool measure_size(Bench *bench, char *memory, const Host *host, int64_t size, Error *error) {
@@ -309,10 +310,11 @@ static bool measure_sizes(Bench *bench, const int64_t *sizes, int count, Error *
     int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
     Host host = {0};
     char *memory = device_allocate(bench->device, room, error);
-    bool good = memory && open_host(&host, bench, most / 2 < host_most ? most / 2 : host_most, error), cpu = !device_is_gpu(bench->device);
-    if (good && cpu && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
+    bool good = memory && open_host(&host, bench, most / 2 < host_most ? most / 2 : host_most, error),
+         on_host = device_info(bench->device)->host_memory;
+    if (good && on_host && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
         madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* a wish, like its opposite */
-    if (good && cpu) touch(memory, room);
+    if (good && on_host) touch(memory, room);
     for (int i = 0; good && i < count; i++) good = measure_size(bench, memory, &host, sizes[i], error);
     close_host(&host, bench->device);
     if (memory) device_free(bench->device, memory, room);
@@ -323,7 +325,7 @@ static bool run(Bench *bench, Error *error) {
     const MemoryOptions *options = (const MemoryOptions *)bench->options;
     const int64_t most = (int64_t)1 << 46;
     if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
-    if (options->kernel > KERNELS && !device_is_gpu(bench->device))
+    if (options->kernel > KERNELS && device_info(bench->device)->host_memory)
         return error_set(error, ERROR_USAGE, "kernel=%s: only a GPU has such copies", kernels[options->kernel - 1].name);
     int count = 0;
     int64_t *sizes = *options->bytes ? bench_list("bytes", options->bytes, most, &count, error) : default_sizes(bench->device, &count);

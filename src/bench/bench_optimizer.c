@@ -67,7 +67,7 @@ static bool open_update(Update *update, Bench *bench, const Graph *graph, const 
     GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
     bool copies = graph->precision == PRECISION_BF16;
     int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
-                     optimizer_workspace_bytes(graph, config, NULL, device_is_gpu(device)),
+                     optimizer_workspace_bytes(graph, config, NULL, !device_info(device)->host_memory),
             available = device_available(device);
     if (available >= 0 && needed > available)
         return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters",
@@ -115,9 +115,7 @@ static bool run(Bench *bench, Error *error) {
         model_free(&model);
         return good;
     }
-    int64_t wanted = options->parameters            ? options->parameters
-                     : device_is_gpu(bench->device) ? 1000000000
-                                                    : 32000000,
+    int64_t wanted = options->parameters ? options->parameters : bench_sizes(bench->device)->optimizer_parameters,
             count = wanted / options->width / options->width;
     Graph *graph = matrices(precision, options->width, count > 0 ? count : 1);
     bool good = measure_all(bench, graph, error);

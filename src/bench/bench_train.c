@@ -163,10 +163,10 @@ static bool run_step(Trainer *trainer, Error *error) {
     return true;
 }
 
-/* Seconds of one of `steps` steps, after two on a GPU that choose products and record the program, one elsewhere. */
+/* Seconds of one of `steps` steps, after one that chooses GEMM algorithms and one, where the device records, that records the program. */
 static bool time_steps(Trainer *trainer, int64_t steps, double *seconds, Error *error) {
     Device *device = trainer->bench->device;
-    int64_t microbatch_runs = microbatches(&trainer->config), warm = device_is_gpu(device) && microbatch_runs == 1 ? 2 : 1;
+    int64_t microbatch_runs = microbatches(&trainer->config), warm = device_info(device)->records && microbatch_runs == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
         if (!run_step(trainer, error)) return false;
     device_synchronize(device);
@@ -231,7 +231,7 @@ static bool check_fit(const Trainer *trainer, int64_t sequences, Error *error) {
 /* -- Measuring ----------------------------------------------------------------------------------------------------- */
 
 static int64_t memory_of(const Trainer *trainer) {
-    return device_is_gpu(trainer->bench->device) ? bytes_needed(trainer, trainer->config.batch.sequences) : memory_peak();
+    return device_info(trainer->bench->device)->host_memory ? memory_peak() : bytes_needed(trainer, trainer->config.batch.sequences);
 }
 
 static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {
@@ -266,7 +266,7 @@ bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure 
 
 double bench_peak(const Bench *bench, Precision precision) {
     Hardware hardware;
-    bool known = device_is_gpu(bench->device) && precision_is_bf16(precision) && hardware_of_device(&hardware, bench->device);
+    bool known = !device_info(bench->device)->host_memory && precision_is_bf16(precision) && hardware_of_device(&hardware, bench->device);
     return known && hardware.peak_bf16 > 0 ? hardware.peak_bf16 : NAN;
 }
 

@@ -62,11 +62,13 @@ int bench_column(const BenchResults *results, const char *name) {
 
 static json_t *or_null(double number) { return number > 0 ? json_integer((json_int_t)number) : json_null(); }
 
-static json_t *describe_gpu(const Device *device) {
-    const DeviceInfo *info = device_info(device);
-    if (info->kind == DEVICE_CPU) return json_null();
+static bool has_gpu(const Bench *bench) { return bench->device && device_info(bench->device)->kind != DEVICE_CPU; }
+
+static json_t *describe_gpu(const Bench *bench) {
+    if (!has_gpu(bench)) return json_null();
+    const DeviceInfo *info = device_info(bench->device);
     return json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors,
-        "memory_bytes", (json_int_t)info->memory, "products", device_gemm_library(device));
+        "memory_bytes", (json_int_t)info->memory, "products", device_gemm_library(bench->device));
 }
 
 /* What stands in results: no user, no address. */
@@ -78,14 +80,12 @@ static json_t *describe_machine(const Bench *bench) {
         "system", named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
         or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes",
         or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)), "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes",
-        or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu", describe_gpu(bench->device ? bench->device : device_cpu()));
+        or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu", describe_gpu(bench));
     free(cpu);
     return machine;
 }
 
-static const char *device_name(const Bench *bench) {
-    return bench->device && device_is_gpu(bench->device) ? device_info(bench->device)->name : "cpu";
-}
+static const char *device_name(const Bench *bench) { return has_gpu(bench) ? device_info(bench->device)->name : "cpu"; }
 
 static void format_now(char text[32]) {
     time_t now = time(NULL);
@@ -178,8 +178,7 @@ static void write_json(const Bench *bench, FILE *file) {
 static void write_plot(const Bench *bench, FILE *file) {
     char now[32], *subtitle, *cpu = run_describe_machine();
     format_now(now);
-    bool gpu = bench->device && device_is_gpu(bench->device);
-    subtitle = memory_format("%s, %.10s", gpu ? device_name(bench) : cpu, now);
+    subtitle = memory_format("%s, %.10s", has_gpu(bench) ? device_name(bench) : cpu, now);
     bench_draw(&bench->results, subtitle, file);
     free(subtitle);
     free(cpu);

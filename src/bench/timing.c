@@ -11,14 +11,34 @@
 #include "base/rng.h"
 #include "bench/bench.h"
 
+/* -- Sizes --------------------------------------------------------------------------------------------------------- */
+
+const BenchSizes *bench_sizes(const Device *device) {
+    static const BenchSizes cpu = {.gemm_m = "256..2048",
+        .attention_lengths = "256..2048",
+        .collective_bytes = "1Ki..64Mi",
+        .attention_heads = 8,
+        .attention_tokens = 4096,
+        .optimizer_parameters = 32000000,
+        .memory_least = 16 << 10,
+        .best_gemm = {512, 1024}};
+    static const BenchSizes massively_parallel = {.gemm_m = "1024..8192",
+        .attention_lengths = "1024..16384",
+        .collective_bytes = "1Ki..1Gi",
+        .attention_heads = 32,
+        .attention_tokens = 32768,
+        .optimizer_parameters = 1000000000,
+        .memory_least = 1 << 20,
+        .best_gemm = {4096, 8192}};
+    return device_info(device)->massively_parallel ? &massively_parallel : &cpu;
+}
+
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
 static double time_calls(Device *device, BenchWork work, void *context, int64_t first, int64_t count) {
-    bool gpu = device_is_gpu(device);
-    double start = log_seconds();
-    if (gpu) device_timer_start(device);
+    device_timer_start(device);
     for (int64_t i = 0; i < count; i++) work(context, first + i);
-    return gpu ? device_timer_stop(device) : log_seconds() - start;
+    return device_timer_stop(device);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -47,17 +67,6 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
 
 /* -- Cold memory --------------------------------------------------------------------------------------------------- */
 
-int64_t bench_cache_bytes(const Device *device) {
-    const int64_t gpu_cache = 256 << 20, usual_cache = 32 << 20;
-    const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
-    if (device_is_gpu(device)) return gpu_cache;
-    for (int i = 0; i < 2; i++) {
-        long bytes = sysconf(levels[i]);
-        if (bytes > 0) return bytes;
-    }
-    return usual_cache;
-}
-
 /* A prime number of random values, laid over the memory again and again; powers of two and their small multiples leave large remainders: no row or column of a matrix
  * meets itself, or one of the other operand. */
 enum { POOL = 2592487 };
@@ -77,7 +86,7 @@ static void *make_pool(GemmType type, bool fnuz, int64_t count) {
 
 static void fill(const BenchArena *arena, GemmType type) {
     int64_t size = bench_type_bytes(type), count = arena->bytes / size < POOL ? arena->bytes / size : POOL, filled = count * size;
-    char *pool = make_pool(type, device_fp8_is_fnuz(arena->device), count);
+    char *pool = make_pool(type, device_info(arena->device)->fp8_fnuz, count);
     device_upload(arena->device, arena->memory, pool, filled);
     for (int64_t more; filled < arena->bytes; filled += more) {
         more = arena->bytes - filled < filled ? arena->bytes - filled : filled;
@@ -88,7 +97,7 @@ static void fill(const BenchArena *arena, GemmType type) {
 }
 
 bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error) {
-    int64_t rotation = cold ? 2 * bench_cache_bytes(device) : 0;
+    int64_t rotation = cold ? 2 * device_info(device)->cache_bytes : 0;
     *arena = (BenchArena){.device = device, .bytes = rotation > set_bytes ? rotation : set_bytes};
     int64_t available = device_available(device);
     if (available >= 0 && arena->bytes > available)

@@ -125,9 +125,10 @@ Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
 bool comm_use_device(Comm *comm, Device *device, Error *error) {
     Engine *engine = comm->engine;
     char version[64], settings[1024];
-    assert(engine && comm->id == 0);
+    if (!engine) return true;
+    assert(comm->id == 0);
     engine->device = device;
-    if (comm->size == 1 || !device_is_gpu(device)) return true;
+    if (comm->size == 1 || device_info(device)->host_memory) return true;
     settings_recommend_ranks(device, engine->local_size, engine->options.recommend);
     if (!nccl_open(engine, error) || !nccl_join(comm, error)) return false;
     nccl_describe(engine, version, sizeof version);
@@ -226,8 +227,9 @@ CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t co
 
 /* What a rank sends to itself where it is alone. */
 static CommTicket copy_alone(Comm *comm, void *to, const void *from, int64_t bytes) {
-    Device *device = comm->engine && comm->engine->device ? comm->engine->device : device_cpu();
-    device_copy(device, to, from, bytes);
+    Device *device = comm->engine ? comm->engine->device : NULL;
+    if (device) device_copy(device, to, from, bytes);
+    else memcpy(to, from, (size_t)bytes);
     return 0;
 }
 

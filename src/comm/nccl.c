@@ -106,10 +106,10 @@ bool nccl_open(Engine *engine, Error *error) {
     bool opened = load(nccl, device_info(device)->kind, error);
     if (opened) {
         nccl->stream = device_stream_open(device);
-        nccl->ready = device_event_open(device);
+        nccl->ready = device_event_open(device, false);
         for (int i = 0; i < EVENTS; i++) {
-            nccl->issued[i].event = device_event_open(device);
-            nccl->stalls[i] = (Stall){device_event_open_timed(device), device_event_open_timed(device)};
+            nccl->issued[i].event = device_event_open(device, false);
+            nccl->stalls[i] = (Stall){device_event_open(device, true), device_event_open(device, true)};
         }
         opened = device_ok(device, error);
     }

@@ -1,10 +1,11 @@
-/* The only interface to hardware: memory, copies, launches, products, timing. A device is the CPU or one GPU; GPUs of AMD and NVIDIA share one
- * implementation (gpu.c) over the symbol table of HIP or of the CUDA driver (gpu_api.h), whose library is opened at run time.
+/* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one device, the CPU or a GPU. Interface alone:
+ * src/backend/cpu and src/backend/gpu implement DeviceMethods, and backend/backend.h opens devices. What a caller has to know of a device it asks of
+ * DeviceInfo, by properties that each have one meaning; which back end is behind it is nobody's business.
  *
- * Work on a GPU is asynchronous, in order on one stream. So a failure shows late: the first one is kept, with the name of the call, and everything
- * after it is skipped; device_ok tells. On the CPU every function acts at once and cannot fail but for memory.
+ * A GPU works asynchronously, in order, on one stream. So a failure shows late: the first one is kept, with the name of the call, and all later work is
+ * skipped; device_ok reports it. On the CPU every function acts at once, and only allocation can fail.
  *
- * Made by the command; whoever takes memory from a device gives it back before the device is closed. */
+ * The command opens a device and closes it; whoever allocates memory of a device frees it before that. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,121 +14,206 @@
 
 #include "base/error.h"
 #include "device/gemm.h"
-#include "backend/gpu/tensor_map.h"
 
 typedef enum DeviceKind { DEVICE_AUTO, DEVICE_CPU, DEVICE_HIP, DEVICE_CUDA } DeviceKind; /* AUTO only to ask for one */
 
 typedef struct DeviceInfo {
-    DeviceKind kind;
-    char name[128];   /* as the vendor's library gives it */
-    char target[16];  /* gfx942, sm_90a: whose code objects run */
-    int processors;   /* compute units, multiprocessors; 0 on the CPU */
-    int wave;         /* lanes: 64 or 32; 1 on the CPU */
-    int shared_bytes; /* most that a block may have */
-    int64_t memory;   /* bytes in all */
+    DeviceKind kind;     /* for reports, and for what two vendors do differently */
+    char name[128];      /* as the vendor's library gives it */
+    char target[16];     /* gfx942, sm_90a: the architecture whose code objects run */
+    int processors;      /* compute units, multiprocessors; 0 on the CPU */
+    int wave;            /* lanes of a wavefront or warp: 64 or 32; 1 on the CPU */
+    int shared_bytes;    /* most shared memory that a block may have */
+    int64_t memory;      /* bytes in all */
+    int64_t cache_bytes; /* of the last cache, or a bound above it: twice as much memory is cold when it is read again */
+    /* Its memory is the host's: the CPU reads and writes it by pointer, the processes of a machine share it, and what a process uses of it counts in
+     * the process's resident set. Otherwise it is memory of its own, which only copies and kernels reach. */
+    bool host_memory;
+    bool massively_parallel; /* work of CPU size leaves most of it idle: measurements take larger problems */
+    bool records;            /* device_record_begin may succeed */
+    unsigned gemm_inputs;    /* bit t: A and B of a GEMM may be of GemmType t */
+    bool fp8_fnuz;           /* its e4m3 is the FNUZ one (base/fp8.h) */
 } DeviceInfo;
 
-typedef struct Device Device;
+/* Back ends embed it as the first member of their own struct. */
+typedef struct Device {
+    DeviceInfo info;
+    const struct DeviceMethods *methods;
+} Device;
 
-/* DEVICE_AUTO: a GPU if there is one, else the CPU. The vendors' variables (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES ...) choose among
- * several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with what is missing. */
-Device *device_open(DeviceKind choice, int index, Error *error);
-void device_close(Device *device);
-/* A device that need not be here, to plan for: only device_info may be asked of it. Closed like any other. */
-Device *device_describe(const DeviceInfo *info);
-/* The CPU: always there, needs no closing. */
-Device *device_cpu(void);
-const DeviceInfo *device_info(const Device *device);
-static inline bool device_is_gpu(const Device *device) { return device_info(device)->kind != DEVICE_CPU; }
+typedef enum ViewAccess { VIEW_READ = 1, VIEW_WRITE = 2 } ViewAccess;
+typedef struct DeviceRecording DeviceRecording;
+typedef struct DeviceStream DeviceStream; /* a vendor's own handle, which its libraries take */
+typedef struct DeviceEvent DeviceEvent;
+
+/* Independent normal numbers: element i is mean + deviation * rng_normal(seed, stream, i), computed in double, then rounded. */
+typedef struct Normals {
+    uint64_t seed, stream;
+    double mean, deviation;
+} Normals;
+
+/* What a back end implements: the function device_NAME below forwards to NAME and says what it does. */
+typedef struct DeviceMethods {
+    void (*close)(Device *device);
+    bool (*ok)(const Device *device, Error *error);
+
+    int64_t (*available)(const Device *device);
+    void *(*allocate)(Device *device, int64_t bytes, Error *error);
+    void (*free)(Device *device, void *memory, int64_t bytes);
+    void *(*allocate_host)(Device *device, int64_t bytes, Error *error);
+    void (*free_host)(Device *device, void *memory, int64_t bytes);
+    void *(*view)(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error);
+    void (*view_close)(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access);
+    void (*fill)(Device *device, void *memory, int byte, int64_t bytes);
+    void (*upload)(Device *device, void *to, const void *from, int64_t bytes);
+    void (*download)(Device *device, void *to, const void *from, int64_t bytes);
+    void (*copy)(Device *device, void *to, const void *from, int64_t bytes);
+    void (*synchronize)(Device *device);
+
+    void (*cast_to_bf16)(Device *device, uint16_t *to, const float *from, int64_t count);
+    void (*cast_to_float)(Device *device, float *to, const uint16_t *from, int64_t count);
+    void (*normals)(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals);
+    void (*gemm)(Device *device, const Gemm *gemm);
+    void (*gemm_own)(Device *device, const Gemm *gemm);
+    bool (*gemm_fp8)(Device *device, const Gemm *gemm);
+    double (*gemm_rounding)(const Device *device, GemmType input);
+    const char *(*gemm_library)(const Device *device);
+
+    bool (*prepare_begin)(Device *device);
+    void (*prepare_end)(Device *device);
+    bool (*record_begin)(Device *device);
+    DeviceRecording *(*record_end)(Device *device);
+    void (*replay)(Device *device, DeviceRecording *recording);
+    void (*recording_free)(Device *device, DeviceRecording *recording);
+
+    DeviceStream *(*stream_open)(Device *device);
+    void (*stream_close)(Device *device, DeviceStream *stream);
+    DeviceEvent *(*event_open)(Device *device, bool timed);
+    void (*event_close)(Device *device, DeviceEvent *event);
+    void (*event_record)(Device *device, DeviceEvent *event, DeviceStream *stream);
+    void (*event_wait)(Device *device, DeviceEvent *event, DeviceStream *stream);
+    bool (*event_done)(const Device *device, DeviceEvent *event);
+    double (*event_seconds)(const Device *device, DeviceEvent *from, DeviceEvent *to);
+    void (*use_thread)(const Device *device);
+    void (*timer_start)(Device *device);
+    double (*timer_stop)(Device *device);
+} DeviceMethods;
+
+static inline const DeviceInfo *device_info(const Device *device) { return &device->info; }
+/* NULL is fine. */
+static inline void device_close(Device *device) {
+    if (device) device->methods->close(device);
+}
 /* False after a failure, which it describes. ERROR_DEVICE, ERROR_MEMORY. */
-bool device_ok(Device *device, Error *error);
+static inline bool device_ok(const Device *device, Error *error) { return device->methods->ok(device, error); }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
 /* Bytes that can be allocated now; -1 when unknown. */
-int64_t device_available(const Device *device);
-/* Zeroed, aligned to 256 bytes. ERROR_MEMORY. */
-void *device_allocate(Device *device, int64_t bytes, Error *error);
-void device_free(Device *device, void *memory, int64_t bytes);
-void device_fill(Device *device, void *memory, int byte, int64_t bytes);
-/* From host memory, which may change again when this returns. */
-void device_upload(Device *device, void *to, const void *from, int64_t bytes);
-/* Within the device; the two must not overlap. */
-void device_copy(Device *device, void *to, const void *from, int64_t bytes);
-/* Host memory that the device reaches itself (pinned; on the CPU just memory), zeroed or not: uploads from it may still read it when they return. Much of it takes
- * seconds. ERROR_MEMORY. */
-void *device_allocate_host(Device *device, int64_t bytes, Error *error);
-void device_free_host(Device *device, void *memory, int64_t bytes);
-/* To host memory; waits. Large copies of other memory than pinned, either way, take all cores. */
-void device_download(Device *device, void *to, const void *from, int64_t bytes);
-void device_synchronize(Device *device);
+static inline int64_t device_available(const Device *device) { return device->methods->available(device); }
+/* Zeroed, aligned to 256 bytes. NULL with ERROR_MEMORY. */
+static inline void *device_allocate(Device *device, int64_t bytes, Error *error) { return device->methods->allocate(device, bytes, error); }
+/* NULL is fine. */
+static inline void device_free(Device *device, void *memory, int64_t bytes) { device->methods->free(device, memory, bytes); }
+/* Host memory that the device reaches itself (pinned; on the CPU plain memory), zeroed or not: an upload from it may still read it when device_upload returns.
+ * Pinning many gigabytes takes seconds. NULL with ERROR_MEMORY. */
+static inline void *device_allocate_host(Device *device, int64_t bytes, Error *error) {
+    return device->methods->allocate_host(device, bytes, error);
+}
+static inline void device_free_host(Device *device, void *memory, int64_t bytes) { device->methods->free_host(device, memory, bytes); }
 
-/* Device memory as the host sees it: the memory itself on the CPU, a copy of a GPU's. What a view with VIEW_WRITE holds when it is closed is uploaded; one without
+/* Device memory as the host sees it: the memory itself where it is the host's, else a copy. Closing a view with VIEW_WRITE uploads what it holds; one without
  * VIEW_READ starts undefined. NULL with ERROR_MEMORY. */
-typedef enum ViewAccess { VIEW_READ = 1, VIEW_WRITE = 2 } ViewAccess;
-void *device_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error);
-void device_view_close(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access);
+static inline void *device_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
+    return device->methods->view(device, memory, bytes, access, error);
+}
+static inline void device_view_close(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access) {
+    device->methods->view_close(device, view, memory, bytes, access);
+}
+
+static inline void device_fill(Device *device, void *memory, int byte, int64_t bytes) {
+    device->methods->fill(device, memory, byte, bytes);
+}
+/* From host memory, which may change again when this returns. */
+static inline void device_upload(Device *device, void *to, const void *from, int64_t bytes) {
+    device->methods->upload(device, to, from, bytes);
+}
+/* To host memory; waits. Large copies to or from memory that is not pinned use all cores. */
+static inline void device_download(Device *device, void *to, const void *from, int64_t bytes) {
+    device->methods->download(device, to, from, bytes);
+}
+/* Within the device; the two must not overlap. */
+static inline void device_copy(Device *device, void *to, const void *from, int64_t bytes) {
+    device->methods->copy(device, to, from, bytes);
+}
+/* Waits for all work so far. */
+static inline void device_synchronize(Device *device) { device->methods->synchronize(device); }
 
 /* -- Work ---------------------------------------------------------------------------------------------------------- */
 
-/* C = A B on the device, as gemm.h says, on the vendor's library or on our own kernels. On a GPU: bf16 inputs. */
-void device_gemm(Device *device, const Gemm *product);
-/* The same with A and B in fp8 and C in bf16 or fp32, which only the vendors' libraries do: false, with nothing done, where there is none or it declines. */
-bool device_gemm_fp8(Device *device, const Gemm *product);
-/* Whether the device's e4m3 is the FNUZ one (base/fp8.h). */
-bool device_fp8_is_fnuz(const Device *device);
-/* The vendor's library of products with its version, "cuBLASLt 130100"; NULL without one. */
-const char *device_gemm_library(const Device *device);
+/* to[i] = from[i] rounded to nearest even, and back without rounding; both 16-byte aligned. */
+static inline void device_cast_to_bf16(Device *device, uint16_t *to, const float *from, int64_t count) {
+    device->methods->cast_to_bf16(device, to, from, count);
+}
+static inline void device_cast_to_float(Device *device, float *to, const uint16_t *from, int64_t count) {
+    device->methods->cast_to_float(device, to, from, count);
+}
+/* to[i] = element first + i of the normals, with `element_bytes` 2 in bf16, 4 in fp32, 8 (host memory alone) in fp64: the same bits on every device. */
+static inline void device_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+    device->methods->normals(device, to, element_bytes, first, count, normals);
+}
 
-/* A kernel of src/kernel/MODULE.c. */
-typedef struct GpuKernel { const char *module, *name; } GpuKernel;
-/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches nothing. */
-typedef struct LaunchShape {
-    int64_t x, y, z;
-    int threads, shared;
-} LaunchShape;
-/* `arguments` is the kernel's struct. Identity of `kernel` is its address: use static constants. GPU only. */
-void device_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
-
-/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of boxes of 64 x 64 to shared memory in
- * 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False where the device has no such engine or its driver does not know it. */
-bool device_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
+/* C = A B as device/gemm.h says, by the vendor's library or smelt's own kernels, whichever is faster. Inputs: those of DeviceInfo.gemm_inputs but fp8. */
+static inline void device_gemm(Device *device, const Gemm *gemm) { device->methods->gemm(device, gemm); }
+/* C = A B by smelt's own kernels, whatever the vendor's library offers. */
+static inline void device_gemm_own(Device *device, const Gemm *gemm) { device->methods->gemm_own(device, gemm); }
+/* C = A B with A and B in fp8 and C in bf16 or fp32, which only the vendors' libraries do: false, with nothing done, where there is none or it declines. */
+static inline bool device_gemm_fp8(Device *device, const Gemm *gemm) { return device->methods->gemm_fp8(device, gemm); }
+/* By how much at most a GEMM rounds an element of A or B of this type, relative to the root mean square of those around it (device/gemm.h). */
+static inline double device_gemm_rounding(const Device *device, GemmType input) { return device->methods->gemm_rounding(device, input); }
+/* The vendor's GEMM library with its version, "cuBLASLt 130100"; NULL without one. */
+static inline const char *device_gemm_library(const Device *device) { return device->methods->gemm_library(device); }
 
 /* Between begin and end nothing is done: launches only note which kernels they need. The first launch of one that is not loaded loads all that were noted, on
- * all threads. GPU only. */
-void device_prepare_begin(Device *device);
-void device_prepare_end(Device *device);
+ * all threads. False, and then without an end, where the device has no kernels to load. */
+static inline bool device_prepare_begin(Device *device) { return device->methods->prepare_begin(device); }
+static inline void device_prepare_end(Device *device) { device->methods->prepare_end(device); }
 
-/* Recording of everything that is launched between begin and end, for replay as one unit. GPU only; recordings hold the pointers that they saw. */
-typedef struct DeviceRecording DeviceRecording;
-/* False when the driver cannot record. */
-bool device_record_begin(Device *device);
+/* Captures what is launched between begin and end, for replay as one unit; recordings hold the pointers that they saw. False where it cannot be captured. */
+static inline bool device_record_begin(Device *device) { return device->methods->record_begin(device); }
 /* What was recorded was not run. NULL after a failure. */
-DeviceRecording *device_record_end(Device *device);
-void device_replay(Device *device, DeviceRecording *recording);
-void device_recording_free(Device *device, DeviceRecording *recording);
+static inline DeviceRecording *device_record_end(Device *device) { return device->methods->record_end(device); }
+static inline void device_replay(Device *device, DeviceRecording *recording) { device->methods->replay(device, recording); }
+/* NULL is fine. */
+static inline void device_recording_free(Device *device, DeviceRecording *recording) {
+    if (recording) device->methods->recording_free(device, recording);
+}
 
-/* Streams beside the device's own, for communication, and events that order them. GPU only. A stream is the vendor's own handle, for its libraries. */
-typedef struct DeviceStream DeviceStream;
-typedef struct DeviceEvent DeviceEvent;
-/* NULL after a failure. */
-DeviceStream *device_stream_open(Device *device);
-void device_stream_close(Device *device, DeviceStream *stream);
-DeviceEvent *device_event_open(Device *device);
-/* One that knows when it happened. */
-DeviceEvent *device_event_open_timed(Device *device);
-void device_event_close(Device *device, DeviceEvent *event);
+/* -- Streams, events, time ------------------------------------------------------------------------------------------- */
+
+/* A stream beside the device's own, for communication. NULL after a failure, and on the CPU, which has none. */
+static inline DeviceStream *device_stream_open(Device *device) { return device->methods->stream_open(device); }
+static inline void device_stream_close(Device *device, DeviceStream *stream) { device->methods->stream_close(device, stream); }
+/* An event orders streams; a `timed` one also knows when it happened. NULL after a failure. */
+static inline DeviceEvent *device_event_open(Device *device, bool timed) { return device->methods->event_open(device, timed); }
+static inline void device_event_close(Device *device, DeviceEvent *event) { device->methods->event_close(device, event); }
 /* The event happens when what the stream holds now is done. NULL: the device's own stream. */
-void device_event_record(Device *device, DeviceEvent *event, DeviceStream *stream);
+static inline void device_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    device->methods->event_record(device, event, stream);
+}
 /* What the stream gets from now on runs after the event's last record. */
-void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream);
+static inline void device_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    device->methods->event_wait(device, event, stream);
+}
 /* Whether it happened. Any thread may ask that called device_use_thread. */
-bool device_event_done(const Device *device, DeviceEvent *event);
+static inline bool device_event_done(const Device *device, DeviceEvent *event) { return device->methods->event_done(device, event); }
 /* Seconds between two timed events that happened. */
-double device_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to);
+static inline double device_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to) {
+    return device->methods->event_seconds(device, from, to);
+}
 /* Lets the calling thread ask for events. */
-void device_use_thread(const Device *device);
+static inline void device_use_thread(const Device *device) { device->methods->use_thread(device); }
 
 /* Seconds of the device between two marks; the second call waits. */
-void device_timer_start(Device *device);
-double device_timer_stop(Device *device);
+static inline void device_timer_start(Device *device) { device->methods->timer_start(device); }
+static inline double device_timer_stop(Device *device) { return device->methods->timer_stop(device); }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/element.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "graph/graph.h"
 #include "graph/op.h"
@@ -152,14 +151,14 @@ static bool check_kernels(const Executor *executor, Error *error) {
 }
 
 static bool allocate(Executor *executor, void *const *shared, Error *error) {
-    bool gpu = device_is_gpu(executor->backend.device);
+    bool host_memory = device_info(executor->backend.device)->host_memory;
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
         executor->owned[arena] = !(shared && shared[arena]) && executor->bytes[arena];
         executor->arena[arena] = executor->owned[arena] ? device_allocate(executor->backend.device, executor->bytes[arena], error)
                                  : shared               ? shared[arena]
                                                         : NULL;
         if (executor->owned[arena] && !executor->arena[arena]) return error_context(error, "the arena of %s", arena_name(arena));
-        if (on_host(arena)) executor->host[arena] = gpu ? memory_allocate(executor->bytes[arena] + 1) : executor->arena[arena];
+        if (on_host(arena)) executor->host[arena] = host_memory ? executor->arena[arena] : memory_allocate(executor->bytes[arena] + 1);
     }
     if (!executor->arena[ARENA_WEIGHT]) executor->arena[ARENA_WEIGHT] = executor->arena[ARENA_MASTER];
     return true;
@@ -167,7 +166,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
 
 /* All kernels are to be loaded at once. */
 static void prepare(Executor *executor) {
-    device_prepare_begin(executor->backend.device);
+    if (!device_prepare_begin(executor->backend.device)) return;
     run_nodes(executor, 0, executor->graph->node_count);
     device_prepare_end(executor->backend.device);
 }
@@ -185,7 +184,7 @@ Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *b
     executor_set_comm_points(executor, NULL, 0, NULL, NULL);
     bind(executor);
     find_overwrites(executor);
-    if (device_is_gpu(backend->device)) prepare(executor);
+    prepare(executor);
     for (int i = 0; i < graph->node_count; i++)
         if (op_table[graph->nodes[i].op]->once) backend->kernels[graph->nodes[i].op]->run(&executor->calls[i]);
     return executor;
@@ -196,11 +195,11 @@ void executor_free(Executor *executor) {
     Device *device = executor->backend.device;
     for (int overwrite = 0; overwrite < 2; overwrite++) {
         for (int i = 0; i <= executor->point_count && executor->recordings[overwrite]; i++)
-            if (executor->recordings[overwrite][i]) device_recording_free(device, executor->recordings[overwrite][i]);
+            device_recording_free(device, executor->recordings[overwrite][i]);
         free(executor->recordings[overwrite]);
     }
     for (Arena arena = 0; arena < ARENA_COUNT; arena++) {
-        if (device_is_gpu(device)) free(executor->host[arena]);
+        if (executor->host[arena] != executor->arena[arena]) free(executor->host[arena]);
         if (executor->owned[arena] && executor->arena[arena]) device_free(device, executor->arena[arena], executor->bytes[arena]);
     }
     free(executor->overwrites);
@@ -236,7 +235,7 @@ static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
     DeviceRecording **recording = &executor->recordings[executor->overwrite][segment];
     if (first == end) return;
-    if (device_is_gpu(device) && executor->runs[executor->overwrite] == 1 && device_record_begin(device)) {
+    if (executor->runs[executor->overwrite] == 1 && device_record_begin(device)) {
         run_nodes(executor, first, end);
         *recording = device_record_end(device);
     }
@@ -260,7 +259,6 @@ void executor_run(Executor *executor) {
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     const Graph *graph = executor->graph;
     Device *device = executor->backend.device;
-    bool gpu = device_is_gpu(device);
     int point = 0;
     upload_inputs(executor);
     set_overwrites(executor);
@@ -269,10 +267,9 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
         for (; point < executor->point_count && executor->points[point] == i; point++)
             executor->comm_point(executor->comm_point_context, point);
         if (op_table[graph->nodes[i].op]->once) continue;
-        double start = log_seconds();
-        if (gpu) device_timer_start(device);
+        device_timer_start(device);
         executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
-        double seconds = gpu ? device_timer_stop(device) : log_seconds() - start;
+        double seconds = device_timer_stop(device);
         if (!hook(context, graph, i, seconds)) return i;
     }
     for (; point < executor->point_count; point++) executor->comm_point(executor->comm_point_context, point);

@@ -65,8 +65,7 @@ static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {
 static void cast_gradients(const Exchange *exchange, const LayoutBucket *bucket, void *gradients) {
     Device *device = device_of(exchange);
     int64_t count = bucket_bytes(bucket) / (int64_t)sizeof(float);
-    if (device_is_gpu(device)) gpu_cast_to_bf16(device, exchange->bf16_buffer, gradients, count);
-    else model_round_weights(gradients, exchange->bf16_buffer, count);
+    device_cast_to_bf16(device, exchange->bf16_buffer, gradients, count);
     device_copy(device, gradients, exchange->bf16_buffer, count * (int64_t)sizeof *exchange->bf16_buffer);
 }
 
@@ -77,9 +76,7 @@ static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bu
     float *to = (float *)(gradients + shard.in_bucket);
     int64_t first = shard.in_bucket / (int64_t)sizeof *to, count = shard.bytes / (int64_t)sizeof *to;
     device_copy(device, exchange->bf16_buffer, (uint16_t *)gradients + first, count * (int64_t)sizeof *exchange->bf16_buffer);
-    if (device_is_gpu(device)) gpu_cast_to_float(device, to, exchange->bf16_buffer, count);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(exchange->bf16_buffer[i]);
+    device_cast_to_float(device, to, exchange->bf16_buffer, count);
 }
 
 /* Collectives end in the order in which they were issued, so the last ticket stands for all. */
@@ -111,13 +108,8 @@ static void add_gradients(const Exchange *exchange, int b) {
     Shard shard = shard_of(exchange, bucket);
     void *sum = at_offset(exchange, ARENA_GRADIENT, shard.local);
     int64_t count = shard.bytes / bucket->element_bytes;
-    OpCall call = {.in = {[ADD_A] = sum, [ADD_B] = (char *)gradients_at(exchange, b) + shard.in_bucket},
-        .out = {[ADD_SUM] = sum},
-        .in_shape = {[ADD_A] = {count, 1, 1, 1}, [ADD_B] = {count, 1, 1, 1}},
-        .out_shape = {[ADD_SUM] = {count, 1, 1, 1}},
-        .attributes = &(AddAttributes){.wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE},
-        .device = device_of(exchange)};
-    if (count) executor_backend(exchange->executor)->kernels[OP_add]->run(&call);
+    bool wide = precision_state_type(precision_of(exchange), TYPE_COMPUTE) == TYPE_WIDE;
+    op_add_run(executor_backend(exchange->executor), sum, gradients_at(exchange, b) + shard.in_bucket, count, wide);
 }
 
 static void finish_gradients(Exchange *exchange, int b) {
@@ -195,8 +187,7 @@ void exchange_make_weights(Exchange *exchange, int b) {
     if (exchange->layout->stage >= STAGE_WEIGHTS) weights = at_offset(exchange, ARENA_WEIGHT, weight_offset(exchange, shard.local));
     int64_t count = shard.bytes / (int64_t)sizeof(float);
     if (weights != master && precision_of(exchange) != PRECISION_BF16) device_copy(device, weights, master, shard.bytes);
-    else if (weights != master && device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, count);
-    else if (weights != master) model_round_weights(master, weights, count);
+    else if (weights != master) device_cast_to_bf16(device, weights, master, count);
     exchange_send_weights(exchange, b);
 }
 

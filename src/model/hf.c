@@ -1,5 +1,6 @@
 /* Writing Hugging Face folders. The tensors of one file are made in memory, in the type of the folder, and written together, so that the most that is
  * needed besides the weights is one file. What another folder holds as it is wanted goes from file to file. Called by `smelt convert`. */
+#include "base/bf16.h"
 #include "model/hf.h"
 
 #include <dirent.h>
@@ -106,7 +107,7 @@ static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
     }
     const float *values = find_values(w, from);
     tensor.data = values;
-    if (tensor.type == STORED_BF16) model_round_weights(values, (uint16_t *)take_copy(&tensor, copy, bytes), from->count);
+    if (tensor.type == STORED_BF16) bf16_from_floats((uint16_t *)take_copy(&tensor, copy, bytes), values, from->count);
     else if (!w->export->master) memcpy(take_copy(&tensor, copy, bytes), values, bytes);
     if (from->transposed) {
         const char *rows = tensor.data;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/bf16.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "model/hf_internal.h"
@@ -408,7 +409,7 @@ static void round_blocks(StoredType from, const char *source, uint16_t *target, 
     for (int64_t at = 0; at < count; at += BLOCK) {
         int64_t length = count - at < BLOCK ? count - at : BLOCK;
         hf_convert(PRECISION_FP32, block, from, source + at * (int64_t)stored_type_bytes(from), length);
-        model_round_weights(block, target + at, length);
+        bf16_from_floats(target + at, block, length);
     }
     free(block);
 }
@@ -416,7 +417,7 @@ static void round_blocks(StoredType from, const char *source, uint16_t *target, 
 static void round_transposed(StoredType from, const char *source, uint16_t *target, int64_t rows, int64_t columns) {
     float *turned = memory_allocate(rows * columns * sizeof *turned);
     convert_transposed(PRECISION_FP32, turned, from, source, rows, columns);
-    model_round_weights(turned, target, rows * columns);
+    bf16_from_floats(target, turned, rows * columns);
     free(turned);
 }
 

@@ -1,5 +1,6 @@
 /* One walk over the parameters in llm.c's order serves reading and writing, of models and of gradients in states. Files are mapped and converted straight
  * into the arena. */
+#include "base/bf16.h"
 #include "model/llmc.h"
 
 #include <assert.h>
@@ -210,7 +211,7 @@ static bool check(const ModelConfig *c, const char *path, bool overwrite, Error 
 static bool put(FILE *file, const float *values, int64_t count, Precision precision) {
     if (precision == PRECISION_FP32) return fwrite(values, sizeof *values, (size_t)count, file) == (size_t)count;
     uint16_t *rounded = memory_allocate(count * sizeof *rounded);
-    model_round_weights(values, rounded, count);
+    bf16_from_floats(rounded, values, count);
     bool written = fwrite(rounded, sizeof *rounded, (size_t)count, file) == (size_t)count;
     free(rounded);
     return written;

@@ -221,34 +221,13 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config) {
     return count;
 }
 
-/* As many at once as a core's cache holds. */
-static void initialize_block(size_t element, Normals normals, int64_t first, int64_t count, void *to) {
-    enum { BLOCK = 4096 };
-    float noise[BLOCK] = {0};
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        int64_t block = count - at < BLOCK ? count - at : BLOCK;
-        if (normals.deviation > 0) rng_normals(normals.seed, normals.stream, (uint64_t)(first + at), block, noise);
-        for (int64_t j = 0; j < block; j++) element_set(element, to, at + j, normals.mean + normals.deviation * noise[j]);
-    }
-}
-
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to) {
-    enum { TASK = 1 << 18 };
     const Parameter *p = &graph->parameters[interval->parameter];
-    Normals normals = {.seed = seed,
-        .stream = hash_bytes(p->name, strlen(p->name)),
-        .mean = p->init_mean,
-        .deviation = p->init_std,
-        .narrow = graph_state_type(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision))};
-    int64_t element = normals.narrow ? (int64_t)sizeof(uint16_t) : p->element_bytes, first = interval->first, count = interval->count;
-    if (device_is_gpu(device)) {
-        gpu_normals(device, to, first, count, &normals);
-    } else {
-#pragma omp parallel for schedule(static)
-        for (int64_t at = 0; at < count; at += TASK)
-            initialize_block((size_t)element, normals, first + at, count - at < TASK ? count - at : TASK, (char *)to + at * element);
-    }
+    Normals normals = {.seed = seed, .stream = hash_bytes(p->name, strlen(p->name)), .mean = p->init_mean, .deviation = p->init_std};
+    bool bf16 = graph_state_type(graph, p) == TYPE_COMPUTE || (graph_is_base(graph, p) && precision_is_bf16(graph->precision));
+    int64_t element = bf16 ? (int64_t)sizeof(uint16_t) : p->element_bytes, first = interval->first, count = interval->count;
+    device_normals(device, to, (int)element, first, count, &normals);
     /* The skip class starts, and stays, out of reach (reference: the released ZAYA1 weights). */
     if (p->kind == PARAMETER_BALANCE_BIAS && config->family == FAMILY_ZAYA && count && first + count == p->count) {
         float single = -1;
@@ -265,20 +244,12 @@ static void initialize_all(const Graph *graph, const ModelConfig *config, uint64
     }
 }
 
-void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master) {
-    initialize_all(graph, config, seed, device_cpu(), master, master);
-}
-
-void model_round_weights(const float *from, uint16_t *to, int64_t count) {
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) to[i] = bf16_from_float(from[i]);
+void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master) {
+    initialize_all(graph, config, seed, device, master, master);
 }
 
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights) {
-    if (graph->precision != PRECISION_BF16) return;
-    int64_t count = graph->trained_bytes / (int64_t)sizeof(float);
-    if (device_is_gpu(device)) gpu_cast_to_bf16(device, weights, master, count);
-    else model_round_weights(master, weights, count);
+    if (graph->precision == PRECISION_BF16) device_cast_to_bf16(device, weights, master, graph->trained_bytes / (int64_t)sizeof(float));
 }
 
 bool model_initialize_on(

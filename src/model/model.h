@@ -46,12 +46,10 @@ int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
  * matrix: in the type of the weights). `to` is memory of the device. */
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to);
-/* All of them, into a MASTER arena of the host; none is frozen. */
-void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, void *master);
-/* Rounds to the nearest bf16, ties to even. */
-void model_round_weights(const float *from, uint16_t *to, int64_t count);
+/* All of them, into a MASTER arena of the device; none is frozen. */
+void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master);
 /* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the device. */
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
-/* The same into arenas of a device, then model_cast_weights. ERROR_DEVICE. */
+/* The initial weights of all parameters, frozen ones in `weights`, then model_cast_weights. ERROR_DEVICE. */
 bool model_initialize_on(
     const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master, void *weights, Error *error);

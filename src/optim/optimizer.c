@@ -220,7 +220,7 @@ static bool allocate_arenas(Optimizer *optimizer, Error *error) {
 }
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
-    Optimizer *optimizer = lay_out(graph, config, shard, device_is_gpu(device));
+    Optimizer *optimizer = lay_out(graph, config, shard, !device_info(device)->host_memory);
     assert(!optimizer->gpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;

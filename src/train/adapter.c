@@ -2,6 +2,7 @@
  * the run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then
  * both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under their own names with
  * "base_model.model." before them. */
+#include "base/bf16.h"
 #include "train/adapter.h"
 
 #include <assert.h>
@@ -46,7 +47,7 @@ static void take(Session *session, const Parameter *p, const Source *source, int
     }
     const void *values = parameter_in(&source->graph->parameters[index], source->master);
     uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
-    if (rounded) model_round_weights(values, rounded, p->count);
+    if (rounded) bf16_from_floats(rounded, values, p->count);
     device_upload(session->backend.device, to, rounded ? rounded : values, bytes);
     free(rounded);
 }

@@ -88,7 +88,7 @@ Budget session_budget(const Session *session) {
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, device_is_gpu(session->backend.device)),
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, !device_info(session->backend.device)->host_memory),
         /* Evaluation runs in the training activations where they are large enough. */
         .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,
@@ -96,7 +96,7 @@ Budget session_budget(const Session *session) {
     };
     budget.copy = session_copy_bytes(session->config, session->layout, shard->bytes, budget.optimizer);
     budget.total = budget.weights + budget.master + budget.gradients + budget.optimizer + budget.activations + budget.scratch +
-                   budget.evaluation + budget.other + (device_is_gpu(session->backend.device) ? 0 : budget.copy);
+                   budget.evaluation + budget.other + (device_info(session->backend.device)->host_memory ? budget.copy : 0);
     return budget;
 }
 
@@ -225,8 +225,7 @@ static void note_kernels(Session *session) {
     Device *device = session->backend.device;
     void *master = executor_arena(session->executor, ARENA_MASTER), *weights = executor_arena(session->executor, ARENA_WEIGHT);
     const void *gradients = executor_arena(session->executor, ARENA_GRADIENT);
-    if (!device_is_gpu(device)) return;
-    device_prepare_begin(device);
+    if (!device_prepare_begin(device)) return;
     model_initialize_on(session->model.graph, &session->config->model, session->config->seed, device, master, weights, &ignored);
     optimizer_gradient_norm(session->optimizer, gradients);
     optimizer_step(session->optimizer, master, weights, gradients, 1, 0, 1);

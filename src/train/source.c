@@ -138,7 +138,7 @@ bool source_load_weights(const char *folder, const Config *config, const Graph *
 static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
 void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes) {
-    void *host = device_is_gpu(device) ? memory_allocate((size_t)bytes) : to;
+    void *host = device_info(device)->host_memory ? to : memory_allocate((size_t)bytes);
     if (as_bf16) hf_reader_load_bf16(reader, parameter, host);
     else hf_reader_load(reader, parameter, host);
     if (host == to) return;

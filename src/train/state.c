@@ -156,11 +156,11 @@ static void finish_touching(Saver *saver) {
     saver->touching = false;
 }
 
-/* On the CPU the copy is in the plan's memory, which was checked. */
+/* Where device memory is the host's, the copy is in the plan's memory, which was checked. */
 static void map_copy(Saver *saver) {
     Error refused = {0};
     for (size_t i = 0; i < saver->list.count; i++) saver->copy_bytes += copy_room(&saver->list.items[i]);
-    if (!device_is_gpu(saver->device) ||
+    if (device_info(saver->device)->host_memory ||
         memory_check(saver->copy_bytes, "the host's copy of a checkpoint", "set checkpoint.async=false", &refused))
         saver->copy = memory_map((size_t)saver->copy_bytes, &refused);
     if (!saver->copy) log_warn("training will wait for its checkpoints to be written: %s", refused.message);
@@ -189,9 +189,9 @@ void session_close_saver(Session *session) {
     session->saver = NULL;
 }
 
-/* Copies the rank's shard of the state; on the CPU with all cores, block by block. */
+/* Copies the rank's shard of the state; within host memory with all cores, block by block. */
 static bool copy_state(Saver *saver, Error *error) {
-    if (device_is_gpu(saver->device)) {
+    if (!device_info(saver->device)->host_memory) {
         for (size_t i = 0; i < saver->list.count; i++)
             device_download(saver->device, saver->list.items[i].data, saver->list.memory[i], interval_bytes(&saver->list.items[i]));
         return device_ok(saver->device, error);

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "backend/backend.h"
 #include "base/fp8.h"
 #include "bench/bench.h"
 #include "support/files.h"

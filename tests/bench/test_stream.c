@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "backend/gpu/kernel_launch.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/stream.h"
@@ -46,7 +47,7 @@ static float *run(const Arrays *s, const GpuKernel *kernel, int blocks, int resu
         .a = s->device[0], .b = s->device[1], .c = s->device[2], .factor = FACTOR, .blocks = blocks, .count = s->count};
     float *got = memory_allocate((size_t)array_bytes(s));
     for (int i = 0; i < ARRAYS; i++) device_upload(check_device(), s->device[i], s->host[i], array_bytes(s));
-    device_launch(check_device(), kernel, (LaunchShape){.x = blocks, .threads = STREAM_THREADS}, &arguments);
+    gpu_launch(check_device(), kernel, (LaunchShape){.x = blocks, .threads = STREAM_THREADS}, &arguments);
     device_download(check_device(), got, s->device[result], array_bytes(s));
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
     return got;

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "backend/backend.h"
 #include "support/process.h"
 
 #include "app/process.h"
@@ -94,7 +95,7 @@ static void give_up(const Error *error) {
 
 static char *to_device(void *host, int64_t bytes) {
     Error error = {0};
-    if (!device_is_gpu(device)) return host;
+    if (device_info(device)->host_memory) return host;
     void *memory = device_allocate(device, bytes, &error);
     if (!memory) give_up(&error);
     device_upload(device, memory, host, bytes);
@@ -103,7 +104,7 @@ static char *to_device(void *host, int64_t bytes) {
 
 static void from_device(void *host, void *memory, int64_t bytes) {
     Error error = {0};
-    if (!device_is_gpu(device)) return;
+    if (device_info(device)->host_memory) return;
     device_download(device, host, memory, bytes);
     device_free(device, memory, bytes);
     if (!device_ok(device, &error)) give_up(&error);
@@ -114,7 +115,7 @@ static void from_device(void *host, void *memory, int64_t bytes) {
 static bool same(CommType type, CommReduce reduce, const char *a, const char *b, int64_t start, int64_t end) {
     static const double ulp[] = {[COMM_F32] = 0x1p-23, [COMM_F64] = 0x1p-52, [COMM_BF16] = 0x1p-7};
     int64_t width = type_bytes(type);
-    if (!device_is_gpu(device) || type == COMM_I64 || type == COMM_U8 || reduce != COMM_SUM)
+    if (device_info(device)->host_memory || type == COMM_I64 || type == COMM_U8 || reduce != COMM_SUM)
         return start == end || !memcmp(a + start * width, b + start * width, (size_t)((end - start) * width));
     for (int64_t i = start; i < end; i++)
         if (!(fabs(as_double(type, a, i) - as_double(type, b, i)) <= ulp[type] * MOST_RANKS * 2.5)) return false;

@@ -2,6 +2,7 @@
  * smelt without the cache.
  *     random_run make RUN [key=value ...]
  *     random_run logits RUN TEXT */
+#include "backend/backend.h"
 #include "support/random_run.h"
 
 #include "infer/generate.h"

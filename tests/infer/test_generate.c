@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "data/data.h"
 #include "infer/generate.h"
 #include "train/source.h"

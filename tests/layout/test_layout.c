@@ -1,5 +1,6 @@
 /* Data parallelism: the layout by itself, and training with real ranks under mpirun (and over TCP), compared with
  * one process. */
+#include "backend/backend.h"
 #include "base/bf16.h"
 #include "support/check.h"
 #include "support/train_run.h"

@@ -2,6 +2,7 @@
  * their type, file and layout, and what is missing, superfluous, contradictory or damaged is one line that names
  * file and tensor. */
 #include "support/files.h"
+#include "base/bf16.h"
 #include "support/hf_fixture.h"
 
 #include <math.h>
@@ -552,7 +553,7 @@ static void matrices_can_be_read_in_bf16(void **state) {
             if (p->kind != PARAMETER_MATRIX && p->kind != PARAMETER_EMBEDDING && p->kind != PARAMETER_CONVOLUTION) continue;
             uint16_t *values = memory_allocate(2 * p->count * sizeof *values), *expected = values + p->count;
             hf_reader_load_bf16(reader, j, values);
-            model_round_weights(parameter_in(p, f.export.master), expected, p->count);
+            bf16_from_floats(expected, parameter_in(p, f.export.master), p->count);
             assert_memory_equal(values, expected, p->count * sizeof *values);
             free(values);
         }

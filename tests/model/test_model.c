@@ -96,7 +96,7 @@ static Fixture fixture(const Variety *family, Precision precision, RecomputePoli
     f.model = model_build(&f.config.model, precision, MODEL_TRAIN, SEQUENCES, LENGTH, recompute);
     f.executor = check_executor(f.model.graph, &f.plan);
     void *master = executor_arena(f.executor, ARENA_MASTER);
-    model_initialize(f.model.graph, &f.config.model, 5, master);
+    model_initialize(f.model.graph, &f.config.model, 5, device_cpu(), master);
     model_cast_weights(f.model.graph, device_cpu(), master, executor_arena(f.executor, ARENA_WEIGHT));
     fill_inputs(&f);
     return f;

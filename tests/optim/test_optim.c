@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "golden/optim.h"
 #include "optim/optim_internal.h"
 #include "support/check.h"
@@ -89,7 +90,7 @@ static Fixture make_on(Device *device, Precision precision, const OptimizerConfi
     f.weights = precision == PRECISION_BF16 ? calloc(extent, 2) : f.master;
     for (int i = 0; i < count; i++)
         for (int64_t k = 0; k < f.graph->parameters[i].count; k++) put(f.master, f.wide, first_element(f.graph, i) + k, value_at(0, k));
-    if (device_is_gpu(device))
+    if (!device_info(device)->host_memory)
         for (int i = 0; i < 3; i++) f.device_arenas[i] = allocate_on(device, extent * f.wide);
     return f;
 }
@@ -108,7 +109,7 @@ static void drop(Fixture *f) {
 }
 
 static void update(Fixture *f, int64_t step, double lr, double scale) {
-    if (!device_is_gpu(f->device)) {
+    if (device_info(f->device)->host_memory) {
         optimizer_step(f->optimizer, f->master, f->weights, f->gradients, step, lr, scale);
         return;
     }
@@ -124,7 +125,7 @@ static void update(Fixture *f, int64_t step, double lr, double scale) {
 }
 
 static double gradient_norm(Fixture *f) {
-    if (!device_is_gpu(f->device)) return optimizer_gradient_norm(f->optimizer, f->gradients);
+    if (device_info(f->device)->host_memory) return optimizer_gradient_norm(f->optimizer, f->gradients);
     device_upload(f->device, f->device_arenas[2], f->gradients, elements_of(f->graph) * 4);
     return optimizer_gradient_norm(f->optimizer, f->device_arenas[2]);
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/bf16.h"
 #include "base/rng.h"
 #include "optim/optim_internal.h"

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -24,7 +25,7 @@ static inline bool random_run_configure(Config *config, OptionStrings *strings, 
 /* The model's initial weights, and noise on what they leave constant. Mixtral's routers have no biases in other
  * programs: they stay equal. */
 static inline void random_run_weights(const Graph *graph, const ModelConfig *config, void *master) {
-    model_initialize(graph, config, 1, master);
+    model_initialize(graph, config, 1, device_cpu(), master);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         bool balance_bias = p->kind == PARAMETER_BALANCE_BIAS;

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "comm/comm.h"

@@ -1,9 +1,9 @@
 /* The language that GPU kernels are written in: C17 for amdgcn and nvptx64 through one set of names. It hides lane width, ids, barriers,
  * shuffles, shared memory and the conversions of bf16.
  *
- * A file src/kernel/NAME.c has two halves, as an op file has. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by
+ * A kernel file has two halves. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by
  * clang into a code object named after the file; in the other half, compiled with the host, are the functions that launch them
- * (kernel/launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as int32_t or int64_t.
+ * (kernel_launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as int32_t or int64_t.
  *
  * A kernel takes one struct by value, called `a`:
  *     KERNEL(norm, NormArguments) { ... a.rows ... }
@@ -15,6 +15,9 @@
 #include <stdint.h>
 
 typedef uint16_t bf16; /* bits */
+
+/* A tensor as the copy engine of NVIDIA's Hopper sees it: opaque, made by the driver (gpu_tensor_map), part of a kernel's arguments. */
+typedef struct TensorMap { _Alignas(64) uint64_t words[16]; } TensorMap;
 
 #ifndef GPU_DEVICE
 #define GLOBAL

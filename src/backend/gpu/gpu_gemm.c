@@ -334,7 +334,7 @@ static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride
 /* An operand [sheets][rows][columns]. */
 static bool map_operand(
     const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride) {
-    return device_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
+    return gpu_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
 }
 
 /* C and D, which may be fp32: pairs of bf16 then. */

@@ -1,11 +1,25 @@
 /* What the host halves of kernel files are written in. An operation's GPU form is a function like its CPU kernel: it takes the same OpCall, whose pointers
- * are then device memory, and launches kernels instead of looping. kernel/list.h says which operations have one and which need scratch. */
+ * are then device memory, and launches kernels instead of looping.  */
 #pragma once
 
 #include "base/math.h"
 #include "device/device.h"
 #include "backend/gpu/gpu.h"
 #include "graph/op.h"
+
+/* A kernel of the code object of one source file; its address is its identity, so use static constants. */
+typedef struct GpuKernel { const char *module, *name; } GpuKernel;
+/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches nothing. */
+typedef struct LaunchShape {
+    int64_t x, y, z;
+    int threads, shared;
+} LaunchShape;
+/* Launches on the device's stream. `arguments` is the kernel's struct. */
+void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
+
+/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of boxes of 64 x 64 to shared memory in
+ * 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False where the device has no such engine or its driver does not know it. */
+bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
 
 /* Defines how a GPU runs an operation, with the function that gives its scratch where it needs some: GPU_OP(norm_grad, scratch) { ... call->in ... } */
 #define GPU_OP(name, ...) \
@@ -17,7 +31,7 @@
 #define LAUNCHER(name, Arguments) \
     static void launch_##name(Device *device, LaunchShape shape, const Arguments *arguments) { \
         static const GpuKernel kernel = {GPU_MODULE, #name}; \
-        device_launch(device, &kernel, shape, arguments); \
+        gpu_launch(device, &kernel, shape, arguments); \
     }
 
 /* By OpId. */
@@ -36,16 +50,5 @@ void gpu_add_partials(Device *device, float *target, const float *partials, int6
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
 /* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count, columns]; NULL targets are left out. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
-/* to[i] = from[i] rounded to bf16, and widened; both 16-byte aligned (cast.c). */
-void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count);
-void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count);
-/* to[i] = mean + deviation * rng_normal(seed, stream, first + i), computed in double and rounded to fp32, then to bf16 if `narrow`: the bits of the same on
- * the host (normals.c). */
-typedef struct Normals {
-    uint64_t seed, stream;
-    double mean, deviation;
-    bool narrow;
-} Normals;
-void gpu_normals(Device *device, void *to, int64_t first, int64_t count, const Normals *normals);
 /* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is on the device. */
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);

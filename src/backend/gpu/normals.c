@@ -1,5 +1,5 @@
-/* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread makes the values of one philox. Owns no
- * memory. */
+/* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread makes the values of one
+ * philox. Owns no memory. */
 #include "backend/gpu/gpu.h"
 
 #include "base/rng.h"
@@ -9,7 +9,7 @@ typedef struct NormalsArguments {
     int64_t first, count;
     uint64_t seed, stream;
     double mean, deviation;
-    int32_t narrow;
+    int32_t rounded; /* to bf16 */
 } NormalsArguments;
 
 enum { THREADS = 256 };
@@ -28,7 +28,7 @@ KERNEL(normals, NormalsArguments) {
     UNROLL for (int i = 0; i < NORMALS_OF_BITS; i++) {
         float value = (float)(a.mean + a.deviation * values[i]);
         if (at + i < 0 || at + i >= a.count) continue;
-        if (a.narrow) ((bf16 GLOBAL *)a.to)[at + i] = to_bf16(value);
+        if (a.rounded) ((bf16 GLOBAL *)a.to)[at + i] = to_bf16(value);
         else ((float GLOBAL *)a.to)[at + i] = value;
     }
 }
@@ -36,11 +36,12 @@ KERNEL(normals, NormalsArguments) {
 #else
 
 #include "base/normals.h"
-#include "backend/gpu/kernel_launch.h"
+#include "backend/gpu/driver.h"
 
 LAUNCHER(normals, NormalsArguments)
 
-void gpu_normals(Device *device, void *to, int64_t first, int64_t count, const Normals *normals) {
+void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+    assert(element_bytes == 2 || element_bytes == 4);
     if (count == 0) return;
     int64_t blocks = (first + count - 1) / NORMALS_OF_BITS - first / NORMALS_OF_BITS + 1;
     NormalsArguments arguments = {.to = to,
@@ -50,7 +51,7 @@ void gpu_normals(Device *device, void *to, int64_t first, int64_t count, const N
         .stream = normals->stream,
         .mean = normals->mean,
         .deviation = normals->deviation,
-        .narrow = normals->narrow};
+        .rounded = element_bytes == 2};
     launch_normals(device, (LaunchShape){.x = divide_up(blocks, THREADS), .threads = THREADS}, &arguments);
 }
 

@@ -1,5 +1,5 @@
-/* See ptx.h. Functions of libnvJitLink carry the version that they came with in their names; the first of each major version is all that is needed. */
-#include "backend/gpu/ptx.h"
+/* PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads. Functions of libnvJitLink carry the version that they came with in their names; the first of each major version is all that is needed. */
+#include "backend/gpu/driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -171,7 +171,6 @@ static bool read_version(VendorGemm *v, Error *error) {
 VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
     const DeviceInfo *info = device_info(host->device);
     VendorGemm *v = memory_allocate(sizeof *v);
-    assert(device_is_gpu(host->device));
     v->library = &libraries[info->kind];
     v->host = *host;
     bool opened = load_library(v, error);
@@ -183,7 +182,7 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
         vendor_gemm_close(v);
         return NULL;
     }
-    v->choices = autotune_cache_open(host->choices, info->name, v->name, v->library->algorithm_bytes);
+    v->choices = autotune_cache_open(host->cache_path, info->name, v->name, v->library->algorithm_bytes);
     return v;
 }
 
@@ -266,7 +265,7 @@ static bool layout_open(VendorGemm *v, void **layout, int type, int64_t rows, in
 
 /* fp8 without pointers to scales has scales of one. */
 static int input_type(const VendorGemm *v, const Gemm *g) {
-    return g->input == GEMM_BF16 ? TYPE_BF16 : device_fp8_is_fnuz(v->host.device) ? TYPE_E4M3_FNUZ : TYPE_E4M3;
+    return g->input == GEMM_BF16 ? TYPE_BF16 : device_info(v->host.device)->fp8_fnuz ? TYPE_E4M3_FNUZ : TYPE_E4M3;
 }
 
 static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {

@@ -23,7 +23,7 @@ typedef struct VendorGemmHost {
     void (*own)(Device *device, const Gemm *product); /* the judge of the library's; NULL: nothing is judged */
     bool own_races;                                   /* and it is timed like them: what it does quicker is declined */
     void (*cast)(Device *device, uint16_t *to, const float *from, int64_t count); /* fp32 to bf16 on the device */
-    const char *choices;                                                          /* path of the file of choices; NULL: none */
+    const char *cache_path;                                                       /* of the autotune cache; NULL: none */
 } VendorGemmHost;
 
 /* NULL when the library is missing, too old or refuses, with the reason in *error. Takes 64 MiB of device memory for the library's partial sums. */

@@ -19,6 +19,16 @@ static void add_gradient(Graph *graph, const Node *node, const TensorId *d_out, 
     d_in[ADD_A] = d_in[ADD_B] = d_out[ADD_SUM];
 }
 
+void op_add_run(const Backend *backend, void *sum, const void *other, int64_t count, bool wide) {
+    OpCall call = {.in = {[ADD_A] = sum, [ADD_B] = (void *)other},
+        .out = {[ADD_SUM] = sum},
+        .in_shape = {[ADD_A] = {count, 1, 1, 1}, [ADD_B] = {count, 1, 1, 1}},
+        .out_shape = {[ADD_SUM] = {count, 1, 1, 1}},
+        .attributes = &(AddAttributes){.wide = wide},
+        .device = backend->device};
+    if (count) backend->kernels[OP_add]->run(&call);
+}
+
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale) {
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     assert(graph_elements(graph, previous) == shape[0] * shape[1] && graph_elements(graph, scale) == shape[1]);

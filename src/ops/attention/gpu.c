@@ -239,7 +239,7 @@ Attention attention_of(const OpCall *call, const void *qkv, const void *position
 
 bool attention_map(Device *device, TensorMap *map, const void *data, int64_t length, int64_t columns, int64_t sequences) {
     return (uintptr_t)data % 16 == 0 &&
-           device_tensor_map(device, map, data, (int64_t[]){columns, length, sequences}, (int64_t[]){columns, length * columns});
+           gpu_tensor_map(device, map, data, (int64_t[]){columns, length, sequences}, (int64_t[]){columns, length * columns});
 }
 
 /* Rows of queries of a block. */

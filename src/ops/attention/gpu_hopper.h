@@ -9,7 +9,6 @@
  * refills stages. */
 #pragma once
 
-#include "backend/gpu/tensor_map.h"
 #include "ops/attention/gpu_tile.h"
 
 enum {

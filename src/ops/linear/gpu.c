@@ -90,7 +90,7 @@ static int64_t cast_workspace(const Graph *graph, const Node *node) { return cas
 static const bf16 *cast_gradient(const OpCall *call, const void *d_y, LinearShape shape, bf16 *buffer) {
     const LinearAttributes *attributes = call->attributes;
     if (!attributes->wide) return d_y;
-    gpu_cast_to_bf16(call->device, buffer, d_y, shape.rows * shape.out);
+    device_cast_to_bf16(call->device, buffer, d_y, shape.rows * shape.out);
     return buffer;
 }
 

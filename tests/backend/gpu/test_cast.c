@@ -30,8 +30,8 @@ static void check_casts(int64_t count) {
     if (count > 2) wide[1] = -INFINITY, wide[2] = 3.4e38f;
     device_upload(gpu, on_wide, wide, wide_bytes);
     device_upload(gpu, on_narrow, narrow, narrow_bytes);
-    gpu_cast_to_bf16(gpu, on_narrow, on_wide, count);
-    gpu_cast_to_float(gpu, on_wide, on_narrow, count);
+    device_cast_to_bf16(gpu, on_narrow, on_wide, count);
+    device_cast_to_float(gpu, on_wide, on_narrow, count);
     device_download(gpu, narrow, on_narrow, narrow_bytes);
     device_download(gpu, back, on_wide, wide_bytes);
     if (!device_ok(gpu, &error)) fail_msg("%s", error.message);

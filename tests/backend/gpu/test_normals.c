@@ -13,33 +13,32 @@
 #include "base/rng.h"
 #include "support/check.h"
 #include "config/config.h"
-#include "backend/gpu/kernel_launch.h"
+#include "backend/backend.h"
 #include "model/model.h"
 
 enum { COUNT = 100003, BEYOND = 16 /* values that must stay as they are */ };
 static const Normals WIDE = {.seed = 0x1234567890abcdef, .stream = 0xfedcba9876543210, .mean = 0.125, .deviation = 0.02};
 
 /* What the GPU makes of COUNT values from `first` on, followed by BEYOND untouched bytes of 0x55. */
-static void *made(int64_t first, const Normals *normals) {
-    int64_t unit = normals->narrow ? 2 : 4, bytes = COUNT * unit + BEYOND;
+static void *made(int64_t first, int unit, const Normals *normals) {
+    int64_t bytes = COUNT * unit + BEYOND;
     Error error = {0};
     void *memory = device_allocate(check_device(), bytes, &error), *values = memory_allocate((size_t)bytes);
     if (!memory) fail_msg("%s", error.message);
     device_fill(check_device(), memory, 0x55, bytes);
-    gpu_normals(check_device(), memory, first, COUNT, normals);
+    device_normals(check_device(), memory, unit, first, COUNT, normals);
     device_download(check_device(), values, memory, bytes);
     device_free(check_device(), memory, bytes);
     if (!device_ok(check_device(), &error)) fail_msg("%s", error.message);
     return values;
 }
 
-static void check_normals(int64_t first, const Normals *normals) {
-    char *got = made(first, normals);
-    int64_t unit = normals->narrow ? 2 : 4;
+static void check_normals(int64_t first, int unit, const Normals *normals) {
+    char *got = made(first, unit, normals);
     for (int64_t i = 0; i < COUNT; i++) {
         float wide = (float)(normals->mean + normals->deviation * rng_normal(normals->seed, normals->stream, (uint64_t)(first + i)));
         uint16_t rounded = bf16_from_float(wide);
-        if (memcmp(got + i * unit, normals->narrow ? (void *)&rounded : &wide, (size_t)unit))
+        if (memcmp(got + i * unit, unit == 2 ? (void *)&rounded : &wide, (size_t)unit))
             fail_msg("value %lld of those from %lld on differs: the host's is %.9g", (long long)i, (long long)first, (double)wide);
     }
     for (int64_t i = 0; i < BEYOND; i++) assert_int_equal(got[COUNT * unit + i], 0x55);
@@ -49,23 +48,21 @@ static void check_normals(int64_t first, const Normals *normals) {
 static void normals_have_the_hosts_bits_wherever_they_begin(void **state) {
     (void)state;
     check_gpu();
-    for (int64_t first = 0; first < 4; first++) check_normals(first, &WIDE);
-    check_normals(((int64_t)1 << 34) + 1, &WIDE);
+    for (int64_t first = 0; first < 4; first++) check_normals(first, 4, &WIDE);
+    check_normals(((int64_t)1 << 34) + 1, 4, &WIDE);
 }
 
 static void normals_in_bf16_are_rounded_as_on_the_host(void **state) {
     (void)state;
     check_gpu();
-    Normals narrow = WIDE;
-    narrow.narrow = true;
-    check_normals(1, &narrow);
+    check_normals(1, 2, &WIDE);
 }
 
 static void constants_are_normals_without_deviation(void **state) {
     (void)state;
     check_gpu();
-    check_normals(0, &(Normals){.seed = 1, .mean = 1});
-    check_normals(0, &(Normals){.seed = 1});
+    check_normals(0, 4, &(Normals){.seed = 1, .mean = 1});
+    check_normals(0, 4, &(Normals){.seed = 1});
 }
 
 /* All parameters of a model with a load-balancing bias, whose last element is no normal, in parts of 1,000 elements
@@ -97,7 +94,7 @@ static void a_models_initial_weights_have_the_hosts_bits(void **state) {
         }
     }
     device_download(check_device(), found, memory, bytes);
-    model_initialize(model.graph, &config.model, SEED, expected);
+    model_initialize(model.graph, &config.model, SEED, device_cpu(), expected);
     assert_memory_equal(found, expected, bytes);
     device_free(check_device(), memory, bytes);
     free(expected);

@@ -25,7 +25,7 @@
 #include "support/check.h"
 #include "support/files.h"
 #include "backend/gpu/autotune_cache.h"
-#include "backend/gpu/driver_internal.h"
+#include "backend/gpu/driver.h"
 #include "backend/gpu/vendor_gemm.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
@@ -46,7 +46,8 @@ typedef struct GemmCase {
 static VendorGemm *open_library(const char *choices) {
     Error error = {0};
     Device *device = check_gpu();
-    VendorGemmHost host = {.device = device, .stream = device->gpu->stream, .own = gpu_gemm, .cast = gpu_cast_to_bf16, .choices = choices};
+    VendorGemmHost host = {
+        .device = device, .stream = gpu_of(device)->stream, .own = gpu_gemm, .cast = gpu_cast_to_bf16, .cache_path = choices};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     if (!vendor) {
         print_message("skipped: %s\n", error.message);
@@ -64,7 +65,7 @@ static uint16_t bf16_of(float x) {
 }
 
 static double value_at(const void *data, GemmType type, int64_t i) {
-    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[i], device_fp8_is_fnuz(check_device()));
+    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[i], device_info(check_device())->fp8_fnuz);
     union {
         uint32_t bits;
         float value;
@@ -78,7 +79,7 @@ static Operand new_operand(GemmType type, int64_t count, uint64_t stream) {
     operand.host = memory_allocate((size_t)operand.bytes);
     for (int64_t i = 0; i < count; i++) {
         float x = (float)rng_normal(11, stream, i);
-        if (type == GEMM_FP8) ((uint8_t *)operand.host)[i] = fp8_from_float(x, device_fp8_is_fnuz(check_device()));
+        if (type == GEMM_FP8) ((uint8_t *)operand.host)[i] = fp8_from_float(x, device_info(check_device())->fp8_fnuz);
         else if (type == GEMM_BF16) ((uint16_t *)operand.host)[i] = bf16_of(x);
         else ((float *)operand.host)[i] = x;
     }
@@ -292,7 +293,7 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     (void)state;
     vendor_gemm_close(open_library(NULL)); /* skips */
     Error error = {0};
-    VendorGemmHost host = {.device = check_device(), .stream = check_device()->gpu->stream, .own = wrong_own, .cast = gpu_cast_to_bf16};
+    VendorGemmHost host = {.device = check_device(), .stream = gpu_of(check_device())->stream, .own = wrong_own, .cast = gpu_cast_to_bf16};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     GemmCase p = new_gemm((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, false));

@@ -1,10 +1,21 @@
-/* What smelt calls of a GPU's runtime library, under one name for both vendors. HIP's module interface and the CUDA driver's have the same functions with
- * the same arguments; GPU_API lists (our name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or an error number.
- * Handles are void *, device addresses void *; sizes as in both headers. NONE: the vendor has no such function or smelt does not call it. */
+/* What the files of the GPU back end share: the functions of the vendors' runtime libraries, the state of one GPU, and who offers what of it.
+ *
+ * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches kernels, staging.c copies large
+ * host memory, vendor_gemm.c and gemm_autotune.c run the vendor's GEMM library, ptx.c compiles PTX. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
+#include "backend/gpu/kernel_launch.h"
+#include "device/device.h"
+
+/* -- The vendors' libraries ------------------------------------------------------------------------------------------ */
+
+/* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA driver's have the same functions with
+ * the same arguments. (our name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or an error number. Handles and device
+ * addresses are void *; sizes as in both headers. NONE: the vendor has no such function or smelt does not call it. */
 #define GPU_API(CALL)                                                                                                                      \
     CALL(initialize, hipInit, cuInit, (unsigned flags))                                                                                    \
     CALL(device_count, hipGetDeviceCount, cuDeviceGetCount, (int *count))                                                                  \
@@ -54,3 +65,90 @@ typedef struct GpuApi {
     GPU_API(FIELD)
 #undef FIELD
 } GpuApi;
+
+/* -- One GPU ------------------------------------------------------------------------------------------------------- */
+
+/* A code object embedded in the binary: of one source file for one target; where `kernel` is not empty, PTX of that one kernel. */
+typedef struct GpuObject {
+    const char *module, *kernel, *target;
+    const void *image;
+} GpuObject;
+extern const GpuObject gpu_objects[]; /* ends with a NULL module */
+
+typedef struct Module {
+    const GpuObject *object;
+    void *handle; /* NULL: not loaded */
+    bool wanted;  /* noted while preparing */
+} Module;
+
+typedef struct Function {
+    const GpuKernel *kernel; /* NULL: a free slot */
+    void *handle;
+    int shared; /* bytes of dynamic shared memory that it may have without asking again */
+} Function;
+enum { GPU_MAX_FUNCTIONS = 512 }; /* slots of a hash table: more than twice the kernels there are */
+
+typedef struct Gpu {
+    Device device; /* first: a Device of this back end is a Gpu */
+    GpuApi call;
+    void *library;
+    int ordinal; /* of the device in the library */
+    void *context, *stream, *timer[2];
+    struct PtxCompiler *ptx; /* NULL: the driver compiles */
+    Module *modules;
+    int module_count;
+    Function functions[GPU_MAX_FUNCTIONS];
+    struct VendorGemm *vendor_gemm; /* NULL: smelt's own kernels only */
+    struct Staging *staging;        /* NULL: no large copy yet */
+    struct Pinned *pinned;          /* blocks of host memory that the GPU reaches itself */
+    int pinned_count;
+    bool recording, preparing;
+    Error failure; /* the first one; code ERROR_NONE: none yet */
+} Gpu;
+
+static inline Gpu *gpu_of(const Device *device) { return (Gpu *)device; }
+static inline bool gpu_failed(const Gpu *gpu) { return gpu->failure.code != ERROR_NONE; }
+
+/* A GPU of this vendor; NULL with *error where there is none (gpu_device.c). */
+Device *gpu_open(DeviceKind kind, int index, Error *error);
+/* The properties that all GPUs share, and those that follow from the target. */
+void gpu_set_properties(DeviceInfo *info);
+
+/* Opens the library, context and stream of a GPU whose kind is set, and describes it in device.info (driver.c). Closed after a failure too. */
+bool driver_open(Gpu *gpu, int index, Error *error);
+void driver_close(Gpu *gpu);
+/* A stream that does not wait for the default one; NULL after a failure. */
+void *driver_open_stream(Gpu *gpu);
+/* Lets the calling thread use the GPU. */
+void driver_use_in_thread(const Gpu *gpu);
+/* Notes the failure of a call (result != 0) unless there was one before; whether it succeeded. */
+bool gpu_check(Gpu *gpu, int result, const char *call);
+const char *driver_error_text(const Gpu *gpu, int result);
+/* The vendor's name of a function of GpuApi. */
+const char *driver_symbol(const Gpu *gpu, const char *call);
+
+/* Finds the code objects for the GPU's target; ERROR_USAGE when there are none (launch.c). */
+bool modules_open(Gpu *gpu, Error *error);
+void modules_close(Gpu *gpu);
+
+/* Methods of device/device.h that are kernels (cast.c, normals.c). */
+void gpu_cast_to_bf16(Device *device, bf16 *to, const float *from, int64_t count);
+void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t count);
+void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals);
+
+typedef struct Staging Staging;
+/* Copies as device_upload and device_download say (the latter waits), if they are large: false when nothing was done (staging.c). */
+bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes);
+bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes);
+void staging_close(Gpu *gpu);
+/* A block of host memory that the GPU reaches itself: copies to and from it are not staged. NULL when refused. */
+void *staging_pin(Gpu *gpu, int64_t bytes);
+void staging_unpin(Gpu *gpu, void *memory);
+
+/* NVIDIA's libnvJitLink, opened at run time, which compiles as many kernels at once as there are threads, where the driver compiles one after another
+ * (ptx.c). NULL when the library is not there. */
+typedef struct PtxCompiler PtxCompiler;
+PtxCompiler *ptx_open(void);
+void ptx_close(PtxCompiler *compiler);
+/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the driver has to compile this text. Any thread may call it. */
+void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *target);

@@ -1,0 +1,227 @@
+/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static and lives as long as the process; it owns
+ * nothing. Called through device/device.h; opened by backend.c. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/backend.h"
+#include "base/bf16.h"
+#include "base/element.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/rng.h"
+
+typedef struct CpuDevice {
+    Device device;
+    double timer; /* log_seconds() of the last timer_start */
+} CpuDevice;
+
+struct DeviceEvent { double seconds; }; /* log_seconds() of its last record, when all work before it was done */
+
+static void cpu_close(Device *device) { (void)device; }
+
+static bool cpu_ok(const Device *device, Error *error) {
+    (void)device, (void)error;
+    return true;
+}
+
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+static int64_t cpu_available(const Device *device) {
+    (void)device;
+    return memory_available();
+}
+
+static void *cpu_allocate(Device *device, int64_t bytes, Error *error) {
+    (void)device;
+    return memory_map((size_t)bytes, error);
+}
+
+static void cpu_free(Device *device, void *memory, int64_t bytes) {
+    (void)device;
+    memory_unmap(memory, (size_t)bytes);
+}
+
+static void *cpu_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
+    (void)device, (void)bytes, (void)access, (void)error;
+    return memory;
+}
+
+static void cpu_view_close(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access) {
+    (void)device, (void)view, (void)memory, (void)bytes, (void)access;
+}
+
+static void cpu_fill(Device *device, void *memory, int byte, int64_t bytes) {
+    const int64_t block = 1 << 20;
+    (void)device;
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < bytes; at += block) memset((char *)memory + at, byte, (size_t)(bytes - at < block ? bytes - at : block));
+}
+
+static void cpu_copy(Device *device, void *to, const void *from, int64_t bytes) {
+    (void)device;
+    memcpy(to, from, (size_t)bytes);
+}
+
+static void cpu_synchronize(Device *device) { (void)device; }
+
+/* -- Work ---------------------------------------------------------------------------------------------------------- */
+
+static void cpu_cast_to_bf16(Device *device, uint16_t *to, const float *from, int64_t count) {
+    (void)device;
+    bf16_from_floats(to, from, count);
+}
+
+static void cpu_cast_to_float(Device *device, float *to, const uint16_t *from, int64_t count) {
+    (void)device;
+    bf16_to_floats(to, from, count);
+}
+
+/* In blocks whose noise stays in a core's cache. */
+static void fill_normals(void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+    enum { BLOCK = 4096 };
+    float noise[BLOCK] = {0};
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int64_t block = count - at < BLOCK ? count - at : BLOCK;
+        if (normals->deviation > 0) rng_normals(normals->seed, normals->stream, (uint64_t)(first + at), block, noise);
+        for (int64_t j = 0; j < block; j++) element_set((size_t)element_bytes, to, at + j, normals->mean + normals->deviation * noise[j]);
+    }
+}
+
+static void cpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+    const int64_t task = 1 << 18;
+    (void)device;
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < count; at += task)
+        fill_normals((char *)to + at * element_bytes, element_bytes, first + at, count - at < task ? count - at : task, normals);
+}
+
+static void cpu_gemm(Device *device, const Gemm *g) {
+    (void)device;
+    gemm(g);
+}
+
+static bool cpu_gemm_fp8(Device *device, const Gemm *g) {
+    (void)device, (void)g;
+    return false;
+}
+
+static double cpu_gemm_rounding(const Device *device, GemmType input) {
+    (void)device;
+    return gemm_rounding(input);
+}
+
+static const char *cpu_gemm_library(const Device *device) {
+    (void)device;
+    return NULL;
+}
+
+/* There are no kernels to load, and nothing can be recorded: what only follows a successful begin has no method. */
+static bool cpu_cannot(Device *device) {
+    (void)device;
+    return false;
+}
+
+/* -- Events, time -------------------------------------------------------------------------------------------------- */
+
+static DeviceStream *cpu_stream_open(Device *device) {
+    (void)device;
+    return NULL;
+}
+
+static void cpu_stream_close(Device *device, DeviceStream *stream) { (void)device, (void)stream; }
+
+static DeviceEvent *cpu_event_open(Device *device, bool timed) {
+    (void)device, (void)timed;
+    return memory_allocate(sizeof(DeviceEvent));
+}
+
+static void cpu_event_close(Device *device, DeviceEvent *event) {
+    (void)device;
+    free(event);
+}
+
+static void cpu_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    (void)device, (void)stream;
+    event->seconds = log_seconds();
+}
+
+static void cpu_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) { (void)device, (void)event, (void)stream; }
+
+static bool cpu_event_done(const Device *device, DeviceEvent *event) {
+    (void)device, (void)event;
+    return true;
+}
+
+static double cpu_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to) {
+    (void)device;
+    return to->seconds - from->seconds;
+}
+
+static void cpu_use_thread(const Device *device) { (void)device; }
+
+static void cpu_timer_start(Device *device) { ((CpuDevice *)device)->timer = log_seconds(); }
+
+static double cpu_timer_stop(Device *device) { return log_seconds() - ((CpuDevice *)device)->timer; }
+
+/* -- The device ---------------------------------------------------------------------------------------------------- */
+
+static const DeviceMethods methods = {
+    .close = cpu_close,
+    .ok = cpu_ok,
+    .available = cpu_available,
+    .allocate = cpu_allocate,
+    .free = cpu_free,
+    .allocate_host = cpu_allocate,
+    .free_host = cpu_free,
+    .view = cpu_view,
+    .view_close = cpu_view_close,
+    .fill = cpu_fill,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .copy = cpu_copy,
+    .synchronize = cpu_synchronize,
+    .cast_to_bf16 = cpu_cast_to_bf16,
+    .cast_to_float = cpu_cast_to_float,
+    .normals = cpu_normals,
+    .gemm = cpu_gemm,
+    .gemm_own = cpu_gemm,
+    .gemm_fp8 = cpu_gemm_fp8,
+    .gemm_rounding = cpu_gemm_rounding,
+    .gemm_library = cpu_gemm_library,
+    .prepare_begin = cpu_cannot,
+    .record_begin = cpu_cannot,
+    .stream_open = cpu_stream_open,
+    .stream_close = cpu_stream_close,
+    .event_open = cpu_event_open,
+    .event_close = cpu_event_close,
+    .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
+    .event_done = cpu_event_done,
+    .event_seconds = cpu_event_seconds,
+    .use_thread = cpu_use_thread,
+    .timer_start = cpu_timer_start,
+    .timer_stop = cpu_timer_stop,
+};
+
+static CpuDevice cpu = {.device = {.info = {.kind = DEVICE_CPU,
+                                       .name = "CPU",
+                                       .target = "host",
+                                       .wave = 1,
+                                       .host_memory = true,
+                                       .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64},
+                            .methods = &methods}};
+
+static void find_cache(void) {
+    const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
+    cpu.device.info.cache_bytes = 32 << 20; /* where the system does not say */
+    for (int i = 1; i >= 0; i--)
+        if (sysconf(levels[i]) > 0) cpu.device.info.cache_bytes = sysconf(levels[i]);
+}
+
+Device *device_cpu(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_cache);
+    return &cpu.device;
+}

@@ -1,0 +1,298 @@
+/* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is asynchronous, in order on one stream; the first failure is
+ * kept, and all later work is skipped. Owns the Gpu and everything in it. Opened by backend.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/gpu/autotune_cache.h"
+#include "backend/gpu/driver.h"
+#include "backend/gpu/gpu_gemm.h"
+#include "backend/gpu/vendor_gemm.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+enum { CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
+
+static bool is_ready(const Gpu *gpu) { return !gpu_failed(gpu) && !gpu->preparing; }
+
+static bool gpu_ok(const Device *device, Error *error) {
+    if (!gpu_failed(gpu_of(device))) return true;
+    *error = gpu_of(device)->failure;
+    return false;
+}
+
+/* -- Memory -------------------------------------------------------------------------------------------------------- */
+
+static int64_t gpu_available(const Device *device) {
+    Gpu *gpu = gpu_of(device);
+    size_t available = 0, total = 0;
+    return gpu_check(gpu, gpu->call.memory_info(&available, &total), "memory_info") ? (int64_t)available : -1;
+}
+
+static void gpu_synchronize(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    if (is_ready(gpu)) gpu_check(gpu, gpu->call.stream_synchronize(gpu->stream), "stream_synchronize");
+}
+
+static void gpu_fill(Device *device, void *memory, int byte, int64_t bytes) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu)) gpu_check(gpu, gpu->call.fill(memory, (unsigned char)byte, (size_t)bytes, gpu->stream), "fill");
+}
+
+static void *gpu_allocate(Device *device, int64_t bytes, Error *error) {
+    void *memory = NULL;
+    if (gpu_of(device)->call.allocate(&memory, bytes ? (size_t)bytes : 1) != 0) {
+        error_set(error, ERROR_MEMORY, "%s refused %lld bytes: %lld are free", device->info.name, (long long)bytes,
+            (long long)gpu_available(device));
+        return NULL;
+    }
+    gpu_fill(device, memory, 0, bytes);
+    return memory;
+}
+
+static void gpu_free(Device *device, void *memory, int64_t bytes) {
+    Gpu *gpu = gpu_of(device);
+    (void)bytes;
+    if (!memory) return;
+    gpu_synchronize(device);
+    gpu_check(gpu, gpu->call.release(memory), "release");
+}
+
+static void *gpu_allocate_host(Device *device, int64_t bytes, Error *error) {
+    void *memory = staging_pin(gpu_of(device), bytes);
+    if (!memory)
+        error_set(error, ERROR_MEMORY, "the driver of %s refused %lld bytes of the host's memory", device->info.name, (long long)bytes);
+    return memory;
+}
+
+static void gpu_free_host(Device *device, void *memory, int64_t bytes) {
+    (void)bytes;
+    if (memory) staging_unpin(gpu_of(device), memory);
+}
+
+static void gpu_upload(Device *device, void *to, const void *from, int64_t bytes) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu) && !staging_upload(gpu, to, from, bytes))
+        gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
+}
+
+static void gpu_download(Device *device, void *to, const void *from, int64_t bytes) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu) && !staging_download(gpu, to, from, bytes))
+        gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
+    gpu_synchronize(device);
+}
+
+static void gpu_copy(Device *device, void *to, const void *from, int64_t bytes) {
+    Gpu *gpu = gpu_of(device);
+    if (bytes && is_ready(gpu)) gpu_check(gpu, gpu->call.copy(to, (void *)from, (size_t)bytes, gpu->stream), "copy");
+}
+
+static void *gpu_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
+    void *view = memory_map((size_t)bytes, error);
+    if (view && access & VIEW_READ) gpu_download(device, view, memory, bytes);
+    return view;
+}
+
+static void gpu_view_close(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access) {
+    if (view && access & VIEW_WRITE) gpu_upload(device, memory, view, bytes);
+    gpu_synchronize(device);
+    memory_unmap(view, (size_t)bytes);
+}
+
+/* -- GEMM ---------------------------------------------------------------------------------------------------------- */
+
+static void open_vendor_gemm(Gpu *gpu) {
+    char *path = autotune_cache_default_path();
+    Error missing = {0};
+    VendorGemmHost host = {
+        .device = &gpu->device, .stream = gpu->stream, .own = gpu_gemm, .own_races = true, .cast = gpu_cast_to_bf16, .cache_path = path};
+    gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
+    if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
+    free(path);
+}
+
+/* The vendor's library where it is there, can and is faster, else smelt's own kernels. */
+static void gpu_gemm_fastest(Device *device, const Gemm *gemm) {
+    Gpu *gpu = gpu_of(device);
+    if (gpu->preparing || !gpu->vendor_gemm || !vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording)) gpu_gemm(device, gemm);
+}
+
+static bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {
+    Gpu *gpu = gpu_of(device);
+    return gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
+}
+
+static double gpu_gemm_rounding(const Device *device, GemmType input) {
+    (void)device, (void)input;
+    return 0;
+}
+
+static const char *gpu_gemm_library(const Device *device) {
+    return gpu_of(device)->vendor_gemm ? vendor_gemm_name(gpu_of(device)->vendor_gemm) : NULL;
+}
+
+/* -- Preparing, recordings ----------------------------------------------------------------------------------------- */
+
+static bool gpu_prepare_begin(Device *device) { return gpu_of(device)->preparing = true; }
+
+static void gpu_prepare_end(Device *device) { gpu_of(device)->preparing = false; }
+
+struct DeviceRecording { void *graph, *executable; };
+
+static bool gpu_record_begin(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    gpu->recording = !gpu_failed(gpu) && gpu->call.capture_begin(gpu->stream, CAPTURE_THREAD_LOCAL) == 0;
+    return gpu->recording;
+}
+
+static void gpu_recording_free(Device *device, DeviceRecording *recording) {
+    if (recording->executable) gpu_of(device)->call.executable_free(recording->executable);
+    if (recording->graph) gpu_of(device)->call.graph_free(recording->graph);
+    free(recording);
+}
+
+static DeviceRecording *gpu_record_end(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    DeviceRecording *recording = memory_allocate(sizeof *recording);
+    bool recorded = gpu_check(gpu, gpu->call.capture_end(gpu->stream, &recording->graph), "capture_end") &&
+                    gpu_check(gpu, gpu->call.graph_instantiate(&recording->executable, recording->graph, 0), "graph_instantiate");
+    gpu->recording = false;
+    if (recorded) return recording;
+    gpu_recording_free(device, recording);
+    return NULL;
+}
+
+static void gpu_replay(Device *device, DeviceRecording *recording) {
+    Gpu *gpu = gpu_of(device);
+    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.graph_launch(recording->executable, gpu->stream), "graph_launch");
+}
+
+/* -- Streams, events, time ------------------------------------------------------------------------------------------- */
+
+static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
+
+static DeviceStream *gpu_stream_open(Device *device) {
+    void *stream = driver_open_stream(gpu_of(device));
+    return stream;
+}
+
+static void gpu_stream_close(Device *device, DeviceStream *stream) {
+    if (stream) gpu_of(device)->call.stream_destroy(stream);
+}
+
+static DeviceEvent *gpu_event_open(Device *device, bool timed) {
+    void *event = NULL;
+    unsigned flags = timed ? 0 : EVENT_WITHOUT_TIME;
+    return gpu_check(gpu_of(device), gpu_of(device)->call.event_create(&event, flags), "event_create") ? event : NULL;
+}
+
+static void gpu_event_close(Device *device, DeviceEvent *event) {
+    if (event) gpu_of(device)->call.event_destroy(event);
+}
+
+static void gpu_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    Gpu *gpu = gpu_of(device);
+    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.event_record(event, stream_of(gpu, stream)), "event_record");
+}
+
+static void gpu_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) {
+    Gpu *gpu = gpu_of(device);
+    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.stream_wait(stream_of(gpu, stream), event, 0), "stream_wait");
+}
+
+static bool gpu_event_done(const Device *device, DeviceEvent *event) { return gpu_of(device)->call.event_query(event) == 0; }
+
+static double gpu_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to) {
+    float milliseconds = 0;
+    return gpu_of(device)->call.event_elapsed(&milliseconds, from, to) == 0 ? milliseconds / 1e3 : 0;
+}
+
+static void gpu_use_thread(const Device *device) { driver_use_in_thread(gpu_of(device)); }
+
+static void gpu_timer_start(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.event_record(gpu->timer[0], gpu->stream), "event_record");
+}
+
+static double gpu_timer_stop(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    float milliseconds = 0;
+    if (!gpu_failed(gpu) && gpu_check(gpu, gpu->call.event_record(gpu->timer[1], gpu->stream), "event_record") &&
+        gpu_check(gpu, gpu->call.event_synchronize(gpu->timer[1]), "event_synchronize"))
+        gpu_check(gpu, gpu->call.event_elapsed(&milliseconds, gpu->timer[0], gpu->timer[1]), "event_elapsed");
+    return milliseconds / 1e3;
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------- */
+
+static void gpu_close(Device *device) {
+    Gpu *gpu = gpu_of(device);
+    vendor_gemm_close(gpu->vendor_gemm);
+    staging_close(gpu);
+    modules_close(gpu);
+    ptx_close(gpu->ptx);
+    driver_close(gpu);
+    free(gpu);
+}
+
+static const DeviceMethods methods = {
+    .close = gpu_close,
+    .ok = gpu_ok,
+    .available = gpu_available,
+    .allocate = gpu_allocate,
+    .free = gpu_free,
+    .allocate_host = gpu_allocate_host,
+    .free_host = gpu_free_host,
+    .view = gpu_view,
+    .view_close = gpu_view_close,
+    .fill = gpu_fill,
+    .upload = gpu_upload,
+    .download = gpu_download,
+    .copy = gpu_copy,
+    .synchronize = gpu_synchronize,
+    .cast_to_bf16 = gpu_cast_to_bf16,
+    .cast_to_float = gpu_cast_to_float,
+    .normals = gpu_normals,
+    .gemm = gpu_gemm_fastest,
+    .gemm_own = gpu_gemm,
+    .gemm_fp8 = gpu_gemm_fp8,
+    .gemm_rounding = gpu_gemm_rounding,
+    .gemm_library = gpu_gemm_library,
+    .prepare_begin = gpu_prepare_begin,
+    .prepare_end = gpu_prepare_end,
+    .record_begin = gpu_record_begin,
+    .record_end = gpu_record_end,
+    .replay = gpu_replay,
+    .recording_free = gpu_recording_free,
+    .stream_open = gpu_stream_open,
+    .stream_close = gpu_stream_close,
+    .event_open = gpu_event_open,
+    .event_close = gpu_event_close,
+    .event_record = gpu_event_record,
+    .event_wait = gpu_event_wait,
+    .event_done = gpu_event_done,
+    .event_seconds = gpu_event_seconds,
+    .use_thread = gpu_use_thread,
+    .timer_start = gpu_timer_start,
+    .timer_stop = gpu_timer_stop,
+};
+
+void gpu_set_properties(DeviceInfo *info) {
+    info->cache_bytes = 256 << 20; /* more than any has */
+    info->massively_parallel = info->records = true;
+    info->gemm_inputs = 1u << GEMM_BF16 | 1u << GEMM_FP8;
+    info->fp8_fnuz = !strcmp(info->target, "gfx942");
+}
+
+Device *gpu_open(DeviceKind kind, int index, Error *error) {
+    Gpu *gpu = memory_allocate(sizeof *gpu);
+    gpu->device = (Device){.info.kind = kind, .methods = &methods};
+    if (!driver_open(gpu, index, error) || !modules_open(gpu, error)) {
+        gpu_close(&gpu->device);
+        return NULL;
+    }
+    gpu_set_properties(&gpu->device.info);
+    if (kind == DEVICE_CUDA) gpu->ptx = ptx_open();
+    open_vendor_gemm(gpu);
+    return &gpu->device;
+}

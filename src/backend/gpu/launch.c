@@ -1,0 +1,121 @@
+/* Kernels: the embedded code objects for a GPU's target, loaded when they are first needed, all that are wanted at once, and launched on the device's
+ * stream. Owns the loaded modules; called by ops' launchers through kernel_launch.h. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/gpu/driver.h"
+#include "base/memory.h"
+
+enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
+
+/* -- Modules --------------------------------------------------------------------------------------------------------- */
+
+bool modules_open(Gpu *gpu, Error *error) {
+    const DeviceInfo *info = &gpu->device.info;
+    int objects = 0;
+    while (gpu_objects[objects].module) objects++;
+    gpu->modules = memory_allocate((objects + 1) * sizeof *gpu->modules);
+    for (int i = 0; i < objects; i++)
+        if (!strcmp(gpu_objects[i].target, info->target)) gpu->modules[gpu->module_count++] = (Module){.object = &gpu_objects[i]};
+    return gpu->module_count > 0 ||
+           error_set(error, ERROR_USAGE, "%s is %s, for which this smelt has no kernels: build with GPU_TARGETS=%s, or give device=cpu",
+               info->name, info->target, info->target);
+}
+
+void modules_close(Gpu *gpu) {
+    for (int i = 0; i < gpu->module_count; i++)
+        if (gpu->modules[i].handle) gpu->call.module_unload(gpu->modules[i].handle);
+    free(gpu->modules);
+}
+
+static int load_module(Gpu *gpu, Module *module) {
+    void *code = gpu->ptx && module->object->kernel[0] ? ptx_compile(gpu->ptx, module->object->image, gpu->device.info.target) : NULL;
+    driver_use_in_thread(gpu);
+    int result = gpu->call.module_load(&module->handle, code ? code : module->object->image);
+    free(code);
+    return result;
+}
+
+/* Side by side: most of the time goes into compiling PTX. */
+static void load_wanted(Gpu *gpu) {
+    int results[gpu->module_count];
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < gpu->module_count; i++)
+        results[i] = gpu->modules[i].wanted && !gpu->modules[i].handle ? load_module(gpu, &gpu->modules[i]) : 0;
+    for (int i = 0; i < gpu->module_count; i++)
+        if (results[i] && !gpu_failed(gpu))
+            error_set(&gpu->failure, ERROR_DEVICE, "%s failed for %s.%s: %s (%d)", driver_symbol(gpu, "module_load"),
+                gpu->modules[i].object->module, gpu->modules[i].object->kernel, driver_error_text(gpu, results[i]), results[i]);
+}
+
+static Module *find_module(Gpu *gpu, const GpuKernel *kernel) {
+    for (int i = 0; i < gpu->module_count; i++) {
+        const GpuObject *object = gpu->modules[i].object;
+        if (!strcmp(object->module, kernel->module) && (!object->kernel[0] || !strcmp(object->kernel, kernel->name)))
+            return &gpu->modules[i];
+    }
+    error_set(&gpu->failure, ERROR_DEVICE, "this smelt has no kernel %s of %s for this GPU", kernel->name, kernel->module);
+    return NULL;
+}
+
+static bool load_function(Gpu *gpu, Function *function, const GpuKernel *kernel) {
+    Module *module = find_module(gpu, kernel);
+    if (!module) return false;
+    module->wanted = true;
+    if (gpu->preparing) return false;
+    if (!module->handle) load_wanted(gpu);
+    if (gpu_failed(gpu)) return false;
+    int result = gpu->call.module_function(&function->handle, module->handle, kernel->name);
+    if (result)
+        return error_set(
+            &gpu->failure, ERROR_DEVICE, "kernel %s of %s: %s (%d)", kernel->name, kernel->module, driver_error_text(gpu, result), result);
+    function->kernel = kernel;
+    return true;
+}
+
+static Function *find_function(Gpu *gpu, const GpuKernel *kernel) {
+    size_t slot = (uintptr_t)kernel / sizeof *kernel % GPU_MAX_FUNCTIONS;
+    while (gpu->functions[slot].kernel && gpu->functions[slot].kernel != kernel) slot = (slot + 1) % GPU_MAX_FUNCTIONS;
+    Function *function = &gpu->functions[slot];
+    return function->kernel || load_function(gpu, function, kernel) ? function : NULL;
+}
+
+/* -- Launches ------------------------------------------------------------------------------------------------------ */
+
+/* NVIDIA wants to be asked before a block may have much shared memory. */
+static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
+    if (!gpu->call.function_attribute || bytes <= SHARED_WITHOUT_ASKING || bytes <= function->shared) return true;
+    function->shared = bytes;
+    return gpu_check(gpu, gpu->call.function_attribute(function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes), "function_attribute");
+}
+
+void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments) {
+    Gpu *gpu = gpu_of(device);
+    if (gpu_failed(gpu) || shape.x == 0) return;
+    Function *function = find_function(gpu, kernel);
+    if (!function || !allow_shared(gpu, function, shape.shared)) return;
+    void *parameters[] = {(void *)arguments};
+    int result = gpu->call.launch(function->handle, (unsigned)shape.x, shape.y ? (unsigned)shape.y : 1, shape.z ? (unsigned)shape.z : 1,
+        (unsigned)shape.threads, 1, 1, (unsigned)shape.shared, gpu->stream, parameters, NULL);
+    if (result)
+        error_set(&gpu->failure, ERROR_DEVICE, "%s of kernel %s, %lld x %lld x %lld blocks of %d threads, failed: %s (%d)",
+            driver_symbol(gpu, "launch"), kernel->name, (long long)shape.x, (long long)shape.y, (long long)shape.z, shape.threads,
+            driver_error_text(gpu, result), result);
+}
+
+/* Looked up only here: drivers that are too old to know it run the other kernels. Numbers are the header's: bf16, 128-byte swizzle, 256 bytes at once into
+ * the second-level cache. */
+bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]) {
+    enum { BF16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128 = 3, PROMOTE_256 = 3, FILL_ZERO = 0 };
+    const Gpu *gpu = gpu_of(device);
+    if (strcmp(device->info.target, "sm_90a")) return false;
+    int (*encode)(TensorMap *, int, uint32_t, const void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int,
+        int, int, int) = NULL;
+    *(void **)&encode = dlsym(gpu->library, "cuTensorMapEncodeTiled");
+    uint64_t dimensions[3], bytes[2];
+    for (int i = 0; i < 3; i++) dimensions[i] = (uint64_t)sizes[i];
+    for (int i = 0; i < 2; i++) bytes[i] = (uint64_t)strides[i] * 2;
+    return encode && encode(map, BF16, 3, data, dimensions, bytes, (uint32_t[]){64, 64, 1}, (uint32_t[]){1, 1, 1}, INTERLEAVE_NONE,
+                         SWIZZLE_128, PROMOTE_256, FILL_ZERO) == 0;
+}
