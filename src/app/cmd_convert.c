@@ -24,11 +24,12 @@ typedef struct ConvertOptions {
 
 #define FIELD(name) offsetof(ConvertOptions, name)
 static const Option rows[] = {
-    CHOICE_OPTION(dtype, "same", "same|bf16|fp32", "type of the tensors; same: those of a folder, bf16 for bf16 runs"),
-    CHOICE_OPTION(tokenizer, "bytes", "bytes|none", "of a run without data.tokenizer; none: its token shards are of another"),
-    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "of tensors in one file at most, unless one tensor is larger"),
-    BOOL_OPTION(overwrite, "false", "replace a folder that was written before"),
-    BOOL_OPTION(adapter, "false", "of a run with lora.rank: write its adapters alone, as PEFT's folder; else they are merged"),
+    CHOICE_OPTION(dtype, "same", "same|bf16|fp32", "type of the tensors; same: as in a model folder, bf16 for bf16 runs"),
+    CHOICE_OPTION(
+        tokenizer, "bytes", "bytes|none", "of a run without data.tokenizer; none: its token shards were made by another tokenizer"),
+    INT_OPTION(shard_bytes, "5G", 1, 1e15, "bytes", "most bytes of tensors in one file, unless one tensor is larger"),
+    BOOL_OPTION(overwrite, "false", "replace a folder that convert wrote before"),
+    BOOL_OPTION(adapter, "false", "write the adapters of a run with lora.rank as a PEFT folder; false: merge them"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);

@@ -19,21 +19,18 @@ typedef struct NamedOffer {
     CostOptions options;
 } NamedOffer;
 
-#define FIELD(name) offsetof(CostOptions, name)
+#define FIELD(name) offsetof(CostOptions, offer.name)
 static const Option rows[] = {
-    REAL_OPTION(tokens, "1T", 1, 1e18, "tokens", "the budget"),
-    {"price", OPTION_REAL, FIELD(offer.price), "0", 0, 1e6, NULL, "$/h", "of a GPU"},
-    {"rate", OPTION_REAL, FIELD(offer.rate), "0", 0, 1e12, NULL, "tokens/s", "of a GPU, as measured or as smelt forecast models it"},
-    {"gpus", OPTION_INT, FIELD(offer.gpus), "8", 1, 1e7, NULL, "GPUs", "at work together"},
-    {"per_node", OPTION_INT, FIELD(offer.per_node), "8", 1, 1024, NULL, "GPUs", "of a node, which is interrupted as a whole"},
-    {"interruptions", OPTION_REAL, FIELD(offer.interruptions), "0", 0, 1e4, NULL, "1/day",
-        "of a node: reclaimed spot instances and failures"},
-    {"checkpoint", OPTION_REAL, FIELD(offer.checkpoint), "10", 0, 1e6, NULL, "s", "that a checkpoint holds training up"},
-    {"restart", OPTION_REAL, FIELD(offer.restart), "300", 0, 1e6, NULL, "s", "from an interruption to the next step"},
-    {"warning", OPTION_REAL, FIELD(offer.warning), "0", 0, 1e6, NULL, "s",
-        "before an interruption: enough for a checkpoint, and no work is lost"},
-    {"interval", OPTION_REAL, FIELD(offer.interval), "0", 0, 1e9, NULL, "s",
-        "of training between checkpoints; 0: the best, by Daly's formula"},
+    {"tokens", OPTION_REAL, offsetof(CostOptions, tokens), "1T", 1, 1e18, NULL, "tokens", "tokens to train on"},
+    REAL_OPTION(price, "0", 0, 1e6, "$/h", "price of a GPU"),
+    REAL_OPTION(rate, "0", 0, 1e12, "tokens/s", "speed of a GPU, measured or as smelt forecast models it"),
+    INT_OPTION(gpus, "8", 1, 1e7, "GPUs", "GPUs that train together"),
+    INT_OPTION(per_node, "8", 1, 1024, "GPUs", "GPUs of a node; an interruption takes the whole node"),
+    REAL_OPTION(interruptions, "0", 0, 1e4, "1/day", "interruptions of a node: reclaimed spot instances and failures"),
+    REAL_OPTION(checkpoint, "10", 0, 1e6, "s", "time that training stands still for a checkpoint"),
+    REAL_OPTION(restart, "300", 0, 1e6, "s", "time from an interruption to the next step"),
+    REAL_OPTION(warning, "0", 0, 1e6, "s", "warning before an interruption; if enough for a checkpoint, no work is lost"),
+    REAL_OPTION(interval, "0", 0, 1e9, "s", "time between checkpoints; 0: the optimum, by Daly's formula"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);

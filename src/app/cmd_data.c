@@ -28,10 +28,10 @@ typedef struct DataOptions {
     STRING_OPTION(separator, "", "", "a line equal to this separates documents (% for fortunes); empty: one document per file")
 
 static const Option pack_rows[] = {
-    REAL_OPTION(valid, "0", 0, 0.5, "", "part of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
+    REAL_OPTION(valid, "0", 0, 0.5, "", "fraction of each file that goes to OUTPUT-valid, the rest to OUTPUT-train; 0: all to OUTPUT"),
     SEPARATOR_ROW,
     STRING_OPTION(tokenizer, "", "", "a tokenizer.json, a model folder with one, or a .tiktoken file; empty: tokens are bytes"),
-    BOOL_OPTION(special, "true", "special tokens that a text spells out become those tokens; false: they stay ordinary text"),
+    BOOL_OPTION(special, "true", "special tokens spelled out in the text become those tokens; false: they stay text"),
 };
 
 #define PATTERNS "gpt2|llama3|qwen"
@@ -39,12 +39,12 @@ static const char *const pattern_names[] = {"gpt2", "llama3", "qwen"};
 static const Option train_rows[] = {
     INT_OPTION(vocabulary, "32768", 257, 1 << 22, "tokens", "tokens in all: <|endoftext|>, 256 bytes, and what is learned"),
     CHOICE_OPTION(pattern, "llama3", PATTERNS, "how text is divided into words"),
-    INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that is seen less often does not become a token"),
+    INT_OPTION(minimum_count, "2", 1, 1e15, "", "a pair that occurs less often does not become a token"),
     SEPARATOR_ROW,
 };
 
 static const Option show_rows[] = {
-    BOOL_OPTION(check, "false", "read all tokens and compare them with the checksum"),
+    BOOL_OPTION(check, "false", "read all tokens and verify the checksums"),
 };
 
 /* -- pack ---------------------------------------------------------------------------------------------------------- */

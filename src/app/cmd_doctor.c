@@ -13,10 +13,10 @@ typedef struct DoctorOptions {
 
 #define FIELD(name) offsetof(DoctorOptions, name)
 static const Option rows[] = {
-    STRING_OPTION(folder, ".", "", "whose disk is tried; empty: none"),
+    STRING_OPTION(folder, ".", "", "folder whose disk is tried; empty: none"),
     BOOL_OPTION(self_test, "false", "compute, copy and communicate too, in under a minute"),
     BOOL_OPTION(json, "false", "print JSON in place of text"),
-    BOOL_OPTION(strict, "false", "warnings make the exit code 1 too"),
+    BOOL_OPTION(strict, "false", "exit with 1 after warnings too"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);

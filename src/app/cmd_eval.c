@@ -35,15 +35,16 @@ enum { PRECISION_OF_MODEL, DEFAULT_LENGTH = 1024 }; /* the choices after the fir
 
 #define FIELD(name) offsetof(EvalOptions, name)
 static const Option rows[] = {
-    INT_OPTION(length, "0", 0, 1 << 24, "tokens", "of a sequence; 0: as in training; of folders the model's context, at most 1024"),
-    INT_OPTION(sequences, "4", 1, 1 << 20, "sequences", "at a time"),
-    INT_OPTION(batches, "0", 0, 1e15, "batches", "at most, or examples of multiple choice; 0: all of the data"),
+    INT_OPTION(
+        length, "0", 0, 1 << 24, "tokens", "length of a sequence; 0: as in training; for model folders the model's context, at most 1024"),
+    INT_OPTION(sequences, "4", 1, 1 << 20, "sequences", "sequences of a batch"),
+    INT_OPTION(batches, "0", 0, 1e15, "batches", "most batches, or examples of multiple choice, to evaluate; 0: all"),
     STRING_OPTION(separator, "", "", "a line that separates documents in text; empty: one document per file"),
-    BOOL_OPTION(document_mask, "true", "attention, convolution and positions stop at document starts"),
-    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0 takes all"),
+    BOOL_OPTION(document_mask, "true", "attention, convolutions and positions start anew at every document"),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     BOOL_OPTION(json, "false", "print JSON lines in place of text, for multiple choice one for each example and the sum"),
-    STRING_OPTION(losses, "", "", "ten numbers with commas between them: what the ten steps of a debug state are compared with"),
-    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of matrices and activations; same: as in training"),
+    STRING_OPTION(losses, "", "", "ten losses, separated by commas, that the ten steps of a debug state are compared with"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to evaluate, in bf16 on a GPU; debug states on the CPU alone"),
 };
 #undef FIELD

@@ -17,11 +17,12 @@ typedef struct ForecastOptions {
 #define FIELD(name) offsetof(ForecastOptions, name)
 static const Option rows[] = {
     STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
-    INT_OPTION(gpus, "8", 1, 1000000, "GPUs", "in all"),
-    INT_OPTION(per_node, "0", 0, 1024, "GPUs", "of a node; 0: as is usual for this kind"),
-    CHOICE_OPTION(zero, "best", "best|0|1|2|3", "what is sharded: 1 masters and optimizer, 2 also gradients, 3 also weights"),
+    INT_OPTION(gpus, "8", 1, 1000000, "GPUs", "GPUs of the whole run"),
+    INT_OPTION(per_node, "0", 0, 1024, "GPUs", "GPUs of a node; 0: what is usual for this GPU"),
+    CHOICE_OPTION(
+        zero, "best", "best|0|1|2|3", "ZeRO stage: shard 1: master weights and optimizer state, 2: gradients too, 3: weights too"),
     BOOL_OPTION(search, "true", "choose batch.sequences and recompute too; false: all as the configuration says"),
-    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm from such a machine, whose rates are then taken"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of smelt's table"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);

@@ -30,17 +30,18 @@ enum { PRECISION_OF_MODEL }; /* the choices after it are those of Precision */
 
 #define FIELD(name) offsetof(GenerateOptions, name)
 static const Option rows[] = {
-    INT_OPTION(tokens, "200", 0, 1e9, "tokens", "most tokens to generate; the document's end and the context limit stop it earlier"),
+    INT_OPTION(tokens, "200", 0, 1e9, "tokens", "most tokens to generate; the end of the document or of the context stops earlier"),
     REAL_OPTION(temperature, "1", 0, 100, "", "divides the logits: lower is more predictable; 0: always the most likely token"),
     INT_OPTION(top_k, "0", 0, 1e9, "tokens", "draw among this many of the most likely tokens; 0: all"),
-    REAL_OPTION(top_p, "1", 0, 1, "", "draw among the most likely tokens that have this probability together"),
+    REAL_OPTION(top_p, "1", 0, 1, "", "draw among the fewest most likely tokens that have this probability together"),
     INT_OPTION(seed, "1", 0, 1e15, "", "the same seed gives the same text"),
-    BOOL_OPTION(text, "true", "false: prompt and output are numbers of tokens"),
-    INT_OPTION(context, "0", 0, 1 << 24, "tokens", "most positions, prompt included: its caches take memory; 0: the model's"),
+    BOOL_OPTION(text, "true", "false: prompt and output are token ids"),
+    INT_OPTION(
+        context, "0", 0, 1 << 24, "tokens", "most positions, prompt included, which decides the memory of the cache; 0: the model's"),
     BOOL_OPTION(cache, "true", "false: compute the whole sequence again for each token, to check the cache"),
-    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0 takes all"),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all"),
     CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to generate"),
-    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of matrices and activations; same: as in training"),
+    CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64", "type of weights and activations; same: as in training"),
 };
 #undef FIELD
 

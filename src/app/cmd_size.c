@@ -15,8 +15,8 @@ typedef struct SizeOptions {
 #define FIELD(name) offsetof(SizeOptions, name)
 static const Option rows[] = {
     STRING_OPTION(gpu, "mi300x", "", "mi250, mi300x, mi325x, mi355x, a100, h100, h200 or cpu"),
-    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm from such a machine, whose rates replace the rules'"),
-    INT_OPTION(tensor, "1", 1, 1024, "GPUs", "that are to share each matrix"),
+    STRING_OPTION(bench, "", "", "JSON of smelt bench gemm on such a machine, whose rates replace those of the rules"),
+    INT_OPTION(tensor, "1", 1, 1024, "GPUs", "GPUs over which each matrix is split (tensor parallelism)"),
 };
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);

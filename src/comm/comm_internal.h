@@ -37,6 +37,7 @@ typedef struct Label {
     uint32_t unused;
     char name[NAME_BYTES];
 } Label;
+_Static_assert(sizeof(Label) == 72, "labels have no padding: they are the same on every host");
 enum { LABEL_MAGIC = 0x736d6c74 };
 
 typedef struct Transfer {

@@ -36,6 +36,8 @@ typedef struct Reply {
     RendezvousAnswer answer;
 } Reply;
 
+_Static_assert(sizeof(Hello) == 296 && sizeof(Reply) == 800, "messages have no padding: they are the same on every host");
+
 /* A node's place at node 0. */
 typedef struct Seat {
     int socket;  /* -1: none, as of node 0 itself */

@@ -29,20 +29,19 @@ enum { POLL_MILLISECONDS = 100, HEALTH_SECONDS = 10, LEAVE_SECONDS = 15, RETEST_
 #define FIELD(name) offsetof(LaunchOptions, name)
 static const Option rows[] = {
     INT_OPTION(ranks, "1", 1, 1024, "ranks", "processes on this node, one for each GPU; -n N is short for it"),
-    CHOICE_OPTION(output, "first", "first|all", "whose output is shown; the end of the others' when they fail"),
-    INT_OPTION(restarts, "3", 0, 1e6, "", "starts again after so many failures in a row without progress"),
-    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks have for a checkpoint after SIGTERM"),
-    REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a sign of life after which a rank hangs; 0: never"),
+    CHOICE_OPTION(output, "first", "first|all", "ranks whose output is shown; of the others the last lines when they fail"),
+    INT_OPTION(restarts, "3", 0, 1e6, "", "restarts in a row without progress before it gives up"),
+    REAL_OPTION(grace, "120", 0, 86400, "s", "time that ranks get for a checkpoint after SIGTERM"),
+    REAL_OPTION(hang, "1800", 0, 864000, "s", "time without a heartbeat after which a rank counts as hung; 0: never"),
     CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN: stop, or go back to the last checkpoint and train on with on_nan=skip"),
     BOOL_OPTION(shrink, "false", "leave out a rank that failed twice in a row without progress (one node only)"),
     BOOL_OPTION(self_test, "true",
         "test the node (smelt doctor self_test=true) after failures that may be the hardware's; on several nodes also before the first "
         "start"),
     INT_OPTION(least, "0", 0, 1 << 16, "nodes",
-        "several nodes: go on without those that stay away, fail their test, or fail twice in a row without progress, while so many are "
-        "left; "
-        "0: all are needed"),
-    REAL_OPTION(away, "300", 1, 86400, "s", "several nodes: time that one has to come before the others go on"),
+        "several nodes: fewest to go on with when others stay away, fail the self-test, or fail twice in a row without "
+        "progress; 0: all"),
+    REAL_OPTION(away, "300", 1, 86400, "s", "several nodes: time to wait for a node before the others go on"),
     STRING_OPTION(restart_on, "", "", "start again when a line of output matches this regular expression"),
     STRING_OPTION(stop_on, "", "", "stop when a line of output matches this regular expression"),
 };

@@ -10,6 +10,7 @@
  * Owns everything in Loop but what its comments except. Called by `smelt train`. */
 #include "train/train.h"
 
+#include <assert.h>
 #include <jansson.h>
 #include <math.h>
 #include <omp.h>
@@ -100,6 +101,7 @@ static int64_t pick(void *context) {
         picker->first += count;
         picker->next = picker->rank;
     }
+    assert(picker->next % picker->size == picker->rank);
     int64_t batch = picker->first + picker->next;
     picker->next += picker->size;
     return batch;
@@ -124,6 +126,7 @@ static Share share_of(const Loop *loop, int64_t step) {
 /* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
+    assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     *targets = 0;
     for (int64_t i = 0; i < share->mine; i++) {
         const Batch *batch = loader_next(loop->loader);
