@@ -3,9 +3,9 @@
  *
  * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <- X(aI + bA + cA^2), which is the same
  * polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then mirrored, which costs little over half.
- * aI + bA + cA^2 is formed from an A^2 of wide type and rounded once, so that the last product is the whole update of X.
+ * aI + bA + cA^2 is formed from an A^2 of wide type and rounded once, so that the last GEMM is the whole update of X.
  *
- * All matrices that fit the scratch budget together form a group whose products run as one batch; on a GPU only those of one shape
+ * All matrices that fit the scratch budget together form a group whose GEMMs run as one batch; on a GPU only those of one shape
  * (muon_gpu.c). The scratch belongs to the optimizer. */
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -16,7 +16,7 @@
 enum {
     SCRATCH_BUDGET = 64 << 20, /* bytes; a single matrix may need more */
     SCRATCH_BUDGET_GPU = 1 << 30,
-    TILE = 128,       /* rows of a symmetric product computed at once: smaller wastes less, larger packs less */
+    TILE = 128,       /* rows of a symmetric GEMM computed at once: smaller wastes less, larger packs less */
     MIRROR_ROWS = 64, /* of a task that mirrors */
 };
 
@@ -108,7 +108,7 @@ void muon_lay_out(Optimizer *optimizer) {
     if (!optimizer->gpu) optimizer->products = memory_allocate((size_t)most_products(optimizer) * sizeof(Gemm));
 }
 
-/* ---- The products of a group ---- */
+/* ---- The GEMMs of a group ---- */
 
 typedef struct Group {
     const Optimizer *optimizer;
@@ -122,7 +122,7 @@ static void *scratch_at(const Group *group, int64_t bytes) { return (char *)grou
 static void *current(const Group *group, const Matrix *m) { return scratch_at(group, group->swapped ? m->y : m->x); }
 static void *next(const Group *group, const Matrix *m) { return scratch_at(group, group->swapped ? m->x : m->y); }
 
-/* Appends the products that give rows [0, order) of a symmetric `full`, each tile of rows only up to the diagonal's tile. */
+/* Appends the GEMMs that give rows [0, order) of a symmetric `full`, each tile of rows only up to the diagonal's tile. */
 static int64_t append_symmetric(Gemm *products, Gemm full, int64_t compute, int64_t output) {
     int64_t order = full.m, tiles = divide_up(order, TILE);
     for (int64_t t = 0; t < tiles; t++) {

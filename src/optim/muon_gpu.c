@@ -1,12 +1,12 @@
-/* Muon's step on a GPU: the matrices of a group have one shape and lie at one distance in scratch, so that a product of the iteration is one launch
- * for all of them, and the symmetric ones are computed on and below the diagonal alone (kernel/gemm.c):
+/* Muon's step on a GPU: the matrices of a group have one shape and lie at one distance in scratch, so that a GEMM of the iteration is one launch
+ * for all of them, and the symmetric ones are computed on and below the diagonal alone (backend/gpu/gpu_gemm.c):
  *     gram = X X^T        square = c gram gram + b gram + a I        Y = square X
  * or with the factors of the last one exchanged for a tall X and gram = X^T X. The last one, over half of all work, is left to the vendor's library
  * where one matrix keeps the GPU busy. Owns no memory; called by muon_step. */
 #include "backend/gpu/gpu_gemm.h"
 #include "optim/optim_internal.h"
 
-/* What all products of a group have in common; scratch of the group's first matrix. */
+/* What all GEMMs of a group have in common; scratch of the group's first matrix. */
 typedef struct Products {
     Device *device;
     const Matrix *matrix;

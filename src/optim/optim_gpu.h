@@ -1,5 +1,5 @@
 /* The optimizer's passes on a GPU, with one block of OPTIM_THREADS for each chunk: what src/optim calls on the host, and below it what the kernels
- * of squares.c, adamw.c and muon.c share. The formulas are those of optim/kernel_template.h, in fp32, with sums of squares in double. Owns no
+ * of squares.c, adamw.c and muon.c share. The formulas are those of passes_cpu.c, in fp32, with sums of squares in double. Owns no
  * memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create has put there. */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 enum { OPTIM_THREADS = 256 };
 
-/* fp32 but for the weights, or where `narrow` all bf16; `variance` has its own offsets (Chunk.second_index), the others share theirs. */
+/* fp32 but for the weights, or where `pure_bf16` all bf16; `variance` has its own offsets (Chunk.second_index), the others share theirs. */
 typedef struct OptimArenas {
     void GLOBAL *master;
     bf16 GLOBAL *weights; /* NULL: the master weights serve */
@@ -69,7 +69,7 @@ INLINE f32x4 load_state(const void GLOBAL *arena, int64_t at, bool pure_bf16, in
     return pure_bf16 ? load4_bf16((const bf16 GLOBAL *)arena + at, unit) : load4_wide((const float GLOBAL *)arena + at, unit);
 }
 
-/* Rounds by chance where narrow: `noise` holds the bits. */
+/* Stochastic rounding where the state dtype is bf16: `noise` holds the bits. */
 INLINE void store_state(void GLOBAL *arena, int64_t at, f32x4 x, u32x4 noise, bool pure_bf16, int unit) {
     if (!pure_bf16) {
         store4_wide((float GLOBAL *)arena + at, x, unit);

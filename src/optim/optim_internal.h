@@ -1,5 +1,4 @@
-/* What the files of the optimizer say to each other. Nobody else includes this but their tests. What GPU kernels share with them is in
- * optim/chunk.h; the launches are in kernel/optim.h. */
+/* Shared by the files of the optimizer and their tests. What GPU kernels share with them is in chunk.h; the launches are in optim_gpu.h. */
 #pragma once
 
 #include "base/cpu_isa.h"
@@ -56,7 +55,7 @@ typedef struct OptimKernels {
 /* The variant for an instruction set; NULL where there is none. */
 const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
 
-/* Chunks are those of the controllers, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
+/* Chunks are those of the load-balancing biases, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
@@ -111,8 +110,8 @@ double muon_rate(const Matrix *matrix, double lr);
 /* The step of matrices first .. end - 1, a group, on a GPU (muon_gpu.c). */
 void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int first, int end, const Update *update);
 
-/* The kernels' passes over a narrow chunk, a block of elements at a time: widened, updated by the same kernels, rounded by chance (narrow.c). Memory is that of
- * the chunk's elements, all bf16. */
+/* The kernels' passes over a chunk in bf16, a block of elements at a time: cast to fp32, updated, cast back with stochastic rounding (pure_bf16.c). Memory is
+ * that of the chunk's elements, all bf16. */
 void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance);
 double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);

@@ -1,6 +1,6 @@
-/* Parameters, gradients and optimizer state that are kept in bf16 (precision pure_bf16): a block of elements is widened to fp32, goes through the same kernels as
- * any other, and is rounded back by chance (optim_round), with different bits of noise for the weight and its state. Called for each chunk of a narrow segment
- * on the CPU, by adamw.c, muon.c and optimizer.c; the GPU's kernels do the same in registers. Owns no memory. */
+/* Parameters, gradients and optimizer state that are bf16 (precision pure_bf16): a block of elements is cast to fp32, goes through the fp32 kernels, and is
+ * cast back with stochastic rounding (optim_round), with different bits of noise for the weight and its state. Called on the CPU for each chunk of a segment
+ * whose state dtype is bf16, by adamw.c, muon.c and optimizer.c; the GPU's kernels do this in registers. Owns no memory. */
 #include "base/bf16.h"
 #include "optim/optim_internal.h"
 
@@ -8,7 +8,7 @@ enum { BLOCK = 1024 };
 
 static int64_t block_of(int64_t left) { return left < BLOCK ? left : BLOCK; }
 
-static void widen_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
+static void load_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
 }
 
@@ -31,10 +31,10 @@ void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chun
     uint16_t ignored[BLOCK];
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
         int64_t count = block_of(chunk->count - first), element = chunk->first + first;
-        widen_block(p, master + first, count);
-        widen_block(g, gradient + first, count);
-        widen_block(m, momentum + first, count);
-        widen_block(v, variance + first, count);
+        load_block(p, master + first, count);
+        load_block(g, gradient + first, count);
+        load_block(m, momentum + first, count);
+        load_block(v, variance + first, count);
         kernels->adamw(rates, count, p, ignored, g, m, v);
         round_block(master + first, p, count, seed, element, 0);
         round_block(momentum + first, m, count, ~seed, element, 0);
@@ -48,7 +48,7 @@ double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16
     double sum = 0;
     for (int64_t first = 0; first < count; first += BLOCK) {
         int64_t block = block_of(count - first);
-        widen_block(g, gradient + first, block);
+        load_block(g, gradient + first, block);
         sum += kernels->sum_squares(block, g);
     }
     return sum;
@@ -60,8 +60,8 @@ double bf16_momentum(const OptimKernels *kernels, double decay, double scale, co
     double sum = 0;
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
         int64_t count = block_of(chunk->count - first);
-        widen_block(m, momentum + first, count);
-        widen_block(g, gradient + first, count);
+        load_block(m, momentum + first, count);
+        load_block(g, gradient + first, count);
         sum += kernels->momentum(decay, scale, count, m, g);
         round_block(momentum + first, m, count, ~seed, chunk->first + first, 0);
     }
@@ -73,8 +73,8 @@ void bf16_direction(const OptimKernels *kernels, double decay, double scale, dou
     float m[BLOCK], g[BLOCK];
     for (int64_t first = 0; first < count; first += BLOCK) {
         int64_t block = block_of(count - first);
-        widen_block(m, momentum + first, block);
-        widen_block(g, gradient + first, block);
+        load_block(m, momentum + first, block);
+        load_block(g, gradient + first, block);
         kernels->direction(decay, scale, factor, block, x + first, m, g);
     }
 }
@@ -85,7 +85,7 @@ void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chu
     uint16_t ignored[BLOCK];
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
         int64_t count = block_of(chunk->count - first);
-        widen_block(p, master + first, count);
+        load_block(p, master + first, count);
         kernels->apply(keep, rate, count, p, ignored, x + first);
         round_block(master + first, p, count, seed, chunk->first + first, 0);
         for (int64_t i = first; i < first + count && weights != master; i++) weights[i] = master[i];
