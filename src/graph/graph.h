@@ -247,6 +247,8 @@ int64_t plan_blocks(PlanBlock *blocks, int count);
 /* Gives every tensor its offset. Activations are placed best-fit by lifetime, some in the memory of what is read last for them (Op.in_place); offsets are multiples
  * of 256 bytes. */
 Plan graph_plan(Graph *graph, const Backend *backend);
+/* Asserts the invariants of a planned graph (check.c); graph_plan calls it. */
+void graph_check(const Graph *graph, const Backend *backend, const Plan *plan);
 /* The program, one line per node: number, pass, op, name, inputs -> outputs with shapes and offsets, flops, bytes. */
 void graph_print(const Graph *graph, FILE *file);
 

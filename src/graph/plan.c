@@ -170,6 +170,7 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
         if (node->clone_of < 0) plan.flops += cost.flops;
         plan.traffic += cost.bytes;
     }
+    graph_check(graph, backend, &plan);
     return plan;
 }
 

@@ -1,0 +1,83 @@
+/* Asserts what holds of every planned graph, as stated above Node, Tensor and Plan in graph.h. Called by graph_plan; owns nothing. Its time is that of the nodes
+ * times the tensors alive at once, a few milliseconds for a large model. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "graph/graph.h"
+#include "graph/op.h"
+
+/* Memory of the activation arena that is in use up to node `last`. */
+typedef struct Extent {
+    int64_t begin, end;
+    int last;
+} Extent;
+
+static void check_order(const Graph *graph, int index) {
+    const Node *node = &graph->nodes[index];
+    for (int i = 0; i < node->inputs; i++) {
+        const Tensor *tensor = graph_get(graph, node->in[i]);
+        bool made_here = tensor->arena == ARENA_ACTIVATION || tensor->arena == ARENA_CONSTANT;
+        assert(node->in[i] == TENSOR_NONE || !made_here || (tensor->producer >= 0 && tensor->producer < index));
+        (void)made_here;
+    }
+    for (int i = 0; i < node->outputs; i++) {
+        bool added_to = operand_in(op_table[node->op]->adds_to, i);
+        assert(node->out[i] == TENSOR_NONE || added_to || graph_get(graph, node->out[i])->producer == index);
+        (void)added_to;
+    }
+}
+
+/* Parameters and their gradients are placed by the layout, not by the planner. */
+static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
+    const Tensor *tensor = graph_get(graph, id);
+    if (id == TENSOR_NONE || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT) return;
+    int64_t bytes = graph_elements(graph, id) * (int64_t)precision_bytes(graph->precision, tensor->type);
+    assert(tensor->offset >= 0 && tensor->offset + bytes <= plan->bytes[tensor->arena]);
+    (void)plan, (void)bytes;
+}
+
+/* Adds memory that node `index` starts to use, having dropped what no node uses any more. */
+static int add_extent(Extent *alive, int count, int index, Extent extent) {
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+        if (alive[i].last >= index) alive[kept++] = alive[i];
+    for (int i = 0; i < kept; i++) assert(extent.end <= alive[i].begin || alive[i].end <= extent.begin);
+    alive[kept] = extent;
+    return kept + 1;
+}
+
+/* The last node that needs the memory of each tensor; a tensor whose memory a node takes in place needs it until then. */
+static void find_last_uses(const Graph *graph, int *last) {
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        for (int j = 0; j < node->inputs; j++) last[node->in[j]] = i;
+        for (int j = 0; j < node->outputs; j++) last[node->out[j]] = i;
+        if (op_in_place(graph, node)) last[op_in_place_input(node)] = i - 1;
+    }
+    for (int i = 1; i < graph->tensor_count; i++)
+        if (graph->tensors[i].keep) last[i] = graph->node_count;
+}
+
+void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
+    int *last = memory_allocate(graph->tensor_count * sizeof *last), alive_count = 0;
+    Extent *alive = memory_allocate((graph->tensor_count + 1) * sizeof *alive);
+    find_last_uses(graph, last);
+    for (int i = 0; i < graph->node_count; i++) {
+        const Node *node = &graph->nodes[i];
+        int64_t workspace = op_workspace(backend, graph, node);
+        check_order(graph, i);
+        for (int j = 0; j < node->inputs; j++) check_place(graph, plan, node->in[j]);
+        for (int j = 0; j < node->outputs; j++) {
+            const Tensor *tensor = graph_get(graph, node->out[j]);
+            check_place(graph, plan, node->out[j]);
+            if (tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
+            int64_t bytes = graph_elements(graph, node->out[j]) * (int64_t)precision_bytes(graph->precision, tensor->type);
+            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, tensor->offset + bytes, last[node->out[j]]});
+        }
+        assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
+        if (workspace) alive_count = add_extent(alive, alive_count, i, (Extent){node->workspace, node->workspace + workspace, i});
+    }
+    free(last);
+    free(alive);
+}
