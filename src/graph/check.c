@@ -1,5 +1,5 @@
-/* Asserts what holds of every planned graph, as stated above Node, Tensor and Plan in graph.h. Called by graph_plan; owns nothing. Its time is that of the nodes
- * times the tensors alive at once, a few milliseconds for a large model. */
+/* Asserts what holds of every planned graph, as stated above Node, Tensor and Plan in graph.h. Called by graph_plan;
+ * owns nothing. Its time is that of the nodes times the tensors alive at once, a few milliseconds for a large model. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -47,7 +47,8 @@ static int add_extent(Extent *alive, int count, int index, Extent extent) {
     return kept + 1;
 }
 
-/* The last node that needs the memory of each tensor; a tensor whose memory a node takes in place needs it until then. */
+/* The last node that needs the memory of each tensor; a tensor whose memory a node takes in place needs it until
+ * then. */
 static void find_last_uses(const Graph *graph, int *last) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

@@ -1,9 +1,10 @@
-/* Reverse-mode differentiation of a graph, and recomputation.
+/* Reverse-mode differentiation of a graph, and recomputation (activation checkpointing, arXiv 1604.06174). Called
+ * once per program, by models; owns nothing that outlives the call.
  *
- * The backward part is made by the ops' gradient rules, last node first. A tensor with several readers gets the sum of what
- * they send back. Recomputation then rewrites the backward part: where it reads a forward activation that the policy does not
- * keep, the nodes that make that activation are cloned just before the reader. A clone runs the same kernel on the same
- * inputs, so the bits are those of the first time. */
+ * The backward nodes are appended by the operations' gradient rules, last forward node first. The gradient of a
+ * tensor with several readers is the sum of what they send back. Recomputation then rewrites the backward nodes:
+ * where one reads a forward activation that the policy does not keep, the nodes that make that activation are cloned
+ * just before the reader. A clone runs the same kernel on the same inputs, so it gives the same bits. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,9 +39,9 @@ static void differentiate_node(Graph *graph, int index) {
 typedef struct Recompute {
     Graph *graph;
     RecomputePolicy policy;
-    int forward;     /* nodes before this one are the forward part */
+    int forward;     /* number of forward nodes, which come first */
     bool *crosses;   /* per tensor: read by a forward node of another layer than its producer's */
-    TensorId *again; /* per tensor: its recomputed twin */
+    TensorId *again; /* per tensor: its recomputed copy, or TENSOR_NONE */
     int tensors;     /* how many tensors there were before any clone */
 } Recompute;
 
@@ -80,7 +81,7 @@ static void clone_node(Recompute *r, int index) {
     graph->nodes[clone].clone_of = index;
 }
 
-/* The tensor that a backward node should read in place of `tensor`: itself where it is kept. */
+/* The tensor that a backward node reads in place of `tensor`: a recomputed copy, or `tensor` where it is kept. */
 static TensorId recomputed(Recompute *r, TensorId tensor) {
     Graph *graph = r->graph;
     if (tensor >= r->tensors) return tensor;
@@ -95,8 +96,8 @@ static TensorId recomputed(Recompute *r, TensorId tensor) {
         int output = 0;
         while (node.out[output] != tensor) output++;
         graph_scope(graph, node.layer, "again.");
-        TensorId twin = op->recompute(graph, &node, output);
-        return r->again[tensor] = twin ? twin : tensor;
+        TensorId copy = op->recompute(graph, &node, output);
+        return r->again[tensor] = copy ? copy : tensor;
     }
     if (crosses) return tensor;
     clone_node(r, t->producer);

@@ -1,5 +1,7 @@
-/* Replaying a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls; on a GPU that loop is recorded once
- * (in segments where it has comm points) and replayed. The executor owns the arenas that were not handed to it, and on a GPU host copies of the inputs and metrics. */
+/* Runs a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls. On a
+ * GPU that loop is recorded once, in one segment between two comm points each, and replayed. The executor owns the
+ * arenas that are not shared with it, and on a GPU host copies of the inputs and metrics. Called by training,
+ * inference and benchmarks. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,8 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
+/* Invariants: calls[i] is node i with its pointers; every byte of the gradient arena either lies in a gap or is
+ * written by one node of `overwrites`, before any other node adds to it. */
 struct Executor {
     const Graph *graph;
     Backend backend;
@@ -17,12 +21,12 @@ struct Executor {
     int64_t bytes[ARENA_COUNT];
     void *host[ARENA_COUNT]; /* of INPUT and METRIC: what callers write and read; on the CPU the arena itself */
     OpCall *calls;
-    int *points, point_count; /* comm points: segment s of the program ends before node points[s], the last one at its end */
+    int *points, point_count; /* comm points: segment s ends before node points[s], the last one after the last node */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
-    bool overwrite;   /* gradients hold nothing of this step: kernels that can write them instead of adding (Op.overwrites) do */
-    bool *overwrites; /* by node: it does, being the first that has to do with its output */
-    ByteSpan *gaps;   /* of the gradient arena: what no such node writes and executor_zero zeroes */
+    bool overwrite;   /* the next run is the first of a step: nodes of `overwrites` write their gradients instead of adding */
+    bool *overwrites; /* by node: it is the first to touch its gradient and can write it whole (Op.overwrites) */
+    ByteSpan *gaps;   /* of the gradient arena: what no node of `overwrites` writes, which executor_zero zeroes */
     int gap_count;
     int runs[2];                     /* by `overwrite`, without a hook */
     DeviceRecording **recordings[2]; /* by `overwrite`; one per segment, or NULL */
@@ -66,7 +70,7 @@ static void run_nodes(Executor *executor, int first, int end) {
         if (!op_table[graph->nodes[i].op]->once) executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
 }
 
-/* -- Life ---------------------------------------------------------------------------------------------------------- */
+/* -- Creation ------------------------------------------------------------------------------------------------------ */
 
 static void bind(Executor *executor) {
     const Graph *graph = executor->graph;
@@ -88,7 +92,7 @@ static void bind(Executor *executor) {
     }
 }
 
-/* -- What begins a gradient ---------------------------------------------------------------------------------------- */
+/* -- First accumulation into gradients ----------------------------------------------------------------------------- */
 
 static int compare_spans(const void *a, const void *b) {
     const ByteSpan *x = a, *y = b;
@@ -101,23 +105,23 @@ static bool overlaps_any(const ByteSpan *spans, int count, ByteSpan span) {
     return false;
 }
 
-/* What is left of the arena between `begun`, which do not overlap. */
-static void find_gaps(Executor *executor, ByteSpan *begun, int count) {
+/* Finds what is left of the gradient arena between `written`, which do not overlap; sorts them. */
+static void find_gaps(Executor *executor, ByteSpan *written, int count) {
     int64_t at = 0, end = executor->bytes[ARENA_GRADIENT];
     executor->gaps = memory_allocate((count + 1) * sizeof *executor->gaps);
-    qsort(begun, count, sizeof *begun, compare_spans);
+    qsort(written, count, sizeof *written, compare_spans);
     for (int i = 0; i <= count; i++) {
-        int64_t next = i < count ? begun[i].begin : end;
+        int64_t next = i < count ? written[i].begin : end;
         if (at < next) executor->gaps[executor->gap_count++] = (ByteSpan){at, next};
-        if (i < count) at = begun[i].end;
+        if (i < count) at = written[i].end;
     }
 }
 
 static void find_overwrites(Executor *executor) {
     const Graph *graph = executor->graph;
     ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
-             *begun = memory_allocate((graph->node_count + 1) * sizeof *begun);
-    int seen_count = 0, begun_count = 0;
+             *written = memory_allocate((graph->node_count + 1) * sizeof *written);
+    int seen_count = 0, written_count = 0;
     executor->overwrites = memory_allocate(graph->node_count + 1);
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].outputs; j++) {
@@ -127,16 +131,16 @@ static void find_overwrites(Executor *executor) {
             ByteSpan span = graph_state_span(graph, output);
             if (operand_in(op_table[graph->nodes[i].op]->overwrites, j) && !overlaps_any(seen, seen_count, span)) {
                 executor->overwrites[i] = true;
-                begun[begun_count++] = span;
+                written[written_count++] = span;
             }
             seen[seen_count++] = span;
         }
-    find_gaps(executor, begun, begun_count);
+    find_gaps(executor, written, written_count);
     free(seen);
-    free(begun);
+    free(written);
 }
 
-/* The calls of a run that begins this step's gradients, or of one that adds to them. */
+/* Tells the kernels of the next run whether they overwrite gradients or add to them. */
 static void set_overwrites(Executor *executor) {
     for (int i = 0; i < executor->graph->node_count; i++) executor->calls[i].overwrite = executor->overwrite && executor->overwrites[i];
 }
@@ -164,7 +168,7 @@ static bool allocate(Executor *executor, void *const *shared, Error *error) {
     return true;
 }
 
-/* All kernels are to be loaded at once. */
+/* Loads all kernels at once, by a dry run of all nodes. */
 static void prepare(Executor *executor) {
     if (!device_prepare_begin(executor->backend.device)) return;
     run_nodes(executor, 0, executor->graph->node_count);
@@ -230,7 +234,8 @@ void executor_set_comm_points(Executor *executor, const int *points, int count, 
     executor->comm_point_context = context;
 }
 
-/* The first run of either kind chooses products, which cannot be recorded; the second is recorded. */
+/* Recordings are by Executor.overwrite. The first run of either kind autotunes GEMMs, which cannot be recorded; the
+ * second run is recorded. */
 static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
     DeviceRecording **recording = &executor->recordings[executor->overwrite][segment];

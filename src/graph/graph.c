@@ -1,5 +1,5 @@
-/* Building a graph: nodes, tensors and parameters in growing arrays, names and attributes owned by the graph. Models and
- * gradient rules are the callers; whatever they get wrong is our own mistake and asserted. */
+/* Building a graph: nodes, tensors and parameters in growing arrays, names and attributes owned by the graph. Models
+ * and gradient rules are the callers; whatever they get wrong is our own mistake and asserted. */
 #include "graph/graph.h"
 
 #include <assert.h>

@@ -1,23 +1,25 @@
 /* The static program of a training step.
  *
  * A model is a C function that appends fused operations to a Graph: nodes over tensors, in execution order, for one
- * microbatch. Differentiation appends the backward nodes, the recompute policy clones forward nodes into the backward
- * part, the planner turns lifetimes into byte offsets, and the executor replays the result. Nothing is decided after that.
+ * microbatch. Differentiation appends the backward nodes, the recompute policy clones forward nodes into the
+ * backward part, the planner turns lifetimes into byte offsets, and the executor replays the result. Nothing is
+ * decided after that.
  *
- * A tensor is a shape, a type class and an offset in an arena. Types are classes, not formats: COMPUTE is bf16, fp32 or
- * fp64 as the run's precision says, WIDE is fp32 (fp64 when precision is fp64), so one graph serves every precision.
- * The state dtype of a parameter is that of its master weight, gradient and optimizer state: WIDE, but in pure bf16 the
- * type in which the parameter is read, so that matrices have no separate masters.
+ * A tensor is a shape, a type class and an offset in an arena. Types are classes, not formats: COMPUTE is bf16, fp32
+ * or fp64 as the run's precision says, WIDE is fp32 (fp64 when precision is fp64), so one graph serves every
+ * precision. The state dtype of a parameter is that of its master weight, gradient and optimizer state: WIDE, but in
+ * pure bf16 the type in which the parameter is read, so that matrices have no separate masters.
  *
- * All offsets and extents are bytes. Three arenas hold parameters:
- *   MASTER    parameters in their state dtypes, in one order. Parameter.offset is an offset in this arena.
- *   GRADIENT  the layout of MASTER, byte for byte; so has the optimizer's momentum.
- *   WEIGHT    matrices in the COMPUTE type, in the same order. Element k of a matrix is as many elements from the arena's
- *             start as in MASTER, so in bf16, where an element takes 2 bytes here and 4 there, offsets are half as large;
+ * All offsets and extents are bytes. Three arenas hold parameters: MASTER    parameters in their state dtypes, in
+ * one order. Parameter.offset is an offset in this arena. GRADIENT  the layout of MASTER, byte for byte; so has the
+ * optimizer's momentum. WEIGHT    matrices in the COMPUTE type, in the same order. Element k of a matrix is as many
+ * elements from the arena's
+ *             start as in MASTER, so in bf16, where an element takes 2 bytes here and 4 there, offsets are half as
+ *               large;
  *             in every other precision the arenas have the same layout. precision_weight_offset and graph_state_span
  *             convert from MASTER to WEIGHT and back; no other code does.
- * Layouts over several ranks (layout/layout.h) and the optimizer speak of offsets in MASTER. Where elements are counted,
- * the name says so: `count` of a parameter, `first` and `count` of an interval of it.
+ * Layouts over several ranks (layout/layout.h) and the optimizer speak of offsets in MASTER. Where elements are
+ * counted, the name says so: `count` of a parameter, `first` and `count` of an interval of it.
  *
  * The graph owns nodes, tensors, parameters, attributes and names. Misuse by our own code is an assert. */
 #pragma once
@@ -53,7 +55,8 @@ static inline int64_t precision_state_bytes(Precision precision, TypeClass type)
 static inline int64_t precision_weight_offset(Precision precision, int64_t offset) {
     return offset / precision_state_bytes(precision, TYPE_COMPUTE) * (int64_t)precision_bytes(precision, TYPE_COMPUTE);
 }
-/* Parameters, buckets and shards start at multiples of it in MASTER: 64 elements of a matrix, so at least 128 bytes in any arena. */
+/* Parameters, buckets and shards start at multiples of it in MASTER: 64 elements of a matrix, so at least 128 bytes
+ * in any arena. */
 static inline int64_t precision_alignment(Precision precision) { return 64 * precision_state_bytes(precision, TYPE_COMPUTE); }
 
 typedef enum Arena {
@@ -69,6 +72,10 @@ typedef enum Arena {
 } Arena;
 const char *arena_name(Arena arena);
 
+/* Invariants, asserted by graph_check: a tensor of the ACTIVATION or CONSTANT arena has one producer, before all its
+ * readers; once planned it lies inside its arena, and no two activations that are alive at once overlap, but for an
+ * output that takes the memory of an input (Op.in_place). A view and its gradient share the memory of their
+ * parameters. */
 typedef struct Tensor {
     char *name;
     Arena arena;
@@ -76,9 +83,9 @@ typedef struct Tensor {
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
     int64_t offset;    /* bytes from the arena's start; set by the planner but for parameters, their views and gradients */
-    int producer;      /* node, or -1 */
+    int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
-    bool frozen;       /* of a parameter that stays as it is: it has no gradient */
+    bool frozen;       /* a parameter that is not trained: it has no gradient */
     TensorId gradient; /* set by differentiation; for a parameter, its tensor in the gradient arena */
 } Tensor;
 
@@ -89,7 +96,7 @@ typedef enum ParameterKind {
     PARAMETER_CONVOLUTION,  /* AdamW, decayed */
     PARAMETER_NORM,         /* gains, residual scales, temperatures: AdamW */
     PARAMETER_BIAS,         /* AdamW */
-    PARAMETER_BALANCE_BIAS, /* router balancing biases: own AdamW on load - 1/E, which the router adds to their gradient */
+    PARAMETER_BALANCE_BIAS, /* router balancing biases: AdamW of their own on load - 1/E, which the router adds to their gradient */
     PARAMETER_KIND_COUNT
 } ParameterKind;
 const char *parameter_kind_name(ParameterKind kind);
@@ -107,8 +114,9 @@ typedef struct Parameter {
     double init_mean, init_std;
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
-    bool
-        transposed; /* the folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): folders' readers and writers transpose it */
+    /* The folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): its readers and writers transpose
+     * it. */
+    bool transposed;
     TensorId tensor;
 } Parameter;
 
@@ -124,11 +132,15 @@ typedef struct ParameterInterval {
 /* Bytes [begin, end) of an arena. */
 typedef struct ByteSpan { int64_t begin, end; } ByteSpan;
 
+/* One call of an operation. Operands are indexed by its enums (ops/NAME/NAME.h); an optional one that is absent is
+ * TENSOR_NONE. Invariants, asserted by graph_check: inputs are produced by earlier nodes or lie in arenas that callers
+ * fill; an output that the operation does not add to (Op.adds_to) has this node as its producer; the scratch overlaps
+ * no activation that is alive at this node. */
 typedef struct Node {
-    int op; /* OpId of op/op.h */
+    int op; /* OpId of graph/op.h */
     int inputs, outputs;
     TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS];
-    const void *attributes; /* the op's own struct, owned by the graph */
+    const void *attributes; /* the operation's attribute struct, owned by the graph */
     int layer;              /* -1 outside the layers */
     bool backward;
     int clone_of;      /* the forward node that this one recomputes, or -1 */
@@ -136,11 +148,13 @@ typedef struct Node {
     char *name;
 } Node;
 
+/* A program under construction. Invariants: nodes run in array order; forward nodes come before backward ones;
+ * indices of nodes, tensors and parameters never change, but pointers to them do when an array grows. */
 typedef struct Graph {
     Node *nodes;
     int node_count;
     Tensor *tensors;
-    int tensor_count; /* tensors[0] is TENSOR_NONE */
+    int tensor_count; /* tensors[TENSOR_NONE] stands for none */
     Parameter *parameters;
     int parameter_count;
     int64_t parameter_bytes; /* of MASTER for all parameters, gaps included */
@@ -168,7 +182,8 @@ TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
-/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and for what is frozen. */
+/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and
+ * for what is frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
 /* The index of the parameter of this name, or -1. */
@@ -200,15 +215,16 @@ int64_t graph_columns(const Graph *graph, TensorId tensor);
 typedef struct Seed { TensorId tensor, gradient; } Seed;
 
 typedef enum RecomputePolicy {
-    RECOMPUTE_NONE,      /* keep everything the backward part reads */
+    RECOMPUTE_NONE,      /* keep every activation that a backward node reads */
     RECOMPUTE_NORM,      /* norms and activation functions are computed again */
     RECOMPUTE_ATTENTION, /* also the attention block between its projections */
     RECOMPUTE_BLOCK,     /* keep only what crosses from layer to layer */
 } RecomputePolicy;
 
-/* Appends the backward part: the gradient of the sum of all losses (ops that add to a loss metric seed themselves) plus the seeds. Afterwards
- * tensors[i].gradient is set wherever a gradient flows. Parameter gradients are added to the gradient arena. Forward values are computed again
- * as the policy says, by clones of the same nodes, so the bits do not depend on the policy. */
+/* Appends the backward nodes: the gradient of the sum of all losses (Op.loss: each seeds itself) and the seeds.
+ * Afterwards tensors[i].gradient is set wherever a gradient flows; gradients of parameters are added to the GRADIENT
+ * arena. Forward values that the policy drops are computed again by clones of the same nodes, so the bits do not depend
+ * on the policy. */
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
 
 /* -- What a graph runs on ------------------------------------------------------------------------------------------ */
@@ -223,29 +239,33 @@ typedef struct Backend {
 
 /* -- Planning (plan.c) -------------------------------------------------------------------------------------------- */
 
+/* Sizes and costs of a planned graph. Invariants: every offset and its tensor lie inside bytes[arena]; activation_floor
+ * <= bytes[ARENA_ACTIVATION]. */
 typedef struct Plan {
-    int64_t bytes[ARENA_COUNT]; /* per arena; MASTER and GRADIENT without the optimizer */
+    int64_t bytes[ARENA_COUNT]; /* per arena; without optimizer state */
     int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
-    double flops, traffic;      /* of one run, as the ops' cost rules say: operations without recomputed ones; bytes moved by all */
+    double flops;               /* of one run, by Op.cost; recomputed nodes are not counted */
+    double traffic;             /* bytes that one run moves, by Op.cost; recomputed nodes are counted */
     int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
 } Plan;
 
-/* Nodes of a program, ends included; first > last where there are none. */
+/* Nodes first .. last of a program; first > last: none. */
 typedef struct NodeSpan { int first, last; } NodeSpan;
 #define NEVER {INT32_MAX, -1}
 static inline bool span_is_empty(NodeSpan span) { return span.first > span.last; }
 
-/* Memory that is needed during up to two spans of a program. */
+/* Memory that is in use during up to two spans of a program. */
 typedef struct PlanBlock {
     int64_t bytes, offset;
     NodeSpan life[2]; /* the first is not empty */
     int64_t *target;  /* receives the offset */
 } PlanBlock;
-/* Places blocks, which it sorts, so that those needed at the same time do not overlap; multiples of what all sizes are multiples of. Returns the end. */
+/* Places blocks so that those in use at the same time do not overlap, and sorts them. Offsets are multiples of any
+ * number that all sizes are multiples of. Returns the end of the highest block. */
 int64_t plan_blocks(PlanBlock *blocks, int count);
 
-/* Gives every tensor its offset. Activations are placed best-fit by lifetime, some in the memory of what is read last for them (Op.in_place); offsets are multiples
- * of 256 bytes. */
+/* Gives every tensor its offset, a multiple of 256 bytes outside the parameters' arenas. Activations are placed best
+ * fit by lifetime, some in the memory of the input that their node reads last (Op.in_place). */
 Plan graph_plan(Graph *graph, const Backend *backend);
 /* Asserts the invariants of a planned graph (check.c); graph_plan calls it. */
 void graph_check(const Graph *graph, const Backend *backend, const Plan *plan);
@@ -259,28 +279,30 @@ typedef struct Executor Executor;
 /* Called after each node, which took `seconds`; returning false stops the run (tracing, NaN search, profiles). */
 typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double seconds);
 
-/* Memory for every arena on the backend's device and one bound call per node. Several executors may share weights: arenas given in `shared` (may be
- * NULL, entries NULL where not shared) are used and not freed. The graph must be planned for the backend and outlive the executor. ERROR_MEMORY when
- * refused; ERROR_USAGE when the backend lacks a kernel. */
+/* Memory for every arena on the backend's device and one bound call per node. Several executors may share weights:
+ * arenas in `shared` (NULL, or by Arena with NULL where not shared) are used and not freed. The graph must be
+ * planned for the backend and outlive the executor. ERROR_MEMORY when memory is refused; ERROR_USAGE when the
+ * backend lacks a kernel. */
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);
-/* From now on every run pauses before each node of `points` (ascending; node_count: after the last) and calls `comm_point` with its index in the list, to
- * start or wait for communication. To be called before the first run. The list is copied. */
+/* Sets the comm points, where communication is started or waited for: every run calls comm_point(context, i) before
+ * node points[i] (ascending; node_count: after the last node). Call it before the first run. The list is copied. */
 typedef void (*ExecutorCommPoint)(void *context, int index);
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context);
-/* Runs the program. On a GPU it returns before the work is done; from the third run on what lies between two comm points is replayed as one recording. */
+/* Runs the program. On a GPU it returns before the work is done; from the third run on, the nodes between two comm
+ * points are replayed as one recorded graph. */
 void executor_run(Executor *executor);
-/* Calls the hook after each node; ends the run at the first for which it says so and returns its index, or -1. */
+/* Runs the program and calls the hook after each node. Returns the node at which the hook stopped the run, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);
-/* Waits for all runs. Losses are to be read after it. False when the device failed: ERROR_DEVICE. */
+/* Waits for all runs; metrics may be read afterwards. False when the device failed: ERROR_DEVICE. */
 bool executor_finish(Executor *executor, Error *error);
-/* The start of a step: the next run overwrites gradients and metrics, all later ones add to them. */
+/* Starts a step: the next run overwrites gradients and metrics, later ones add to them. */
 void executor_zero(Executor *executor);
 
 /* Memory of the device. */
 void *executor_arena(const Executor *executor, Arena arena);
-/* The memory of a tensor, on the device; valid for activations only while they are alive or kept. But for tensors of the INPUT and METRIC arenas it is host
- * memory, written before a run and read after executor_finish. */
+/* The memory of a tensor: of INPUT and METRIC tensors host memory, written before a run and read after executor_finish;
+ * of others device memory, valid for activations only while they are alive or kept. */
 void *executor_tensor(const Executor *executor, TensorId tensor);
 /* Copies any tensor to host memory. */
 void executor_read(const Executor *executor, TensorId tensor, void *to);

@@ -1,4 +1,4 @@
-/* The table of operations, and what their rules share. */
+/* The table of operations by OpId, from graph/op_list.h, and what their rules share. Owns nothing. */
 #include "graph/op.h"
 
 #define OP(name) extern const Op op_rule_##name;

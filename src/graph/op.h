@@ -1,10 +1,14 @@
-/* Operations, each fused to the size of a good kernel. One operation is one file, src/op/NAME.c, of two halves:
- *   - the host half, compiled once: the builder (shape rule), the gradient rule, the cost, and its row of the table;
- *   - the CPU kernels, under `#ifdef KERNEL_VARIANT`, compiled once per precision and instruction set (op/kernel.h).
- * To add an operation is to add its file and one line in op/list.h.
+/* Operations, each fused to the size of a good kernel. An operation and the operations of its gradient are one folder,
+ * src/ops/NAME/:
+ *     NAME.h  builders for models, attributes, and one enum per operation that names its inputs and outputs
+ *     rule.c  what it computes: the builder with its shape checks, the gradient, the cost, and its Op
+ *     cpu.c   the CPU kernel, compiled once per precision and instruction set (backend/cpu/kernel.h)
+ *     gpu.c   the GPU kernels and their launches (backend/gpu/kernel_launch.h)
+ * To add an operation: write this folder and add one line to graph/op_list.h. Nobody else knows the order of its
+ * operands.
  *
- * Shapes: rows are tokens of the microbatch, all sequences after one another; R rows, D columns. Vectors (norm gains,
- * biases) are WIDE parameters, matrices COMPUTE ones. Builders assert shapes, since models are our own code and
+ * Shapes in comments: R rows, the tokens of the microbatch, sequence after sequence; D columns. Vectors (norm gains,
+ * biases) are WIDE parameters, matrices COMPUTE ones. Builders assert shapes: models are our own code, and
  * configurations are checked before. */
 #pragma once
 
@@ -19,46 +23,54 @@ typedef enum OpId {
     OP_COUNT
 } OpId;
 
-/* What a kernel sees: memory and shapes of its tensors (NULL and zeros where absent), its attributes, its scratch. */
+/* What a kernel is given. Operands are indexed by the operation's enums; an absent one is NULL, with a shape of
+ * zeros. */
 typedef struct OpCall {
     void *in[NODE_MAX_INPUTS], *out[NODE_MAX_OUTPUTS];
-    int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK]; /* unused dimensions are 1 */
+    /* unused dimensions are 1 */
+    int64_t in_shape[NODE_MAX_INPUTS][TENSOR_MAX_RANK], out_shape[NODE_MAX_OUTPUTS][TENSOR_MAX_RANK];
     const void *attributes;
-    void *workspace;
+    void *workspace;        /* as many bytes as OpKernel.workspace says */
     bool overwrite;         /* the output in Op.overwrites holds nothing yet: write it instead of adding to it */
     bool compute_gradients; /* gradients of COMPUTE parameters are COMPUTE too, not WIDE */
     Device *device;         /* whose memory it is */
 } OpCall;
 
-/* How one back end runs an operation: ops/NAME/cpu.c and gpu.c each define one (CPU_OP, GPU_OP). */
+/* How one back end runs an operation. cpu.c and gpu.c each define one per operation, by CPU_OP and GPU_OP. */
 typedef struct OpKernel {
     void (*run)(const OpCall *call);
-    int64_t (*workspace)(const Graph *graph, const Node *node); /* bytes of OpCall.workspace that it needs; NULL: none */
+    int64_t (*workspace)(const Graph *graph, const Node *node); /* bytes of scratch; NULL: none */
 } OpKernel;
 
-/* Bytes of scratch of a node on this back end. */
+/* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
 
 typedef struct Cost { double flops, bytes; } Cost;
 
 typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION } OpClass; /* for the recompute policies */
 
+/* The rule of an operation. Masks are of operands: OPERAND(LINEAR_X) | ...
+ * Invariants: `overwrites` is in `adds_to`; `overwrites` and `in_place` are one operand or none. */
 typedef struct Op {
     const char *name;
     OpClass class;
-    uint32_t adds_to; /* outputs that the kernel adds to or updates (gradients, metrics, states); never recomputed */
-    uint32_t
-        overwrites; /* at most one of adds_to: the kernel writes it whole when OpCall.overwrite is set, which spares zeroing and reading it */
-    uint32_t in_place; /* at most one input, as large as output 0, which may take its memory where nothing reads it later: each thread reads
-                          * an element before it writes it, and no other thread reads that element */
-    bool once;         /* without run-time inputs: run when the executor is made, outputs in the constant arena */
-    bool loss;         /* adds to a loss metric: differentiation starts here */
-    /* Appends the backward nodes. `node` is a copy. d_out[i] is the gradient of output i or TENSOR_NONE; sets d_in[i] to the
-     * gradient of input i, TENSOR_NONE where it has none or where it was added to a parameter's gradient. NULL: no gradient flows. */
+    /* Outputs that the kernel adds to or updates: gradients, metrics, states. They are never recomputed. */
+    uint32_t adds_to;
+    /* The output that the kernel writes whole when OpCall.overwrite is set, which spares zeroing and reading it. */
+    uint32_t overwrites;
+    /* The input, as large as output 0, whose memory output 0 may take where nothing reads it later: each thread reads
+     * an element before it writes it, and no other thread reads that element. */
+    uint32_t in_place;
+    bool once; /* without run-time inputs: run when the executor is made, outputs in the constant arena */
+    bool loss; /* adds to a loss metric: differentiation starts here */
+    /* Appends the backward nodes of `node`, a copy. d_out[i] is the gradient of output i or TENSOR_NONE. Sets
+     * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a
+     * parameter's gradient. NULL: no gradient flows. */
     void (*gradient)(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in);
-    /* Appends a cheaper or narrower node that makes output `index` again with the same bits. NULL: clone the node. */
+    /* Appends a cheaper node that makes output `index` again with the same bits, and returns the new tensor. NULL:
+     * the node is cloned. */
     TensorId (*recompute)(Graph *graph, const Node *node, int index);
-    /* Default: no flops, and the bytes of all tensors once. */
+    /* NULL: no flops, and op_tensor_bytes. */
     Cost (*cost)(const Graph *graph, const Node *node);
 } Op;
 
@@ -68,14 +80,14 @@ static inline bool operand_in(uint32_t mask, int index) { return mask & OPERAND(
 
 extern const Op *const op_table[OP_COUNT]; /* by OpId */
 
-/* -- For the host halves of op files (op.c) ------------------------------------------------------------------------ */
+/* -- For rules (op.c) ---------------------------------------------------------------------------------------------- */
 
 enum { IN_PLACE_OUTPUT = 0 }; /* the output that Op.in_place is about */
 /* The input of Op.in_place, TENSOR_NONE where there is none. */
 TensorId op_in_place_input(const Node *node);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */
 bool op_in_place(const Graph *graph, const Node *node);
-/* a + b, same shape and type (ops/add): where a tensor has several readers, their gradients meet so. */
+/* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
-/* Bytes of all tensors of a node, each once (an output that is added to, twice): the default cost. */
+/* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written. */
 double op_tensor_bytes(const Graph *graph, const Node *node);

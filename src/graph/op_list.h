@@ -1,4 +1,5 @@
-/* The table of operations. Each line has an `op_rule_NAME` (host half) and a kernel `NAME` per variant. */
+/* All operations, in the order of OpId. Each line stands for an Op op_rule_NAME (in a rule.c), a CPU kernel
+ * CPU_OP(NAME) and a GPU kernel GPU_OP(NAME). */
 OP(embed)
 OP(embed_grad)
 OP(norm)

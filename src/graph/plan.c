@@ -1,8 +1,9 @@
-/* Lifetimes to offsets. Every activation lives from its producer to its last reader, and what an operation may do in place (Op.in_place) of a tensor that it
- * is the last to read takes that tensor's memory; a node's scratch lives for that node.
- * Blocks are placed largest first, each into the smallest gap that it fits between the blocks already placed whose
- * lifetimes overlap its own, or on top. The result is close to the floor (most bytes alive at once), which is printed too.
- * The slots of communication buckets are placed by the same code (layout/comm_schedule.c). */
+/* Turns lifetimes into offsets. An activation is alive from its producer to its last reader; an output may take the
+ * memory of the input that its node is the last to read (Op.in_place); a node's scratch is alive during that node.
+ * Blocks are placed largest first, best fit: each into the smallest gap between the blocks already placed whose
+ * lifetimes overlap its own, or above them. The result is close to the floor, the most bytes alive at once, which is
+ * reported too. The communication schedule places its receive buffers by the same function (layout/comm_schedule.c).
+ * Also prints the program. Owns nothing that outlives a call. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 
-enum { ALIGNMENT = 256 }; /* a line of a GPU's memory, of which each block has whole ones */
+enum { ALIGNMENT = 256 }; /* bytes; a multiple of the cache lines of every GPU, so that blocks share none */
 
 static int64_t align(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -86,7 +87,8 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     return most;
 }
 
-/* The input that the node's first output takes the memory of (Op.in_place), if nothing reads it later. `last` readers are by tensor. */
+/* The input whose memory output 0 of a node takes (Op.in_place): one that nothing reads later; or TENSOR_NONE.
+ * last[tensor] is its last reader. */
 static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
     TensorId input = op_in_place_input(node), output = node->out[IN_PLACE_OUTPUT];
@@ -96,11 +98,13 @@ static TensorId overwritten(const Graph *graph, int index, const int *last) {
     return free ? input : TENSOR_NONE;
 }
 
-/* The blocks of a graph while they are listed: of each activation its block, and the tensor whose memory it takes. */
+/* The blocks of a graph while they are listed. Arrays but `blocks` are by tensor. */
 typedef struct Listing {
     PlanBlock *blocks;
-    int count, *last, *block;
-    TensorId *source;
+    int count;
+    int *last;        /* last reader */
+    int *block;       /* index of its block */
+    TensorId *source; /* the tensor whose memory it takes, or TENSOR_NONE */
 } Listing;
 
 static void list_output(Listing *list, Graph *graph, int node, int index) {
@@ -115,7 +119,7 @@ static void list_output(Listing *list, Graph *graph, int node, int index) {
     else *block = (PlanBlock){.bytes = tensor_bytes(graph, id), .life = {{node, end}, NEVER}, .target = &tensor->offset};
 }
 
-/* One block per activation and per scratch, or for several activations that take each other's memory; offsets are written through `target`. */
+/* Lists one block per scratch and per activation; activations that take each other's memory share one. */
 static void list_blocks(Listing *list, Graph *graph, const Backend *backend, int64_t *workspace) {
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) list->last[graph->nodes[i].in[j]] = i;
@@ -135,7 +139,7 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
     list_blocks(&list, graph, backend, &plan->workspace);
     plan->activation_floor = most_alive(list.blocks, list.count, graph->node_count);
     plan->bytes[ARENA_ACTIVATION] = plan_blocks(list.blocks, list.count);
-    for (int i = 0; i < graph->node_count; i++) { /* sources come first */
+    for (int i = 0; i < graph->node_count; i++) { /* a source is produced before the output that takes its memory */
         TensorId first = graph->nodes[i].out[IN_PLACE_OUTPUT];
         if (first && list.source[first]) graph->tensors[first].offset = graph->tensors[list.source[first]].offset;
     }

@@ -1,5 +1,6 @@
-/* The three GEMMs of a linear layer y = x w^T over contiguous row-major matrices x [rows, in], w [out, in], y [rows, out], for the operations that have such a
- * layer inside. Callers change output type, leading dimensions and bias where theirs differ. */
+/* The three GEMMs of a linear layer y = x w^T over contiguous row-major matrices x [rows, in], w [out, in], y [rows,
+ * out], for the operations that have such a layer inside. Callers change output type, leading dimensions and bias
+ * where theirs differ. */
 #pragma once
 
 #include "device/gemm.h"

@@ -1,4 +1,5 @@
-/* The CPU kernels of one variant as an array in the order of OpId. Compiled once per variant, like the kernels. */
+/* The CPU kernels of one variant in the order of OpId, for backend/backend.c. Compiled once per variant, like the
+ * kernels. */
 #include "backend/cpu/kernel.h"
 
 #define OP(name) extern const OpKernel KERNEL(name);

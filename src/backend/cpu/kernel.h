@@ -1,9 +1,11 @@
-/* What CPU kernels are written in. An op file is compiled once per variant with KERNEL_VARIANT (the suffix of its symbols) and one of
- * KERNEL_BF16, KERNEL_FP32, KERNEL_FP64 defined:
+/* What CPU kernels are written in. Every src/ops/NAME/cpu.c is compiled once per variant, a precision and an
+ * instruction set, with KERNEL_VARIANT (the suffix of its symbols) and one of KERNEL_BF16, KERNEL_FP32, KERNEL_FP64
+ * defined:
  *     T  storage of COMPUTE tensors: bf16 bits, float or double
- *     W  WIDE tensors, arithmetic and sums: float (double for fp64, the precision of the gradient checks)
- * Loops over columns are plain C that the compiler vectorises for the variant's instruction set. The order of every sum depends on shapes alone:
- * parallel loops run over fixed blocks of KERNEL_BLOCK rows, and partial sums of blocks are added in block order. */
+ *     W  WIDE tensors, arithmetic and sums: float; double for fp64, the precision of the gradient checks
+ * Loops over columns are plain C that the compiler vectorises for the variant's instruction set. The order of every
+ * sum depends on shapes alone: parallel loops run over fixed blocks of KERNEL_BLOCK rows, and partial sums of blocks
+ * are added in block order. */
 #pragma once
 
 #include <math.h>
@@ -19,7 +21,8 @@
 #define KERNEL_PASTE(a, b) KERNEL_PASTE_(a, b)
 #define KERNEL(name) KERNEL_PASTE(kernel_##name, KERNEL_VARIANT)
 
-/* Defines the CPU kernel of an operation, with the function that gives its scratch where it needs some: CPU_OP(norm_grad, workspace) { ... call->in ... } */
+/* Defines the CPU kernel of an operation, and where it needs scratch the function that says how much:
+ * CPU_OP(norm_grad, workspace) { ... call->in ... } */
 #define CPU_OP(name, ...) \
     static void run_##name(const OpCall *call); \
     const OpKernel KERNEL(name) = {run_##name, __VA_ARGS__}; \
@@ -28,7 +31,7 @@
 enum { KERNEL_BLOCK = 64 };
 
 static inline int64_t kernel_blocks(int64_t rows) { return (rows + KERNEL_BLOCK - 1) / KERNEL_BLOCK; }
-/* Scratch for one WIDE partial sum of `columns` per KERNEL_BLOCK rows. */
+/* Bytes of WIDE partial sums [blocks, columns], one row per KERNEL_BLOCK rows. */
 static inline int64_t kernel_partials_bytes(const Graph *graph, int64_t rows, int64_t columns) {
     return kernel_blocks(rows) * columns * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
@@ -61,8 +64,9 @@ static inline W wide_exp(W x) { return exp(x); }
 static inline W wide_erf(W x) { return erf(x); }
 static inline W wide_sqrt(W x) { return sqrt(x); }
 #elif defined KERNEL_VARIANT
-/* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 Taylor-like
- * polynomial for e^r, and 2^n by its exponent bits, which are those of 0 below -87.7 and of infinity above 88.4. NaN stays NaN. */
+/* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6
+ * Taylor-like polynomial for e^r, and 2^n by its exponent bits, which are those of 0 below -87.7 and of infinity
+ * above 88.4. NaN stays NaN. */
 static inline W wide_exp(W x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     float least = x < -88.0f ? -88.0f : x;
@@ -101,18 +105,20 @@ static inline W wide_sqrt(W x) { return sqrtf(x); }
 /* The type of a COMPUTE parameter's gradient. */
 static inline GemmType kernel_gradient_type(const OpCall *call) { return call->compute_gradients ? KERNEL_GEMM_COMPUTE : KERNEL_GEMM_WIDE; }
 
-/* Asks for `count` elements of a row that comes up: where a row takes long to compute, or lies far from the next, the hardware does not look ahead far enough. */
+/* Prefetches `count` elements of a later row, where the hardware prefetcher is too late: rows that take long to
+ * compute or lie far apart. */
 #define kernel_prefetch(row, count) kernel_prefetch_bytes(row, (count) * (int64_t)sizeof *(row))
 static inline void kernel_prefetch_bytes(const void *from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
 }
 
-/* Zeroes the slots that no row was dispatched to: those from offset[experts] on. */
+/* Zeroes the slots without a row, those from offset[experts] on, of [count, columns]. */
 static inline void kernel_zero_unused(T *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
     memset(slots + offset[experts] * columns, 0, (count - offset[experts]) * columns * sizeof(T));
 }
 
-/* target[j] += sum over blocks of partials[block][j], in block order: the second half of every column sum. Without a target (of a frozen parameter) nothing. */
+/* target[j] += sum over blocks of partials[block, j], in block order: the second step of every sum over rows. target
+ * NULL, of a frozen parameter: no effect. */
 static inline void kernel_add_partials(W *target, const W *partials, int64_t blocks, int64_t columns) {
     if (!target) return;
 #pragma omp parallel for schedule(static)
@@ -123,13 +129,13 @@ static inline void kernel_add_partials(W *target, const W *partials, int64_t blo
     }
 }
 
-/* target[j] += sum[j], for the gradient of a COMPUTE parameter, if it has one, from element `at` on. */
+/* target[at + j] += sum[j], target the gradient of a COMPUTE parameter; NULL, of a frozen one: no effect. */
 static inline void kernel_add_to_gradient(const OpCall *call, void *target, int64_t at, const W *restrict sum, int64_t count) {
     if (!target) return;
     W *restrict wide = (W *)target + at;
-    T *restrict narrowed = (T *)target + at;
+    T *restrict compute = (T *)target + at;
     if (call->compute_gradients)
-        for (int64_t j = 0; j < count; j++) narrowed[j] = to_compute(to_wide(narrowed[j]) + sum[j]);
+        for (int64_t j = 0; j < count; j++) compute[j] = to_compute(to_wide(compute[j]) + sum[j]);
     else
         for (int64_t j = 0; j < count; j++) wide[j] += sum[j];
 }

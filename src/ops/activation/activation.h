@@ -1,9 +1,11 @@
-/* Elementwise functions: builders, operands and attributes, for the rule and the kernels of both back ends. All tensors are COMPUTE. */
+/* Elementwise functions: builders, operands and attributes, for the rule and the kernels of both back ends. All
+ * tensors are COMPUTE. */
 #pragma once
 
 #include "graph/op.h"
 
-/* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+/* y = x Phi(x), Phi the normal distribution's; or GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
+ * x^3))). */
 typedef enum GeluKind { GELU_EXACT, GELU_TANH } GeluKind;
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind);
 

@@ -1,5 +1,6 @@
-/* Elementwise functions on a CPU. Threads share out whole rows, never parts of one: elsewhere an element could move between the vector and the scalar form of
- * a loop, whose bits differ. Loops are marked free of dependencies between elements, since the output may lie in an input's memory. */
+/* Elementwise functions on a CPU. Threads share out whole rows, never parts of one: elsewhere an element could move
+ * between the vector and the scalar form of a loop, whose bits differ. Loops are marked free of dependencies between
+ * elements, since the output may lie in an input's memory. */
 #include "backend/cpu/kernel.h"
 #include "ops/activation/activation.h"
 

@@ -1,5 +1,5 @@
-/* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of SwiGLU; one by one where widths are no multiple
- * of 8. No scratch. */
+/* Elementwise functions and their gradients on a GPU: each thread takes 8 neighbouring elements, or columns of
+ * SwiGLU; one by one where widths are no multiple of 8. No scratch. */
 #include "backend/gpu/vector.h"
 
 typedef struct FlatArguments {
@@ -20,8 +20,8 @@ typedef struct SwigluArguments {
 
 INLINE float sigmoid(float x) { return fast_reciprocal(1 + fast_exp(-x)); }
 
-/* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no digits where x is negative. `gauss` is
- * e^(-x^2 / 2). */
+/* The normal distribution's Phi(x) from erf's complement (Abramowitz and Stegun 7.1.26, within 2e-7), which loses no
+ * digits where x is negative. `gauss` is e^(-x^2 / 2). */
 INLINE float normal_cumulative(float x, float gauss) {
     float t = fast_reciprocal(1 + 0.3275911f * 0.70710678118654752f * __builtin_fabsf(x));
     float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;

@@ -1,6 +1,7 @@
-/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SwiGLU (arXiv 2002.05202; the gate half first, then
- * the up half); the clamp that MPT puts on queries, keys and values, whose gradient is zero where x was cut; the scale of adapters. They are cheap to compute
- * and large to keep, so the recompute policies count them with the norms. */
+/* Elementwise functions over COMPUTE rows: GELU (arXiv 1606.08415), exact or by its tanh approximation; SwiGLU
+ * (arXiv 2002.05202; the gate half first, then the up half); the clamp that MPT puts on queries, keys and values,
+ * whose gradient is zero where x was cut; the scale of adapters. They are cheap to compute and large to keep, so the
+ * recompute policies count them with the norms. */
 #include "ops/activation/activation.h"
 
 static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, const void *attributes, size_t bytes) {

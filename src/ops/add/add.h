@@ -1,4 +1,5 @@
-/* Sums of two tensors: builders, operands and attributes, for the rule and the kernels of both back ends. op_add is declared in graph/op.h. */
+/* Sums of two tensors: builders, operands and attributes, for the rule and the kernels of both back ends. op_add is
+ * declared in graph/op.h. */
 #pragma once
 
 #include "graph/op.h"

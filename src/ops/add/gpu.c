@@ -1,5 +1,5 @@
-/* add and scale_add on a GPU: 8 or 4 columns to a thread. For the gradient of scale a block sums the columns of REDUCE_ROWS rows; gpu_add_partials adds the
- * blocks' sums in order. Scratch is the call's. */
+/* add and scale_add on a GPU: 8 or 4 columns to a thread. For the gradient of scale a block sums the columns of
+ * REDUCE_ROWS rows; gpu_add_partials adds the blocks' sums in order. Scratch is the call's. */
 #include "backend/gpu/vector.h"
 
 typedef struct AddArguments {

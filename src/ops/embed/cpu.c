@@ -1,5 +1,5 @@
-/* embed on a CPU. For the gradient, rows of the same token are chained first; then threads share out columns, KERNEL_BLOCK at a time, and each adds up all
- * chains in them: no atomics, and sums in row order. */
+/* embed on a CPU. For the gradient, rows of the same token are chained first; then threads share out columns,
+ * KERNEL_BLOCK at a time, and each adds up all chains in them: no atomics, and sums in row order. */
 #include "backend/cpu/kernel.h"
 #include "ops/embed/embed.h"
 
@@ -25,8 +25,8 @@ CPU_OP(embed) {
     }
 }
 
-/* Chains the rows of each token: next[r] is the next row with the token of row r, or -1. Returns how many tokens occur, with their first rows in `firsts`.
- * `last` [vocabulary] is scratch. */
+/* Chains the rows of each token: next[r] is the next row with the token of row r, or -1. Returns how many tokens
+ * occur, with their first rows in `firsts`. `last` [vocabulary] is scratch. */
 static int64_t chain_rows(const int32_t *tokens, int64_t count, int32_t *next, int32_t *firsts, int32_t *last, int64_t vocabulary) {
     int64_t found = 0;
     memset(last, -1, vocabulary * sizeof *last);
@@ -40,7 +40,8 @@ static int64_t chain_rows(const int32_t *tokens, int64_t count, int32_t *next, i
     return found;
 }
 
-/* Adds the rows of one token's chain to its entry, and to the sums of bias and scale, in columns `first` to `end` - 1. */
+/* Adds the rows of one token's chain to its entry, and to the sums of bias and scale, in columns `first` to `end` -
+ * 1. */
 static void add_chain(const OpCall *call, int64_t row, const int32_t *next, int64_t first, int64_t end) {
     const W *d_stream = call->in[EMBED_GRAD_D_STREAM], *bias = call->in[EMBED_GRAD_BIAS], *scale = call->in[EMBED_GRAD_SCALE];
     const int32_t *tokens = call->in[EMBED_GRAD_TOKENS];

@@ -1,10 +1,11 @@
-/* embed on a GPU. For the gradient, rows are sorted by token first (a stable radix sort, 8 bits a pass), so that no atomics are needed and sums have a fixed
- * order. Then every block takes CHUNK sorted rows, sums each run of equal tokens, and adds it to the table's gradient; a run that crosses chunks leaves a
- * partial sum in each, which a second kernel adds in order. Blocks have equal work whatever the tokens are, be it one token everywhere.
+/* embed on a GPU. For the gradient, rows are sorted by token first (a stable radix sort, 8 bits a pass), so that no
+ * atomics are needed and sums have a fixed order. Then every block takes CHUNK sorted rows, sums each run of equal
+ * tokens, and adds it to the table's gradient; a run that crosses chunks leaves a partial sum in each, which a
+ * second kernel adds in order. Blocks have equal work whatever the tokens are, be it one token everywhere.
  *
- * With bias and scale, row = (entry + bias) * scale, a run's sum S of d_stream gives scale * S to the entry, S * (entry + bias) to d_scale and S to
- * d_bias / scale: the table is read once per run. Scratch: two lists of sorted rows, counts, partial sums of runs [chunks, 2, columns], and of d_bias and
- * d_scale. */
+ * With bias and scale, row = (entry + bias) * scale, a run's sum S of d_stream gives scale * S to the entry, S *
+ * (entry + bias) to d_scale and S to d_bias / scale: the table is read once per run. Scratch: two lists of sorted
+ * rows, counts, partial sums of runs [chunks, 2, columns], and of d_bias and d_scale. */
 #include "backend/gpu/vector.h"
 
 enum {
@@ -41,8 +42,8 @@ typedef struct EmbedGradArguments {
     const bf16 GLOBAL *table;
     const float GLOBAL *bias, *scale;
     void GLOBAL *d_table; /* fp32, or bf16 where `bf16_gradient` */
-    float GLOBAL
-        *runs; /* [chunks, 2, columns]: the sum of the run that comes from the chunk before, and of the one that goes on into the next */
+    /* [chunks, 2, columns]: sums of the run that comes from the chunk before, and of the one that goes on into the next */
+    float GLOBAL *runs;
     float GLOBAL *partials; /* [chunks, 2, columns]: d_bias, d_scale */
     int64_t rows;
     int32_t columns, tiles; /* tiles: blocks along the columns */
@@ -69,7 +70,8 @@ KERNEL(embed_any, EmbedArguments) { embed_unit(&a, 1); }
 
 INLINE SortedRow load_unsorted(const SortArguments *a, int at) { return a->from ? a->from[at] : (SortedRow){a->tokens[at], at}; }
 
-/* Writes the digits of the block's tile to shared memory, DIGITS past the end of the rows; returns that of this thread. */
+/* Writes the digits of the block's tile to shared memory, DIGITS past the end of the rows; returns that of this
+ * thread. */
 INLINE int share_digits(const SortArguments *a, LOCAL int *digits) {
     int at = block_x() * THREADS + thread_id();
     int digit = at < a->rows ? load_unsorted(a, at).token >> a->shift & (DIGITS - 1) : DIGITS;
@@ -101,7 +103,8 @@ INLINE int sum_before(int x, LOCAL int *scratch) {
     return sum - x;
 }
 
-/* Moves each row behind all rows of lesser digits, those of its digit in earlier tiles, and those of its digit before it in its tile. */
+/* Moves each row behind all rows of lesser digits, those of its digit in earlier tiles, and those of its digit
+ * before it in its tile. */
 KERNEL(sort_move, SortArguments) {
     static SHARED int digits[THREADS], scratch[THREADS], places[DIGITS];
     int digit = share_digits(&a, digits), total = 0, earlier = 0, rank = 0;
@@ -213,7 +216,8 @@ INLINE int64_t count_chunks(const EmbedGradArguments *a, int64_t chunk, int32_t 
     return count;
 }
 
-/* Adds the partial sums of the run that begins in this chunk and goes on in later ones, and the total to the table's gradient. */
+/* Adds the partial sums of the run that begins in this chunk and goes on in later ones, and the total to the table's
+ * gradient. */
 INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     int64_t chunk = block_x() / a->tiles, end = (chunk + 1) * CHUNK,
             column = (int64_t)(block_x() % a->tiles * THREADS + thread_id()) * unit;

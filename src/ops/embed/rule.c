@@ -1,6 +1,7 @@
-/* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table [vocabulary, D], where ZAYA1 has its
- * learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S
- * and d_scale S * (entry + bias): the gradient adds up the rows of each token first, in row order, and meets its entry once. */
+/* Token embedding into the WIDE residual stream: stream[r] = (table[tokens[r]] + bias) * scale, stream [R, D], table
+ * [vocabulary, D], where ZAYA1 has its learned bias and scale [D], and table[tokens[r]] elsewhere. With S the sum of
+ * d_stream over the rows of a token, its entry gets scale * S, d_bias scale * S and d_scale S * (entry + bias): the
+ * gradient adds up the rows of each token first, in row order, and meets its entry once. */
 #include "ops/embed/embed.h"
 
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale) {

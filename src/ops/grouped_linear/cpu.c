@@ -1,4 +1,5 @@
-/* grouped_linear on a CPU: the GEMMs of all experts as one batch, which gemm_batch shares out over all threads. They are listed in the workspace. */
+/* grouped_linear on a CPU: the GEMMs of all experts as one batch, which gemm_batch shares out over all threads. They
+ * are listed in the workspace. */
 #include "backend/cpu/kernel.h"
 #include "ops/grouped_linear/grouped_linear.h"
 
@@ -6,8 +7,8 @@ static int64_t workspace(const Graph *graph, const Node *node) {
     return graph_get(graph, grouped_linear_node_weight(node))->shape[0] * (int64_t)sizeof(Gemm);
 }
 
-/* How the GEMM of an expert differs from that of expert 0: in its number of slots, which is m, or k in the gradient of the weight, and in its operands, which
- * start at its first slot or are its weight. */
+/* How the GEMM of an expert differs from that of expert 0: in its number of slots, which is m, or k in the gradient
+ * of the weight, and in its operands, which start at its first slot or are its weight. */
 typedef struct Grouped {
     Gemm first;                           /* of expert 0; its number of slots is ignored */
     int64_t a_slot, b_slot, c_slot;       /* bytes from slot to slot, 0 where the operand is a weight */

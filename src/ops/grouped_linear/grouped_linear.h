@@ -34,6 +34,7 @@ typedef enum GroupedLinearGradWeightOperand {
     GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS
 } GroupedLinearGradWeightOperand;
 
-/* Of a node of any of the three operations: its slots, all experts' together, and the features of an expert; its weight, or the weight's gradient. */
+/* Of a node of any of the three operations: its slots, all experts' together, and the features of an expert; its
+ * weight, or the weight's gradient. */
 LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node);
 TensorId grouped_linear_node_weight(const Node *node);

@@ -1,6 +1,7 @@
-/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, x [slots, in], w [experts, out, in], y [slots, out], for the slots s of each
- * expert e, offset[e] <= s < offset[e + 1]. Offsets are known when the kernel runs only: every operation is one batch of GEMMs, one per expert. Slots from
- * offset[experts] on have no row; y and d_x are zero there. */
+/* One linear layer per expert over rows sorted by expert: y[s] = x[s] w[e]^T, x [slots, in], w [experts, out, in], y
+ * [slots, out], for the slots s of each expert e, offset[e] <= s < offset[e + 1]. Offsets are known when the kernel
+ * runs only: every operation is one batch of GEMMs, one per expert. Slots from offset[experts] on have no row; y and
+ * d_x are zero there. */
 #include "ops/grouped_linear/grouped_linear.h"
 
 TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId offset) {

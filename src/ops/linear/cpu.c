@@ -1,5 +1,5 @@
-/* linear on a CPU: GEMMs, which use all threads; a WIDE gradient is cast first. The gradient of a bias is a sum over rows in two steps: KERNEL_BLOCK rows to a
- * thread, then the blocks' partial sums in order. */
+/* linear on a CPU: GEMMs, which use all threads; a WIDE gradient is cast first. The gradient of a bias is a sum over
+ * rows in two steps: KERNEL_BLOCK rows to a thread, then the blocks' partial sums in order. */
 #include "backend/cpu/kernel.h"
 #include "ops/linear/linear.h"
 

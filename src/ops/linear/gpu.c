@@ -1,5 +1,6 @@
-/* linear on a GPU: the GEMMs are device_gemm's; a WIDE gradient is cast first. The kernels here sum columns, for the gradient of a bias: blocks of REDUCE_ROWS
- * rows leave partial sums, which gpu_add_partials adds in order. They run at the speed of memory. Scratch is the call's. */
+/* linear on a GPU: the GEMMs are device_gemm's; a WIDE gradient is cast first. The kernels here sum columns, for the
+ * gradient of a bias: blocks of REDUCE_ROWS rows leave partial sums, which gpu_add_partials adds in order. They run
+ * at the speed of memory. Scratch is the call's. */
 #include "backend/gpu/vector.h"
 
 enum {
@@ -17,8 +18,8 @@ typedef struct ColumnSumsArguments {
 
 #ifdef GPU_DEVICE
 
-/* Sums a block's rows over SUM_LANES * 8 columns; the matrix has a multiple of 8. Line l of threads adds rows l, l + SUM_LINES, ...; then the lines' sums are
- * added in order. */
+/* Sums a block's rows over SUM_LANES * 8 columns; the matrix has a multiple of 8. Line l of threads adds rows l, l +
+ * SUM_LINES, ...; then the lines' sums are added in order. */
 KERNEL(column_sums_8, ColumnSumsArguments) {
     static SHARED float sums[SUM_LINES][SUM_LANES * 8];
     int lane = thread_id() % SUM_LANES, line = thread_id() / SUM_LANES;

@@ -1,4 +1,5 @@
-/* A linear layer, y = x w^T + bias: its builder, operands and attributes, for its rule and the kernels of both back ends. */
+/* A linear layer, y = x w^T + bias: its builder, operands and attributes, for its rule and the kernels of both back
+ * ends. */
 #pragma once
 
 #include "graph/op.h"

@@ -1,6 +1,7 @@
 /* A linear layer: y [R, out] = x [R, in] w^T + bias, with w [out, in] and bias [out], and its gradients
  *     d_x = d_y w,    d_w += d_y^T x,    d_bias += sum over rows of d_y,
- * one GEMM each. A WIDE y (the router's logits) has a WIDE gradient, which is cast to the type of the weights before it enters a GEMM. */
+ * one GEMM each. A WIDE y (the router's logits) has a WIDE gradient, which is cast to the type of the weights before
+ * it enters a GEMM. */
 #include "ops/linear/linear.h"
 
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide) {

@@ -1,4 +1,5 @@
-/* The up-projection of low-rank adapters (LoRA): its builder, operands and attributes, for its rule and the kernels of both back ends. */
+/* The up-projection of low-rank adapters (LoRA): its builder, operands and attributes, for its rule and the kernels
+ * of both back ends. */
 #pragma once
 
 #include "graph/op.h"
@@ -6,8 +7,8 @@
 
 enum { LORA_MAX_ADAPTERS = 4 };
 
-/* y + [u_1 b_1^T | u_2 b_2^T | ...], for as many adapters, at most LORA_MAX_ADAPTERS, of which adapter i adds to columns[i] columns of y; rank is the width of
- * each u_i. */
+/* y + [u_1 b_1^T | u_2 b_2^T | ...], for as many adapters, at most LORA_MAX_ADAPTERS, of which adapter i adds to
+ * columns[i] columns of y; rank is the width of each u_i. */
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters);
 
 typedef enum LoraOperand {

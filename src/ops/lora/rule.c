@@ -1,6 +1,7 @@
-/* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers that share their input are one GEMM
- * (graph_fuse) whose output y [R, out] holds their columns side by side; each has an adapter. Adapter i reads its `rank` columns of u and its columns[i] rows
- * of b. The sum may take y's memory. The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u = d_y b, d_b += d_y^T u. */
+/* The up-projection of low-rank adapters (LoRA, arXiv 2106.09685): y + [u_1 b_1^T | u_2 b_2^T | ...]. Linear layers
+ * that share their input are one GEMM (graph_fuse) whose output y [R, out] holds their columns side by side; each
+ * has an adapter. Adapter i reads its `rank` columns of u and its columns[i] rows of b. The sum may take y's memory.
+ * The down-projection, u = x a^T, is an ordinary linear layer. Gradients, per adapter: d_u = d_y b, d_b += d_y^T u. */
 #include "ops/lora/lora.h"
 
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters) {

@@ -1,5 +1,5 @@
-/* linear_cross_entropy on a CPU, a chunk of rows at a time: a GEMM to WIDE logits, a thread per row for its loss and gradient, and two GEMMs that use the
- * gradient. The losses of rows are summed in order, in double. Also last_row. */
+/* linear_cross_entropy on a CPU, a chunk of rows at a time: a GEMM to WIDE logits, a thread per row for its loss and
+ * gradient, and two GEMMs that use the gradient. The losses of rows are summed in order, in double. Also last_row. */
 #include "backend/cpu/kernel.h"
 #include "ops/linear_gemm.h"
 #include "ops/loss/loss.h"

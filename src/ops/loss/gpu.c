@@ -1,12 +1,14 @@
-/* linear_cross_entropy on a GPU, a chunk of rows at a time: a GEMM makes the chunk's logits in bf16, one kernel turns each row into its loss and, in the same
- * memory, its gradient, and two GEMMs use that. Also last_row. Scratch is the call's.
+/* linear_cross_entropy on a GPU, a chunk of rows at a time: a GEMM makes the chunk's logits in bf16, one kernel
+ * turns each row into its loss and, in the same memory, its gradient, and two GEMMs use that. Also last_row. Scratch
+ * is the call's.
  *
- * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of GEMMs, 17 ms at 780 TFLOP/s. The row kernel reads
- * and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are
- * few and large: chunks of 1,024 rows would move d_w four times as often and cost up to a fifth more time.
+ * The floor, for ZAYA1's 262,272 x 2,048 head and a chunk of 4,096 rows (2.15 GB of logits): 13.2 TFLOP of GEMMs, 17
+ * ms at 780 TFLOP/s. The row kernel reads and writes the logits once, 1.4 ms at 3 TB/s, and d_w, fp32, is read and
+ * written once a chunk, another 1.4 ms that the GEMM hides in part. So chunks are few and large: chunks of 1,024
+ * rows would move d_w four times as often and cost up to a fifth more time.
  *
- * A row of 524 KB fits no processor's cache, so it is read twice, forwards for its maximum and sum and backwards for the gradient. Few rows are in flight at
- * once, so that much of the second reading hits the GPU's last-level cache. */
+ * A row of 524 KB fits no processor's cache, so it is read twice, forwards for its maximum and sum and backwards for
+ * the gradient. Few rows are in flight at once, so that much of the second reading hits the GPU's last-level cache. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -46,7 +48,8 @@ enum { THREADS = AMD_THREADS };
 #endif
 enum { STEP = THREADS * AHEAD, WAVES = THREADS / WAVE };
 
-#define FAR_BELOW -0x1p100f        /* below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 however it is rounded */
+/* Below every logit; finite and a power of two, so that power(FAR_BELOW, FAR_BELOW) is 1 however it is rounded. */
+#define FAR_BELOW -0x1p100f
 #define NO_LOGITS 0xff80ff80u      /* a pair of minus infinities: adds nothing */
 
 /* Of the logits seen so far: their maximum, and the sum of e^(x - most) of those in low and in high halves. */
@@ -91,7 +94,8 @@ INLINE float softmax_log2(Softmax s) {
     return most * LOG2_E + fast_log2(total);
 }
 
-/* A row as threads share it: vector v is thread v % THREADS's, in whole groups of STEP and one that is cut off; then fewer than 8 single logits. */
+/* A row as threads share it: vector v is thread v % THREADS's, in whole groups of STEP and one that is cut off; then
+ * fewer than 8 single logits. */
 typedef struct Row {
     bf16 GLOBAL *logits;
     u32x4 GLOBAL *vectors;
@@ -196,7 +200,8 @@ LAUNCHER(row_loss, RowLossArguments)
 LAUNCHER(add_losses, AddLossesArguments)
 LAUNCHER(copy_row, LastRowArguments)
 
-/* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even shares. */
+/* Rows of a chunk, by shape alone: as many as make half a billion logits (1 GiB), but not under 4,096, in even
+ * shares. */
 static int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
     enum { LEAST = 4096, TILE = 128 };
     int64_t most = ((int64_t)1 << 29) / vocabulary;
@@ -207,7 +212,8 @@ static int64_t chunk_rows(int64_t rows, int64_t vocabulary) {
 /* From row to row of logits, in elements: rows are aligned to 128 bytes. */
 static int64_t stride_of(int64_t vocabulary) { return divide_up(vocabulary, 64) * 64; }
 
-/* Blocks, and so rows, in work at once: as few as keep memory busy, up to twice as many where their rows fit the last cache (H100's, MI300X's). */
+/* Blocks, and so rows, in work at once: as few as keep memory busy, up to twice as many where their rows fit the
+ * last cache (H100's, MI300X's). */
 static int64_t blocks_of(const DeviceInfo *info, int64_t row_bytes) {
     bool nvidia = info->kind == DEVICE_CUDA;
     int64_t least = nvidia ? 1 : 2, cache = (int64_t)(nvidia ? 50 : 256) << 20, fit = cache / (row_bytes * info->processors);

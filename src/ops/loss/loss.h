@@ -3,8 +3,8 @@
 
 #include "graph/op.h"
 
-/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are made in the same pass: d_x, and an
- * addition to w's gradient unless w is frozen. */
+/* loss[0] += scale[0] * sum over rows with target >= 0 of -log softmax(x w^T)[target]. In training the gradients are
+ * made in the same pass: d_x, and an addition to w's gradient unless w is frozen. */
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss);
 
 /* The last row of x, [1, D]: what generation feeds to the head. */

@@ -1,8 +1,9 @@
-/* The LM head and cross-entropy in one operation, chunk by chunk of rows: logits = x w^T of a chunk, [chunk, vocabulary], become
+/* The LM head and cross-entropy in one operation, chunk by chunk of rows: logits = x w^T of a chunk, [chunk,
+ * vocabulary], become
  *     d_logits = scale * (softmax(logits) - one hot of target),
- * from which d_x = d_logits w and d_w += d_logits^T x follow at once. All logits never exist together (262,272 columns would be gigabytes), and nothing is
- * computed twice: three GEMMs where head, loss and recomputation take four. Differentiation starts at the loss, so its gradient is the scale, which is known
- * in the forward pass. */
+ * from which d_x = d_logits w and d_w += d_logits^T x follow at once. All logits never exist together (262,272
+ * columns would be gigabytes), and nothing is computed twice: three GEMMs where head, loss and recomputation take
+ * four. Differentiation starts at the loss, so its gradient is the scale, which is known in the forward pass. */
 #include "ops/loss/loss.h"
 
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {

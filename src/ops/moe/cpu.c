@@ -1,5 +1,6 @@
-/* moe_sort, moe_permute and moe_combine on a CPU. The sort counts and then places blocks of SORT_BLOCK rows, a thread each; the others share out rows. A row
- * is read once for all its slots: scattered writes cost less than scattered reads. */
+/* moe_sort, moe_permute and moe_combine on a CPU. The sort counts and then places blocks of SORT_BLOCK rows, a
+ * thread each; the others share out rows. A row is read once for all its slots: scattered writes cost less than
+ * scattered reads. */
 #include "backend/cpu/kernel.h"
 #include "ops/moe/moe.h"
 

@@ -1,7 +1,8 @@
-/* moe_sort, moe_permute and moe_combine on a GPU. The stable counting sort takes two kernels: each block counts its items (a row's choices) per expert, then
- * each block finds from all counts where its items begin and ranks them, a wavefront's items in order, by comparing lanes; slots do not depend on which
- * wavefront comes first. The copies are bound by memory: a wavefront takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over its
- * k slots in order. */
+/* moe_sort, moe_permute and moe_combine on a GPU. The stable counting sort takes two kernels: each block counts its
+ * items (a row's choices) per expert, then each block finds from all counts where its items begin and ranks them, a
+ * wavefront's items in order, by comparing lanes; slots do not depend on which wavefront comes first. The copies are
+ * bound by memory: a wavefront takes a row, 16 bytes a lane with several loads in flight, and a row's sum runs over
+ * its k slots in order. */
 #include "backend/gpu/vector.h"
 
 enum {

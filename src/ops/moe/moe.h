@@ -1,10 +1,12 @@
-/* Moving rows to experts and back: builders, operands and attributes, for the rule and the kernels of both back ends. */
+/* Moving rows to experts and back: builders, operands and attributes, for the rule and the kernels of both back
+ * ends. */
 #pragma once
 
 #include "graph/op.h"
 
-/* Rows sorted by expert, in row order within an expert: slot INT32 [R, k] of each row and choice, -1 where the row skipped its expert; offset INT32
- * [experts + 1], the first slot of each expert. Slots from offset[experts] on have no row and are zero in every tensor of slots. */
+/* Rows sorted by expert, in row order within an expert: slot INT32 [R, k] of each row and choice, -1 where the row
+ * skipped its expert; offset INT32 [experts + 1], the first slot of each expert. Slots from offset[experts] on have
+ * no row and are zero in every tensor of slots. */
 typedef struct Dispatch { TensorId slot, offset; } Dispatch;
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts);
 /* x_slots[slot[r, j]] = x[r] */

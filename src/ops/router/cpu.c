@@ -1,5 +1,6 @@
-/* The router on a CPU. A row has few classes, so the forward pass works on one vector of rows at a time, class by class, on stack buffers. Loads are integers
- * counted per KERNEL_BLOCK of rows; sums of probabilities are added in block order. */
+/* The router on a CPU. A row has few classes, so the forward pass works on one vector of rows at a time, class by
+ * class, on stack buffers. Loads are integers counted per KERNEL_BLOCK of rows; sums of probabilities are added in
+ * block order. */
 #include "backend/cpu/kernel.h"
 #include "ops/router/router.h"
 
@@ -102,7 +103,8 @@ static void route_rows(const OpCall *call, int64_t begin, int64_t end) {
     }
 }
 
-/* Of rows begin .. end - 1: how often each class was chosen, and, for the auxiliary loss, the sum of its probabilities. */
+/* Of rows begin .. end - 1: how often each class was chosen, and, for the auxiliary loss, the sum of its
+ * probabilities. */
 static void sum_rows(const OpCall *call, int64_t begin, int64_t end, int32_t *count, W *sum) {
     const int32_t *index = call->out[ROUTER_INDEX];
     const W *probabilities = call->out[ROUTER_PROBABILITIES];

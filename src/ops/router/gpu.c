@@ -1,6 +1,7 @@
-/* The router on a GPU. 32 lanes, a wavefront of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd class in registers (functions take their
- * number as the constant `own`), so that softmax, choice and gates need shuffles only. Loads are integers counted per block of rows; sums of probabilities are
- * added in row order within a group of lanes, then over groups, then over blocks, all in fixed order. Scratch is the call's. */
+/* The router on a GPU. 32 lanes, a wavefront of NVIDIA or half of one of AMD, take a row; a lane holds every 32nd
+ * class in registers (functions take their number as the constant `own`), so that softmax, choice and gates need
+ * shuffles only. Loads are integers counted per block of rows; sums of probabilities are added in row order within a
+ * group of lanes, then over groups, then over blocks, all in fixed order. Scratch is the call's. */
 #include "backend/gpu/gpu.h"
 
 enum {
@@ -12,7 +13,8 @@ enum {
     CLASSES = LANES * OWN, /* the most there can be */
 };
 
-/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without auxiliary loss, counts outside training. */
+/* counts [classes, blocks] and sums [classes, blocks] are per block of ROWS; `sums` is NULL without auxiliary loss,
+ * counts outside training. */
 typedef struct RouterArguments {
     const float GLOBAL *logits, *bias;
     int32_t GLOBAL *index, *counts;
@@ -196,9 +198,9 @@ KERNEL(router_loss, RouterLossArguments) {
 
 /* -- Backward ------------------------------------------------------------------------------------------------------ */
 
-/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss, equal for all rows) plus one number
- * for each of the chosen classes: d_gate, or, where gates are renormalised, (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter
- * with p is zero. */
+/* With d_p the gradient of the probabilities: d_logits = p * (d_p - <d_p, p>). d_p is `pull` (the auxiliary loss,
+ * equal for all rows) plus one number for each of the chosen classes: d_gate, or, where gates are renormalised,
+ * (d_gate - <d_gate, gate>) / sum of the chosen p. The dot product of the latter with p is zero. */
 INLINE void route_grad(const RouterGradArguments *a, const int own) {
     int64_t r = (int64_t)block_x() * GROUPS + thread_id() / LANES, row = r < a->rows ? r : a->rows - 1;
     const float GLOBAL *probabilities = a->probabilities + row * a->classes, *d_gate = a->d_gate + row * a->k;

@@ -1,4 +1,5 @@
-/* The router of a mixture of experts: its builder, operands and attributes, for its rule and the kernels of both back ends. */
+/* The router of a mixture of experts: its builder, operands and attributes, for its rule and the kernels of both
+ * back ends. */
 #pragma once
 
 #include "graph/op.h"
@@ -26,7 +27,7 @@ typedef enum RouterOperand {
     ROUTER_PROBABILITIES, /* WIDE [R, classes] */
     ROUTER_COUNT,         /* INT32 [classes]: rows that chose a class; in training */
     ROUTER_D_BIAS,        /* gradient of bias, added to; in training, if bias is a parameter */
-    ROUTER_LOSS,          /* METRIC WIDE [2 or more], of which the second is added to; in training with auxiliary loss */
+    ROUTER_LOSS,          /* METRIC WIDE [2 or more], added to [1]; in training with auxiliary loss */
     ROUTER_OUTPUTS
 } RouterOperand;
 

@@ -1,8 +1,10 @@
 /* The router of a mixture of experts of E experts, and one class more where rows may skip them:
- *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by the row's sum where `renormalise`.
- * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW follows, is the excess load of each expert:
- * share * (count_e / (R k) - 1 / E) (arXiv 2408.15664). The auxiliary loss is Switch's (arXiv 2101.03961, equation 4): share * auxiliary * E * sum over e of
- * f_e P_e / k, with f_e = count_e / R, constant in its gradient, and P_e the mean of p_e over rows. */
+ *     p = softmax(logits) [R, classes],    index = the k classes of highest p + bias,    gate = their p, divided by
+ *       the row's sum where `renormalise`.
+ * Two ways to balance the experts. The load-balancing bias only steers the choice, and its "gradient", which AdamW
+ * follows, is the excess load of each expert: share * (count_e / (R k) - 1 / E) (arXiv 2408.15664). The auxiliary
+ * loss is Switch's (arXiv 2101.03961, equation 4): share * auxiliary * E * sum over e of f_e P_e / k, with f_e =
+ * count_e / R, constant in its gradient, and P_e the mean of p_e over rows. */
 #include "ops/router/router.h"
 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec) {
