@@ -24,7 +24,7 @@ struct Executor {
     int *points, point_count; /* comm points: segment s ends before node points[s], the last one after the last node */
     ExecutorCommPoint comm_point;
     void *comm_point_context;
-    bool overwrite;   /* the next run is the first of a step: nodes of `overwrites` write their gradients instead of adding */
+    bool overwrite;   /* the next run is the first of a step, in which nodes of `overwrites` write gradients */
     bool *overwrites; /* by node: it is the first to touch its gradient and can write it whole (Op.overwrites) */
     ByteSpan *gaps;   /* of the gradient arena: what no node of `overwrites` writes, which executor_zero zeroes */
     int gap_count;

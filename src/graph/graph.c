@@ -70,7 +70,8 @@ void graph_scope(Graph *graph, int layer, const char *prefix) {
 }
 
 static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape) {
-    for (int i = 0; i < TENSOR_MAX_RANK; i++) tensor.shape[i] = i < tensor.rank ? shape[i] : 1; /* shape may lie in the array */
+    /* before the array moves: shape may lie in it */
+    for (int i = 0; i < TENSOR_MAX_RANK; i++) tensor.shape[i] = i < tensor.rank ? shape[i] : 1;
     tensor.producer = -1;
     graph->tensors = grow(graph->tensors, graph->tensor_count, sizeof *graph->tensors);
     graph->tensors[graph->tensor_count] = tensor;

@@ -82,7 +82,7 @@ typedef struct Tensor {
     TypeClass type;
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
-    int64_t offset;    /* bytes from the arena's start; set by the planner but for parameters, their views and gradients */
+    int64_t offset;    /* bytes from the arena's start; the planner sets those outside parameters' arenas */
     int producer;      /* index of the node that makes it, or -1 */
     bool keep;         /* alive to the end of the program, for callers that read it */
     bool frozen;       /* a parameter that is not trained: it has no gradient */
@@ -96,7 +96,7 @@ typedef enum ParameterKind {
     PARAMETER_CONVOLUTION,  /* AdamW, decayed */
     PARAMETER_NORM,         /* gains, residual scales, temperatures: AdamW */
     PARAMETER_BIAS,         /* AdamW */
-    PARAMETER_BALANCE_BIAS, /* router balancing biases: AdamW of their own on load - 1/E, which the router adds to their gradient */
+    PARAMETER_BALANCE_BIAS, /* load-balancing biases: AdamW with its own settings, on load - 1/E as their gradient */
     PARAMETER_KIND_COUNT
 } ParameterKind;
 const char *parameter_kind_name(ParameterKind kind);
