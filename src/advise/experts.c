@@ -1,4 +1,4 @@
-/* Width of experts: few wide ones make large products and train quickly, many narrow ones of which more are chosen cost the same in training's FLOP
+/* Width of experts: few wide ones make large GEMMs and train quickly, many narrow ones of which more are chosen cost the same in training's FLOP
  * but are read one by one when decoding. The ZAYA1 paper chooses widths that serve both; here both are computed side by side. Owns nothing. */
 #include <math.h>
 
@@ -18,12 +18,12 @@ static ExpertChoice weigh(const SizeQuestion *question, const ModelConfig *model
     const Config *config = question->config;
     SizeEstimate estimate = size_estimate(question, model);
     double rows = (double)config->batch.sequences * (double)config->data.length * (double)model->experts_per_token / (double)model->experts;
-    Product first = {(int64_t)ceil(rows), 2 * model->ffn, model->width, model->experts};
+    GemmShape first = {(int64_t)ceil(rows), 2 * model->ffn, model->width, model->experts};
     ExpertChoice choice = {.experts = model->experts,
         .width = model->ffn,
         .chosen = model->experts_per_token,
         .tokens = rows,
-        .efficiency = product_fit(&first, &question->hardware).efficiency,
+        .efficiency = gemm_fit(&first, &question->hardware).efficiency,
         .training = 1 / estimate.seconds,
         .active = estimate.active};
     for (int i = 0; i < 2; i++) choice.decode[i] = decode_bytes(model, estimate.parameters, i ? 32 : 1) / question->hardware.rates.memory;

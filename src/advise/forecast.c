@@ -58,7 +58,7 @@ static ForecastMemory rank_memory(const Session *session, const Cluster *cluster
 
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
-/* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the product that updates X (optim/muon.c).
+/* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM that updates X (optim/muon.c).
  */
 static double newton_schulz_flops(double rows, double columns) {
     double order = fmin(rows, columns), other = fmax(rows, columns);

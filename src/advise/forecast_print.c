@@ -51,7 +51,7 @@ static void print_rates(const Forecast *forecast, const Cluster *cluster, FILE *
     fprintf(file, "tokens/s of a GPU        %.0f\ntokens/s in all          %s\n", forecast->tokens_per_second, all);
     fprintf(file, "TFLOP/s of a GPU         %.1f", 1e-12 * forecast->flops);
     if (hardware->peak_bf16 > 0) fprintf(file, ", %.1f%% of peak", 100 * forecast->flops / hardware->peak_bf16);
-    if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best product", 100 * forecast->flops / hardware->best_bf16);
+    if (hardware->best_bf16 > 0) fprintf(file, ", %.1f%% of the best GEMM", 100 * forecast->flops / hardware->best_bf16);
     fprintf(file, "\n\n");
 }
 
@@ -60,15 +60,15 @@ static void print_assumptions(const Forecast *forecast, const Config *config, co
     const Rates *rates = &hardware->rates;
     fprintf(file, "assumptions\n");
     if (cluster->measured)
-        fprintf(file, "- calibrated by %s: its products by the nearest shape, all else in proportion\n", cluster->measured->source);
+        fprintf(file, "- calibrated by %s: its GEMMs by the nearest shape, all else in proportion\n", cluster->measured->source);
     fprintf(file,
-        "- %s: products %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "
+        "- %s: GEMMs %.3g, head %.3g, attention %.3g forward and %.3g backward (long sequences) TFLOP/s; memory %.3g, optimizer %.3g "
         "TB/s\n",
         hardware->measured ? "rates measured with smelt on this processor"
-                           : "rates of the H100 in proportion to the best product and copy of this processor",
-        1e-12 * rates->product, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient, 1e-12 * rates->memory,
+                           : "rates of the H100 in proportion to the best GEMM and copy of this processor",
+        1e-12 * rates->gemm, 1e-12 * rates->head, 1e-12 * rates->attention, 1e-12 * rates->attention_gradient, 1e-12 * rates->memory,
         1e-12 * rates->optimizer);
-    if (hardware->best_bf16 <= 0) fprintf(file, "- no measured product of this processor is known: 0.6 of its peak\n");
+    if (hardware->best_bf16 <= 0) fprintf(file, "- no measured GEMM of this processor is known: 0.6 of its peak\n");
     fprintf(file, "- every token attends to its whole sequence; experts get equal shares; data is always there\n");
     if (forecast->tokens != (double)config->batch.tokens)
         fprintf(file, "- a step takes %.0f tokens in place of batch.tokens=%lld, the next multiple of what all ranks take at once\n",

@@ -4,16 +4,16 @@
 
 #include "device/device.h"
 
-/* How fast classes of operations run, per processor of the table. A matrix product of m x n x k reaches `product` FLOP/s times its tile and wave
- * efficiency (product.h). Attention's rate grows with the length T of a sequence: rate * T / (T + rows), the rows being what starts and ends of its
- * tiles cost. */
+/* How fast classes of operations run. A GEMM of m x n x k reaches `gemm` FLOP/s times its tile and wave efficiency
+ * (gemm_fit.h). Attention's rate grows with the length T of a sequence: rate * T / (T + rows), the rows being what starts
+ * and ends of its tiles cost. */
 typedef struct Rates {
-    double product;                                     /* FLOP/s of a layer's products */
+    double gemm;                                        /* FLOP/s of a layer's GEMMs */
     double head;                                        /* of the head with its cross-entropy */
-    double experts, expert_weights;                     /* of grouped products, and of their gradients of weights */
+    double experts, expert_weights;                     /* of grouped GEMMs, and of those for gradients of weights */
     double attention, attention_rows;                   /* forward */
     double attention_gradient, attention_gradient_rows; /* backward */
-    double muon;                                        /* of Newton-Schulz products, counted at half for symmetric ones */
+    double muon;                                        /* of Newton-Schulz GEMMs, counted at half for symmetric ones */
     double memory, optimizer;                           /* bytes/s of elementwise operations, of an AdamW update */
     double launch;                                      /* seconds between two operations */
 } Rates;
@@ -21,13 +21,12 @@ typedef struct Rates {
 typedef struct Hardware {
     const char *name, *title; /* as in gpu=mi300x; for people */
     DeviceKind kind;
-    const char *device_names;         /* parts of the name that the driver gives, with | between them */
     int processors, wave;             /* compute units or multiprocessors, lanes */
-    int tile_rows, tile_columns;      /* the largest tile of a good product */
+    int tile_rows, tile_columns;      /* the largest tile of a good GEMM */
     int head_dim;                     /* the least head size that its attention likes */
     double peak_bf16, peak_fp8;       /* FLOP/s, dense */
-    double best_bf16;                 /* of a large product, random data */
-    double plateau;                   /* FLOP that a product needs to come near best_bf16 */
+    double best_bf16;                 /* of a large GEMM, random data */
+    double plateau;                   /* FLOP that a GEMM needs to come near best_bf16 */
     double memory;                    /* bytes */
     double bandwidth, best_bandwidth; /* bytes/s; best: of a copy, read and written */
     int per_node;                     /* usual GPUs of a node */
@@ -46,8 +45,8 @@ bool hardware_of_device(Hardware *hardware, const Device *device);
 /* All names, with ", " between them. */
 const char *hardware_names(void);
 
-/* Rates in proportion to a measured product (FLOP/s) and copy (bytes/s, read and written), which become the best; 0: not measured. */
-void hardware_calibrate(Hardware *hardware, double product, double copy);
+/* Rates in proportion to a measured GEMM (FLOP/s) and copy (bytes/s, read and written), which become the best; 0: not measured. */
+void hardware_calibrate(Hardware *hardware, double gemm, double copy);
 
 /* A device to plan programs for that is not here; the caller closes it. */
 Device *hardware_device(const Hardware *hardware);

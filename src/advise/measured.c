@@ -29,23 +29,23 @@ static const char *get_text(const json_t *row, const char *name) {
 }
 
 /* Of several rows of one shape (programs, layouts) the quickest stays. */
-static void add_product(Measured *measured, MeasuredProduct product) {
-    measured->best = fmax(measured->best, product.tflops * 1e12);
+static void add_gemm(Measured *measured, MeasuredGemm gemm) {
+    measured->best = fmax(measured->best, gemm.tflops * 1e12);
     for (int i = 0; i < measured->count; i++) {
-        MeasuredProduct *old = &measured->products[i];
-        if (old->m != product.m || old->n != product.n || old->k != product.k) continue;
-        old->tflops = fmax(old->tflops, product.tflops);
+        MeasuredGemm *old = &measured->gemms[i];
+        if (old->m != gemm.m || old->n != gemm.n || old->k != gemm.k) continue;
+        old->tflops = fmax(old->tflops, gemm.tflops);
         return;
     }
-    measured->products = memory_resize(measured->products, ((size_t)measured->count + 1) * sizeof product);
-    measured->products[measured->count++] = product;
+    measured->gemms = memory_resize(measured->gemms, ((size_t)measured->count + 1) * sizeof gemm);
+    measured->gemms[measured->count++] = gemm;
 }
 
 static void read_row(Measured *measured, const json_t *row) {
-    MeasuredProduct product = {.tflops = get_rate(row, "tflops")};
+    MeasuredGemm gemm = {.tflops = get_rate(row, "tflops")};
     const char *type = get_text(row, "type");
-    bool sized = get_size(row, "m", &product.m) && get_size(row, "n", &product.n) && get_size(row, "k", &product.k);
-    if (sized && product.tflops > 0 && (!*type || !strcmp(type, "bf16"))) add_product(measured, product);
+    bool sized = get_size(row, "m", &gemm.m) && get_size(row, "n", &gemm.n) && get_size(row, "k", &gemm.k);
+    if (sized && gemm.tflops > 0 && (!*type || !strcmp(type, "bf16"))) add_gemm(measured, gemm);
     if (!strcmp(get_text(row, "kernel"), "copy") && !strcmp(get_text(row, "level"), "memory"))
         measured->bandwidth = fmax(measured->bandwidth, 1e9 * get_rate(row, "gbps"));
 }
@@ -68,21 +68,21 @@ bool measured_read(Measured *measured, const char *path, Error *error) {
     json_decref(root);
     if (measured->count > 0 || measured->bandwidth > 0) return true;
     return error_set(error, ERROR_DATA,
-        "bench=%s has no bf16 product (m, n, k, tflops) and no copy in memory (kernel, level, gbps): give the JSON of smelt bench gemm or "
+        "bench=%s has no bf16 GEMM (m, n, k, tflops) and no copy in memory (kernel, level, gbps): give the JSON of smelt bench gemm or "
         "memory",
         path);
 }
 
 void measured_free(Measured *measured) {
-    free(measured->products);
+    free(measured->gemms);
     *measured = (Measured){0};
 }
 
-const MeasuredProduct *measured_find(const Measured *measured, int64_t m, int64_t n, int64_t k) {
-    const MeasuredProduct *nearest = NULL;
+const MeasuredGemm *measured_find(const Measured *measured, int64_t m, int64_t n, int64_t k) {
+    const MeasuredGemm *nearest = NULL;
     double least = farthest;
     for (int i = 0; i < measured->count; i++) {
-        const MeasuredProduct *p = &measured->products[i];
+        const MeasuredGemm *p = &measured->gemms[i];
         double distance =
             fabs(log2((double)m / (double)p->m)) + fabs(log2((double)n / (double)p->n)) + fabs(log2((double)k / (double)p->k));
         if (distance > least || (nearest && distance == least)) continue;

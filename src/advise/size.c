@@ -58,7 +58,7 @@ __attribute__((format(printf, 6, 7))) static void add(
 static int64_t alignment(const SizeQuestion *question) { return question->hardware.kind == DEVICE_CPU ? CPU_ALIGNMENT : ALIGNMENT; }
 static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-/* A dimension of products: rows of 16-byte loads, whole tiles. */
+/* A dimension of GEMMs: rows of 16-byte loads, whole tiles. */
 static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, int64_t value, ModelConfig mended) {
     int64_t unit = alignment(question), next = round_up(value, unit);
     if (next == value) {
@@ -174,10 +174,10 @@ static void check_expert_tokens(Sizing *sizing, const SizeQuestion *question) {
             (long long)tile, (long long)ceil((double)config->batch.sequences * (double)tile / fmax((double)tokens, 1)));
 }
 
-/* -- Products of the whole program --------------------------------------------------------------------------------- */
+/* -- GEMMs of the whole program --------------------------------------------------------------------------------- */
 
-/* What quantisation and products below the plateau take of a microbatch's time. */
-static void check_products(Sizing *sizing, const SizeQuestion *question) {
+/* What quantisation and GEMMs below the plateau take of a microbatch's time. */
+static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     const Config *config = question->config;
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
@@ -187,7 +187,7 @@ static void check_products(Sizing *sizing, const SizeQuestion *question) {
         double seconds = work_seconds(&work, &question->hardware, question->measured);
         total += seconds;
         if (work.class > WORK_EXPERT_WEIGHTS) continue;
-        ProductFit fit = product_fit(&work.product, &question->hardware);
+        GemmFit fit = gemm_fit(&work.gemm, &question->hardware);
         quantised += seconds * (1 - fit.tile * fit.wave);
         ramp += seconds * (1 - fit.ramp);
     }
@@ -195,11 +195,10 @@ static void check_products(Sizing *sizing, const SizeQuestion *question) {
     const double worth_telling = 0.1;
     int64_t sequences = config->batch.sequences;
     add(sizing, quantised / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
-        "tile and wave quantisation of all products: %.1f%% of a microbatch's time", 100 * quantised / total);
+        "tile and wave quantisation of all GEMMs: %.1f%% of a microbatch's time", 100 * quantised / total);
     if (question->hardware.plateau > 0)
         add(sizing, ramp / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,
-            "products under the plateau of %.0f GFLOP: %.1f%% of a microbatch's time", 1e-9 * question->hardware.plateau,
-            100 * ramp / total);
+            "GEMMs under the plateau of %.0f GFLOP: %.1f%% of a microbatch's time", 1e-9 * question->hardware.plateau, 100 * ramp / total);
 }
 
 void size_check(Sizing *sizing, const SizeQuestion *question) {
@@ -212,5 +211,5 @@ void size_check(Sizing *sizing, const SizeQuestion *question) {
         check_expert_count(sizing, question);
         check_expert_tokens(sizing, question);
     }
-    check_products(sizing, question);
+    check_gemms(sizing, question);
 }

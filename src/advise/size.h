@@ -1,6 +1,6 @@
 /* Sizing rules: whether the dimensions of a model suit a processor, and what it costs where they do not. The rules are those of arXiv 2401.14489 and
  * of the ZAYA1 paper (arXiv 2511.17127); the costs come from the work of the very program that would train, with tile and wave quantisation of each
- * of its products (product.h). */
+ * of its GEMMs (gemm_fit.h). */
 #pragma once
 
 #include <stdio.h>
@@ -52,7 +52,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
 /* Experts of other widths with the same number of parameters (experts.c): training's time per token against that of decoding. */
 typedef struct ExpertChoice {
     int64_t experts, width, chosen;
-    double tokens;     /* rows of one expert's products in a microbatch */
+    double tokens;     /* rows of one expert's GEMMs in a microbatch */
     double efficiency; /* of the first of them, together */
     double training;   /* tokens/s */
     double decode[2];  /* seconds of a step of decoding for 1 and for 32 sequences: bytes of the weights that it reads */
@@ -61,4 +61,4 @@ typedef struct ExpertChoice {
 enum { SIZE_EXPERT_CHOICES = 6 };
 int size_experts(const SizeQuestion *question, ExpertChoice choices[SIZE_EXPERT_CHOICES]);
 
-void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file); /* findings, then products, neighbours and experts */
+void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file); /* findings, then GEMMs, neighbours and experts */

@@ -1,4 +1,4 @@
-/* How a sizing is shown: findings, the products with their tiles, better neighbours, widths of experts. */
+/* How a sizing is shown: findings, the GEMMs with their tiles, better neighbours, widths of experts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,16 +20,16 @@ static void print_findings(const Sizing *sizing, FILE *file) {
     }
 }
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- GEMMs ------------------------------------------------------------------------------------------------------ */
 
 typedef struct Row {
     const char *name;
-    Product product;
+    GemmShape shape;
     int calls;
     double seconds, flops, rate;
 } Row;
 
-static bool same_product(const Product *a, const Product *b) {
+static bool same_shape(const GemmShape *a, const GemmShape *b) {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->count == b->count;
 }
 
@@ -44,10 +44,8 @@ static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) 
         Work work = work_of_node(graph, &graph->nodes[i]);
         if (work.class > WORK_EXPERT_WEIGHTS) continue;
         int at = 0;
-        while (
-            at < count && !(same_product(&rows[at].product, &work.product) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name)))
-            at++;
-        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .product = work.product};
+        while (at < count && !(same_shape(&rows[at].shape, &work.gemm) && !strcmp(rows[at].name, op_table[graph->nodes[i].op]->name))) at++;
+        if (at == count) rows[count++] = (Row){.name = op_table[graph->nodes[i].op]->name, .shape = work.gemm};
         rows[at].calls++;
         rows[at].flops += work.flops;
         rows[at].seconds += work_seconds(&work, &question->hardware, question->measured);
@@ -57,9 +55,9 @@ static int collect(Row *rows, const Graph *graph, const SizeQuestion *question) 
 }
 
 static void print_row(const Row *row, const SizeQuestion *question, double total, FILE *file) {
-    const Product *p = &row->product;
-    ProductFit fit = product_fit(p, &question->hardware);
-    const MeasuredProduct *near = question->measured && p->count == 1 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
+    const GemmShape *p = &row->shape;
+    GemmFit fit = gemm_fit(p, &question->hardware);
+    const MeasuredGemm *near = question->measured && p->count == 1 ? measured_find(question->measured, p->m, p->n, p->k) : NULL;
     char tile[16];
     snprintf(tile, sizeof tile, "%dx%d", fit.tile_rows, fit.tile_columns);
     fprintf(file, "  %-26s %4d %8lld %7lld %7lld %5lld %7.0f %8s %6.1f%% %6.1f%% %6.1f%% %7.2f ms %5.1f%%", row->name, row->calls,
@@ -69,7 +67,7 @@ static void print_row(const Row *row, const SizeQuestion *question, double total
     fprintf(file, "\n");
 }
 
-static void print_products(const SizeQuestion *question, FILE *file) {
+static void print_gemms(const SizeQuestion *question, FILE *file) {
     const Config *config = question->config;
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
@@ -122,7 +120,7 @@ static void print_experts(const SizeQuestion *question, FILE *file) {
     if (count == 0) return;
     fprintf(file,
         "\nexperts of other widths, as many parameters in all (modelled): training against decoding, whose step reads the weights once\n");
-    fprintf(file, "  %7s %7s %7s %10s %12s %10s %10s %14s %14s\n", "experts", "width", "chosen", "rows each", "first product", "active",
+    fprintf(file, "  %7s %7s %7s %10s %12s %10s %10s %14s %14s\n", "experts", "width", "chosen", "rows each", "first GEMM", "active",
         "tokens/s", "decode 1 seq", "decode 32 seq");
     for (int i = 0; i < count; i++) {
         const ExpertChoice *c = &choices[i];
@@ -141,7 +139,7 @@ void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file) 
     log_format_count(estimate.active, active);
     fprintf(file, "%s parameters, %s active per token, on %s\n\n", parameters, active, question->hardware.title);
     print_findings(sizing, file);
-    print_products(question, file);
+    print_gemms(question, file);
     print_neighbours(question, file);
     print_experts(question, file);
     if (sizing->faults) fprintf(file, "\n%d fault%s\n", sizing->faults, sizing->faults == 1 ? "" : "s");

@@ -10,30 +10,34 @@
 #include "ops/loss/loss.h"
 
 const char *work_class_name(WorkClass class) {
-    static const char *const names[WORK_CLASSES] = {"products", "head", "products of experts", "gradients of experts", "attention, forward",
+    static const char *const names[WORK_CLASSES] = {"GEMMs", "head", "GEMMs of experts", "gradients of experts", "attention, forward",
         "attention, backward", "memory-bound operations"};
     return names[class];
 }
 
 /* The weight's gradient sums over tokens, which are no row of anything; in the others k is a row of an operand. */
-static Product of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) { return (Product){tokens, to, from, count, to | from}; }
-static Product of_weights(int64_t out, int64_t in, int64_t tokens, int64_t count) { return (Product){out, in, tokens, count, out | in}; }
+static GemmShape of_tokens(int64_t tokens, int64_t to, int64_t from, int64_t count) {
+    return (GemmShape){tokens, to, from, count, to | from};
+}
+static GemmShape of_weights(int64_t out, int64_t in, int64_t tokens, int64_t count) {
+    return (GemmShape){out, in, tokens, count, out | in};
+}
 
-static Product linear_product(const Graph *graph, const Node *node) {
+static GemmShape linear_gemm_shape(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
     if (node->op == OP_linear_grad_weight) return of_weights(s.out, s.in, s.rows, 1);
     return node->op == OP_linear ? of_tokens(s.rows, s.out, s.in, 1) : of_tokens(s.rows, s.in, s.out, 1);
 }
 
-/* One product per expert, with the rows that it has when all have alike. */
-static Product expert_product(const Graph *graph, const Node *node) {
+/* One GEMM per expert, with the rows that it has when all have alike. */
+static GemmShape expert_gemm_shape(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
     int64_t experts = graph_get(graph, grouped_linear_node_weight(node))->shape[0], tokens = (s.rows + experts - 1) / experts;
     if (node->op == OP_grouped_linear_grad_weight) return of_weights(s.out, s.in, tokens, experts);
     return node->op == OP_grouped_linear ? of_tokens(tokens, s.out, s.in, experts) : of_tokens(tokens, s.in, s.out, experts);
 }
 
-static Product head_product(const Graph *graph, const Node *node) {
+static GemmShape head_gemm_shape(const Graph *graph, const Node *node) {
     TensorId x = node->in[LOSS_X], w = node->in[LOSS_W];
     return of_tokens(graph_rows(graph, x), graph_rows(graph, w), graph_columns(graph, x), 1);
 }
@@ -53,18 +57,18 @@ Work work_of_node(const Graph *graph, const Node *node) {
     case OP_linear:
     case OP_linear_grad_input:
     case OP_linear_grad_weight:
-        work.class = WORK_PRODUCT;
-        work.product = linear_product(graph, node);
+        work.class = WORK_GEMM;
+        work.gemm = linear_gemm_shape(graph, node);
         break;
     case OP_grouped_linear:
     case OP_grouped_linear_grad_input:
     case OP_grouped_linear_grad_weight:
         work.class = node->op == OP_grouped_linear_grad_weight ? WORK_EXPERT_WEIGHTS : WORK_EXPERTS;
-        work.product = expert_product(graph, node);
+        work.gemm = expert_gemm_shape(graph, node);
         break;
     case OP_linear_cross_entropy:
         work.class = WORK_HEAD;
-        work.product = head_product(graph, node);
+        work.gemm = head_gemm_shape(graph, node);
         break;
     case OP_attention:
     case OP_attention_grad:
@@ -80,10 +84,10 @@ static double computing_seconds(const Work *work, const Hardware *hardware, cons
     const Rates *rates = &hardware->rates;
     double length = (double)work->length;
     switch (work->class) {
-    case WORK_PRODUCT: return product_seconds(&work->product, hardware, rates->product, measured);
-    case WORK_HEAD: return product_seconds(&work->product, hardware, rates->head, NULL) * (work->flops / product_flops(&work->product));
-    case WORK_EXPERTS: return product_seconds(&work->product, hardware, rates->experts, NULL);
-    case WORK_EXPERT_WEIGHTS: return product_seconds(&work->product, hardware, rates->expert_weights, NULL);
+    case WORK_GEMM: return gemm_seconds(&work->gemm, hardware, rates->gemm, measured);
+    case WORK_HEAD: return gemm_seconds(&work->gemm, hardware, rates->head, NULL) * (work->flops / gemm_shape_flops(&work->gemm));
+    case WORK_EXPERTS: return gemm_seconds(&work->gemm, hardware, rates->experts, NULL);
+    case WORK_EXPERT_WEIGHTS: return gemm_seconds(&work->gemm, hardware, rates->expert_weights, NULL);
     case WORK_ATTENTION: return work->padding * work->flops / (rates->attention * length / (length + rates->attention_rows));
     case WORK_ATTENTION_GRADIENT:
         return work->padding * work->flops / (rates->attention_gradient * length / (length + rates->attention_gradient_rows));

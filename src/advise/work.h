@@ -1,11 +1,11 @@
-/* The work of a program on a processor: which product, attention or memory operation a node is, and how long it takes at the processor's rates. */
+/* The work of a program on a processor: which GEMM, attention or memory operation a node is, and how long it takes at the processor's rates. */
 #pragma once
 
 #include "graph/graph.h"
-#include "advise/product.h"
+#include "advise/gemm_fit.h"
 
 typedef enum WorkClass {
-    WORK_PRODUCT,
+    WORK_GEMM,
     WORK_HEAD,
     WORK_EXPERTS,
     WORK_EXPERT_WEIGHTS,
@@ -19,7 +19,7 @@ const char *work_class_name(WorkClass class);
 typedef struct Work {
     WorkClass class;
     double flops, bytes; /* as the operation's cost rule says */
-    Product product;     /* of the product classes; of the head the forward one of its three */
+    GemmShape gemm;      /* of the GEMM classes; of the head the forward one of its three */
     int64_t length;      /* of a sequence, for attention */
     double padding;      /* of attention: columns of its tiles for each column of a head */
 } Work;

@@ -49,8 +49,8 @@ static void every_listed_processor_is_in_the_table_with_rates(void **state) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         Hardware found = hardware(names[i]);
         assert_non_null(strstr(hardware_names(), names[i]));
-        assert_true(found.processors > 0 && found.memory > 0 && found.rates.product > 0 && found.rates.memory > 0);
-        assert_true(found.rates.product < found.peak_bf16);
+        assert_true(found.processors > 0 && found.memory > 0 && found.rates.gemm > 0 && found.rates.memory > 0);
+        assert_true(found.rates.gemm < found.peak_bf16);
         assert_true(found.best_bf16 < found.peak_bf16);
     }
 }
@@ -67,20 +67,20 @@ static void an_unknown_processor_is_refused_with_the_known_ones(void **state) {
 static void calibration_scales_rates_with_what_was_measured(void **state) {
     (void)state;
     Hardware table = hardware("h100"), machine = table;
-    hardware_calibrate(&machine, 391e12, 1.49e12); /* half of the table's best product and copy */
-    assert_true(fabs(machine.rates.product / table.rates.product - 0.5) < 1e-9);
+    hardware_calibrate(&machine, 391e12, 1.49e12); /* half of the table's best GEMM and copy */
+    assert_true(fabs(machine.rates.gemm / table.rates.gemm - 0.5) < 1e-9);
     assert_true(fabs(machine.rates.attention / table.rates.attention - 0.5) < 1e-9);
     assert_true(fabs(machine.rates.memory / table.rates.memory - 0.5) < 1e-9);
     hardware_calibrate(&table, 0, 0);
-    assert_true(fabs(table.rates.product - 735e12) < 1);
+    assert_true(fabs(table.rates.gemm - 735e12) < 1);
 }
 
-/* -- Products ------------------------------------------------------------------------------------------------------ */
+/* -- GEMMs ------------------------------------------------------------------------------------------------------ */
 
 static void whole_tiles_in_whole_waves_lose_nothing(void **state) {
     (void)state;
     Hardware mi300x = hardware("mi300x");
-    ProductFit fit = product_fit(&(Product){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x); /* 304 tiles of 256 x 256 */
+    GemmFit fit = gemm_fit(&(GemmShape){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x); /* 304 tiles of 256 x 256 */
     assert_int_equal(fit.tiles, 304);
     assert_int_equal(fit.waves, 1);
     assert_true(fit.tile == 1 && fit.wave == 1);
@@ -89,24 +89,24 @@ static void whole_tiles_in_whole_waves_lose_nothing(void **state) {
 static void one_row_and_one_tile_too_many_cost_efficiency(void **state) {
     (void)state;
     Hardware mi300x = hardware("mi300x");
-    double whole = product_fit(&(Product){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency;
-    assert_true(product_fit(&(Product){256 * 19 + 1, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
-    assert_true(product_fit(&(Product){256 * 20, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
+    double whole = gemm_fit(&(GemmShape){256 * 19, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency;
+    assert_true(gemm_fit(&(GemmShape){256 * 19 + 1, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
+    assert_true(gemm_fit(&(GemmShape){256 * 20, 256 * 16, 8192, 1, 8192}, &mi300x).efficiency < 0.95 * whole);
 }
 
 static void long_sums_are_cut_to_fill_the_processor(void **state) {
     (void)state;
     Hardware mi300x = hardware("mi300x");
-    ProductFit fit = product_fit(&(Product){512, 512, 65536, 1, 512}, &mi300x);
-    assert_true(fit.pieces > 1);
+    GemmFit fit = gemm_fit(&(GemmShape){512, 512, 65536, 1, 512}, &mi300x);
+    assert_true(fit.splits > 1);
     assert_true(fit.wave > 0.5); /* uncut, at most 64 tiles of 64 x 64 for 304 processors */
 }
 
 static void rows_that_are_no_multiples_of_16_bytes_cost_efficiency(void **state) {
     (void)state;
     Hardware h100 = hardware("h100");
-    double whole = product_fit(&(Product){8192, 8192, 8192, 1, 8192}, &h100).efficiency;
-    assert_true(fabs(product_fit(&(Product){8192, 8192, 8192, 1, 8193}, &h100).efficiency / whole - 0.5) < 1e-9);
+    double whole = gemm_fit(&(GemmShape){8192, 8192, 8192, 1, 8192}, &h100).efficiency;
+    assert_true(fabs(gemm_fit(&(GemmShape){8192, 8192, 8192, 1, 8193}, &h100).efficiency / whole - 0.5) < 1e-9);
 }
 
 /* -- Measured tables ----------------------------------------------------------------------------------------------- */
@@ -122,7 +122,7 @@ static bool read_text(Measured *measured, const char *text, Error *error) {
     return read;
 }
 
-static void bench_results_give_products_and_the_copy_in_memory(void **state) {
+static void bench_results_give_gemms_and_the_copy_in_memory(void **state) {
     (void)state;
     Measured measured;
     Error error = {0};
@@ -133,8 +133,8 @@ static void bench_results_give_products_and_the_copy_in_memory(void **state) {
         "{\"kernel\": \"copy\", \"level\": \"memory\", \"gbps\": 2500}, {\"kernel\": \"copy\", \"level\": \"L1\", \"gbps\": 90000}]}";
     assert_true(read_text(&measured, text, &error));
     assert_int_equal(measured.count, 1);
-    assert_true(measured.products[0].tflops == 120 && measured.best == 120e12 && measured.bandwidth == 2500e9);
-    assert_ptr_equal(measured_find(&measured, 1100, 2048, 512), measured.products);
+    assert_true(measured.gemms[0].tflops == 120 && measured.best == 120e12 && measured.bandwidth == 2500e9);
+    assert_ptr_equal(measured_find(&measured, 1100, 2048, 512), measured.gemms);
     assert_null(measured_find(&measured, 16384, 2048, 512));
     measured_free(&measured);
 }
@@ -431,7 +431,7 @@ static void a_forecast_is_labelled_as_modelled_with_assumptions(void **state) {
     fclose(file);
     assert_int_equal(strncmp(text, "modelled, not measured", 22), 0);
     assert_non_null(strstr(text, "assumptions"));
-    assert_non_null(strstr(text, "no measured product of this processor is known"));
+    assert_non_null(strstr(text, "no measured GEMM of this processor is known"));
     free(text);
     options_free_strings(&given.strings);
 }
@@ -464,7 +464,7 @@ int main(void) {
         cmocka_unit_test(one_row_and_one_tile_too_many_cost_efficiency),
         cmocka_unit_test(long_sums_are_cut_to_fill_the_processor),
         cmocka_unit_test(rows_that_are_no_multiples_of_16_bytes_cost_efficiency),
-        cmocka_unit_test(bench_results_give_products_and_the_copy_in_memory),
+        cmocka_unit_test(bench_results_give_gemms_and_the_copy_in_memory),
         cmocka_unit_test(files_that_are_no_bench_results_are_refused),
         cmocka_unit_test(zaya1_passes_on_the_processor_that_it_was_made_for),
         cmocka_unit_test(each_fault_of_a_spoiled_copy_is_reported_with_its_cost),
