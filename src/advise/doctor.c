@@ -2,15 +2,13 @@
 #include "advise/doctor.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 
 static const char *const words[] = {"ok", "warning", "error"};
@@ -118,16 +116,13 @@ char *doctor_path(const Doctor *doctor, const char *format, ...) {
 
 bool doctor_exists(const Doctor *doctor, const char *path) {
     char *full = doctor_path(doctor, "%s", path);
-    bool there = access(full, F_OK) == 0;
+    bool there = file_exists(full);
     free(full);
     return there;
 }
 
 static bool read_file(const char *path, char *text, size_t size) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t length = file < 0 ? -1 : read(file, text, size - 1);
-    if (file >= 0) close(file);
-    text[length > 0 ? length : 0] = '\0';
+    int64_t length = file_read_start(path, text, size);
     while (length > 0 && isspace((unsigned char)text[length - 1])) text[--length] = '\0';
     return length >= 0;
 }
@@ -155,20 +150,20 @@ int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *
     return !done || end == text || errno ? otherwise : number;
 }
 
-static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
-
 int doctor_list(const Doctor *doctor, char names[][DOCTOR_NAME], int most, const char *format, ...) {
-    struct dirent **entries;
+    FileList list;
+    Error ignored;
     va_list arguments;
     va_start(arguments, format);
     char *path = path_below(doctor, format, arguments);
     va_end(arguments);
-    int found = scandir(path, &entries, visible, versionsort), count = 0;
+    int count = 0;
+    file_list(path, &list, &ignored);
     free(path);
-    for (int i = 0; i < found; i++) {
-        if (count < most && strlen(entries[i]->d_name) < DOCTOR_NAME) strcpy(names[count++], entries[i]->d_name);
-        free(entries[i]);
+    for (size_t i = 0; i < list.count && count < most; i++) {
+        const char *name = list.entries[i].name;
+        if (name[0] != '.' && strlen(name) < DOCTOR_NAME) strcpy(names[count++], name);
     }
-    if (found >= 0) free(entries);
+    file_list_free(&list);
     return count;
 }

@@ -1,15 +1,13 @@
 /* The node self-test: does the machine compute right, and does memory move at a speed that one would expect; and the disk under a folder. All of it
  * under a minute. Owns its buffers for the length of a check. */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "backend/backend.h"
 #include "base/bf16.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -18,42 +16,41 @@
 
 /* -- Disk ---------------------------------------------------------------------------------------------------------- */
 
-enum { PIECE = 4 << 20, PIECES = 64 };
+enum { BLOCK = 4 << 20, BLOCKS = 64 };
 static const double most_seconds = 2;
 
-/* Bytes/s of writing pieces to the disk itself, until all are written or time is up; negative with errno set when it fails. */
-static double write_speed(int file) {
-    char *piece = memory_allocate(PIECE);
-    for (int64_t i = 0; i < PIECE; i += 8) memcpy(piece + i, &(uint64_t){(uint64_t)i * 0x9e3779b97f4a7c15u}, 8);
+/* Bytes/s of writing blocks to the disk itself, until all are written or time is up; negative when it fails. */
+static double write_speed(const File *file, Error *error) {
+    char *block = memory_allocate(BLOCK);
+    for (int64_t i = 0; i < BLOCK; i += 8) memcpy(block + i, &(uint64_t){(uint64_t)i * 0x9e3779b97f4a7c15u}, 8);
     double start = log_seconds(), bytes = 0;
     bool good = true;
-    for (int i = 0; i < PIECES && good && log_seconds() - start < most_seconds; i++) {
-        good = write(file, piece, PIECE) == PIECE && fdatasync(file) == 0;
-        bytes += PIECE;
+    for (int64_t i = 0; i < BLOCKS && good && log_seconds() - start < most_seconds; i++) {
+        good = file_write_at(file, block, BLOCK, i * BLOCK, error) && file_sync_data(file, error);
+        bytes += BLOCK;
     }
-    free(piece);
+    free(block);
     return good ? bytes / (log_seconds() - start) : -1;
 }
 
 static void check_room(Doctor *doctor, const char *folder) {
-    struct statvfs status;
     char room[32];
-    if (statvfs(folder, &status)) return;
-    double bytes = (double)status.f_bavail * (double)status.f_frsize;
+    double bytes = file_free_bytes(folder);
     bool little = bytes < 10e9;
+    if (bytes < 0) return;
     log_format_bytes(bytes, room);
     doctor_add(doctor, little ? HEALTH_WARNING : HEALTH_OK, "disk.room", little ? "free space, or give another folder=" : "",
         "%s are free under %s", room, folder);
 }
 
 void doctor_check_disk(Doctor *doctor, const char *folder) {
-    char *path = memory_format("%s/.smelt-doctor-XXXXXX", folder);
-    int file = mkstemp(path);
-    if (file < 0) {
+    File file;
+    Error error;
+    if (!file_open_unnamed(&file, folder, &error)) {
         doctor_add(doctor, HEALTH_WARNING, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s",
             folder, strerror(errno));
     } else {
-        double speed = write_speed(file);
+        double speed = write_speed(&file, &error);
         bool slow = speed < 100e6;
         if (speed < 0)
             doctor_add(doctor, HEALTH_ERROR, "disk.write", "free space, or look at the disk: dmesg", "writing to %s failed: %s", folder,
@@ -62,10 +59,8 @@ void doctor_check_disk(Doctor *doctor, const char *folder) {
             doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "disk.write",
                 slow ? "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here" : "",
                 "%.0f MB/s reach the disk under %s (4 MiB at a time)", speed / 1e6, folder);
-        close(file);
-        unlink(path);
+        file_close(&file);
     }
-    free(path);
     check_room(doctor, folder);
 }
 

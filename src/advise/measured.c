@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 
 static const double farthest = 2; /* sum of |log2| over the three dimensions at which a shape still tells about another */
@@ -56,11 +57,16 @@ static const json_t *find_rows(const json_t *root) {
     return json_is_array(rows) ? rows : json_object_get(root, "results");
 }
 
+enum { RESULTS_LIMIT = 64 << 20 }; /* bytes of a file */
+
 bool measured_read(Measured *measured, const char *path, Error *error) {
     json_error_t wrong;
     *measured = (Measured){0};
     snprintf(measured->source, sizeof measured->source, "%s", path);
-    json_t *root = json_load_file(path, 0, &wrong);
+    char *text = file_read(path, RESULTS_LIMIT, NULL, error);
+    if (!text) return error_recode(error, ERROR_DATA) || error_context(error, "bench=%s", path);
+    json_t *root = json_loads(text, 0, &wrong);
+    free(text);
     if (!root)
         return error_set(error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, wrong.text, wrong.line);
     const json_t *rows = find_rows(root);

@@ -1,13 +1,11 @@
 /* `smelt bench NAME [CONFIG.yaml] [key=value ...]`: the table of benchmarks. Options that a benchmark does not have
  * are those of the configuration, where it takes one. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "bench/bench.h"
 #include "app/command.h"
@@ -82,15 +80,7 @@ static bool read_arguments(Bench *bench, Given *given, Invocation *invocation, E
 
 /* Before the measuring, which may take hours. Files that exist are left as they are, and none is made. */
 static bool check_output(const char *option, const char *path, Error *error) {
-    struct stat status;
-    bool absent = lstat(path, &status) != 0; /* a link to nothing is not ours to remove */
-    bool special = stat(path, &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
-    if (!*path || special) return true; /* opening a pipe would be seen at its other end */
-    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0) return error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
-    close(file);
-    if (absent) unlink(path);
-    return true;
+    return !*path || file_can_output(path) || error_set(error, ERROR_USAGE, "%s=%s cannot be written: %s", option, path, strerror(errno));
 }
 
 static bool check_outputs(const BenchOptions *options, Error *error) {

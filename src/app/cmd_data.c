@@ -146,12 +146,12 @@ static int64_t longest_document(const Shard *shard) {
 
 static void print_shard(const Shard *shard) {
     char size[32];
-    log_format_bytes((double)shard->mapped_bytes, size);
+    log_format_bytes((double)shard->map.size, size);
     printf("shard:            %s\n", shard->prefix);
     printf("type:             %s\n", shard_type_name(shard));
     printf("tokens:           %" PRId64 "\n", shard->token_count);
     printf("documents:        %" PRId64 "\n", shard->document_count);
-    printf("size:             %zu bytes (%s)\n", shard->mapped_bytes, size);
+    printf("size:             %zu bytes (%s)\n", shard->map.size, size);
     printf("longest document: %" PRId64 " tokens\n", longest_document(shard));
     printf("mean document:    %.1f tokens\n", (double)shard->token_count / (double)shard->document_count);
     print_tokens(shard);

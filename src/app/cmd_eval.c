@@ -1,7 +1,6 @@
 /* `smelt eval MODEL DATA [key=value ...]`: the loss of a trained model on text or a token shard, its answers to
  * multiple-choice questions in one of llm.c's evaluation files, or how it compares with one of llm.c's debug states.
  * Text is packed with the model's tokenizer, or the byte tokenizer, into a temporary folder first. */
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
@@ -69,15 +69,11 @@ static bool pack_and_open(Shard *shard, const char *folder, const char *data, co
 
 /* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
 static bool open_text(Shard *shard, const char *data, const char *tokenizer, const char *separator, Error *error) {
-    const char *place = getenv("TMPDIR");
-    if (!place || !*place) place = "/tmp";
-    char *folder = memory_format("%s/smelt-eval-XXXXXX", place);
-    Error ignored = {0};
-    bool made =
-        mkdtemp(folder) || error_set(error, ERROR_DATA, "cannot make a folder for the packed text in %s: %s; set TMPDIR to another one",
-                               place, strerror(errno));
-    bool opened = made && pack_and_open(shard, folder, data, tokenizer, separator, error);
-    if (made) files_remove_tree(folder, &ignored);
+    Error ignored;
+    char *folder = file_make_temporary_folder("smelt-eval", error);
+    if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
+    bool opened = pack_and_open(shard, folder, data, tokenizer, separator, error);
+    file_remove(folder, &ignored);
     free(folder);
     return opened;
 }

@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "app/command.h"
 #include "app/process.h"
 
@@ -32,7 +34,8 @@ static int check_output(void) {
 
 int main(int argc, char **argv) {
     const Command smelt = {.name = "", .explanation = "smelt trains large language models.", .member = member};
-    process_fill_descriptors();
+    file_fill_standard_streams();
+    memory_on_refusal(process_end_without_memory);
     process_shorten_spinning(argv);
     arrange_help(argc, argv);
     int code = command_run(&smelt, argc, argv);

@@ -2,9 +2,7 @@
  * the request to stop, and the semaphore of stacks. Called by main and the commands. */
 #include "app/process.h"
 
-#include <dirent.h>
 #include <execinfo.h>
-#include <fcntl.h>
 #include <omp.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -15,16 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
+
 enum { MOST_FRAMES = 48, STACK_SECONDS = 2 };
 
 /* -- Start --------------------------------------------------------------------------------------------------------- */
-
-/* A file must not open on a standard descriptor that the caller closed: messages would go into it. Each is opened
- * the wrong way round, so that using it still fails. */
-void process_fill_descriptors(void) {
-    for (int i = 0; i <= STDERR_FILENO; i++)
-        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
-}
 
 /* libgomp's threads spin while they wait, for many milliseconds. Beside any other busy process a waiting thread then
  * keeps the core from the one that it waits for: steps took 2.8 s in place of 0.65 s with both cores of a machine in
@@ -43,6 +36,12 @@ void process_set_threads(int64_t threads, int ranks) {
 }
 
 void process_recommend(const char *name, const char *value) { setenv(name, value, 0); }
+
+/* Prints without allocating. */
+void process_end_without_memory(size_t bytes) {
+    fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
+    exit(ERROR_MEMORY);
+}
 
 /* -- Requests to stop ---------------------------------------------------------------------------------------------- */
 
@@ -86,11 +85,14 @@ static void print_stacks(void) {
     struct sigaction action = {.sa_handler = on_print_stack, .sa_flags = SA_RESTART}, before;
     void *frame[1];
     backtrace(frame, 1); /* loads its library now, not in the handler */
-    DIR *threads = opendir("/proc/self/task");
-    if (!threads || sem_init(&stack_printed, 0, 0) != 0 || sigaction(SIGUSR2, &action, &before) != 0) return;
-    for (struct dirent *entry; (entry = readdir(threads));) {
+    FileList threads;
+    Error ignored;
+    if (!file_list("/proc/self/task", &threads, &ignored) || sem_init(&stack_printed, 0, 0) != 0 ||
+        sigaction(SIGUSR2, &action, &before) != 0)
+        return;
+    for (size_t i = 0; i < threads.count; i++) {
         struct timespec until;
-        int thread = atoi(entry->d_name);
+        int thread = atoi(threads.entries[i].name);
         if (thread <= 0 || thread == gettid()) continue;
         fprintf(stderr, "stack of thread %d:\n", thread);
         clock_gettime(CLOCK_REALTIME, &until);
@@ -98,7 +100,7 @@ static void print_stacks(void) {
         if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0)
             fprintf(stderr, "  (it does not answer)\n");
     }
-    closedir(threads);
+    file_list_free(&threads);
 }
 
 const HangActions process_hang_actions = {.print_stacks = print_stacks, .end = _exit};

@@ -4,13 +4,13 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/stop.h"
 #include "launch/watchdog.h"
 
-/* First of all in main, in this order. */
-void process_fill_descriptors(void);
+/* First of all in main. */
 void process_shorten_spinning(char **argv); /* starts the program again, once */
 
 /* OpenMP's threads; 0: all, but the `ranks` of a node share its processors unless OMP_NUM_THREADS says otherwise. */
@@ -21,5 +21,8 @@ void process_recommend(const char *name, const char *value);
 /* From now on SIGTERM and SIGINT make `stop`, which outlives them, a request to stop; with `hangup` SIGHUP too.
  * While stop->heeded is 0 they end the process with ERROR_PREEMPTED. SIGPIPE is ignored. */
 void process_catch_stop(StopRequest *stop, bool hangup);
+
+/* Says that the system refused memory and exits with ERROR_MEMORY (memory_on_refusal). */
+void process_end_without_memory(size_t bytes);
 
 extern const HangActions process_hang_actions;

@@ -33,6 +33,12 @@ bool error_set(Error *error, ErrorCode code, const char *format, ...) {
     return false;
 }
 
+bool error_recode(Error *error, ErrorCode code) {
+    assert(error && error->code != ERROR_NONE);
+    error->code = code;
+    return false;
+}
+
 bool error_context(Error *error, const char *format, ...) {
     assert(error && error->code != ERROR_NONE);
     char context[sizeof error->message], message[sizeof error->message];

@@ -1,6 +1,6 @@
 /* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
  * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
- * on the way up may add context; only the command table in main.c prints. Invariants of our own use assert instead. */
+ * on the way up may add context; only the command table in main.c prints. Invariants of the program itself use assert instead. */
 #pragma once
 
 #include <stdbool.h>
@@ -27,6 +27,9 @@ typedef struct Error {
 /* Records the failure and returns false, so that `return error_set(...)` reads well. A later call overwrites.
  * Arguments may point into error->message. A message that does not fit ends in "...". */
 bool error_set(Error *error, ErrorCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Gives an error that is already set another exit code; returns false. */
+bool error_recode(Error *error, ErrorCode code);
 
 /* Puts "context: " before the message of an error that is already set; returns false. */
 bool error_context(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));

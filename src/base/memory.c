@@ -1,5 +1,6 @@
 /* Memory: the allocators of smelt and what the system says about memory. Blocks belong to the caller. Called from
- * everywhere; the planner asks memory_available before it sizes arenas. */
+ * everywhere; the planner asks memory_available before it sizes arenas. Keeps one pointer for the whole process: the
+ * handler of refused memory, which main sets before anything else runs. */
 #include "base/memory.h"
 
 #include <errno.h>
@@ -11,11 +12,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 
+static MemoryRefused *refused_handler;
+
+void memory_on_refusal(MemoryRefused *handler) { refused_handler = handler; }
+
+/* Does not allocate: neither may the handler. */
 _Noreturn void memory_refused(size_t bytes) {
-    fprintf(stderr, "error: out of memory: the system refused %zu bytes; free memory on this machine and start again\n", bytes);
-    exit(ERROR_MEMORY);
+    if (refused_handler) refused_handler(bytes);
+    fprintf(stderr, "error: out of memory: the system refused %zu bytes, and no handler ended the process\n", bytes);
+    abort();
 }
 
 void *memory_allocate(size_t bytes) {
@@ -66,29 +74,35 @@ void *memory_map(size_t bytes, Error *error) {
             bytes, reason, memory_available());
         return NULL;
     }
-    madvise(block, mapped, MADV_HUGEPAGE); /* a wish: kernels without huge pages refuse it, and nothing is lost */
+    madvise(block, mapped, MADV_HUGEPAGE); /* advice: kernels without huge pages refuse it, and nothing is lost */
     return block;
+}
+
+void *memory_map_shared(int descriptor, size_t bytes, Error *error) {
+    int flags = MAP_SHARED | (descriptor < 0 ? MAP_ANONYMOUS : 0);
+    void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+    if (block != MAP_FAILED) return block;
+    error_set(error, ERROR_MEMORY, "the system refused %zu bytes of shared memory: %s", bytes, strerror(errno));
+    return NULL;
 }
 
 void memory_unmap(void *block, size_t bytes) {
     if (block) munmap(block, page_bytes(bytes));
 }
 
+enum { KERNEL_TEXT_BYTES = 1 << 14 }; /* more than /proc/meminfo and memory.stat have */
+
 /* The number after `key` at the start of a line of a kernel text file ("" matches the first line); -1 when the file,
  * the line or a number is missing ("max"). */
 static int64_t kernel_value(const char *path, const char *key) {
-    FILE *file = fopen(path, "re");
-    if (!file) return -1;
-    int64_t value = -1;
-    char line[512];
-    while (fgets(line, sizeof line, file)) {
-        if (strncmp(line, key, strlen(key)) == 0) {
-            if (sscanf(line + strlen(key), "%" SCNd64, &value) != 1) value = -1;
-            break;
-        }
+    char text[KERNEL_TEXT_BYTES];
+    int64_t value;
+    if (file_read_start(path, text, sizeof text) < 0) return -1;
+    for (char *line = text, *end; *line; line = end + (*end == '\n')) {
+        end = line + strcspn(line, "\n");
+        if (strncmp(line, key, strlen(key)) == 0) return sscanf(line + strlen(key), "%" SCNd64, &value) == 1 ? value : -1;
     }
-    fclose(file);
-    return value;
+    return -1;
 }
 
 typedef struct ControlGroupFiles { const char *mount, *limit, *usage, *reclaimable; } ControlGroupFiles;
@@ -125,15 +139,13 @@ static int64_t group_and_parents_available(const char *root, const ControlGroupF
 }
 
 int64_t memory_available_under(const char *root) {
-    char path[4096], line[4096];
+    char path[4096], text[KERNEL_TEXT_BYTES];
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     int64_t available = kernel_value(path, "MemAvailable:");
     if (available >= 0) available *= 1024;
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    if (!file) return available;
-    while (fgets(line, sizeof line, file)) { /* "4:memory:/path" or, version 2, "0::/path" */
-        line[strcspn(line, "\n")] = '\0';
+    file_read_start(path, text, sizeof text);
+    for (char *line, *rest = text; (line = strsep(&rest, "\n"));) { /* "4:memory:/path" or, version 2, "0::/path" */
         char *controllers = strchr(line, ':');
         char *group = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!group) continue;
@@ -143,7 +155,6 @@ int64_t memory_available_under(const char *root) {
         else if (strcmp(controllers, "memory") == 0)
             available = least_known(available, group_and_parents_available(root, &control_group_v1, group));
     }
-    fclose(file);
     return available;
 }
 

@@ -1,6 +1,7 @@
-/* Memory. Allocation failure is fatal by design: smelt plans its large memory first and refuses a plan that does not
- * fit, so a failing small allocation means that the machine is in trouble. Large arenas are allocated with
- * `memory_map`, which can fail and says so. Freed with free() and memory_unmap(). */
+/* Memory. A refused allocation ends the process by design: smelt plans its large memory first and refuses a plan that
+ * does not fit, so a failing small allocation means that the machine is in trouble. How the process ends is main's
+ * choice (memory_on_refusal). Large arenas are allocated with `memory_map`, which can fail and says so. Freed with
+ * free() and memory_unmap(). */
 #pragma once
 
 #include <stdbool.h>
@@ -9,15 +10,22 @@
 
 #include "base/error.h"
 
-void *memory_allocate(size_t bytes);            /* zeroed; prints and exits with ERROR_MEMORY when refused */
-void *memory_resize(void *block, size_t bytes); /* as realloc, likewise */
-_Noreturn void memory_refused(size_t bytes);    /* what they do then, for callers of other allocators */
+/* Told of the bytes that the system refused; ends the process, and must not allocate. Without one, abort() does. */
+typedef void MemoryRefused(size_t bytes);
+/* By main, before other threads start. */
+void memory_on_refusal(MemoryRefused *handler);
+
+void *memory_allocate(size_t bytes);                                                /* zeroed */
+void *memory_resize(void *block, size_t bytes);                                     /* as realloc */
+_Noreturn void memory_refused(size_t bytes);                                        /* what they do then, for callers of other allocators */
 char *memory_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a new string; the caller frees */
 char *memory_copy_string(const char *string);
 
 /* Zeroed pages, 64-byte aligned (in fact page aligned), huge pages asked for; 0 bytes give a valid block. NULL with
  * ERROR_MEMORY when refused. Linux promises pages before it has them: check memory_available first. */
 void *memory_map(size_t bytes, Error *error);
+/* Memory that processes share: that of a memfd or, with descriptor -1, that of children forked later. */
+void *memory_map_shared(int descriptor, size_t bytes, Error *error);
 void memory_unmap(void *block, size_t bytes); /* the same bytes as mapped; NULL is fine */
 
 /* Bytes that this process may still take: the least of available RAM and what its cgroups (version 1 or 2, with all

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <yaml.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/options_internal.h"
@@ -259,14 +260,10 @@ bool options_parse_yaml(
 }
 
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
-    FILE *file = fopen(path, "re");
-    if (!file) return error_set(error, ERROR_USAGE, "cannot open the configuration %s: %s", path, strerror(errno));
-    char *text = memory_allocate(TEXT_LIMIT + 1); /* one more than allowed tells a file that is too large */
-    size_t length = fread(text, 1, TEXT_LIMIT + 1, file);
-    bool good = !ferror(file);
-    if (!good) error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno));
-    fclose(file);
-    good = good && options_parse_yaml(table, values, strings, text, length, path, error);
+    char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
+    int64_t length = file_read_start(path, text, TEXT_LIMIT + 2);
+    bool good = length < 0 ? error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno))
+                           : options_parse_yaml(table, values, strings, text, (size_t)length, path, error);
     free(text);
     return good;
 }

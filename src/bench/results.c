@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bench/bench.h"
@@ -188,10 +189,12 @@ typedef void (*Writer)(const Bench *bench, FILE *file);
 
 static bool write_file(const Bench *bench, const char *option, const char *path, Writer writer, Error *error) {
     if (!*path) return true;
-    FILE *file = fopen(path, "w");
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
     if (file) writer(bench, file);
-    bool written = file && !ferror(file);
-    written = (file ? fclose(file) == 0 : false) && written;
+    bool written = file && fclose(file) == 0 && file_output(path, text, (int64_t)length, error);
+    free(text);
     return written || error_set(error, ERROR_DATA, "%s=%s cannot be written: %s", option, path, strerror(errno));
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bench/bench.h"
@@ -87,29 +88,22 @@ static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
         entry->done ? "SUCCESS" : "FAILURE", entry->seconds);
 }
 
-/* What is in the file has these columns, or there is nothing in it. */
-static bool has_columns(const char *path, bool *empty, Error *error) {
-    char line[sizeof perf_header + 1] = "";
-    FILE *file = fopen(path, "r");
-    *empty = !file || !fgets(line, sizeof line, file);
-    if (file) fclose(file);
-    return *empty || !strcmp(line, perf_header) ||
-           error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
-}
-
 static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
     const char *path = ((const SuiteOptions *)bench->options)->perf;
-    bool empty;
+    char first[sizeof perf_header], *text = NULL;
+    size_t length = 0;
     if (!*path) return true;
-    if (!has_columns(path, &empty, error)) return false;
-    FILE *file = fopen(path, "a");
-    bool written = file != NULL;
-    if (file) {
-        if (empty) fputs(perf_header, file);
-        print_perf(bench, entry, file);
-        written = !ferror(file);
-        written = fclose(file) == 0 && written;
-    }
+    bool empty = file_read_start(path, first, sizeof first) <= 0;
+    if (!empty && strcmp(first, perf_header) != 0)
+        return error_set(error, ERROR_USAGE, "perf=%s has other columns than these 29: give another file", path);
+    FILE *stream = open_memstream(&text, &length);
+    if (stream && empty) fputs(perf_header, stream);
+    if (stream) print_perf(bench, entry, stream);
+    bool written = stream && fclose(stream) == 0;
+    File file = {0};
+    written = written && file_open_append(&file, path, false, error) && file_append(&file, text, (int64_t)length, error);
+    file_close(&file);
+    free(text);
     return written || error_set(error, ERROR_DATA, "perf=%s cannot be written: %s", path, strerror(errno));
 }
 

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
 
 /* -- safetensors files (safetensors.c) ---------------------------------------------------------------------------- */
 
@@ -52,8 +53,7 @@ typedef struct Safetensors {
     StoredTensor *tensors; /* in order of name */
     size_t count;
     json_t *metadata; /* borrowed from `header`; may be NULL */
-    void *mapped;
-    size_t mapped_bytes;
+    FileMap map;
     json_t *header; /* owns the names */
 } Safetensors;
 
@@ -134,12 +134,3 @@ void checkpoint_report_leftovers(const char *where);
  * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
  * when none was. */
 bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error);
-
-/* -- Small files (files.c) ---------------------------------------------------------------------------------------- */
-
-/* Replaces `path` by `length` bytes atomically: temporary name beside it, fsync, rename, fsync of the folder. */
-bool files_write_atomic(const char *path, const void *data, size_t length, Error *error);
-/* A whole file of at most `limit` bytes, with a NUL behind it; the caller frees. NULL on failure. */
-char *files_read_whole(const char *path, int64_t limit, int64_t *length, Error *error);
-bool files_make_folder(const char *path, Error *error); /* with parents; an existing folder is fine */
-bool files_remove_tree(const char *path, Error *error); /* links are removed, not followed; absence is fine */

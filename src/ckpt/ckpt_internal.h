@@ -12,25 +12,10 @@ enum {
     PIECE_BYTES = 16 * BLOCK_BYTES,   /* of an interval: what is hashed, shared and requested as one */
 };
 
-/* -- files.c ------------------------------------------------------------------------------------------------------- */
-
-/* "cannot ACTION PATH: reason of the errno `code`; what to do", as ERROR_CHECKPOINT. */
-bool files_fail(Error *error, const char *action, const char *path, int code);
-/* Opens a regular file and tells its size in bytes; -1 on failure. */
-int files_open_read(const char *path, int64_t *size, Error *error);
-/* Creates or empties a file; -1 on failure. */
-int files_open_write(const char *path, Error *error);
-/* All `bytes` at `offset` or failure: EINTR and short transfers are continued, and end of file is an error. */
-bool files_write_at(int file, const char *path, const void *data, int64_t bytes, int64_t offset, Error *error);
-bool files_read_at(int file, const char *path, void *data, int64_t bytes, int64_t offset, Error *error);
-/* Syncs when `good` and closes in any case. */
-bool files_sync_close(int file, const char *path, bool good, Error *error);
-bool files_sync_parent(const char *path, Error *error); /* the folder that holds `path` */
-
 /* -- store_files.c ------------------------------------------------------------------------------------------------- */
 
-/* Creates or replaces a file from its pieces: temporary name beside it, sync, rename, sync of the folder. */
-bool files_put(const char *path, const StoreSpan *spans, size_t count, Error *error);
+/* Creates or replaces a file as file_write does, from spans and by several threads. */
+bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Error *error);
 
 /* -- safetensors.c ------------------------------------------------------------------------------------------------- */
 

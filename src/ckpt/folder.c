@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
@@ -29,16 +31,6 @@ char *folder_aside(int64_t step) { return memory_format("%s/step-%08lld%s", FOLD
 
 char *folder_manifest(const char *folder) { return memory_format("%s/%s", folder, MANIFEST); }
 
-static void steps_append(int64_t **steps, size_t *count, int64_t step) {
-    *steps = memory_resize(*steps, (*count + 1) * sizeof **steps);
-    (*steps)[(*count)++] = step;
-}
-
-static void leftovers_append(FolderListing *listing, char *path) {
-    listing->leftovers = memory_resize(listing->leftovers, (listing->leftover_count + 1) * sizeof *listing->leftovers);
-    listing->leftovers[listing->leftover_count++] = path;
-}
-
 void folder_listing_free(FolderListing *listing) {
     for (size_t i = 0; i < listing->leftover_count; i++) free(listing->leftovers[i]);
     free(listing->leftovers);
@@ -48,11 +40,11 @@ void folder_listing_free(FolderListing *listing) {
 }
 
 static bool has_manifest(Store *store, const char *folder, bool *found, Error *error) {
-    StoreListing objects;
+    FileList objects;
     if (!store_list(store, folder, &objects, error)) return false;
     *found = false;
     for (size_t i = 0; i < objects.count; i++) *found |= strcmp(objects.entries[i].name, MANIFEST) == 0;
-    store_listing_free(&objects);
+    file_list_free(&objects);
     return true;
 }
 
@@ -61,8 +53,8 @@ static bool add_final(FolderListing *listing, Store *store, int64_t step, Error 
     bool complete = true;
     char *folder = folder_step(step);
     bool good = store_renames(store) || has_manifest(store, folder, &complete, error);
-    if (good && complete) steps_append(&listing->steps, &listing->count, step);
-    if (good && !complete) leftovers_append(listing, folder);
+    if (good && complete) array_append(listing->steps, listing->count, step);
+    if (good && !complete) array_append(listing->leftovers, listing->leftover_count, folder);
     else free(folder);
     return good;
 }
@@ -76,8 +68,9 @@ static bool add(FolderListing *listing, Store *store, const char *name, Error *e
     int64_t step = strtoll(name + prefix_length, NULL, 10);
     const char *suffix = name + prefix_length + digits;
     if (*suffix == '\0') return add_final(listing, store, step, error);
-    if (strcmp(suffix, REPLACED) == 0) steps_append(&listing->replaced, &listing->replaced_count, step);
-    else if (strncmp(suffix, PARTIAL, sizeof PARTIAL - 1) == 0) leftovers_append(listing, memory_format("%s/%s", FOLDER, name));
+    if (strcmp(suffix, REPLACED) == 0) array_append(listing->replaced, listing->replaced_count, step);
+    else if (strncmp(suffix, PARTIAL, sizeof PARTIAL - 1) == 0)
+        array_append(listing->leftovers, listing->leftover_count, memory_format("%s/%s", FOLDER, name));
     return true;
 }
 
@@ -91,14 +84,14 @@ static bool has_step(const FolderListing *listing, int64_t step) {
 static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error) {
     char *replaced = folder_aside(step);
     if (has_step(listing, step)) {
-        leftovers_append(listing, replaced);
+        array_append(listing->leftovers, listing->leftover_count, replaced);
         return true;
     }
     char *final = folder_step(step);
     bool good = store_rename(store, replaced, final, replaced, error);
     if (good) {
         log_warn("%s is in use again; its replacement was not completed", final);
-        steps_append(&listing->steps, &listing->count, step);
+        array_append(listing->steps, listing->count, step);
     }
     free(final);
     free(replaced);
@@ -112,13 +105,13 @@ static int newest_first(const void *left, const void *right) {
 
 bool folder_list(Store *store, FolderListing *listing, Error *error) {
     *listing = (FolderListing){0};
-    StoreListing entries;
+    FileList entries;
     if (!store_list(store, FOLDER, &entries, error)) return false;
     bool good = true;
     for (size_t i = 0; i < entries.count && good; i++)
-        good = !entries.entries[i].folder || add(listing, store, entries.entries[i].name, error);
+        good = entries.entries[i].kind != FILE_FOLDER || add(listing, store, entries.entries[i].name, error);
     for (size_t i = 0; i < listing->replaced_count && good; i++) good = recover(listing, store, listing->replaced[i], error);
-    store_listing_free(&entries);
+    file_list_free(&entries);
     if (listing->count > 0) qsort(listing->steps, listing->count, sizeof *listing->steps, newest_first);
     if (!good) folder_listing_free(listing);
     return good;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/array.h"
 #include "base/memory.h"
 #include "ckpt/pieces.h"
 
@@ -29,8 +30,7 @@ Pieces pieces_cut(const Interval *intervals, size_t count) {
     for (size_t i = 0; i < count; i++)
         for (int64_t offset = 0; offset < intervals[i].count; offset += piece_elements(&intervals[i]))
             piece_append(&pieces, &intervals[i], offset);
-    pieces.files = memory_allocate(sizeof *pieces.files);
-    pieces.files[pieces.file_count++] = (ManifestFile){0}; /* the shard of this rank */
+    array_append(pieces.files, pieces.file_count, (ManifestFile){0}); /* the shard of this rank */
     return pieces;
 }
 
@@ -96,10 +96,10 @@ static char *shared_name(const Manifest *older, const char *name) {
 static size_t file_share(Pieces *pieces, const Manifest *older, size_t file, int64_t used, size_t *index) {
     const ManifestFile *listed = &older->files[file];
     if (index[file] > 0 || used < listed->bytes / 2) return index[file];
-    pieces->files = memory_resize(pieces->files, (pieces->file_count + 1) * sizeof *pieces->files);
-    pieces->files[pieces->file_count] = *listed;
-    pieces->files[pieces->file_count].name = shared_name(older, listed->name);
-    return index[file] = pieces->file_count++;
+    array_append(pieces->files, pieces->file_count, *listed);
+    index[file] = pieces->file_count - 1;
+    pieces->files[index[file]].name = shared_name(older, listed->name);
+    return index[file];
 }
 
 void pieces_share(Pieces *pieces, const Manifest *older) {
@@ -120,7 +120,7 @@ void pieces_share(Pieces *pieces, const Manifest *older) {
     free(used);
 }
 
-static bool file_link(
+static bool shared_link(
     Store *store, const char *from_folder, const Manifest *older, const char *folder, const ManifestFile *file, Error *error) {
     for (size_t i = 0; i < older->file_count; i++) {
         char *name = shared_name(older, older->files[i].name);
@@ -140,7 +140,7 @@ static bool file_link(
 bool pieces_link(const Pieces *pieces, Store *store, const Manifest *older, const char *folder, Error *error) {
     char *from = folder_step(older->step);
     bool good = true;
-    for (size_t i = 1; i < pieces->file_count && good; i++) good = file_link(store, from, older, folder, &pieces->files[i], error);
+    for (size_t i = 1; i < pieces->file_count && good; i++) good = shared_link(store, from, older, folder, &pieces->files[i], error);
     free(from);
     return good;
 }

@@ -1,10 +1,10 @@
 /* Who asks which S3 server: the variables and files that Amazon's tools use, in their order: variables first, then the
  * profile's section of the credentials file, then of the config file. Called by s3_request.c. Settings own their strings,
  * and secrets are wiped before they are freed. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/s3.h"
 
@@ -58,15 +58,17 @@ static void offer_line(S3Settings *settings, char *line) {
 }
 
 static void offer_file(S3Settings *settings, const char *path, const char *profile) {
-    char line[8192];
+    enum { MOST_BYTES = 1 << 20 };
     bool inside = false;
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {
+    int64_t bytes;
+    Error ignored;
+    char *text = file_read(path, MOST_BYTES, &bytes, &ignored);
+    for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
         if (line[0] == '[') inside = is_section(line, profile);
         else if (inside && line[0] != '#' && line[0] != ';') offer_line(settings, line);
     }
-    explicit_bzero(line, sizeof line);
-    if (file) fclose(file);
+    if (text) explicit_bzero(text, (size_t)bytes);
+    free(text);
 }
 
 /* The file that a variable names, or that of the home folder. */

@@ -3,14 +3,11 @@
  * what was opened can be used without further thought. Writing lays the file out and sends the caller's memory straight
  * to it. A Safetensors owns its mapping, the parsed header and the tensor array; names point into the header. Called
  * by the checkpoints beside it and by the readers and writers of model folders. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
 
@@ -155,7 +152,7 @@ bool safetensors_write(const char *path, const StoredTensor *tensors, size_t cou
     spans[0] = (StoreSpan){.data = bytes, .bytes = header.end};
     for (size_t i = 0; i < count && bytes; i++)
         spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = ranges[i].end - ranges[i].begin};
-    bool good = bytes && files_put(path, spans, count + 1, error);
+    bool good = bytes && file_write_spans(path, spans, count + 1, error);
     free(bytes);
     free(spans);
     free(ranges);
@@ -164,36 +161,18 @@ bool safetensors_write(const char *path, const StoredTensor *tensors, size_t cou
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
 
-static bool file_map(Safetensors *file, const char *path, Error *error) {
-    int64_t size;
-    int descriptor = files_open_read(path, &size, error);
-    if (descriptor < 0) return false;
-    bool good = true;
-    if (size < LENGTH_BYTES + 2) {
-        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, too few for a safetensors file", path, (long long)size);
-    } else {
-        void *mapped = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (mapped == MAP_FAILED) {
-            good = files_fail(error, "map", path, errno);
-        } else {
-            file->mapped = mapped;
-            file->mapped_bytes = (size_t)size;
-        }
-    }
-    close(descriptor);
-    return good;
-}
-
 /* Parses the JSON; `data_begin` receives where the tensors start. */
 static bool header_parse(Safetensors *file, const char *path, size_t *data_begin, Error *error) {
     uint64_t length;
-    memcpy(&length, file->mapped, LENGTH_BYTES);
-    if (length > HEADER_MAX_BYTES || length > file->mapped_bytes - LENGTH_BYTES)
+    if (file->map.size < LENGTH_BYTES + 2)
+        return error_set(error, ERROR_CHECKPOINT, "%s has %zu bytes, too few for a safetensors file", path, file->map.size);
+    memcpy(&length, file->map.bytes, LENGTH_BYTES);
+    if (length > HEADER_MAX_BYTES || length > file->map.size - LENGTH_BYTES)
         return error_set(error, ERROR_CHECKPOINT,
             "%s: its first eight bytes announce a header of %llu bytes, but the file has %zu and the "
             "limit is %d; it is truncated or no safetensors file",
-            path, (unsigned long long)length, file->mapped_bytes, HEADER_MAX_BYTES);
-    const char *text = (const char *)file->mapped + LENGTH_BYTES;
+            path, (unsigned long long)length, file->map.size, HEADER_MAX_BYTES);
+    const char *text = (const char *)file->map.bytes + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return error_set(error, ERROR_CHECKPOINT, "%s: the header does not start with '{'", path);
     json_error_t reason;
     file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
@@ -261,8 +240,8 @@ static int tensor_compare(const void *left, const void *right) {
 }
 
 static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin, Error *error) {
-    const char *data = (const char *)file->mapped + data_begin;
-    int64_t available = (int64_t)(file->mapped_bytes - data_begin);
+    const char *data = (const char *)file->map.bytes + data_begin;
+    int64_t available = (int64_t)(file->map.size - data_begin);
     size_t entries = json_object_size(file->header);
     file->tensors = memory_allocate((entries + 1) * sizeof *file->tensors);
     Claim *claims = memory_allocate((entries + 1) * sizeof *claims);
@@ -288,7 +267,7 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
 bool safetensors_open(Safetensors *file, const char *path, Error *error) {
     *file = (Safetensors){0};
     size_t data_begin = 0;
-    if (file_map(file, path, error) && header_parse(file, path, &data_begin, error) && tensors_parse(file, path, data_begin, error))
+    if (file_map(&file->map, path, error) && header_parse(file, path, &data_begin, error) && tensors_parse(file, path, data_begin, error))
         return true;
     safetensors_close(file);
     return false;
@@ -297,7 +276,7 @@ bool safetensors_open(Safetensors *file, const char *path, Error *error) {
 void safetensors_close(Safetensors *file) {
     free(file->tensors);
     json_decref(file->header);
-    if (file->mapped) munmap(file->mapped, file->mapped_bytes);
+    file_unmap(&file->map);
     *file = (Safetensors){0};
 }
 

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/pieces.h"
@@ -125,7 +127,7 @@ static void part_write_failure(Save *save, const Error *reason) {
 
 /* How many of the parts are there; `missing` is the first rank whose part is not. */
 static bool parts_count(const Save *save, int *there, int *missing, Error *error) {
-    StoreListing listing;
+    FileList listing;
     if (!store_list(save->store, save->draft, &listing, error)) return false;
     *there = 0;
     *missing = -1;
@@ -137,7 +139,7 @@ static bool parts_count(const Save *save, int *there, int *missing, Error *error
         *there += found;
         if (!found && *missing < 0) *missing = rank;
     }
-    store_listing_free(&listing);
+    file_list_free(&listing);
     return true;
 }
 
@@ -160,19 +162,16 @@ static bool parts_wait(const Save *save, Error *error) {
 static size_t file_join(Manifest *joined, const ManifestFile *file) {
     for (size_t i = 0; i < joined->file_count; i++)
         if (strcmp(joined->files[i].name, file->name) == 0) return i;
-    joined->files = memory_resize(joined->files, (joined->file_count + 1) * sizeof *joined->files);
-    joined->files[joined->file_count] = *file;
-    return joined->file_count++;
+    array_append(joined->files, joined->file_count, *file);
+    return joined->file_count - 1;
 }
 
 static void part_join(Manifest *joined, const Manifest *part) {
     size_t *files = memory_allocate((part->file_count + 1) * sizeof *files);
     for (size_t i = 0; i < part->file_count; i++) files[i] = file_join(joined, &part->files[i]);
-    size_t total = joined->interval_count + part->interval_count;
-    joined->intervals = memory_resize(joined->intervals, (total + 1) * sizeof *joined->intervals);
     for (size_t i = 0; i < part->interval_count; i++) {
-        ManifestInterval *entry = &joined->intervals[joined->interval_count++];
-        *entry = part->intervals[i];
+        array_append(joined->intervals, joined->interval_count, part->intervals[i]);
+        ManifestInterval *entry = &joined->intervals[joined->interval_count - 1];
         entry->file = files[entry->file];
     }
     free(files);
@@ -242,7 +241,7 @@ static bool is_listed(const Manifest *manifest, const char *name) {
 /* Removes what is in the folder but not in its manifest: parts, and whatever earlier attempts left. */
 static void draft_sweep(const Save *save) {
     Manifest manifest;
-    StoreListing listing = {0};
+    FileList listing = {0};
     Error error = {0};
     char *name = folder_manifest(save->draft);
     if (manifest_read(&manifest, save->store, name, &error) && store_list(save->store, save->draft, &listing, &error))
@@ -252,7 +251,7 @@ static void draft_sweep(const Save *save) {
                 remove_or_warn(save->store, stray);
                 free(stray);
             }
-    store_listing_free(&listing);
+    file_list_free(&listing);
     manifest_free(&manifest);
     free(name);
 }

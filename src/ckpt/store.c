@@ -6,9 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/store_internal.h"
@@ -32,7 +31,7 @@ bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t co
 }
 
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error) {
-    *object = (StoreObject){.name = memory_copy_string(name), .file = -1};
+    *object = (StoreObject){.name = memory_copy_string(name)};
     if (store->kind->object_open(store, object, error)) return true;
     store_object_close(object);
     return false;
@@ -43,9 +42,9 @@ bool store_object_read(Store *store, const StoreObject *object, void *data, int6
 }
 
 void store_object_close(StoreObject *object) {
-    if (object->file >= 0) close(object->file);
+    file_close(&object->file);
     free(object->name);
-    *object = (StoreObject){.file = -1};
+    *object = (StoreObject){0};
 }
 
 int64_t store_block_bytes(const Store *store) { return store->kind->block_bytes; }
@@ -71,22 +70,11 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
     return text;
 }
 
-bool store_list(Store *store, const char *folder, StoreListing *listing, Error *error) {
-    *listing = (StoreListing){0};
-    if (store->kind->list(store, folder, listing, error)) return true;
-    store_listing_free(listing);
+bool store_list(Store *store, const char *folder, FileList *list, Error *error) {
+    *list = (FileList){0};
+    if (store->kind->list(store, folder, list, error)) return true;
+    file_list_free(list);
     return false;
-}
-
-void store_listing_append(StoreListing *listing, const char *name, size_t length, bool folder) {
-    listing->entries = memory_resize(listing->entries, (listing->count + 1) * sizeof *listing->entries);
-    listing->entries[listing->count++] = (StoreEntry){.name = memory_format("%.*s", (int)length, name), .folder = folder};
-}
-
-void store_listing_free(StoreListing *listing) {
-    for (size_t i = 0; i < listing->count; i++) free(listing->entries[i].name);
-    free(listing->entries);
-    *listing = (StoreListing){0};
 }
 
 bool store_link(Store *store, const char *from, const char *to, Error *error) { return store->kind->link(store, from, to, error); }
@@ -104,11 +92,11 @@ bool store_rename(Store *store, const char *from, const char *to, const char *as
 }
 
 void store_append_free(const Store *store, char *text, size_t size) {
-    struct statvfs disk;
     char *path = store_path(store, "checkpoints"), left[32];
     size_t length = strlen(text);
-    if (store_renames(store) && statvfs(path, &disk) == 0) {
-        log_format_bytes((double)disk.f_bavail * (double)disk.f_frsize, left);
+    double bytes = store_renames(store) ? file_free_bytes(path) : -1;
+    if (bytes >= 0) {
+        log_format_bytes(bytes, left);
         snprintf(text + length, size - length, ", %s free", left);
     }
     free(path);

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
 
 typedef struct Store Store;
 
@@ -38,7 +39,7 @@ bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t co
 typedef struct StoreObject {
     char *name;
     int64_t bytes;
-    int file; /* of a folder's store */
+    File file; /* of a store on a file system */
 } StoreObject;
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error);
 /* Exactly `bytes` from `offset` on. Requests of store_block_bytes are efficient. */
@@ -50,17 +51,8 @@ int store_parallelism(const Store *store);
 /* A whole object of at most `limit` bytes with a NUL behind it; the caller frees. NULL on failure. */
 char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error);
 
-/* What lies directly in a folder; an absent folder is empty. */
-typedef struct StoreEntry {
-    char *name;
-    bool folder;
-} StoreEntry;
-typedef struct StoreListing {
-    StoreEntry *entries;
-    size_t count;
-} StoreListing;
-bool store_list(Store *store, const char *folder, StoreListing *listing, Error *error);
-void store_listing_free(StoreListing *listing);
+/* What lies directly in a folder, for file_list_free; an absent folder is empty. */
+bool store_list(Store *store, const char *folder, FileList *list, Error *error);
 
 /* Makes `to` another name of the object `from` (hard link) or a copy made by the server; an existing `to` stays. */
 bool store_link(Store *store, const char *from, const char *to, Error *error);

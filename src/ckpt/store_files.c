@@ -1,38 +1,24 @@
 /* Stores on a file system: objects are files that get their names once they are synced. A file is written by a few
  * threads, which is what it takes to keep a fast disk busy, in aligned blocks that each gathers from the caller's memory.
  * Owns no memory beyond a call. Called through store.c, and by the writer of safetensors files. */
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "base/log.h"
+#include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "ckpt/store_internal.h"
 
-enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES, SECTOR_BYTES = 4096 };
+enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES };
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
 
-/* Asks for all the space at once: a full disk is noticed before anything is written. */
-static bool space_reserve(int file, const char *path, int64_t bytes, Error *error) {
-    int result;
-    do result = bytes > 0 ? fallocate(file, 0, 0, bytes) : 0;
-    while (result != 0 && errno == EINTR);
-    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) return files_fail(error, "write", path, errno);
-    return true;
-}
-
 /* A file that is being written from spans, of which span i begins at byte offsets[i]. */
 typedef struct Writing {
-    int file;
-    bool direct;
-    const char *path;
+    File file;
+    bool direct; /* past the page cache */
     const StoreSpan *spans;
     size_t count;
     int64_t *offsets; /* count + 1 */
@@ -52,8 +38,7 @@ static size_t span_find(const Writing *writing, int64_t at) {
 static void block_gather(const Writing *writing, char *block, int64_t at, int64_t bytes) {
     size_t i = span_find(writing, at);
     for (int64_t done = 0; done < bytes; i++) {
-        int64_t from = at + done - writing->offsets[i], length = writing->spans[i].bytes - from;
-        length = length < bytes - done ? length : bytes - done;
+        int64_t from = at + done - writing->offsets[i], length = int_min(writing->spans[i].bytes - from, bytes - done);
         if (length > 0) memcpy(block + done, (const char *)writing->spans[i].data + from, (size_t)length);
         done += length;
     }
@@ -68,11 +53,10 @@ static void spans_hash(const Writing *writing, int64_t at, int64_t bytes) {
 
 /* Writes the block from byte `at` on; past the end of the file the last sector is filled up, and cut off afterwards. */
 static bool block_write(const Writing *writing, char *block, int64_t at, Error *error) {
-    int64_t left = writing->offsets[writing->count] - at, bytes = left < WRITE_BYTES ? left : WRITE_BYTES;
-    int64_t whole = (bytes + SECTOR_BYTES - 1) / SECTOR_BYTES * SECTOR_BYTES;
+    int64_t bytes = int_min(writing->offsets[writing->count] - at, WRITE_BYTES);
     block_gather(writing, block, at, bytes);
     spans_hash(writing, at, bytes);
-    return files_write_at(writing->file, writing->path, block, writing->direct ? whole : bytes, at, error);
+    return file_write_at(&writing->file, block, writing->direct ? round_up(bytes, FILE_SECTOR_BYTES) : bytes, at, error);
 }
 
 static int writer_threads(int64_t bytes) { return bytes < PARALLEL_BYTES ? 1 : WRITER_THREADS; }
@@ -103,48 +87,29 @@ static bool blocks_write(const Writing *writing, Error *error) {
     return good;
 }
 
-/* Large files go past the page cache: that is faster where a sync follows anyway, and leaves cores and memory to the
- * training. Not every file system can do it. */
-static int file_create(const char *path, int64_t bytes, bool *direct, Error *error) {
-    int file = files_open_write(path, error);
-    int flags = file >= 0 && bytes >= PARALLEL_BYTES ? fcntl(file, F_GETFL) : -1;
-    *direct = flags >= 0 && fcntl(file, F_SETFL, flags | O_DIRECT) == 0;
-    return file;
-}
-
-static bool contents_write(const Writing *writing, Error *error) {
+static bool contents_write(Writing *writing, Error *error) {
     int64_t bytes = writing->offsets[writing->count];
-    if (!space_reserve(writing->file, writing->path, bytes, error) || !blocks_write(writing, error)) return false;
-    return !writing->direct || ftruncate(writing->file, bytes) == 0 || files_fail(error, "write", writing->path, errno);
+    /* Large files go past the page cache: that is faster where a sync follows anyway, and leaves cores and memory to the
+     * training. Not every file system can do it. */
+    writing->direct = bytes >= PARALLEL_BYTES && file_bypass_cache(&writing->file);
+    return file_reserve(&writing->file, bytes, error) && blocks_write(writing, error) &&
+           (!writing->direct || file_truncate(&writing->file, bytes, error));
 }
 
-bool files_put(const char *path, const StoreSpan *spans, size_t count, Error *error) {
-    char *temporary = memory_format("%s.partial-%ld", path, (long)getpid());
-    Writing writing = {.path = path, .spans = spans, .count = count, .offsets = memory_allocate((count + 1) * sizeof *writing.offsets)};
+bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Error *error) {
+    Writing writing = {.spans = spans, .count = count};
+    if (!file_replace_begin(&writing.file, path, error)) return false;
+    writing.offsets = memory_allocate((count + 1) * sizeof *writing.offsets);
     for (size_t i = 0; i < count; i++) writing.offsets[i + 1] = writing.offsets[i] + spans[i].bytes;
-    writing.file = file_create(temporary, writing.offsets[count], &writing.direct, error);
-    bool good = writing.file >= 0;
-    if (good) {
-        good = files_sync_close(writing.file, path, contents_write(&writing, error), error);
-        if (good && rename(temporary, path) != 0) good = files_fail(error, "replace", path, errno);
-        if (!good) unlink(temporary);
-    }
+    bool good = contents_write(&writing, error) && file_replace_commit(&writing.file, error);
+    file_close(&writing.file);
     free(writing.offsets);
-    free(temporary);
-    return good && files_sync_parent(path, error);
-}
-
-static bool parent_make(const char *path, Error *error) {
-    char *parent = memory_copy_string(path), *slash = strrchr(parent, '/');
-    if (slash) *slash = '\0';
-    bool good = !slash || slash == parent || files_make_folder(parent, error);
-    free(parent);
     return good;
 }
 
 static bool put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
     char *path = store_path(store, name);
-    bool good = parent_make(path, error) && files_put(path, spans, count, error);
+    bool good = file_make_parents(path, error) && file_write_spans(path, spans, count, error);
     free(path);
     return good;
 }
@@ -153,39 +118,20 @@ static bool put(Store *store, const char *name, const StoreSpan *spans, size_t c
 
 static bool object_open(Store *store, StoreObject *object, Error *error) {
     char *path = store_path(store, object->name);
-    object->file = files_open_read(path, &object->bytes, error);
-    free(path);
-    return object->file >= 0;
-}
-
-static bool object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
-    char *path = store_path(store, object->name);
-    bool good = files_read_at(object->file, path, data, bytes, offset, error);
+    bool good = file_open(&object->file, path, error);
+    object->bytes = object->file.bytes;
     free(path);
     return good;
 }
 
-static bool is_folder_entry(const char *path, const struct dirent *entry) {
-    if (entry->d_type != DT_UNKNOWN) return entry->d_type == DT_DIR;
-    struct stat status;
-    char *name = memory_format("%s/%s", path, entry->d_name);
-    bool folder = lstat(name, &status) == 0 && S_ISDIR(status.st_mode);
-    free(name);
-    return folder;
+static bool object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
+    (void)store;
+    return file_read_at(&object->file, data, bytes, offset, error);
 }
 
-static bool list(Store *store, const char *name, StoreListing *listing, Error *error) {
-    char *path = store_path(store, name);
-    DIR *folder = opendir(path);
-    bool good = folder || errno == ENOENT || files_fail(error, "open folder", path, errno);
-    if (folder) {
-        struct dirent *entry;
-        while (errno = 0, (entry = readdir(folder)))
-            if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-                store_listing_append(listing, entry->d_name, strlen(entry->d_name), is_folder_entry(path, entry));
-        good = errno == 0 || files_fail(error, "read folder", path, errno);
-        closedir(folder);
-    }
+static bool list(Store *store, const char *folder, FileList *list, Error *error) {
+    char *path = store_path(store, folder);
+    bool good = file_list(path, list, error) || errno == ENOENT;
     free(path);
     return good;
 }
@@ -194,8 +140,7 @@ static bool list(Store *store, const char *name, StoreListing *listing, Error *e
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
     char *old = store_path(store, from), *new = store_path(store, to);
-    bool good = parent_make(new, error);
-    if (good && link(old, new) != 0 && errno != EEXIST) good = files_fail(error, "link", old, errno);
+    bool good = file_make_parents(new, error) && file_link(old, new, error);
     free(new);
     free(old);
     return good;
@@ -203,31 +148,14 @@ static bool link_object(Store *store, const char *from, const char *to, Error *e
 
 static bool remove_object(Store *store, const char *name, Error *error) {
     char *path = store_path(store, name);
-    bool good = files_remove_tree(path, error);
+    bool good = file_remove(path, error);
     free(path);
     return good;
 }
 
-/* Moves `to` away where two names cannot be exchanged. */
-static bool replace_by_turns(const char *from, const char *to, const char *aside, Error *error) {
-    if (rename(to, aside) != 0) return files_fail(error, "rename", to, errno);
-    if (rename(from, to) == 0) return true;
-    int code = errno;
-    if (rename(aside, to) != 0) log_warn("%s could not be put back; the next start does", to);
-    return files_fail(error, "rename", from, code);
-}
-
-static bool replace(const char *from, const char *to, const char *aside, Error *error) {
-    if (rename(from, to) == 0) return true;
-    if (errno != ENOTEMPTY && errno != EEXIST) return files_fail(error, "rename", from, errno);
-    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return true;
-    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return files_fail(error, "replace", to, errno);
-    return replace_by_turns(from, to, aside, error);
-}
-
 static bool rename_folder(Store *store, const char *from, const char *to, const char *aside, Error *error) {
     char *old = store_path(store, from), *new = store_path(store, to), *away = store_path(store, aside);
-    bool good = replace(old, new, away, error) && files_sync_parent(new, error);
+    bool good = file_exchange_folder(old, new, away, error);
     free(away);
     free(new);
     free(old);

@@ -11,7 +11,7 @@ typedef struct StoreKind {
     bool (*put)(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
     bool (*object_open)(Store *store, StoreObject *object, Error *error);
     bool (*object_read)(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
-    bool (*list)(Store *store, const char *folder, StoreListing *listing, Error *error);
+    bool (*list)(Store *store, const char *folder, FileList *list, Error *error);
     bool (*link)(Store *store, const char *from, const char *to, Error *error);
     bool (*remove)(Store *store, const char *name, Error *error);
     bool (*clean)(Store *store, const char *folder, const char *except, Error *error);
@@ -23,8 +23,6 @@ struct Store {
     const StoreKind *kind;
     char *where; /* without a slash at the end */
 };
-
-void store_listing_append(StoreListing *listing, const char *name, size_t length, bool folder);
 
 /* Fills the kind of an opened store (store_files.c, store_s3.c). */
 Store *store_files_open(const char *where, Error *error);

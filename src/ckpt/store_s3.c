@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/s3.h"
 #include "ckpt/store_internal.h"
@@ -196,7 +197,7 @@ static bool object_read(Store *store, const StoreObject *object, void *data, int
 }
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
-    StoreObject object = {.name = (char *)from, .file = -1};
+    StoreObject object = {.name = (char *)from};
     if (!object_open(store, &object, error)) return false;
     char *key = key_of(store, from), *encoded = s3_encode(key, true);
     char *source = memory_format("x-amz-copy-source: /%s/%s", of(store)->bucket, encoded);
@@ -214,7 +215,7 @@ static bool link_object(Store *store, const char *from, const char *to, Error *e
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
 
 /* Appends the names below `prefix` that one answer has under <outer><inner>. */
-static void names_append(StoreListing *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
+static void names_append(FileList *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
     char *block;
     size_t skipped = strlen(prefix);
     while ((block = s3_next_tag(&text, outer))) {
@@ -223,7 +224,8 @@ static void names_append(StoreListing *listing, const char *text, const char *ou
         if (key && strncmp(key, prefix, skipped) == 0 && key[skipped] != '\0') {
             size_t length = strlen(key + skipped);
             bool folder = key[skipped + length - 1] == '/';
-            store_listing_append(listing, key + skipped, length - folder, folder);
+            char *name = memory_format("%.*s", (int)(length - folder), key + skipped);
+            file_list_add(listing, name, folder ? FILE_FOLDER : FILE_REGULAR);
         }
         free(key);
         free(block);
@@ -231,7 +233,7 @@ static void names_append(StoreListing *listing, const char *text, const char *ou
 }
 
 /* All names below a folder: its direct entries, or, with `deep`, every object. */
-static bool keys_list(Store *store, const char *folder, bool deep, StoreListing *listing, Error *error) {
+static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
     char *prefix = memory_format("%s%s/", of(store)->prefix, folder), *encoded = s3_encode(prefix, false);
     char *path = store_path(store, folder), *token = memory_copy_string("");
     bool good = true;
@@ -260,12 +262,12 @@ static bool keys_list(Store *store, const char *folder, bool deep, StoreListing 
     return good;
 }
 
-static bool list(Store *store, const char *folder, StoreListing *listing, Error *error) {
+static bool list(Store *store, const char *folder, FileList *listing, Error *error) {
     return keys_list(store, folder, false, listing, error);
 }
 
 static bool remove_all(Store *store, const char *name, Error *error) {
-    StoreListing listing = {0};
+    FileList listing = {0};
     bool good = keys_list(store, name, true, &listing, error);
     for (size_t i = 0; i < listing.count && good; i++) {
         char *object = memory_format("%s/%s", name, listing.entries[i].name);
@@ -273,7 +275,7 @@ static bool remove_all(Store *store, const char *name, Error *error) {
         free(object);
     }
     if (good && listing.count == 0) good = tell(store, name, (S3Request){.method = "DELETE"}, error);
-    store_listing_free(&listing);
+    file_list_free(&listing);
     return good;
 }
 

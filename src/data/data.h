@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "token/tokenizer.h"
 
 /* The built-in byte tokenizer: token b is byte b; 256 separates documents. */
@@ -20,16 +21,16 @@ enum { BYTE_VOCABULARY = 257, BYTE_SEPARATOR = 256 };
 /* -- Token shards (shard.c) -------------------------------------------------------------------------------------- */
 
 typedef struct Shard {
-    const void *tokens; /* mapped .bin */
+    FileMap map;        /* PREFIX.bin */
+    const void *tokens; /* its bytes */
     int token_bytes;    /* 1, 2 or 4 (Megatron types u8, u16, i32; others are refused) */
     int64_t token_count;
     int64_t document_count;
     const int64_t *document_end; /* document_count entries: token index one past each document; owned */
     uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
-    size_t mapped_bytes;
-    char *prefix;      /* for messages; owned */
-    bool checksummed;  /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
-    uint64_t checksum; /* XXH3 of PREFIX.bin as written; only with `checksummed` */
+    char *prefix;                /* for messages; owned */
+    bool checksummed;            /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
+    uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
 } Shard;
 
 /* Whether there is a PREFIX.idx: what is no shard is taken for text. */
@@ -63,9 +64,6 @@ void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
-/* Removes the temporary files that killed writers left in a folder. Those of a living writer look the same, so the
- * caller knows that none is at work there. What stays only takes space: a warning, no error. */
-void shard_writer_remove_leftovers(const char *folder);
 
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */
 

@@ -1,27 +1,14 @@
-/* What the files of the data module share among themselves: mapped files, and the constants of the shard format that
+/* What the files of the data module share among themselves: the encoder of documents, and the constants of the shard format that
  * its reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include <sys/stat.h>
-
 #include "base/error.h"
 #include "data/data.h"
 
-/* A regular file mapped for reading. An empty file has size 0 and bytes NULL. */
-typedef struct FileMap {
-    const unsigned char *bytes;
-    size_t size;
-    struct stat status;
-} FileMap;
-
-/* Anything but a readable regular file is ERROR_DATA; never blocks on a pipe or device. */
-bool file_map_open(FileMap *map, const char *path, Error *error);
-void file_map_close(FileMap *map);
-
-/* Text documents to shards through a tokenizer (encode.c). Opening fails without a token that ends documents. */
+/* Text documents to shards through a tokenizer (document_encoder.c). Opening fails without a token that ends documents. */
 typedef struct DocumentEncoder DocumentEncoder;
 DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Error *error);
 void document_encoder_free(DocumentEncoder *encoder);             /* NULL is fine */

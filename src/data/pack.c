@@ -3,24 +3,24 @@
  * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list
  * of paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to
  * the validation part. Training a tokenizer reads its documents the same way. `smelt data` and the trainer call this. */
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
-enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22, OUTPUT_FILES = 4 };
+enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22 };
 
 typedef struct PathList {
     char **items;
-    size_t count, capacity;
+    size_t count;
 } PathList;
 
 /* What a folder held besides text: how many, and the first in byte order for the warning. */
@@ -38,24 +38,14 @@ typedef struct Packer {
     bool folder;                       /* the input is a folder */
     char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
     ShardWriter *train, *valid;
-    DocumentEncoder *encoder;          /* NULL: byte tokens */
-    TokenizerTrainer *trainer;         /* gets the documents when it is set, and nothing is packed */
-    struct stat outputs[OUTPUT_FILES]; /* older shards under the output's names: never an input */
-    int output_count;
+    DocumentEncoder *encoder;  /* NULL: byte tokens */
+    TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
     int32_t chunk[CHUNK_BYTES];
     Progress progress;
     int64_t progress_next;
 } Packer;
 
 /* -- Which files ------------------------------------------------------------------------------------------------- */
-
-static void list_add(PathList *list, char *path) {
-    if (list->count == list->capacity) {
-        list->capacity = list->capacity ? list->capacity * 2 : 64;
-        list->items = memory_resize(list->items, list->capacity * sizeof *list->items);
-    }
-    list->items[list->count++] = path;
-}
 
 static void list_free(PathList *list) {
     for (size_t i = 0; i < list->count; i++) free(list->items[i]);
@@ -73,56 +63,49 @@ static void skip(Skipped *skipped, const char *path) {
 }
 
 /* Takes over `path`. Links are never followed, so a folder is visited once and loops cannot arise. */
-static bool sort_entry(Packer *packer, PathList *folders, char *path, Error *error) {
-    struct stat status;
-    if (lstat(path, &status) != 0) {
-        error_set(error, ERROR_DATA, "cannot inspect %s: %s; check its permissions", path, strerror(errno));
-        free(path);
-        return false;
-    }
-    if (S_ISDIR(status.st_mode)) {
-        list_add(folders, path);
-    } else if (S_ISREG(status.st_mode)) {
-        packer->file_bytes += status.st_size;
-        list_add(&packer->files, path);
+static bool sort_entry(Packer *packer, PathList *folders, char *path, FileKind kind, Error *error) {
+    int64_t bytes = 0;
+    bool good = kind != FILE_REGULAR || file_kind(path, &bytes) == FILE_REGULAR || file_fail(error, "inspect", path);
+    packer->file_bytes += bytes;
+    if (good && kind == FILE_FOLDER) {
+        array_append(folders->items, folders->count, path);
+    } else if (good && kind == FILE_REGULAR) {
+        array_append(packer->files.items, packer->files.count, path);
     } else {
-        skip(&packer->irregular, path);
+        if (good) skip(&packer->irregular, path);
         free(path);
     }
-    return true;
+    return good;
 }
 
 static bool list_folder(Packer *packer, PathList *folders, const char *path, Error *error) {
-    DIR *folder = opendir(path);
-    if (!folder) return error_set(error, ERROR_DATA, "cannot read folder %s: %s; check its permissions", path, strerror(errno));
+    FileList list;
+    if (!file_list(path, &list, error)) return false;
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
     bool good = true;
-    struct dirent *entry;
-    while (good && (errno = 0, entry = readdir(folder)) != NULL)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            good = sort_entry(packer, folders, memory_format("%s%s%s", path, slash, entry->d_name), error);
-    if (good && errno != 0) good = error_set(error, ERROR_DATA, "cannot read folder %s: %s", path, strerror(errno));
-    closedir(folder);
+    for (size_t i = 0; i < list.count && good; i++)
+        good = sort_entry(packer, folders, memory_format("%s%s%s", path, slash, list.entries[i].name), list.entries[i].kind, error);
+    file_list_free(&list);
     return good;
 }
 
 /* Fills packer->files. The input itself may be a link. */
 static bool list_files(Packer *packer, Error *error) {
     const char *input = packer->options->input;
-    struct stat status;
-    if (stat(input, &status) != 0)
+    FileKind kind = file_kind(input, &packer->file_bytes);
+    if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
-    packer->folder = S_ISDIR(status.st_mode);
+    packer->folder = kind == FILE_FOLDER;
     if (!packer->folder) {
-        packer->file_bytes = status.st_size;
-        list_add(&packer->files, memory_copy_string(input));
+        array_append(packer->files.items, packer->files.count, memory_copy_string(input));
         return true;
     }
     PathList folders = {0};
-    list_add(&folders, memory_copy_string(input));
+    array_append(folders.items, folders.count, memory_copy_string(input));
     bool good = true;
     for (size_t i = 0; good && i < folders.count; i++) good = list_folder(packer, &folders, folders.items[i], error);
     list_free(&folders);
+    if (!good) error_recode(error, ERROR_DATA);
     if (packer->files.count > 0) qsort(packer->files.items, packer->files.count, sizeof(char *), compare_paths);
     return good;
 }
@@ -244,11 +227,17 @@ static bool pack_part(Packer *packer, ShardWriter *writer, int64_t *tokens, Text
     return pack_document(packer, writer, tokens, document, done + (int64_t)from, error);
 }
 
-static bool refuse_output(const Packer *packer, const FileMap *file, const char *path, Error *error) {
-    for (int i = 0; i < packer->output_count; i++)
-        if (packer->outputs[i].st_dev == file->status.st_dev && packer->outputs[i].st_ino == file->status.st_ino)
-            return error_set(error, ERROR_USAGE, "%s is both input and output; name another output", path);
-    return true;
+/* What is already there under the names of the output is never an input. */
+static bool refuse_output(const Packer *packer, const char *path, Error *error) {
+    const char *prefixes[] = {packer->train_prefix, packer->valid_prefix}, *suffixes[] = {".bin", ".idx"};
+    bool output = packer->trainer && file_same(path, packer->options->output);
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2 && prefixes[i]; j++) {
+            char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
+            output = output || file_same(path, name);
+            free(name);
+        }
+    return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", path);
 }
 
 /* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
@@ -256,7 +245,7 @@ static bool refuse_shard(const char *path, Error *error) {
     size_t length = strlen(path);
     if (length < 4 || (strcmp(path + length - 4, ".bin") != 0 && strcmp(path + length - 4, ".idx") != 0)) return true;
     char *prefix = memory_format("%.*s", (int)(length - 4), path), *tokens = memory_format("%s.bin", prefix);
-    bool good = access(tokens, F_OK) != 0 || !shard_exists(prefix) ||
+    bool good = !file_exists(tokens) || !shard_exists(prefix) ||
                 error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s",
                     path, prefix);
     free(tokens);
@@ -266,8 +255,8 @@ static bool refuse_shard(const char *path, Error *error) {
 
 static bool pack_file(Packer *packer, const char *path, Error *error) {
     FileMap file;
-    if (!file_map_open(&file, path, error)) return false;
-    bool good = packer->folder || (refuse_output(packer, &file, path, error) && refuse_shard(path, error));
+    if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
+    bool good = packer->folder || (refuse_output(packer, path, error) && refuse_shard(path, error));
     size_t probe = file.size < TEXT_PROBE_BYTES ? file.size : TEXT_PROBE_BYTES;
     if (packer->folder && probe > 0 && memchr(file.bytes, '\0', probe)) {
         skip(&packer->binary, path);
@@ -281,7 +270,7 @@ static bool pack_file(Packer *packer, const char *path, Error *error) {
                pack_part(packer, packer->valid, &packer->result.valid_tokens, tail, done + (int64_t)cut, error);
         packer->result.bytes += (int64_t)file.size;
     }
-    file_map_close(&file);
+    file_unmap(&file);
     return good;
 }
 
@@ -296,15 +285,6 @@ static bool check_options(const PackOptions *options, Error *error) {
     return true;
 }
 
-static void note_output(Packer *packer, const char *prefix) {
-    static const char *const suffixes[] = {".bin", ".idx"};
-    for (int i = 0; i < 2; i++) {
-        char *path = memory_format("%s%s", prefix, suffixes[i]);
-        if (stat(path, &packer->outputs[packer->output_count]) == 0) packer->output_count++;
-        free(path);
-    }
-}
-
 static bool open_writers(Packer *packer, Error *error) {
     bool split = packer->options->valid_fraction > 0;
     int token_bytes = 2;
@@ -314,11 +294,9 @@ static bool open_writers(Packer *packer, Error *error) {
         token_bytes = document_encoder_token_bytes(packer->encoder);
     }
     packer->train_prefix = memory_format("%s%s", packer->options->output, split ? "-train" : "");
-    note_output(packer, packer->train_prefix);
     packer->train = shard_writer_open(packer->train_prefix, token_bytes, error);
     if (!packer->train || !split) return packer->train != NULL;
     packer->valid_prefix = memory_format("%s-valid", packer->options->output);
-    note_output(packer, packer->valid_prefix);
     packer->valid = shard_writer_open(packer->valid_prefix, token_bytes, error);
     return packer->valid != NULL;
 }
@@ -404,7 +382,6 @@ bool pack_train_tokenizer(
     if (!check_options(options, error)) return false;
     Packer *packer = memory_allocate(sizeof *packer);
     packer->options = options;
-    if (stat(options->output, &packer->outputs[0]) == 0) packer->output_count = 1;
     packer->trainer = tokenizer_trainer_open(training, error);
     bool good = packer->trainer && list_files(packer, error) && read_all(packer, error) &&
                 tokenizer_trainer_finish(packer->trainer, options->output, learned, error);

@@ -9,16 +9,14 @@
  * must lie in PREFIX.bin end to end and in order, as Megatron's writer leaves them: then the corpus is one array of
  * tokens. Training, evaluation and `smelt data show` open shards. The writing half is shard_writer.c. */
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "data/data.h"
@@ -48,38 +46,6 @@ int shard_type_code(int token_bytes) {
 }
 
 const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_code(shard->token_bytes)].name; }
-
-/* -- Files ------------------------------------------------------------------------------------------------------- */
-
-bool file_map_open(FileMap *map, const char *path, Error *error) {
-    *map = (FileMap){0};
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (descriptor < 0)
-        return error_set(error, ERROR_DATA, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
-    if (fstat(descriptor, &map->status) != 0) {
-        error_set(error, ERROR_DATA, "cannot inspect %s: %s", path, strerror(errno));
-    } else if (!S_ISREG(map->status.st_mode)) {
-        error_set(error, ERROR_DATA, "%s is not a regular file; name a file", path);
-    } else if (map->status.st_size == 0) {
-        close(descriptor);
-        return true;
-    } else {
-        size_t size = (size_t)map->status.st_size;
-        void *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0);
-        close(descriptor);
-        if (bytes == MAP_FAILED) return error_set(error, ERROR_DATA, "cannot map the %zu bytes of %s: %s", size, path, strerror(errno));
-        map->bytes = bytes;
-        map->size = size;
-        return true;
-    }
-    close(descriptor);
-    return false;
-}
-
-void file_map_close(FileMap *map) {
-    if (map->bytes) munmap((void *)map->bytes, map->size);
-    *map = (FileMap){0};
-}
 
 /* -- The index --------------------------------------------------------------------------------------------------- */
 
@@ -203,7 +169,7 @@ static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit,
 
 /* Walks sequences and documents together and fills shard->document_end. */
 static bool index_documents(const Index *index, Shard *shard, Error *error) {
-    int64_t limit = (int64_t)shard->mapped_bytes / index->token_bytes, tokens = 0;
+    int64_t limit = (int64_t)shard->map.size / index->token_bytes, tokens = 0;
     uint64_t sequence = 0;
     if (read_i64(index->documents, 0) != 0)
         return error_set(error, ERROR_DATA,
@@ -236,11 +202,11 @@ static bool index_read(const char *path, Shard *shard, Error *error) {
     Index index = {.path = path};
     FileMap file;
     size_t used = 0;
-    if (!file_map_open(&file, path, error)) return false;
+    if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
     bool good = index_header(&index, &file, error) && index_arrays(&index, &file, &used, error) &&
                 index_checksums(&index, &file, used, shard, error) && index_documents(&index, shard, error);
     shard->token_bytes = index.token_bytes;
-    file_map_close(&file);
+    file_unmap(&file);
     return good;
 }
 
@@ -248,7 +214,7 @@ static bool index_read(const char *path, Shard *shard, Error *error) {
 
 bool shard_exists(const char *prefix) {
     char *index = memory_format("%s.idx", prefix);
-    bool there = access(index, F_OK) == 0;
+    bool there = file_exists(index);
     free(index);
     return there;
 }
@@ -256,19 +222,15 @@ bool shard_exists(const char *prefix) {
 bool shard_map(Shard *shard, const char *prefix, Error *error) {
     *shard = (Shard){.prefix = memory_copy_string(prefix)};
     char *tokens_path = memory_format("%s.bin", prefix), *index_path = memory_format("%s.idx", prefix);
-    FileMap tokens;
-    bool good = file_map_open(&tokens, tokens_path, error);
-    if (good) {
-        shard->tokens = tokens.bytes;
-        shard->mapped_bytes = tokens.size;
-        good = index_read(index_path, shard, error);
-    }
+    bool good = file_map(&shard->map, tokens_path, error) || error_recode(error, ERROR_DATA);
+    shard->tokens = shard->map.bytes;
+    good = good && index_read(index_path, shard, error);
     int64_t described = shard->token_count * shard->token_bytes;
-    if (good && (uint64_t)described != shard->mapped_bytes)
+    if (good && (uint64_t)described != shard->map.size)
         good = error_set(error, ERROR_DATA,
             "%s has %zu bytes but its index describes %" PRId64 ": the two files do not belong "
             "together or one is cut off; pack the corpus again",
-            tokens_path, shard->mapped_bytes, described);
+            tokens_path, shard->map.size, described);
     if (good && shard->token_count == 0)
         good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", tokens_path);
     free(tokens_path);
@@ -278,7 +240,7 @@ bool shard_map(Shard *shard, const char *prefix, Error *error) {
 }
 
 void shard_close(Shard *shard) {
-    if (shard->tokens) munmap((void *)shard->tokens, shard->mapped_bytes);
+    file_unmap(&shard->map);
     free((void *)shard->document_end);
     free(shard->prefix);
     *shard = (Shard){0};
@@ -319,18 +281,18 @@ bool shard_verify(Shard *shard, Error *error) {
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "no memory to check %s.bin; free some", shard->prefix);
     XXH3_64bits_reset(hash);
-    madvise((void *)bytes, shard->mapped_bytes, MADV_SEQUENTIAL);
-    Progress progress = progress_start("checking tokens", "bytes", (int64_t)shard->mapped_bytes);
+    madvise((void *)bytes, shard->map.size, MADV_SEQUENTIAL);
+    Progress progress = progress_start("checking tokens", "bytes", (int64_t)shard->map.size);
     uint32_t maximum = 0;
     size_t blocks = 0;
-    for (size_t at = 0; at < shard->mapped_bytes; at += SCAN_BYTES) {
-        size_t left = shard->mapped_bytes - at, size = left < SCAN_BYTES ? left : SCAN_BYTES;
+    for (size_t at = 0; at < shard->map.size; at += SCAN_BYTES) {
+        size_t left = shard->map.size - at, size = left < SCAN_BYTES ? left : SCAN_BYTES;
         maximum = block_maximum(bytes + at, size, shard->token_bytes, maximum);
         if (shard->checksummed) XXH3_64bits_update(hash, bytes + at, size);
         if (++blocks % SCAN_BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (int64_t)(at + size));
     }
     progress_finish(&progress);
-    madvise((void *)bytes, shard->mapped_bytes, MADV_NORMAL);
+    madvise((void *)bytes, shard->map.size, MADV_NORMAL);
     uint64_t checksum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     if (shard->checksummed && checksum != shard->checksum)

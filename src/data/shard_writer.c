@@ -1,32 +1,28 @@
 /* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
- * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are flushed to
- * the disk before they get their names, and the index comes last, after an older one has gone: so an index belongs to
- * the tokens beside it wherever the process stops, and its checksum proves it. What cannot be written is
- * ERROR_CHECKPOINT, as for all files of a run. pack.c writes shards. */
+ * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are synced
+ * before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
+ * beside it wherever the process stops, and its checksum proves it. pack.c writes shards. */
 #include <assert.h>
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <xxhash.h>
 
-#include "base/log.h"
+#include "base/array.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
-enum { BUFFER_BYTES = 1 << 18, TEMPORARY_NAMES = 100 };
+enum { BUFFER_BYTES = 1 << 18 };
 
-/* A file on its way: buffered, hashed as it goes, under a temporary name until it is published. */
+/* A file on its way to its name, buffered and hashed as it goes. */
 typedef struct OutputFile {
-    char *path, *temporary; /* temporary is NULL when there is nothing to remove */
-    int descriptor;
-    unsigned char *buffer;
+    File file;
+    unsigned char *buffer; /* BUFFER_BYTES, of which `used` wait to be written */
     size_t used;
     XXH3_state_t *hash;
 } OutputFile;
@@ -36,105 +32,50 @@ struct ShardWriter {
     int token_bytes;
     OutputFile tokens;
     int32_t *lengths; /* of the sequences that are complete */
-    int64_t sequence_count, sequence_capacity;
+    int64_t sequence_count;
     int64_t *document_ends; /* in sequences */
-    int64_t document_count, document_capacity;
+    int64_t document_count;
     int64_t open_tokens; /* of the sequence being written */
 };
 
 /* -- Output files ------------------------------------------------------------------------------------------------ */
 
-static bool output_open(OutputFile *file, const char *prefix, const char *suffix, Error *error) {
-    *file = (OutputFile){.path = memory_format("%s%s", prefix, suffix), .descriptor = -1};
-    file->buffer = memory_allocate(BUFFER_BYTES);
-    file->hash = XXH3_createState();
-    if (!file->hash) return error_set(error, ERROR_MEMORY, "no memory to write %s; free some", file->path);
-    XXH3_64bits_reset(file->hash);
-    for (int attempt = 0; attempt < TEMPORARY_NAMES; attempt++) {
-        char *name = memory_format("%s.tmp-%ld-%d", file->path, (long)getpid(), attempt);
-        file->descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file->descriptor >= 0) {
-            file->temporary = name;
-            return true;
-        }
-        free(name);
-        if (errno == ENOSPC || errno == EDQUOT)
-            return error_set(
-                error, ERROR_CHECKPOINT, "cannot create %s: %s; free space there or name another output", file->path, strerror(errno));
-        if (errno != EEXIST)
-            return error_set(error, ERROR_USAGE,
-                "cannot create %s: %s; name an output in a folder that exists and can be "
-                "written",
-                file->path, strerror(errno));
-    }
-    return error_set(error, ERROR_USAGE, "%d temporary files beside %s are left from earlier runs; remove its .tmp-* files",
-        TEMPORARY_NAMES, file->path);
-}
-
-/* Also of a file that failed to open or was published; what still has a temporary name disappears. */
-static void output_close(OutputFile *file) {
-    if (file->descriptor >= 0) close(file->descriptor);
-    if (file->temporary) unlink(file->temporary);
-    if (file->hash) XXH3_freeState(file->hash);
-    free(file->temporary);
-    free(file->path);
-    free(file->buffer);
-}
-
-/* Whether output_open could have made this name. */
-static bool is_temporary(const char *name) {
-    const char *mark = strstr(name, ".tmp-");
-    if (!mark || mark - name < 4 || (strncmp(mark - 4, ".bin", 4) != 0 && strncmp(mark - 4, ".idx", 4) != 0)) return false;
-    return mark[strlen(".tmp-") + strspn(mark + strlen(".tmp-"), "0123456789-")] == '\0';
-}
-
-void shard_writer_remove_leftovers(const char *path) {
-    DIR *folder = opendir(path);
-    if (!folder) return;
-    struct dirent *entry;
-    while ((entry = readdir(folder)) != NULL)
-        if (is_temporary(entry->d_name) && unlinkat(dirfd(folder), entry->d_name, 0) != 0)
-            log_warn("cannot remove %s/%s, which a killed process left: %s", path, entry->d_name, strerror(errno));
-    closedir(folder);
-}
-
-static bool output_flush(OutputFile *file, Error *error) {
-    XXH3_64bits_update(file->hash, file->buffer, file->used);
-    for (size_t written = 0; written < file->used;) {
-        ssize_t result = write(file->descriptor, file->buffer + written, file->used - written);
-        if (result < 0 && errno == EINTR) continue;
-        if (result <= 0)
-            return error_set(error, ERROR_CHECKPOINT, "cannot write %zu bytes to %s: %s; free space there or name another output",
-                file->used - written, file->temporary, strerror(errno));
-        written += (size_t)result;
-    }
-    file->used = 0;
+static bool output_open(OutputFile *output, const char *prefix, const char *suffix, Error *error) {
+    char *path = memory_format("%s%s", prefix, suffix);
+    bool good = file_replace_begin(&output->file, path, error);
+    if (!good && errno != ENOSPC && errno != EDQUOT) error_recode(error, ERROR_USAGE);
+    free(path);
+    if (!good) return false;
+    output->buffer = memory_allocate(BUFFER_BYTES);
+    output->hash = XXH3_createState();
+    if (!output->hash) return error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
+    XXH3_64bits_reset(output->hash);
     return true;
+}
+
+/* Also of a file that failed to open or was committed; what has only a temporary name disappears. */
+static void output_close(OutputFile *output) {
+    file_close(&output->file);
+    if (output->hash) XXH3_freeState(output->hash);
+    free(output->buffer);
+}
+
+static bool output_flush(OutputFile *output, Error *error) {
+    XXH3_64bits_update(output->hash, output->buffer, output->used);
+    bool good = file_append(&output->file, output->buffer, (int64_t)output->used, error);
+    output->used = 0;
+    return good;
 }
 
 /* `size` is far below BUFFER_BYTES. */
-static bool output_write(OutputFile *file, const void *bytes, size_t size, Error *error) {
-    if (BUFFER_BYTES - file->used < size && !output_flush(file, error)) return false;
-    memcpy(file->buffer + file->used, bytes, size);
-    file->used += size;
+static bool output_write(OutputFile *output, const void *bytes, size_t size, Error *error) {
+    if (BUFFER_BYTES - output->used < size && !output_flush(output, error)) return false;
+    memcpy(output->buffer + output->used, bytes, size);
+    output->used += size;
     return true;
 }
 
-static bool output_sync(OutputFile *file, Error *error) {
-    if (!output_flush(file, error)) return false;
-    if (fsync(file->descriptor) == 0) return true;
-    return error_set(error, ERROR_CHECKPOINT, "cannot flush %s to the disk: %s; free space there or name another output", file->temporary,
-        strerror(errno));
-}
-
-static bool output_publish(OutputFile *file, Error *error) {
-    if (rename(file->temporary, file->path) != 0)
-        return error_set(
-            error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s; name another output", file->temporary, file->path, strerror(errno));
-    free(file->temporary);
-    file->temporary = NULL;
-    return true;
-}
+static bool output_sync(OutputFile *output, Error *error) { return output_flush(output, error) && file_sync(&output->file, error); }
 
 /* -- Tokens ------------------------------------------------------------------------------------------------------ */
 
@@ -181,11 +122,7 @@ static uint32_t store_tokens(void *target, const int32_t *tokens, size_t count, 
 }
 
 static void writer_end_sequence(ShardWriter *writer) {
-    if (writer->sequence_count == writer->sequence_capacity) {
-        writer->sequence_capacity = writer->sequence_capacity ? writer->sequence_capacity * 2 : 1024;
-        writer->lengths = memory_resize(writer->lengths, (size_t)writer->sequence_capacity * sizeof *writer->lengths);
-    }
-    writer->lengths[writer->sequence_count++] = (int32_t)writer->open_tokens;
+    array_append(writer->lengths, writer->sequence_count, (int32_t)writer->open_tokens);
     writer->open_tokens = 0;
 }
 
@@ -194,7 +131,7 @@ static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64
     return error_set(error, ERROR_DATA,
         "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
         "write the shard with wider tokens",
-        *tokens, writer->tokens.path, limit, writer->token_bytes);
+        *tokens, writer->tokens.file.path, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -219,11 +156,7 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
 
 void shard_writer_end_document(ShardWriter *writer) {
     if (writer->open_tokens > 0) writer_end_sequence(writer);
-    if (writer->document_count == writer->document_capacity) {
-        writer->document_capacity = writer->document_capacity ? writer->document_capacity * 2 : 1024;
-        writer->document_ends = memory_resize(writer->document_ends, (size_t)writer->document_capacity * sizeof *writer->document_ends);
-    }
-    writer->document_ends[writer->document_count++] = writer->sequence_count;
+    array_append(writer->document_ends, writer->document_count, writer->sequence_count);
 }
 
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
@@ -255,32 +188,24 @@ static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t to
     return good && write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
-/* Makes the new names last through a power cut. */
-static bool sync_folder(const char *prefix, Error *error) {
-    const char *slash = strrchr(prefix, '/');
-    char *folder = slash ? memory_format("%.*s/", (int)(slash - prefix), prefix) : memory_copy_string(".");
-    int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool good = descriptor >= 0 && (fsync(descriptor) == 0 || errno == EINVAL);
-    if (!good) error_set(error, ERROR_CHECKPOINT, "cannot flush folder %s to the disk: %s", folder, strerror(errno));
-    if (descriptor >= 0) close(descriptor);
-    free(folder);
-    return good;
-}
-
+/* Both files are on disk: what can still fail are their names. An older shard has gone then. */
 static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
-    if (unlink(index->path) != 0 && errno != ENOENT)
-        return error_set(error, ERROR_CHECKPOINT, "cannot replace %s: %s; name another output", index->path, strerror(errno));
-    if (output_publish(&writer->tokens, error) && output_publish(index, error) && sync_folder(writer->prefix, error)) return true;
-    if (!index->temporary) unlink(index->path);
-    if (!writer->tokens.temporary) unlink(writer->tokens.path);
-    return false;
+    char *tokens_path = memory_format("%s.bin", writer->prefix), *index_path = memory_format("%s.idx", writer->prefix);
+    Error ignored;
+    bool removed = file_remove(index_path, error), tokens = removed && file_replace_commit(&writer->tokens.file, error);
+    bool good = tokens && file_replace_commit(&index->file, error);
+    if (removed && !good) file_remove(index_path, &ignored);
+    if (tokens && !good) file_remove(tokens_path, &ignored);
+    free(index_path);
+    free(tokens_path);
+    return good;
 }
 
 bool shard_writer_finish(ShardWriter *writer, Error *error) {
     assert(writer->open_tokens == 0);
-    OutputFile index = {.descriptor = -1};
+    OutputFile index = {0};
     bool good = writer->sequence_count > 0 ||
-                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.path);
+                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
     good = good && output_sync(&writer->tokens, error) && output_open(&index, writer->prefix, ".idx", error) &&
            write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) && publish(writer, &index, error);
     output_close(&index);

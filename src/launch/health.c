@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "launch/health_amd_internal.h"
 
@@ -57,11 +59,7 @@ struct Health {
  * unreadable. */
 static int64_t read_counter(const char *path) {
     char text[256];
-    FILE *file = fopen(path, "r");
-    if (!file) return -1;
-    size_t length = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[length] = 0;
+    if (file_read_start(path, text, sizeof text) < 0) return -1;
     const char *start = strstr(text, "ue: ");
     char *end;
     start = start ? start + 4 : text;
@@ -75,10 +73,9 @@ static void find_counters(Health *health, const char *root) {
         if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library tells of these */
         char *pattern = memory_format("%s%s", root, sources[i].pattern);
         if (glob(pattern, 0, NULL, &found) == 0) {
-            health->counters = memory_resize(health->counters, (health->count + found.gl_pathc) * sizeof *health->counters);
             for (size_t j = 0; j < found.gl_pathc; j++)
-                health->counters[health->count++] =
-                    (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])};
+                array_append(health->counters, health->count,
+                    (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])});
         }
         globfree(&found);
         free(pattern);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 
 enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
@@ -82,10 +83,9 @@ static bool find_symbols(HealthAmd *amd) {
 /* Without the driver the library only complains. */
 static bool has_driver(const char *root) {
     char *path = memory_format("%s/sys/module/amdgpu/", root);
-    FILE *folder = fopen(path, "r");
+    bool there = file_exists(path);
     free(path);
-    if (folder) fclose(folder);
-    return folder != NULL;
+    return there;
 }
 
 static void ignore(void *context, const char *line) {

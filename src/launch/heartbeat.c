@@ -10,12 +10,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/memory.h"
+
 static Heartbeat *map(int file, int ranks, Error *error) {
-    void *page =
-        mmap(NULL, (size_t)ranks * sizeof(Heartbeat), PROT_READ | PROT_WRITE, MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
-    if (page != MAP_FAILED) return page;
-    error_set(error, ERROR_MEMORY, "the system refused a page for the ranks' heartbeats: %s", strerror(errno));
-    return NULL;
+    void *page = memory_map_shared(file, (size_t)ranks * sizeof(Heartbeat), error);
+    if (!page) error_context(error, "a page for the ranks' heartbeats");
+    return page;
 }
 
 Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
@@ -26,6 +26,13 @@ Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
     else heartbeats = map(*file, ranks, error);
     if (!heartbeats && *file >= 0) close(*file);
     return heartbeats;
+}
+
+void heartbeat_inherit(int file) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", file);
+    fcntl(file, F_SETFD, 0);
+    setenv("SMELT_HEARTBEATS", text, 1);
 }
 
 /* The file of SMELT_HEARTBEATS, if it is one that has room for this rank. */
@@ -44,6 +51,4 @@ Heartbeat *heartbeat_join(int local_rank, int *ranks, Error *error) {
     return map(file, *ranks, error);
 }
 
-void heartbeat_close(Heartbeat *heartbeats, int ranks) {
-    if (heartbeats) munmap(heartbeats, (size_t)ranks * sizeof *heartbeats);
-}
+void heartbeat_close(Heartbeat *heartbeats, int ranks) { memory_unmap(heartbeats, (size_t)ranks * sizeof *heartbeats); }

@@ -3,13 +3,13 @@
 #include "base/bf16.h"
 #include "model/hf.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
@@ -171,21 +171,18 @@ static bool is_ours(const char *name) {
     return is_weights(name) || !strcmp(name, "config.json");
 }
 
-/* Whether `folder` may be replaced; *exists tells whether there is one. */
-static bool check_folder(const char *folder, bool overwrite, bool *exists, Error *error) {
-    DIR *stream = opendir(folder);
-    *exists = stream != NULL;
-    if (!stream && errno == ENOENT) return true;
-    if (!stream) return error_set(error, ERROR_CHECKPOINT, "cannot open folder %s: %s", folder, strerror(errno));
-    bool good = true;
-    for (struct dirent *entry; good && (entry = readdir(stream));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+/* Whether `folder` may be replaced. */
+static bool check_folder(const char *folder, bool overwrite, Error *error) {
+    FileList list;
+    bool good = file_list(folder, &list, error) || errno == ENOENT;
+    for (size_t i = 0; good && i < list.count; i++) {
+        const char *name = list.entries[i].name;
         if (!overwrite)
             good = error_set(error, ERROR_USAGE, "%s is not empty: give another folder, or overwrite=true to replace an export", folder);
-        else if (!is_ours(entry->d_name))
-            good = error_set(error, ERROR_USAGE, "%s holds %s, which no export writes: give another folder", folder, entry->d_name);
+        else if (!is_ours(name))
+            good = error_set(error, ERROR_USAGE, "%s holds %s, which no export writes: give another folder", folder, name);
     }
-    closedir(stream);
+    file_list_free(&list);
     return good;
 }
 
@@ -193,7 +190,7 @@ static bool check_folder(const char *folder, bool overwrite, bool *exists, Error
 static bool write_json(const char *folder, const char *name, json_t *content, Error *error) {
     char *path = memory_format("%s/%s", folder, name), *text = json_dumps(content, JSON_INDENT(2));
     json_decref(content);
-    bool written = text ? files_write_atomic(path, text, strlen(text), error) : error_set(error, ERROR_INTERNAL, "%s: no memory", path);
+    bool written = text ? file_write(path, text, (int64_t)strlen(text), error) : error_set(error, ERROR_INTERNAL, "%s: no memory", path);
     free(text);
     free(path);
     return written;
@@ -256,9 +253,9 @@ static bool write_weights(const HfExport *export, const Graph *graph, const char
 static bool copy_file(const char *from, const char *to, const char *name, Error *error) {
     int64_t length;
     char *source = memory_format("%s/%s", from, name), *target = memory_format("%s/%s", to, name);
-    bool there = access(source, F_OK) == 0;
-    char *content = there ? files_read_whole(source, COPY_LIMIT, &length, error) : NULL;
-    bool copied = !there || (content && files_write_atomic(target, content, (size_t)length, error));
+    bool there = file_exists(source);
+    char *content = there ? file_read(source, COPY_LIMIT, &length, error) : NULL;
+    bool copied = !there || (content && file_write(target, content, length, error));
     free(content);
     free(target);
     free(source);
@@ -276,27 +273,20 @@ static bool write_tokenizer(const HfExport *export, const char *folder, Error *e
 }
 
 static bool write_files(const HfExport *export, const Graph *graph, const char *folder, Error *error) {
-    return files_make_folder(folder, error) && write_json(folder, "config.json", hf_config(export), error) &&
+    return file_make_folder(folder, error) && write_json(folder, "config.json", hf_config(export), error) &&
            write_tokenizer(export, folder, error) && write_weights(export, graph, folder, error);
 }
 
-/* Puts `fresh` in the place of `folder`. Between removal and renaming the complete export has its temporary name. */
-static bool replace_folder(const char *fresh, const char *folder, bool exists, Error *error) {
-    if (exists && !files_remove_tree(folder, error)) return false;
-    return rename(fresh, folder) == 0 || error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s", fresh, folder, strerror(errno));
-}
-
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error) {
-    bool exists;
-    if (!hf_check(export->config, error) || !check_folder(folder, overwrite, &exists, error)) return false;
+    if (!hf_check(export->config, error) || !check_folder(folder, overwrite, error)) return false;
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/') length--;
     char *target = memory_format("%.*s", (int)length, folder), *fresh = memory_format("%s.partial-%ld", target, (long)getpid());
     Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     bool written = check_biases(export, model.graph, error) && write_files(export, model.graph, fresh, error) &&
-                   replace_folder(fresh, target, exists, error);
+                   file_replace_folder(fresh, target, error);
     Error ignored = {0};
-    if (!written) files_remove_tree(fresh, &ignored);
+    if (!written) file_remove(fresh, &ignored);
     model_free(&model);
     free(fresh);
     free(target);

@@ -1,6 +1,7 @@
 /* config.json in both directions. A class of transformers is a row of `classes`: its name, what holds where a file is silent, and the function that
  * reads what is its own. Reading keeps the first error and goes on with zeros, so that the readers are lists of fields; what our models cannot
  * compute is refused by name, never ignored. Owns nothing. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/bf16.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "model/hf_internal.h"
@@ -20,7 +21,7 @@ enum {
 
 static bool exists(const char *folder, const char *name) {
     char *path = memory_format("%s/%s", folder, name);
-    bool there = access(path, F_OK) == 0;
+    bool there = file_exists(path);
     free(path);
     return there;
 }
@@ -29,7 +30,7 @@ static bool exists(const char *folder, const char *name) {
 static json_t *read_json(const char *folder, const char *name, Error *error) {
     json_error_t reason;
     int64_t length;
-    char *path = memory_format("%s/%s", folder, name), *text = files_read_whole(path, JSON_LIMIT, &length, error);
+    char *path = memory_format("%s/%s", folder, name), *text = file_read(path, JSON_LIMIT, &length, error);
     json_t *content = text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason) : NULL;
     if (text && !content) error_set(error, ERROR_CHECKPOINT, "%s is not valid JSON at line %d: %s", path, reason.line, reason.text);
     free(text);

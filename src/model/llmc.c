@@ -4,15 +4,12 @@
 #include "model/llmc.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "model/hf_internal.h"
 
@@ -37,7 +34,7 @@ static const char *const layer_names[] = {
 };
 enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
 
-static int64_t padded_rows(int64_t vocabulary) { return (vocabulary + PADDING - 1) / PADDING * PADDING; }
+static int64_t padded_rows(int64_t vocabulary) { return round_up(vocabulary, PADDING); }
 
 static const Parameter *find(const Graph *graph, const char *name) {
     int found = graph_find_parameter(graph, name);
@@ -64,21 +61,23 @@ static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
 
 /* -- Reading -------------------------------------------------------------------------------------------------------- */
 
+/* False unless the file has a header with this magic number; `bytes` is its size. */
 static bool read_header(const char *path, int32_t magic, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
-    struct stat status;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    bool read_all = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && read(file, header, HEADER_BYTES) == HEADER_BYTES;
-    if (read_all) *bytes = status.st_size;
-    if (file >= 0) close(file);
-    return read_all && header[AT_MAGIC] == magic;
+    File file;
+    Error ignored;
+    if (!file_open(&file, path, &ignored)) return false;
+    bool good = file_read_at(&file, header, HEADER_BYTES, 0, &ignored);
+    *bytes = file.bytes;
+    file_close(&file);
+    return good && header[AT_MAGIC] == magic;
 }
 
-static const void *map_file(const char *path, int64_t bytes, Error *error) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    void *mapped = file >= 0 ? mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-    if (mapped == MAP_FAILED) error_set(error, ERROR_CHECKPOINT, "cannot map %s: %s", path, strerror(errno));
-    if (file >= 0) close(file);
-    return mapped == MAP_FAILED ? NULL : mapped;
+/* The file must still have the size that its header was checked against. */
+static bool map_file(FileMap *map, const char *path, int64_t bytes, Error *error) {
+    if (!file_map(map, path, error)) return false;
+    if (map->size == (size_t)bytes) return true;
+    file_unmap(map);
+    return error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
 }
 
 bool llmc_is_model(const char *path) {
@@ -132,11 +131,11 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
     int32_t header[HEADER_INTEGERS];
     int64_t bytes;
     if (!llmc_read(path, &model, &precision, error)) return false;
+    FileMap map;
     bool there = read_header(path, MAGIC, header, &bytes) || error_set(error, ERROR_CHECKPOINT, "%s changed while it was read", path);
-    const char *mapped = there ? map_file(path, bytes, error) : NULL;
-    if (!mapped) return false;
-    load(graph, &model, precision, mapped + HEADER_BYTES, header[AT_PADDED], master);
-    munmap((void *)mapped, (size_t)bytes);
+    if (!there || !map_file(&map, path, bytes, error)) return false;
+    load(graph, &model, precision, (const char *)map.bytes + HEADER_BYTES, header[AT_PADDED], master);
+    file_unmap(&map);
     return true;
 }
 
@@ -162,8 +161,9 @@ static bool check_tokens(const LlmcState *state, int64_t vocabulary, const char 
 
 bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *model, Error *error) {
     int32_t header[HEADER_INTEGERS];
+    int64_t bytes;
     *state = (LlmcState){0};
-    if (!read_header(path, STATE_MAGIC, header, &state->bytes) || header[AT_VERSION] != STATE_VERSION)
+    if (!read_header(path, STATE_MAGIC, header, &bytes) || header[AT_VERSION] != STATE_VERSION)
         return error_set(error, ERROR_CHECKPOINT, "%s is no state of llm.c in version %d", path, STATE_VERSION);
     state->sequences = header[AT_SEQUENCES];
     state->length = header[AT_LENGTH];
@@ -175,13 +175,12 @@ bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *mode
     if (model->family != FAMILY_GPT2 || !model->tied || model->ffn != 4 * model->width)
         return error_set(error, ERROR_CHECKPOINT,
             "%s is the state of a GPT-2 with a tied head and an MLP of four times its width, and the model is none", path);
-    if (state_bytes(model, (double)rows) != (double)state->bytes)
+    if (state_bytes(model, (double)rows) != (double)bytes)
         return error_set(error, ERROR_CHECKPOINT,
             "%s has %lld bytes, which is not what %lld x %lld tokens of this model need: it is another model's, or damaged", path,
-            (long long)state->bytes, (long long)state->sequences, (long long)state->length);
-    state->mapped = map_file(path, state->bytes, error);
-    if (!state->mapped) return false;
-    state->tokens = (const int32_t *)((const char *)state->mapped + HEADER_BYTES);
+            (long long)bytes, (long long)state->sequences, (long long)state->length);
+    if (!map_file(&state->map, path, bytes, error)) return false;
+    state->tokens = (const int32_t *)(state->map.bytes + HEADER_BYTES);
     state->targets = state->tokens + rows;
     state->logits = (const float *)(state->targets + rows);
     state->loss = state->logits[rows * model->vocabulary];
@@ -194,7 +193,7 @@ void llmc_state_gradients(const LlmcState *state, const Graph *graph, const Mode
 }
 
 void llmc_state_close(LlmcState *state) {
-    if (state->mapped) munmap((void *)state->mapped, (size_t)state->bytes);
+    file_unmap(&state->map);
     *state = (LlmcState){0};
 }
 
@@ -205,28 +204,29 @@ static bool check(const ModelConfig *c, const char *path, bool overwrite, Error 
         return error_set(error, ERROR_USAGE,
             "llm.c's files hold family gpt2 with model.tied=true, model.ffn=4 x model.width and model.norm_epsilon=1e-5 only: "
             "write a folder instead");
-    return overwrite || access(path, F_OK) != 0 || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
+    return overwrite || !file_exists(path) || error_set(error, ERROR_USAGE, "%s exists: give another name, or overwrite=true", path);
 }
 
-static bool put(FILE *file, const float *values, int64_t count, Precision precision) {
-    if (precision == PRECISION_FP32) return fwrite(values, sizeof *values, (size_t)count, file) == (size_t)count;
+static bool put(File *file, const float *values, int64_t count, Precision precision, Error *error) {
+    if (precision == PRECISION_FP32) return file_append(file, values, count * (int64_t)sizeof *values, error);
     uint16_t *rounded = memory_allocate(count * sizeof *rounded);
     bf16_from_floats(rounded, values, count);
-    bool written = fwrite(rounded, sizeof *rounded, (size_t)count, file) == (size_t)count;
+    bool written = file_append(file, rounded, count * (int64_t)sizeof *rounded, error);
     free(rounded);
     return written;
 }
 
-static bool put_all(FILE *file, const ModelConfig *c, Precision precision, const float *master) {
+static bool put_all(File *file, const ModelConfig *c, Precision precision, const float *master, Error *error) {
     int64_t padded = padded_rows(c->vocabulary), padding = (padded - c->vocabulary) * c->width;
     int32_t header[HEADER_INTEGERS] = {MAGIC, precision == PRECISION_BF16 ? VERSION_BF16 : VERSION_FP32, (int32_t)c->context,
         (int32_t)c->vocabulary, (int32_t)c->layers, (int32_t)c->heads, (int32_t)c->width, (int32_t)padded};
     Model model = model_build(c, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
     const Parameter **order = in_file_order(model.graph, c->layers);
     float *zeros = memory_allocate((padding + 1) * sizeof *zeros);
-    bool good = fwrite(header, HEADER_BYTES, 1, file) == 1;
+    bool good = file_append(file, header, HEADER_BYTES, error);
     for (int i = 0; i < model.graph->parameter_count && good; i++)
-        good = put(file, parameter_in(order[i], master), order[i]->count, precision) && (i > 0 || put(file, zeros, padding, precision));
+        good = put(file, parameter_in(order[i], master), order[i]->count, precision, error) &&
+               (i > 0 || put(file, zeros, padding, precision, error));
     free(zeros);
     free(order);
     model_free(&model);
@@ -234,16 +234,9 @@ static bool put_all(FILE *file, const ModelConfig *c, Precision precision, const
 }
 
 bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error) {
-    if (!check(model, path, overwrite, error)) return false;
-    char *fresh = memory_format("%s.partial-%ld", path, (long)getpid());
-    FILE *file = fopen(fresh, "wbe");
-    bool written = file && put_all(file, model, precision, master) && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (file && fclose(file)) written = false;
-    written = written && rename(fresh, path) == 0;
-    if (!written) {
-        error_set(error, ERROR_CHECKPOINT, "cannot write %s: %s", path, strerror(errno));
-        unlink(fresh);
-    }
-    free(fresh);
+    File file;
+    if (!check(model, path, overwrite, error) || !file_replace_begin(&file, path, error)) return false;
+    bool written = put_all(&file, model, precision, master, error) && file_replace_commit(&file, error);
+    file_close(&file);
     return written;
 }

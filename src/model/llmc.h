@@ -2,6 +2,7 @@
  * or bf16 (version 5). Matrices are [out, in]; the embedding has rows of zeros up to a multiple of 128. */
 #pragma once
 
+#include "base/file.h"
 #include "model/model.h"
 
 /* Whether `path` is a file that opens with llm.c's number. */
@@ -23,8 +24,7 @@ typedef struct LlmcState {
     const int32_t *tokens, *targets; /* [sequences * length]; a target of -1 is none */
     const float *logits;             /* [sequences * length, vocabulary] */
     float loss;                      /* the mean over all targets */
-    const void *mapped;              /* the file */
-    int64_t bytes;
+    FileMap map;
 } LlmcState;
 
 /* Whether `path` is a file that opens with the number of a state. */

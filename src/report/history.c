@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "report/history.h"
-#include "train/journal.h"
 
 #define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */
 
@@ -257,19 +257,19 @@ static bool add_record(History *history, json_t *record) {
     return false;
 }
 
-static void read_lines(History *history, JournalReader *reader, Progress *progress) {
-    for (JournalLine line; (line = journal_read(reader)) != JOURNAL_END; history->lines++) {
-        json_t *record = line == JOURNAL_LINE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
+static void read_lines(History *history, FileReader *reader, Progress *progress) {
+    for (FileLine line; (line = file_reader_next(reader)) != FILE_LINE_END; history->lines++) {
+        json_t *record = line == FILE_LINE_WHOLE ? json_loadb(reader->line, reader->length, 0, NULL) : NULL;
         /* A torn line is no damage: the run may be writing it right now. */
-        if (line != JOURNAL_TORN && !(json_is_object(record) && add_record(history, record))) history->ignored++;
+        if (line != FILE_LINE_TORN && !(json_is_object(record) && add_record(history, record))) history->ignored++;
         json_decref(record);
         progress_update(progress, history->lines);
     }
 }
 
 History *history_read(const char *path, Error *error) {
-    JournalReader reader;
-    if (!journal_reader_open(&reader, path, error)) {
+    FileReader reader;
+    if (!file_reader_open(&reader, path, error)) {
         if (errno == ENOENT || errno == ENOTDIR)
             error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", path);
         return NULL;
@@ -280,7 +280,7 @@ History *history_read(const char *path, Error *error) {
     Progress progress = progress_start("reading metrics", "records", 0);
     read_lines(history, &reader, &progress);
     progress_finish(&progress);
-    if (journal_reader_close(&reader, path, error)) return history;
+    if (file_reader_close(&reader, error)) return history;
     history_free(history);
     return NULL;
 }

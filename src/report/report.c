@@ -9,15 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
 #include "report/chart.h"
 #include "report/history.h"
-#include "train/journal.h"
 #include "report/report_style.h"
 
 enum { TICKS_X = 8, TICKS_Y = 6, STRIPES = 160, TEXT = 400 };
@@ -451,18 +449,18 @@ static void config_line(const Page *page, char *line) {
 static bool config_section(const Page *page, const char *run, Error *error) {
     enum { LINES = 5000 };
     char *path = memory_format("%s/config.yaml", run);
-    JournalReader reader;
-    bool good = journal_reader_open(&reader, path, error), missing = !good && errno == ENOENT;
+    FileReader reader;
+    bool good = file_reader_open(&reader, path, error), missing = !good && errno == ENOENT;
     if (good) {
         fputs("<section>\n<h2>Configuration</h2>\n<pre>", page->out);
-        JournalLine line = JOURNAL_LINE;
-        for (int i = 0; i < LINES && (line = journal_read(&reader)) != JOURNAL_END; i++) {
+        FileLine line = FILE_LINE_WHOLE;
+        for (int i = 0; i < LINES && (line = file_reader_next(&reader)) != FILE_LINE_END; i++) {
             config_line(page, reader.line);
             putc('\n', page->out);
         }
-        if (line != JOURNAL_END) fprintf(page->out, "<i>(more than %d lines)</i>\n", LINES);
+        if (line != FILE_LINE_END) fprintf(page->out, "<i>(more than %d lines)</i>\n", LINES);
         fputs("</pre>\n</section>\n", page->out);
-        good = journal_reader_close(&reader, path, error);
+        good = file_reader_close(&reader, error);
     }
     if (missing) *error = (Error){0};
     free(path);
@@ -563,14 +561,11 @@ static bool print_page(FILE *out, const char *run, const History *history, Error
 
 /* Whether writing the page would destroy nothing: there is no file, an empty one or a page. */
 static bool may_replace(const char *output) {
-    struct stat status;
-    if (stat(output, &status) != 0) return true;
-    FILE *file = S_ISREG(status.st_mode) ? fopen(output, "re") : NULL;
-    char start[sizeof "<!doctype html>"] = "";
-    size_t length = file ? fread(start, 1, sizeof start - 1, file) : 0;
-    bool may = file && !ferror(file) && (length == 0 || !strcasecmp(start, "<!doctype html>"));
-    if (file) fclose(file);
-    return may;
+    char start[sizeof "<!doctype html>"];
+    FileKind kind = file_kind(output, NULL);
+    if (kind != FILE_REGULAR) return kind == FILE_ABSENT;
+    int64_t length = file_read_start(output, start, sizeof start);
+    return length == 0 || !strcasecmp(start, "<!doctype html>");
 }
 
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error) {
@@ -583,13 +578,14 @@ bool report_write(const char *run, const char *output, ReportResult *result, Err
     if (!history) return false;
     *result = (ReportResult){.ignored = history->ignored};
     FILE *out = open_memstream(&page, &length);
-    bool good = out || journal_fail(error, "build", output, errno);
+    bool good = out || file_fail(error, "build", output);
     if (out) {
         good = print_page(out, run, history, error);
-        bool whole = !ferror(out) && fclose(out) == 0;
-        if (good && !whole) good = journal_fail(error, "build", output, ENOMEM);
+        bool whole = !ferror(out);
+        whole = fclose(out) == 0 && whole;
+        if (good && !whole) good = file_fail(error, "build", output);
     }
-    good = good && files_write_atomic(output, page, length, error);
+    good = good && file_write(output, page, (int64_t)length, error);
     result->bytes = (int64_t)length;
     free(page);
     history_free(history);

@@ -4,13 +4,12 @@
  * by their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns
  * everything until tokenizer_trainer_free. */
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <omp.h>
 #include <stdlib.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "token/token_internal.h"
 
@@ -425,23 +424,11 @@ static json_t *describe(const TokenizerTrainer *trainer) {
 }
 
 static bool write_file(const char *path, const json_t *root, Error *error) {
-    char *temporary = memory_format("%s.%ld.tmp", path, (long)getpid());
-    FILE *file = fopen(temporary, "wxe");
-    bool good =
-        file && json_dumpf(root, file, JSON_INDENT(1)) == 0 && fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int code = errno;
-    if (file && fclose(file) != 0 && good) {
-        code = errno;
-        good = false;
-    }
-    if (good && rename(temporary, path) != 0) {
-        code = errno;
-        good = false;
-    }
-    if (!good)
-        error_set(error, ERROR_DATA, "cannot write %s: %s; choose a folder that you may write to and that has space", path, strerror(code));
-    if (!good && file) unlink(temporary);
-    free(temporary);
+    char *json = json_dumps(root, JSON_INDENT(1)), *text = json ? memory_format("%s\n", json) : NULL;
+    bool good = text ? file_write(path, text, (int64_t)strlen(text), error) || error_recode(error, ERROR_DATA)
+                     : error_set(error, ERROR_DATA, "no memory for %s; free some", path);
+    free(text);
+    free(json);
     return good;
 }
 

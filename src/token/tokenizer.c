@@ -1,12 +1,9 @@
 /* Opens, builds and frees tokenizers. The readers hand over tokens one by one; this file keeps the tables that encoding and decoding share
  * consistent: contents, words, characters, bytes, added tokens and their tries. A Tokenizer owns all of it. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "token/token_internal.h"
 
@@ -99,42 +96,12 @@ static bool finish(Tokenizer *tokenizer, Error *error) {
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
-static bool read_bytes(int file, char *bytes, size_t size) {
-    for (size_t done = 0; done < size;) {
-        ssize_t got = read(file, bytes + done, size - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        done += (size_t)got;
-    }
-    return true;
-}
-
-/* The whole file, for the caller to free; O_NONBLOCK, so that a pipe is refused and not waited for. */
 static char *read_file(const char *path, size_t *size, Error *error) {
-    struct stat status;
-    char *bytes = NULL;
-    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0 || fstat(file, &status) != 0) {
-        error_set(error, ERROR_DATA, "cannot open %s: %s; name a tokenizer.json, its folder or a .tiktoken file", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode) || status.st_size > FILE_LIMIT) {
-        error_set(
-            error, ERROR_DATA, "%s is no regular file of at most %d bytes; name a tokenizer.json or a .tiktoken file", path, FILE_LIMIT);
-    } else {
-        *size = (size_t)status.st_size;
-        bytes = memory_allocate(*size);
-        if (!read_bytes(file, bytes, *size)) {
-            error_set(error, ERROR_DATA, "cannot read %zu bytes of %s: %s", *size, path, errno ? strerror(errno) : "it is shorter");
-            free(bytes);
-            bytes = NULL;
-        }
-    }
-    if (file >= 0) close(file);
+    int64_t length;
+    char *bytes = file_read(path, FILE_LIMIT, &length, error);
+    if (bytes) *size = (size_t)length;
+    else error_recode(error, ERROR_DATA);
     return bytes;
-}
-
-static bool is_folder(const char *path) {
-    struct stat status;
-    return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
 /* JSON begins with a brace, after white space at most; base64 has none. */
@@ -173,7 +140,7 @@ static int32_t find_end_of_text(const Tokenizer *tokenizer) {
     int32_t id = TOKEN_NONE;
     size_t size;
     Error ignored;
-    char *bytes = access(path, F_OK) == 0 ? read_file(path, &size, &ignored) : NULL;
+    char *bytes = file_exists(path) ? read_file(path, &size, &ignored) : NULL;
     if (bytes) id = read_end_of_text(tokenizer, bytes, size);
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
     free(bytes);
@@ -183,7 +150,7 @@ static int32_t find_end_of_text(const Tokenizer *tokenizer) {
 
 Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error) {
     Tokenizer *tokenizer = memory_allocate(sizeof *tokenizer);
-    tokenizer->path = is_folder(path) ? memory_format("%s/tokenizer.json", path) : memory_copy_string(path);
+    tokenizer->path = file_kind(path, NULL) == FILE_FOLDER ? memory_format("%s/tokenizer.json", path) : memory_copy_string(path);
     tokenizer->unknown = TOKEN_NONE;
     for (int i = 0; i < BYTES; i++) tokenizer->byte_id[i] = TOKEN_NONE;
     if (!read_any(tokenizer, pattern, error)) {

@@ -6,13 +6,13 @@
 #include "train/adapter.h"
 
 #include <assert.h>
-#include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/element.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
@@ -212,7 +212,7 @@ static json_t *peft_config(const Config *config, const Graph *graph) {
 static bool write_config(const Config *config, const Graph *graph, const char *folder, Error *error) {
     json_t *content = peft_config(config, graph);
     char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL, *path = memory_format("%s/adapter_config.json", folder);
-    bool written = text ? files_write_atomic(path, text, strlen(text), error)
+    bool written = text ? file_write(path, text, (int64_t)strlen(text), error)
                         : error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
     json_decref(content);
     free(text);
@@ -246,17 +246,19 @@ static bool write_tensors(const Adapters *adapters, const char *folder, Error *e
 
 /* Whether there is nothing in `folder` that would be overwritten. */
 static bool check_empty(const char *folder, Error *error) {
-    DIR *stream = opendir(folder);
+    FileList list;
+    Error ignored;
     bool empty = true;
-    for (struct dirent *entry; stream && (entry = readdir(stream));) empty = empty && entry->d_name[0] == '.';
-    if (stream) closedir(stream);
+    if (!file_list(folder, &list, &ignored)) return true;
+    for (size_t i = 0; i < list.count; i++) empty = empty && list.entries[i].name[0] == '.';
+    file_list_free(&list);
     return empty || error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
 }
 
 bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error) {
     Adapters adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    bool written = check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && files_make_folder(folder, error) &&
+    bool written = check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
                    write_tensors(&adapters, folder, error) && write_config(config, adapters.model.graph, folder, error);
     if (adapters.model.graph) close_adapters(&adapters);
     return written;

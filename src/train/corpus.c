@@ -1,14 +1,11 @@
 /* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
  * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
  * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -20,14 +17,11 @@ enum { TOKENIZER_LIMIT = 256 << 20 }; /* bytes of a file */
 /* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
 static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
     int64_t length;
-    char *content = files_read_whole(from, TOKENIZER_LIMIT, &length, error);
-    if (!content) {
-        error->code = ERROR_DATA;
-        return false;
-    }
+    char *content = file_read(from, TOKENIZER_LIMIT, &length, error);
+    if (!content) return error_recode(error, ERROR_DATA);
     if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
     char *to = memory_format("%s/%s", folder, name);
-    bool copied = files_write_atomic(to, content, (size_t)length, error);
+    bool copied = file_write(to, content, length, error);
     free(to);
     free(content);
     return copied;
@@ -39,8 +33,8 @@ static bool copy_tokenizer(const char *given, const char *folder, Error *error) 
     char *found = source_tokenizer_file(given);
     const char *file = found ? found : given, *slash = strrchr(file, '/');
     char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
-    bool copied = files_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
-                  (access(beside, F_OK) || copy_file(beside, folder, config, error));
+    bool copied = file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
+                  (!file_exists(beside) || copy_file(beside, folder, config, error));
     free(beside);
     free(found);
     return copied;
@@ -50,9 +44,8 @@ static bool copy_tokenizer(const char *given, const char *folder, Error *error) 
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
     const char *given = config->data.tokenizer;
     char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
-    bool kept = files_remove_tree(copy, error) && (!given[0] || copy_tokenizer(given, copy, error)) && files_remove_tree(folder, error);
-    if (kept && given[0] && rename(copy, folder))
-        kept = error_set(error, ERROR_CHECKPOINT, "cannot rename %s to %s: %s", copy, folder, strerror(errno));
+    bool kept = file_remove(copy, error) &&
+                (given[0] ? copy_tokenizer(given, copy, error) && file_replace_folder(copy, folder, error) : file_remove(folder, error));
     free(copy);
     return kept;
 }
@@ -87,7 +80,7 @@ static bool pack_once(const Config *config, bool made, const char *input, const 
     char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
     char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
     bool done = made && shard_exists(last);
-    if (!done) done = files_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
+    if (!done) done = file_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
     free(last);
     free(output);
     free(folder);
@@ -128,7 +121,7 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
 /* By the process that holds the run's lock, so that no other packs there. */
 static void remove_leftovers(const Config *config) {
     char *folder = memory_format("%s/data", config->run);
-    shard_writer_remove_leftovers(folder);
+    file_remove_partials(folder, "");
     free(folder);
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
@@ -106,7 +107,7 @@ static bool write_step(const Session *session, const char *folder, const StepInp
 }
 
 bool dump_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error) {
-    return files_make_folder(folder, error) && write_step(session, folder, inputs, error) &&
+    return file_make_folder(folder, error) && write_step(session, folder, inputs, error) &&
            write_arena(session, folder, "weights.safetensors", ARENA_MASTER, error) &&
            write_arena(session, folder, "gradients.safetensors", ARENA_GRADIENT, error);
 }

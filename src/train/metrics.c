@@ -4,24 +4,21 @@
  * the training loop. */
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
-#include "train/journal.h"
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
 struct Metrics {
-    Journal journal;
+    File journal;
     int64_t evaluated;        /* the last evaluated step among the records that were there, or -1 */
     Tensorboard *tensorboard; /* NULL when off */
 };
@@ -36,7 +33,7 @@ static double unix_seconds(void) {
 
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
  * the first step. Lines that open otherwise are not ours to judge and stay. */
-static bool keeps(const JournalReader *reader, int64_t step, int64_t *evaluated) {
+static bool keeps(const FileReader *reader, int64_t step, int64_t *evaluated) {
     char kind[16];
     long long at;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
@@ -46,65 +43,50 @@ static bool keeps(const JournalReader *reader, int64_t step, int64_t *evaluated)
 
 /* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others, `*evaluated`
  * the last step that one of the evaluations among them is of. */
-static bool filter(const char *path, int64_t step, FILE *copy, bool *dropped, int64_t *evaluated, Error *error) {
-    JournalReader reader;
-    if (!journal_reader_open(&reader, path, error)) return false;
+static bool filter(const char *path, int64_t step, File *copy, bool *dropped, int64_t *evaluated, Error *error) {
+    FileReader reader;
+    bool good = true;
+    if (!file_reader_open(&reader, path, error)) return false;
     *dropped = false;
-    for (JournalLine line; (line = journal_read(&reader)) != JOURNAL_END;) {
-        if (line != JOURNAL_LINE || !keeps(&reader, step, evaluated)) {
+    for (FileLine line; good && (line = file_reader_next(&reader)) != FILE_LINE_END;) {
+        if (line != FILE_LINE_WHOLE || !keeps(&reader, step, evaluated)) {
             *dropped = true;
         } else if (copy) {
-            fwrite(reader.line, 1, reader.length, copy);
-            fputc('\n', copy);
+            reader.line[reader.length] = '\n';
+            good = file_append(copy, reader.line, (int64_t)reader.length + 1, error);
         }
     }
-    return journal_reader_close(&reader, path, error);
-}
-
-static bool sync_folder(const char *path, Error *error) {
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* EINVAL: some file systems cannot sync folders; nothing can be done there. */
-    bool good = folder >= 0 && (fsync(folder) == 0 || errno == EINVAL);
-    if (!good) journal_fail(error, "sync", path, errno);
-    if (folder >= 0) close(folder);
-    return good;
+    return file_reader_close(&reader, error) && good;
 }
 
 /* Another process, or nobody, sees either the old file or the new one. */
-static bool rewrite(const char *run, const char *path, int64_t step, Error *error) {
-    char *partial = memory_format("%s.partial", path);
-    FILE *copy = fopen(partial, "we");
-    bool dropped, good = copy || journal_fail(error, "create", partial, errno);
+static bool rewrite(const char *path, int64_t step, Error *error) {
+    File copy;
+    bool dropped;
     int64_t evaluated;
-    if (copy) {
-        good = filter(path, step, copy, &dropped, &evaluated, error);
-        errno = 0;
-        bool written = fflush(copy) == 0 && !ferror(copy) && fsync(fileno(copy)) == 0;
-        if (good && !written) good = journal_fail(error, "write", partial, errno ? errno : EIO);
-        fclose(copy);
-        if (good && rename(partial, path) != 0) good = journal_fail(error, "replace", path, errno);
-        if (!good) unlink(partial);
-    }
-    free(partial);
-    return good && sync_folder(run, error);
+    if (!file_replace_begin(&copy, path, error)) return false;
+    bool good = filter(path, step, &copy, &dropped, &evaluated, error) && file_replace_commit(&copy, error);
+    file_close(&copy);
+    return good;
 }
 
-static bool drop_later_records(const char *run, const char *path, int64_t step, int64_t *evaluated, Error *error) {
+static bool drop_later_records(const char *path, int64_t step, int64_t *evaluated, Error *error) {
     bool dropped = false;
     *evaluated = -1;
-    if (access(path, F_OK) != 0 && errno == ENOENT) return true;
-    return filter(path, step, NULL, &dropped, evaluated, error) && (!dropped || rewrite(run, path, step, error));
+    if (!file_exists(path) && errno == ENOENT) return true;
+    return filter(path, step, NULL, &dropped, evaluated, error) && (!dropped || rewrite(path, step, error));
 }
 
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
     char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
-    bool good = files_make_folder(run, error) && drop_later_records(run, path, step, &metrics->evaluated, error) &&
-                journal_open(&metrics->journal, path, false, error);
+    file_remove_partials(run, "metrics.jsonl");
+    bool good = file_make_folder(run, error) && drop_later_records(path, step, &metrics->evaluated, error) &&
+                file_open_append(&metrics->journal, path, false, error);
     if (good && tensorboard) {
         metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error);
         if (!metrics->tensorboard) {
-            journal_close(&metrics->journal);
+            file_close(&metrics->journal);
             good = false;
         }
     }
@@ -119,7 +101,7 @@ int64_t metrics_evaluated(const Metrics *metrics) { return metrics->evaluated; }
 
 void metrics_close(Metrics *metrics) {
     if (!metrics) return;
-    journal_close(&metrics->journal);
+    file_close(&metrics->journal);
     tensorboard_close(metrics->tensorboard);
     free(metrics);
 }
@@ -229,9 +211,9 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
     assert(text);
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the NUL */
-    bool good = length <= JOURNAL_LINE_LIMIT ? journal_append(&metrics->journal, text, length + 1, error)
-                                             : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted",
-                                                   length, metrics->journal.path, (int)JOURNAL_LINE_LIMIT);
+    bool good = length <= FILE_LINE_LIMIT ? file_append(&metrics->journal, text, length + 1, error)
+                                          : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted",
+                                                length, metrics->journal.path, (int)FILE_LINE_LIMIT);
     free(text);
     return good;
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
@@ -20,9 +21,9 @@ enum { AT_START, AT_BYTES, AT_INDEX, AT_LABEL, AT_ENDINGS, EXAMPLE_HEADER };
 
 bool multiple_choice_is_file(const char *path) {
     int32_t number = 0;
-    FILE *file = fopen(path, "rbe");
-    bool read_all = file && fread(&number, sizeof number, 1, file) == 1;
-    if (file) fclose(file);
+    char text[sizeof number + 1];
+    bool read_all = file_read_start(path, text, sizeof text) == sizeof number;
+    memcpy(&number, text, sizeof number);
     return read_all && number == MAGIC;
 }
 
@@ -109,9 +110,8 @@ static bool parse(MultipleChoice *set, int64_t length, const char *path, Error *
 bool multiple_choice_open(MultipleChoice *set, const char *path, Error *error) {
     int64_t length;
     *set = (MultipleChoice){0};
-    set->content = files_read_whole(path, FILE_LIMIT, &length, error);
-    if (!set->content) error->code = ERROR_DATA;
-    return set->content && parse(set, length, path, error);
+    set->content = file_read(path, FILE_LIMIT, &length, error);
+    return set->content ? parse(set, length, path, error) : error_recode(error, ERROR_DATA);
 }
 
 void multiple_choice_close(MultipleChoice *set) {

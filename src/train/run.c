@@ -3,13 +3,12 @@
 #include "train/run.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 
@@ -18,13 +17,9 @@ static const char mark[] = "# Written by smelt train; it changes with the comman
 
 bool run_lock(const char *run, int *lock, Error *error) {
     if (run[0] == '\0') return error_set(error, ERROR_USAGE, "run is not set: give a folder, such as run=runs/first");
-    if (!files_make_folder(run, error)) return false;
-    *lock = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
-    bool taken = errno == EWOULDBLOCK;
-    close(*lock);
-    *lock = -1;
-    return !taken || error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
+    if (!file_make_folder(run, error)) return false;
+    return file_lock_folder(run, lock) ||
+           error_set(error, ERROR_USAGE, "another process trains in %s: wait for it, stop it, or give another run folder", run);
 }
 
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
@@ -39,11 +34,8 @@ bool run_started(const Config *config, bool *started, Error *error) {
 }
 
 static bool is_marked(const char *path) {
-    char line[sizeof mark] = "";
-    FILE *file = fopen(path, "re");
-    bool marked = file && fgets(line, sizeof line, file) && !strcmp(line, mark);
-    if (file) fclose(file);
-    return marked;
+    char start[sizeof mark];
+    return file_read_start(path, start, sizeof start) > 0 && !strcmp(start, mark);
 }
 
 static bool write_config(const char *path, const Config *config, Error *error) {
@@ -54,7 +46,7 @@ static bool write_config(const char *path, const Config *config, Error *error) {
     fputs(mark, stream);
     options_write_yaml(&config_table, config, stream);
     fclose(stream);
-    bool written = files_write_atomic(path, text, length, error);
+    bool written = file_write(path, text, (int64_t)length, error);
     free(text);
     return written;
 }
@@ -125,9 +117,9 @@ static bool may_start_anew(const char *path, const Config *config, Error *error)
 
 bool run_open(const Config *config, Error *error) {
     bool started;
-    if (!files_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
+    if (!file_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
     char *path = memory_format("%s/config.yaml", config->run);
-    bool exists = access(path, F_OK) == 0, replaced = exists && !started && is_marked(path);
+    bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     bool opened = exists && !replaced ? same_run(path, config, error)
                                       : (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
     free(path);
@@ -145,16 +137,10 @@ bool run_read_config(const char *run, Config *config, OptionStrings *strings, Er
 }
 
 char *run_describe_machine(void) {
-    char line[256], *model = NULL;
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    while (file && !model && fgets(line, sizeof line, file)) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) || !colon) continue;
-        colon[strcspn(colon, "\n")] = '\0';
-        model = memory_copy_string(colon + 2);
-    }
-    if (file) fclose(file);
-    char *text = memory_format("%s, %ld cores", model ? model : "unknown CPU", sysconf(_SC_NPROCESSORS_ONLN));
-    free(model);
-    return text;
+    char info[4096]; /* the first CPU is all that is wanted */
+    file_read_start("/proc/cpuinfo", info, sizeof info);
+    char *line = strstr(info, "model name"), *model = line ? strchr(line, ':') : NULL;
+    if (model) model += strspn(model, ": ");
+    return memory_format(
+        "%.*s, %ld cores", model ? (int)strcspn(model, "\n") : 11, model ? model : "unknown CPU", sysconf(_SC_NPROCESSORS_ONLN));
 }

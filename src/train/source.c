@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/element.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf.h"
@@ -16,7 +17,7 @@
 
 static bool exists(const char *folder, const char *name) {
     char *path = memory_format("%s/%s", folder, name);
-    bool there = access(path, F_OK) == 0;
+    bool there = file_exists(path);
     free(path);
     return there;
 }
@@ -84,13 +85,17 @@ static void append_token(const json_t *value, TokenIds *ends) {
 }
 
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends) {
+    enum { JSON_LIMIT = 256 << 20 };
     static const char *const names[] = {"generation_config.json", "config.json"};
+    Error ignored;
     for (int i = 0; i < 2 && !ends->count; i++) {
         char *path = memory_format("%s/%s", folder, names[i]);
-        json_t *content = json_load_file(path, 0, NULL), *value = json_object_get(content, "eos_token_id");
+        char *text = file_read(path, JSON_LIMIT, NULL, &ignored);
+        json_t *content = text ? json_loads(text, 0, NULL) : NULL, *value = json_object_get(content, "eos_token_id");
         append_token(value, ends);
         for (size_t j = 0; j < json_array_size(value); j++) append_token(json_array_get(value, j), ends);
         json_decref(content);
+        free(text);
         free(path);
     }
     if (!ends->count && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));

@@ -11,9 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/memory.h"
-#include "ckpt/ckpt.h"
-#include "train/journal.h"
+#include "base/array.h"
+#include "base/file.h"
 #include "train/tensorboard_internal.h"
 
 typedef struct Buffer {
@@ -22,7 +21,7 @@ typedef struct Buffer {
 } Buffer;
 
 struct Tensorboard {
-    Journal journal;
+    File journal;
     Buffer value, summary, event, record;
 };
 
@@ -44,13 +43,9 @@ uint32_t tensorboard_crc32c(const void *data, size_t bytes) {
 /* -- Encoding ------------------------------------------------------------------------------------------------------ */
 
 static void put_bytes(Buffer *buffer, const void *data, size_t bytes) {
-    size_t needed = buffer->length + bytes;
-    if (needed > buffer->capacity) {
-        buffer->capacity = needed * 2;
-        buffer->data = memory_resize(buffer->data, buffer->capacity);
-    }
+    array_reserve(buffer->data, buffer->capacity, buffer->length + bytes);
     if (bytes > 0) memcpy(buffer->data + buffer->length, data, bytes);
-    buffer->length = needed;
+    buffer->length += bytes;
 }
 
 static void put_little_endian(Buffer *buffer, uint64_t value, int bytes) {
@@ -115,7 +110,7 @@ static bool event_end(Tensorboard *tensorboard, Error *error) {
     put_little_endian(record, masked_crc(record->data, record->length), 4);
     put_bytes(record, event->data, event->length);
     put_little_endian(record, masked_crc(event->data, event->length), 4);
-    return journal_append(&tensorboard->journal, record->data, record->length, error);
+    return file_append(&tensorboard->journal, record->data, record->length, error);
 }
 
 static bool write_version(Tensorboard *tensorboard, double time, Error *error) {
@@ -155,7 +150,7 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
 
 /* events.out.tfevents.TIMESTAMP.HOST. TensorBoard reads files in the order of their names, so a process that starts in
  * the same second as the one before it takes the next second. */
-static bool open_new_file(Journal *journal, const char *folder, double time, Error *error) {
+static bool open_new_file(File *journal, const char *folder, double time, Error *error) {
     enum { TRIES = 1000 };
     char host[65] = "unknown";
     gethostname(host, sizeof host - 1);
@@ -165,7 +160,7 @@ static bool open_new_file(Journal *journal, const char *folder, double time, Err
     for (int64_t second = (int64_t)time; !good && second < (int64_t)time + TRIES; second++) {
         char *path = memory_format("%s/events.out.tfevents.%010lld.%s", folder, (long long)second, host);
         errno = 0;
-        good = journal_open(journal, path, true, error);
+        good = file_open_append(journal, path, true, error);
         free(path);
         if (!good && errno != EEXIST) break;
     }
@@ -173,8 +168,8 @@ static bool open_new_file(Journal *journal, const char *folder, double time, Err
 }
 
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error) {
-    Journal journal;
-    if (!files_make_folder(folder, error) || !open_new_file(&journal, folder, time, error)) return NULL;
+    File journal;
+    if (!file_make_folder(folder, error) || !open_new_file(&journal, folder, time, error)) return NULL;
     Tensorboard *tensorboard = memory_allocate(sizeof *tensorboard);
     tensorboard->journal = journal;
     if (!write_version(tensorboard, time, error) || !write_session_start(tensorboard, step + 1, time, error)) {
@@ -186,7 +181,7 @@ Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Err
 
 void tensorboard_close(Tensorboard *tensorboard) {
     if (!tensorboard) return;
-    journal_close(&tensorboard->journal);
+    file_close(&tensorboard->journal);
     free(tensorboard->value.data);
     free(tensorboard->summary.data);
     free(tensorboard->event.data);

@@ -30,7 +30,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     Error error = {0};
-    bool removed = files_remove_tree(*state, &error);
+    bool removed = file_remove(*state, &error);
     free(*state);
     return removed ? 0 : -1;
 }

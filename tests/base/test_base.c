@@ -264,12 +264,15 @@ static void allocated_memory_is_zero_and_may_be_empty(void **state) {
     free(memory_allocate(0));
 }
 
-static void a_refused_allocation_ends_the_process_with_its_exit_code(void **state) {
+static void end_without_memory(size_t bytes) { _exit(bytes > SIZE_MAX / 2 ? ERROR_MEMORY : ERROR_INTERNAL); }
+
+static void a_refused_allocation_calls_the_handler(void **state) {
     (void)state;
     for (int which = 0; which < 2; which++) {
         pid_t child = fork();
         if (child == 0) {
             assert_non_null(freopen("/dev/null", "w", stderr));
+            memory_on_refusal(end_without_memory);
             volatile size_t absurd = SIZE_MAX / 2 + 1;
             if (which) memory_allocate(absurd);
             else free(memory_resize(NULL, absurd));
@@ -605,7 +608,7 @@ int main(void) {
         cmocka_unit_test(permute_sends_every_index_everywhere_equally_often),
         cmocka_unit_test(permute_differs_between_seeds_and_streams),
         cmocka_unit_test(allocated_memory_is_zero_and_may_be_empty),
-        cmocka_unit_test(a_refused_allocation_ends_the_process_with_its_exit_code),
+        cmocka_unit_test(a_refused_allocation_calls_the_handler),
         cmocka_unit_test(strings_are_formatted_and_copied),
         cmocka_unit_test(mapped_memory_is_zero_and_aligned),
         cmocka_unit_test(a_mapping_that_cannot_be_had_is_an_error_with_its_size),

@@ -256,7 +256,7 @@ static void the_list_is_newest_first_and_ignores_foreign_names(void **state) {
     static const char *const foreign[] = {"step-12", "step-000000001", "step-00000001x", "notes", "step-"};
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
         char *path = memory_format("%s/checkpoints/%s", fixture->run, foreign[i]);
-        assert_true(files_make_folder(path, &error));
+        assert_true(file_make_folder(path, &error));
         free(path);
     }
     int64_t *steps, expected = 300000000;
@@ -342,12 +342,12 @@ static void a_truncated_file_is_noticed_and_the_older_checkpoint_chosen(void **s
         size_t length;
         char *bytes = (char *)read_bytes(path, &length);
         for (size_t sixteenth = 0; sixteenth < 16; sixteenth++) {
-            file_write(path, bytes, length * sixteenth / 16);
+            fixture_write(path, bytes, length * sixteenth / 16);
             assert_older_is_chosen(fixture, checkpoint_files[i], length * sixteenth / 16);
         }
         unlink(path);
         assert_older_is_chosen(fixture, checkpoint_files[i], 0);
-        file_write(path, bytes, length);
+        fixture_write(path, bytes, length);
         free(bytes);
         free(path);
     }
@@ -360,7 +360,7 @@ static void loading_a_damaged_checkpoint_fails_and_names_the_tensor(void **state
     size_t length;
     char *bytes = (char *)read_bytes(path, &length);
     bytes[length - 1 - sizeof(int64_t)] ^= 1; /* in the tensor before the last */
-    file_write(path, bytes, length);
+    fixture_write(path, bytes, length);
     Model *model = model_new(SMALL, 0);
     Error error = {0};
     assert_false(checkpoint_load(fixture->run, 1, model->intervals, MODEL_TENSORS, NULL, &error));
@@ -391,7 +391,7 @@ static void when_no_checkpoint_is_good_that_is_an_error(void **state) {
     save_good(fixture->run, 2, 2);
     for (int step = 1; step <= 2; step++) {
         char *path = memory_format("%s/checkpoints/step-%08d/manifest.json", fixture->run, step);
-        file_write(path, "{}\n", 3);
+        fixture_write(path, "{}\n", 3);
         free(path);
     }
     bool failed = false;
@@ -469,7 +469,7 @@ static void short_and_interrupted_transfers_are_continued(void **state) {
 static int saves_survive(const Fixture *fixture, int64_t step, int code) {
     for (int call = 1;; call++) {
         Error error = {0};
-        assert_true(files_remove_tree(fixture->run, &error));
+        assert_true(file_remove(fixture->run, &error));
         save_good(fixture->run, 1, 2);
         fault.code = code;
         fault.countdown = call;
@@ -499,7 +499,7 @@ static void no_failing_system_call_costs_a_checkpoint(void **state) {
 
 static void mount_small_or_skip(const Fixture *fixture) {
     Error error = {0};
-    assert_true(files_make_folder(fixture->run, &error));
+    assert_true(file_make_folder(fixture->run, &error));
     if (mount("smelt-test", fixture->run, "tmpfs", 0, "size=1m") == 0) return;
     print_message("a 1 MiB disk cannot be mounted here (%s): skipped; run as root to include it\n", strerror(errno));
     skip();
@@ -558,11 +558,11 @@ static void a_small_file_is_replaced_whole_or_not_at_all(void **state) {
     Fixture *fixture = *state;
     char *path = memory_format("%s/note", fixture->folder);
     Error error = {0};
-    assert_true(files_write_atomic(path, "old", 3, &error));
+    assert_true(file_write(path, "old", 3, &error));
     for (int call = 1, reached = 1; reached; call++) {
         fault.code = EIO;
         fault.countdown = call;
-        bool good = files_write_atomic(path, "newer", 5, &error);
+        bool good = file_write(path, "newer", 5, &error);
         reached = fault.countdown <= 0;
         fault.code = 0;
         size_t length;
@@ -580,16 +580,16 @@ static void a_tree_is_removed_without_following_links(void **state) {
     char *deep = memory_format("%s/tree//a/b/c/", fixture->folder), *tree = memory_format("%s/tree", fixture->folder);
     char *link = memory_format("%s/tree/a/link", fixture->folder), *kept = memory_format("%s/kept", fixture->folder);
     char *inside = memory_format("%s/kept/file", fixture->folder);
-    assert_true(files_make_folder(deep, &error));
-    assert_true(files_make_folder(deep, &error));
-    assert_true(files_make_folder(kept, &error));
-    file_write(inside, "x", 1);
+    assert_true(file_make_folder(deep, &error));
+    assert_true(file_make_folder(deep, &error));
+    assert_true(file_make_folder(kept, &error));
+    fixture_write(inside, "x", 1);
     assert_int_equal(symlink(kept, link), 0);
-    assert_true(files_remove_tree(tree, &error));
+    assert_true(file_remove(tree, &error));
     assert_int_not_equal(access(tree, F_OK), 0);
     assert_int_equal(access(inside, F_OK), 0);
-    assert_true(files_remove_tree(tree, &error));
-    assert_false(files_make_folder(inside, &error));
+    assert_true(file_remove(tree, &error));
+    assert_false(file_make_folder(inside, &error));
     assert_message(&error, "File exists");
     free(deep), free(tree), free(link), free(kept), free(inside);
 }

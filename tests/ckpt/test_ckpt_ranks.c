@@ -128,7 +128,7 @@ static void the_reason_of_a_rank_that_fails_reaches_rank_0_at_once(void **state)
     Interval whole = whole_of(values, ELEMENTS);
     Error error = {0};
     char *blocked = memory_format("%s/checkpoints/step-00000002.partial-8/shard-00001-of-00002.safetensors/x", fixture->run);
-    assert_true(files_make_folder(blocked, &error)); /* a folder in the place of a file */
+    assert_true(file_make_folder(blocked, &error)); /* a folder in the place of a file */
     assert_false(save_by_ranks(fixture->run, 2, 8, &whole, 2, -1, &error));
     assert_message(&error, "rank 1: cannot replace");
     assert_message(&error, "shard-00001-of-00002.safetensors: Is a directory");

@@ -75,12 +75,12 @@ static void assert_loads(int64_t step, const Tensor *tensor, int64_t first, int6
 
 static size_t object_count(const char *folder) {
     Error error = {0};
-    StoreListing listing;
+    FileList listing;
     Store *store = store_open(WHERE, &error);
     assert_non_null(store);
     if (!store_list(store, folder, &listing, &error)) fail_msg("%s", error.message);
     size_t count = listing.count;
-    store_listing_free(&listing);
+    file_list_free(&listing);
     store_close(store);
     return count;
 }
@@ -235,8 +235,8 @@ static void credentials_come_from_the_files_of_the_profile(void **state) {
         "[default]\naws_access_key_id = nobody\n[tests]\naws_access_key_id=test:tester\n aws_secret_access_key = nested\n"
         "aws_secret_access_key = testing\n";
     text = memory_format("[profile tests]\nregion = us-east-1\nendpoint_url = %s/\n", endpoint);
-    file_write(credentials, keys, sizeof keys - 1);
-    file_write(config, text, strlen(text));
+    fixture_write(credentials, keys, sizeof keys - 1);
+    fixture_write(config, text, strlen(text));
     unsetenv("AWS_ACCESS_KEY_ID"), unsetenv("AWS_SECRET_ACCESS_KEY"), unsetenv("AWS_ENDPOINT_URL");
     setenv("AWS_SHARED_CREDENTIALS_FILE", credentials, 1), setenv("AWS_CONFIG_FILE", config, 1), setenv("AWS_PROFILE", "tests", 1);
     Tensor tensor = tensor_new("v", SMALL, 1);
@@ -285,7 +285,7 @@ static int group_teardown(void **state) {
     (void)state;
     Error error = {0};
     server_stop();
-    return files_remove_tree(server.folder, &error) ? 0 : -1;
+    return file_remove(server.folder, &error) ? 0 : -1;
 }
 
 static int setup(void **state) {

@@ -73,7 +73,7 @@ static bool header_open(const Fixture *fixture, const char *header, size_t data_
     char *bytes = memory_allocate(8 + length + data_bytes);
     memcpy(bytes, &length, 8);
     memcpy(bytes + 8, header, length);
-    file_write(path, bytes, 8 + length + data_bytes);
+    fixture_write(path, bytes, 8 + length + data_bytes);
     Safetensors file;
     bool good = safetensors_open(&file, path, error);
     if (good) safetensors_close(&file);
@@ -138,7 +138,7 @@ static void safetensors_with_an_impossible_header_length_are_refused(void **stat
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         char bytes[64] = {0};
         memcpy(bytes, &lengths[i], 8);
-        file_write(path, bytes, sizeof bytes);
+        fixture_write(path, bytes, sizeof bytes);
         Safetensors file;
         Error error = {0};
         assert_false(safetensors_open(&file, path, &error));
@@ -166,7 +166,7 @@ static void safetensors_truncated_anywhere_are_refused(void **state) {
     size_t length;
     char *bytes = sample_file(path, &length);
     for (size_t kept = 0; kept < length; kept++) {
-        file_write(path, bytes, kept);
+        fixture_write(path, bytes, kept);
         Safetensors file;
         Error error = {0};
         assert_false(safetensors_open(&file, path, &error));
@@ -191,7 +191,7 @@ static void safetensors_with_random_damage_are_refused_or_safe_to_use(void **sta
             size_t at = (size_t)rand() % length;
             bytes[at] = (char)(rand() % 2 ? alphabet[(size_t)rand() % (sizeof alphabet - 1)] : rand() % 256);
         }
-        file_write(path, bytes, rand() % 8 ? length : (size_t)rand() % length);
+        fixture_write(path, bytes, rand() % 8 ? length : (size_t)rand() % length);
         Safetensors file;
         Error error = {0};
         if (!safetensors_open(&file, path, &error)) {

@@ -224,7 +224,7 @@ static void a_shard_cut_short_anywhere_is_refused(void **state) {
 
 /* What every accepted shard promises to its readers. */
 static void assert_consistent(const Shard *shard) {
-    assert_int_equal((uint64_t)shard->token_count * (uint64_t)shard->token_bytes, shard->mapped_bytes);
+    assert_int_equal((uint64_t)shard->token_count * (uint64_t)shard->token_bytes, shard->map.size);
     int64_t before = 0;
     for (int64_t i = 0; i < shard->document_count; i++) {
         assert_true(shard->document_end[i] >= before);
@@ -358,7 +358,7 @@ static void a_writer_in_a_missing_folder_fails_by_name(void **state) {
 
 static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) {
     (void)state;
-    static const char *const kept[] = {"run-1.bin", "notes.tmp-1", "run.bin.tmp-draft"};
+    static const char *const kept[] = {"run-1.bin", "notes.tmp-1", "run.bin.partial-draft"};
     for (int i = 0; i < 3; i++) write_text(kept[i], "");
     pid_t child = fork();
     if (child == 0) {
@@ -368,12 +368,12 @@ static void what_a_killed_writer_left_is_removed_and_nothing_else(void **state) 
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    write_text("s.idx.tmp-4711-99", "");
+    write_text("s.idx.partial-4711", "");
     assert_int_equal(count_entries(), 6);
-    shard_writer_remove_leftovers(".");
+    file_remove_partials(".", "");
     assert_int_equal(count_entries(), 3);
     for (int i = 0; i < 3; i++) assert_int_equal(access(kept[i], F_OK), 0);
-    shard_writer_remove_leftovers("missing");
+    file_remove_partials("missing", "");
 }
 
 static void a_file_that_cannot_grow_fails_and_leaves_the_old_shard_as_it_was(void **state) {

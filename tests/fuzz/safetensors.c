@@ -17,10 +17,10 @@ static int64_t bytes_of(const StoredTensor *tensor) {
 static void require_inside(const Safetensors *file) {
     for (size_t i = 0; i < file->count; i++) {
         const StoredTensor *tensor = &file->tensors[i];
-        const char *begin = tensor->data, *mapped = file->mapped;
+        const char *begin = tensor->data, *mapped = (const char *)file->map.bytes;
         int64_t bytes = bytes_of(tensor);
         volatile char sum = 0;
-        require(bytes >= 0 && begin >= mapped && begin + bytes <= mapped + file->mapped_bytes);
+        require(bytes >= 0 && begin >= mapped && begin + bytes <= mapped + file->map.size);
         for (int64_t j = 0; j < bytes; j++) sum ^= begin[j];
         require(safetensors_find(file, tensor->name) == tensor);
     }

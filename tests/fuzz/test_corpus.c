@@ -17,7 +17,7 @@
 static void replay_file(void (*fuzz)(const uint8_t *data, size_t size), const char *path) {
     Error error = {0};
     int64_t length;
-    char *content = files_read_whole(path, 1 << 20, &length, &error);
+    char *content = file_read(path, 1 << 20, &length, &error);
     assert_non_null(content);
     uint8_t *exact = memory_allocate(length > 0 ? (size_t)length : 1);
     memcpy(exact, content, (size_t)length);

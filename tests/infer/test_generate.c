@@ -247,7 +247,7 @@ static void a_run_folder_gives_its_weights_in_any_precision(void **state) {
         generator_free(generator);
         generator_free(direct);
         options_free_strings(&strings);
-        assert_true(files_remove_tree(folder, &error));
+        assert_true(file_remove(folder, &error));
     }
 }
 
@@ -262,12 +262,12 @@ static void other_folders_are_refused_by_name(void **state) {
     assert_int_equal(error.code, ERROR_CHECKPOINT);
     assert_non_null(strstr(error.message, "neither a run folder"));
     char *path = memory_format("%s/config.json", folder);
-    assert_true(files_write_atomic(path, "{}", 2, &error));
+    assert_true(file_write(path, "{}", 2, &error));
     assert_null(open_run(folder, &config, &strings, PRECISION_FP32, &error));
     assert_non_null(strstr(error.message, "config.json: model_type is missing"));
     free(path);
     options_free_strings(&strings);
-    assert_true(files_remove_tree(folder, &error));
+    assert_true(file_remove(folder, &error));
 }
 
 /* -- Sampling ------------------------------------------------------------------------------------------------------ */
@@ -442,7 +442,7 @@ static void a_terminal_gets_no_control_characters(void **state) {
     char *piped = shown(folder, prompt, false), *terminal = shown(folder, prompt, true);
     assert_string_equal(piped, "a\x1b[1m\a\r\x7f\tb\xc2\x9b\xc2\xa0€\n");
     assert_string_equal(terminal, "a" BROKEN "[1m" BROKEN BROKEN BROKEN "\tb" BROKEN "\xc2\xa0€\n");
-    assert_true(files_remove_tree(folder, &error));
+    assert_true(file_remove(folder, &error));
     options_free_strings(&strings);
     free(piped);
     free(terminal);

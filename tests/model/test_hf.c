@@ -284,7 +284,7 @@ static void other_tokenizers_are_not_pretended(void **state) {
 static void put_file(const Fixture *f, const char *name) {
     Error error = {0};
     char *path = memory_format("%s/%s", f->out, name);
-    assert_true(files_make_folder(f->out, &error) && files_write_atomic(path, "mine", 4, &error));
+    assert_true(file_make_folder(f->out, &error) && file_write(path, "mine", 4, &error));
     free(path);
 }
 
@@ -329,7 +329,7 @@ static void an_empty_folder_and_a_trailing_slash_are_fine(void **state) {
     Fixture f;
     Error error = {0};
     fixture_start(&f, llama, PRECISION_FP32);
-    assert_true(files_make_folder(f.out, &error));
+    assert_true(file_make_folder(f.out, &error));
     char *slashed = memory_format("%s//", f.out);
     assert_true(hf_write(&f.export, slashed, false, &error));
     assert_true(exists(&f, "model.safetensors"));

@@ -38,7 +38,7 @@ static void start(Fixture *f, Precision precision) {
 
 static void stop(Fixture *f) {
     Error error = {0};
-    assert_true(files_remove_tree(f->folder, &error));
+    assert_true(file_remove(f->folder, &error));
     model_free(&f->model);
     options_free_strings(&f->strings);
     free(f->master);
@@ -51,7 +51,7 @@ static void the_file_is_laid_out_as_llm_c_reads_it(void **state) {
     Error error = {0};
     int64_t length;
     start(&f, PRECISION_FP32);
-    char *content = files_read_whole(f.path, 1 << 24, &length, &error);
+    char *content = file_read(f.path, 1 << 24, &length, &error);
     const int32_t expected[] = {20240326, 3, 64, 64, 2, 4, 32, 128};
     assert_memory_equal(content, expected, sizeof expected);
     assert_int_equal(length, 1024 + 4 * 32 * (128 + 64 + 2 * (12 * 32 + 13) + 2));
@@ -117,9 +117,9 @@ static void headers_that_lie_are_refused(void **state) {
         Error error = {0};
         int64_t length;
         start(&f, PRECISION_FP32);
-        char *content = files_read_whole(f.path, 1 << 24, &length, &error);
+        char *content = file_read(f.path, 1 << 24, &length, &error);
         memcpy(content + 4 * cases[i].index, &cases[i].value, 4);
-        assert_true(files_write_atomic(f.path, content, length, &error));
+        assert_true(file_write(f.path, content, length, &error));
         assert_false(llmc_read(f.path, &model, &precision, &error));
         assert_int_equal(error.code, ERROR_CHECKPOINT);
         if (!strstr(error.message, cases[i].message)) fail_msg("\"%s\" does not contain \"%s\"", error.message, cases[i].message);

@@ -13,11 +13,11 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "app/command.h"
 #include "report/chart.h"
 #include "report/history.h"
-#include "train/journal.h"
 #include "report/report.h"
 #include "support/files.h"
 
@@ -169,7 +169,7 @@ static void a_torn_last_line_is_no_damage(void **state) {
 static void a_line_above_the_limit_is_skipped(void **state) {
     (void)state;
     FILE *file = create_metrics();
-    for (int i = 0; i <= JOURNAL_LINE_LIMIT; i++) putc('x', file);
+    for (int i = 0; i <= FILE_LINE_LIMIT; i++) putc('x', file);
     putc('\n', file);
     put_step(file, 1, 2);
     fclose(file);

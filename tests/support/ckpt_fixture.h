@@ -63,14 +63,14 @@ static inline int fixture_teardown(void **state) {
     close(fixture->old_stderr);
     Error error = {0};
     umount2(fixture->run, MNT_DETACH); /* fails where nothing is mounted, and that is fine */
-    bool removed = files_remove_tree(fixture->folder, &error);
+    bool removed = file_remove(fixture->folder, &error);
     free(fixture->run);
     free(fixture);
     return removed ? 0 : -1;
 }
 
 /* Not over an old file: ext4 flushes one that was emptied and written again, which is slow. */
-static inline void file_write(const char *path, const void *data, size_t length) {
+static inline void fixture_write(const char *path, const void *data, size_t length) {
     unlink(path);
     write_bytes(path, data, length);
 }

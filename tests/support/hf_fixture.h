@@ -46,7 +46,7 @@ static inline void fixture_start(Fixture *f, const char *const *settings, Precis
 
 static inline void fixture_stop(Fixture *f) {
     Error error = {0};
-    assert_true(files_remove_tree(f->folder, &error));
+    assert_true(file_remove(f->folder, &error));
     free((void *)f->export.master);
     model_free(&f->model);
     options_free_strings(&f->strings);

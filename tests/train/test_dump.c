@@ -58,7 +58,7 @@ static void start(Fixture *f, const char *model) {
 
 static void stop(Fixture *f) {
     Error error = {0};
-    assert_true(files_remove_tree(f->folder, &error));
+    assert_true(file_remove(f->folder, &error));
     options_free_strings(&f->strings);
     free(f->dump);
     free(f->run);

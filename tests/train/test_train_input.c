@@ -183,7 +183,7 @@ static void a_file_of_a_shard_in_place_of_its_prefix_is_refused(void **state) {
 static void what_a_killed_pack_left_in_the_run_is_removed(void **state) {
     (void)state;
     static const char *const left[] = {
-        "run/data/text-train.bin.tmp-4711-0", "run/data/text-valid.bin.tmp-4711-0", "run/data/text-valid.idx.tmp-4711-0"};
+        "run/data/text-train.bin.partial-4711", "run/data/text-valid.bin.partial-4711", "run/data/text-valid.idx.partial-4711"};
     assert_true(mkdir("run", 0777) == 0 && mkdir("run/data", 0777) == 0);
     for (int i = 0; i < 3; i++) write_text(left[i], "half");
     train_good("run=run stop_at=1");

@@ -2,13 +2,12 @@
 #include "backend/gpu/autotune_cache.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/array.h"
+#include "base/file.h"
 #include "base/memory.h"
 
 typedef struct Choice {
@@ -52,9 +51,8 @@ static Choice *find(const AutotuneCache *choices, const char *shape) {
 static void keep(AutotuneCache *choices, const char *shape, const unsigned char *algorithm) {
     Choice *choice = find(choices, shape);
     if (!choice) {
-        choices->items = memory_resize(choices->items, (choices->count + 1) * sizeof *choices->items);
-        choice = &choices->items[choices->count++];
-        choice->shape = memory_copy_string(shape);
+        array_append(choices->items, choices->count, (Choice){.shape = memory_copy_string(shape)});
+        choice = &choices->items[choices->count - 1];
     }
     memcpy(choice->algorithm, algorithm, choices->algorithm_bytes);
 }
@@ -69,27 +67,13 @@ static void read_line(AutotuneCache *choices, char *line) {
     keep(choices, shape, algorithm);
 }
 
-/* The whole of a regular file of sensible size, with a zero byte after it; NULL otherwise. */
-static char *read_file(const char *path, size_t *bytes) {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat status;
-    char *text = NULL;
-    if (file < 0) return NULL;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size <= 2 * (off_t)AUTOTUNE_CACHE_MOST_BYTES) {
-        text = memory_allocate((size_t)status.st_size + 1);
-        ssize_t got = read(file, text, (size_t)status.st_size);
-        *bytes = got > 0 ? (size_t)got : 0;
-    }
-    close(file);
-    return text;
-}
-
 AutotuneCache *autotune_cache_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
     AutotuneCache *choices = memory_allocate(sizeof *choices);
     *choices = (AutotuneCache){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
     if (!path) return choices;
-    size_t bytes = 0;
-    char *text = read_file(path, &bytes);
+    Error ignored;
+    int64_t bytes = 0;
+    char *text = file_read(path, 2 * (int64_t)AUTOTUNE_CACHE_MOST_BYTES, &bytes, &ignored);
     choices->path = memory_copy_string(path);
     for (char *line = text, *end; text && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
         *end = '\0';
@@ -115,33 +99,15 @@ bool autotune_cache_find(const AutotuneCache *choices, const char *shape, void *
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-static void make_folders(const char *path) {
-    char *folder = memory_copy_string(path);
-    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        mkdir(folder, 0777);
-        *slash = '/';
-    }
-    free(folder);
-}
-
-static int open_to_append(const char *path) {
-    int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, file = open(path, flags, 0666);
-    if (file >= 0 || errno != ENOENT) return file;
-    make_folders(path);
-    return open(path, flags, 0666);
-}
-
-/* In one write, so that lines of several processes do not mix. */
+/* In one write, so that lines of several processes do not mix. What is not remembered is measured again. */
 static void append_line(const char *path, const char *line) {
-    struct stat status;
-    int file = open_to_append(path);
-    if (file < 0) return;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size < AUTOTUNE_CACHE_MOST_BYTES) {
-        ssize_t written = write(file, line, strlen(line));
-        (void)written; /* what was not remembered is measured again */
-    }
-    close(file);
+    File file;
+    Error ignored;
+    if (!file_open_append(&file, path, false, &ignored) &&
+        !(errno == ENOENT && file_make_parents(path, &ignored) && file_open_append(&file, path, false, &ignored)))
+        return;
+    if (file.bytes < AUTOTUNE_CACHE_MOST_BYTES) file_append(&file, line, (int64_t)strlen(line), &ignored);
+    file_close(&file);
 }
 
 void autotune_cache_add(AutotuneCache *choices, const char *shape, const void *algorithm) {

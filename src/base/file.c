@@ -1,0 +1,496 @@
+/* Files and folders: system calls with their failures spelled out. A File owns its descriptor and names, a FileMap its
+ * pages. Called by everything that has to do with files: stores, shards, journals, model folders, /proc and /sys. */
+#include "base/file.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/array.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+static const char PARTIAL[] = ".partial-"; /* and the process's number */
+
+bool file_fail(Error *error, const char *action, const char *path) {
+    const char *advice = "";
+    char reason[256];
+    int code = errno;
+    if (code == ENOSPC || code == EDQUOT) advice = "; free some space or choose another folder";
+    else if (code == EROFS || code == EACCES || code == EPERM) advice = "; check its permissions or choose another folder";
+    else if (code == EIO) advice = "; the disk may be failing";
+    error_set(error, ERROR_CHECKPOINT, "cannot %s %s: %s%s", action, path, strerror_r(code, reason, sizeof reason), advice);
+    errno = code;
+    return false;
+}
+
+static int descriptor_open(const char *path, int flags) {
+    int descriptor;
+    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    while (descriptor < 0 && errno == EINTR);
+    return descriptor;
+}
+
+/* -- Names ---------------------------------------------------------------------------------------------------------- */
+
+static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
+
+FileKind file_kind(const char *path, int64_t *bytes) {
+    struct stat status = {0};
+    FileKind kind = stat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_ABSENT;
+    if (bytes) *bytes = kind == FILE_REGULAR ? status.st_size : 0;
+    return kind;
+}
+
+bool file_exists(const char *path) { return access(path, F_OK) == 0; }
+
+bool file_same(const char *a, const char *b) {
+    struct stat first, second;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+static int tree_entry_remove(const char *path, const struct stat *status, int kind, struct FTW *position) {
+    (void)status, (void)kind, (void)position;
+    return remove(path) == 0 || errno == ENOENT ? 0 : errno;
+}
+
+bool file_remove(const char *path, Error *error) {
+    enum { OPEN_FOLDERS = 16 };
+    int code = nftw(path, tree_entry_remove, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
+    if (code > 0) errno = code;
+    return code == 0 || errno == ENOENT || file_fail(error, "remove", path);
+}
+
+bool file_link(const char *from, const char *to, Error *error) {
+    return link(from, to) == 0 || errno == EEXIST || file_fail(error, "link", from);
+}
+
+double file_free_bytes(const char *path) {
+    struct statvfs disk;
+    return statvfs(path, &disk) == 0 ? (double)disk.f_bavail * (double)disk.f_frsize : -1;
+}
+
+/* -- Reading -------------------------------------------------------------------------------------------------------- */
+
+/* Takes over the descriptor of an open that may have failed; what is opened must be a regular file. */
+static bool file_take(File *file, const char *path, int descriptor, const char *action, Error *error) {
+    struct stat status;
+    *file = (File){0};
+    if (descriptor < 0) return file_fail(error, action, path);
+    *file = (File){.path = memory_copy_string(path), .descriptor = descriptor};
+    bool good = fstat(descriptor, &status) == 0 || file_fail(error, action, path);
+    if (good && !S_ISREG(status.st_mode)) {
+        good = error_set(error, ERROR_CHECKPOINT, "%s is not a regular file", path);
+        errno = EINVAL;
+    }
+    if (good) file->bytes = status.st_size;
+    else file_close(file);
+    return good;
+}
+
+bool file_open(File *file, const char *path, Error *error) {
+    /* O_NONBLOCK: a named pipe is refused instead of waiting for its writer. */
+    return file_take(file, path, descriptor_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY), "open", error);
+}
+
+bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error) {
+    char *to = data;
+    while (bytes > 0) {
+        ssize_t got = pread(file->descriptor, to, (size_t)bytes, offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return file_fail(error, "read", file->path);
+        if (got == 0)
+            return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld more are needed", file->path,
+                (long long)offset, (long long)bytes);
+        to += got;
+        bytes -= got;
+        offset += got;
+    }
+    return true;
+}
+
+void file_close(File *file) {
+    int code = errno; /* of the failure that the caller may yet look at */
+    if (!file->path) return;
+    if (file->descriptor >= 0) close(file->descriptor);
+    if (file->temporary) unlink(file->temporary);
+    free(file->temporary);
+    free(file->path);
+    *file = (File){0};
+    errno = code;
+}
+
+char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error) {
+    File file;
+    if (!file_open(&file, path, error)) return NULL;
+    char *text = NULL;
+    if (file.bytes > limit) {
+        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path, (long long)file.bytes, (long long)limit);
+        errno = EFBIG;
+    } else {
+        text = memory_allocate((size_t)file.bytes + 1);
+        if (!file_read_at(&file, text, file.bytes, 0, error)) {
+            free(text);
+            text = NULL;
+        }
+    }
+    if (bytes) *bytes = file.bytes;
+    file_close(&file);
+    return text;
+}
+
+int64_t file_read_start(const char *path, char *text, size_t size) {
+    size_t length = 0;
+    int descriptor = descriptor_open(path, O_RDONLY | O_NOCTTY);
+    ssize_t got = descriptor < 0 ? -1 : 1;
+    while (got > 0 && length < size - 1) {
+        got = read(descriptor, text + length, size - 1 - length);
+        if (got < 0 && errno == EINTR) got = 1;
+        else if (got > 0) length += (size_t)got;
+    }
+    int code = errno;
+    if (descriptor >= 0) close(descriptor);
+    errno = code;
+    text[got < 0 ? 0 : length] = '\0';
+    return got < 0 ? -1 : (int64_t)length;
+}
+
+bool file_map(FileMap *map, const char *path, Error *error) {
+    File file;
+    *map = (FileMap){0};
+    if (!file_open(&file, path, error)) return false;
+    void *bytes = file.bytes > 0 ? mmap(NULL, (size_t)file.bytes, PROT_READ, MAP_SHARED, file.descriptor, 0) : NULL;
+    bool good = bytes != MAP_FAILED || file_fail(error, "map", path);
+    if (good) *map = (FileMap){bytes, (size_t)file.bytes};
+    file_close(&file);
+    return good;
+}
+
+void file_unmap(FileMap *map) {
+    if (map->bytes) munmap((void *)map->bytes, map->size);
+    *map = (FileMap){0};
+}
+
+bool file_reader_open(FileReader *reader, const char *path, Error *error) {
+    *reader = (FileReader){0};
+    if (!file_open(&reader->file, path, error)) return false;
+    reader->stream = fdopen(reader->file.descriptor, "r");
+    if (reader->stream) return true;
+    file_fail(error, "read", path);
+    file_close(&reader->file);
+    return false;
+}
+
+FileLine file_reader_next(FileReader *reader) {
+    bool too_long = false;
+    int byte;
+    reader->length = 0;
+    while ((byte = getc_unlocked(reader->stream)) != EOF && byte != '\n') {
+        too_long = too_long || reader->length == FILE_LINE_LIMIT;
+        if (too_long) continue;
+        array_reserve(reader->line, reader->capacity, reader->length + 2);
+        reader->line[reader->length++] = (char)byte;
+    }
+    array_reserve(reader->line, reader->capacity, reader->length + 1);
+    reader->line[reader->length] = '\0';
+    if (byte == EOF) return reader->length > 0 ? FILE_LINE_TORN : FILE_LINE_END;
+    return too_long ? FILE_LINE_LONG : FILE_LINE_WHOLE;
+}
+
+bool file_reader_close(FileReader *reader, Error *error) {
+    bool good = !ferror(reader->stream) || error_set(error, ERROR_INTERNAL, "cannot read %s to its end", reader->file.path);
+    fclose(reader->stream);
+    reader->file.descriptor = -1; /* the stream closed it */
+    file_close(&reader->file);
+    free(reader->line);
+    return good;
+}
+
+/* -- Writing -------------------------------------------------------------------------------------------------------- */
+
+bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t offset, Error *error) {
+    const char *from = data;
+    while (bytes > 0) {
+        ssize_t written = pwrite(file->descriptor, from, (size_t)bytes, offset);
+        if (written < 0 && errno == EINTR) continue;
+        if (written == 0) errno = ENOSPC;
+        if (written <= 0) return file_fail(error, "write", file->path);
+        from += written;
+        bytes -= written;
+        offset += written;
+    }
+    return true;
+}
+
+bool file_sync(const File *file, Error *error) {
+    int result;
+    do result = fsync(file->descriptor);
+    while (result != 0 && errno == EINTR);
+    /* EINVAL: some file systems cannot sync folders; nothing can be done there. */
+    return result == 0 || errno == EINVAL || file_fail(error, "sync", file->path);
+}
+
+bool file_sync_data(const File *file, Error *error) { return fdatasync(file->descriptor) == 0 || file_fail(error, "sync", file->path); }
+
+/* The folder that holds `path`, which outlives the File and its messages. */
+static bool parent_sync(const char *path, Error *error) {
+    const char *slash = strrchr(path, '/');
+    File folder = {.path = slash ? memory_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : memory_copy_string(".")};
+    folder.descriptor = descriptor_open(folder.path, O_RDONLY | O_DIRECTORY);
+    bool good = folder.descriptor >= 0 ? file_sync(&folder, error) : file_fail(error, "open", folder.path);
+    file_close(&folder);
+    return good;
+}
+
+bool file_replace_begin(File *file, const char *path, Error *error) {
+    char *temporary = memory_format("%s%s%ld", path, PARTIAL, (long)getpid());
+    int descriptor = descriptor_open(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    *file = (File){0};
+    if (descriptor >= 0) {
+        *file = (File){.path = memory_copy_string(path), .temporary = temporary, .descriptor = descriptor};
+        return true;
+    }
+    file_fail(error, "create", path);
+    free(temporary);
+    return false;
+}
+
+/* Network file systems report a full disk when a file is closed. After EINTR it is closed, and its data was synced. */
+static bool descriptor_close(File *file, Error *error) {
+    int result = close(file->descriptor);
+    file->descriptor = -1;
+    return result == 0 || errno == EINTR || file_fail(error, "close", file->path);
+}
+
+bool file_replace_commit(File *file, Error *error) {
+    assert(file->path && file->temporary);
+    bool good = file_sync(file, error) && descriptor_close(file, error);
+    if (good && rename(file->temporary, file->path) != 0) good = file_fail(error, "replace", file->path);
+    if (good) {
+        free(file->temporary);
+        file->temporary = NULL;
+        good = parent_sync(file->path, error);
+    }
+    file_close(file);
+    return good;
+}
+
+bool file_write(const char *path, const void *data, int64_t bytes, Error *error) {
+    File file;
+    if (!file_replace_begin(&file, path, error)) return false;
+    bool good = file_write_at(&file, data, bytes, 0, error) && file_replace_commit(&file, error);
+    file_close(&file);
+    return good;
+}
+
+bool file_open_append(File *file, const char *path, bool exclusive, Error *error) {
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | (exclusive ? O_EXCL : 0);
+    return file_take(file, path, descriptor_open(path, flags), "open", error);
+}
+
+bool file_append(File *file, const void *data, int64_t bytes, Error *error) {
+    const char *from = data;
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t written = write(file->descriptor, from + done, (size_t)(bytes - done));
+        if (written > 0) {
+            done += written;
+        } else if (written == 0 || errno != EINTR) {
+            int code = written < 0 ? errno : ENOSPC;
+            if (done > 0 && ftruncate(file->descriptor, file->bytes) != 0) return file_fail(error, "cut a torn record off", file->path);
+            errno = code;
+            return file_fail(error, "write", file->path);
+        }
+    }
+    file->bytes += bytes;
+    return true;
+}
+
+bool file_output(const char *path, const void *data, int64_t bytes, Error *error) {
+    File file = {.path = memory_copy_string(path), .descriptor = descriptor_open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY)};
+    bool good = file.descriptor >= 0 || file_fail(error, "create", path);
+    good = good && file_append(&file, data, bytes, error) && descriptor_close(&file, error);
+    file_close(&file);
+    return good;
+}
+
+bool file_can_output(const char *path) {
+    struct stat status;
+    bool absent = lstat(path, &status) != 0; /* a link to nothing is not ours to remove */
+    FileKind kind = file_kind(path, NULL);
+    if (kind == FILE_OTHER) return true; /* opening a pipe would be seen at its other end */
+    int descriptor = descriptor_open(path, O_WRONLY | O_CREAT);
+    if (descriptor < 0) return false;
+    close(descriptor);
+    if (absent) unlink(path);
+    return true;
+}
+
+bool file_reserve(const File *file, int64_t bytes, Error *error) {
+    int result;
+    do result = bytes > 0 ? fallocate(file->descriptor, 0, 0, bytes) : 0;
+    while (result != 0 && errno == EINTR);
+    return result == 0 || errno == EOPNOTSUPP || errno == ENOSYS || file_fail(error, "write", file->path);
+}
+
+bool file_bypass_cache(const File *file) {
+    int flags = fcntl(file->descriptor, F_GETFL);
+    return flags >= 0 && fcntl(file->descriptor, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+bool file_truncate(const File *file, int64_t bytes, Error *error) {
+    return ftruncate(file->descriptor, bytes) == 0 || file_fail(error, "write", file->path);
+}
+
+bool file_open_unnamed(File *file, const char *folder, Error *error) {
+    char *name = memory_format("%s/.smelt-XXXXXX", folder);
+    int descriptor = mkostemp(name, O_CLOEXEC);
+    bool good = descriptor >= 0 && unlink(name) == 0;
+    *file = (File){.path = memory_copy_string(folder), .descriptor = descriptor};
+    free(name);
+    if (!good) {
+        file_fail(error, "create a file in", folder);
+        file_close(file);
+    }
+    return good;
+}
+
+/* -- Folders -------------------------------------------------------------------------------------------------------- */
+
+static bool folder_make_one(const char *path, Error *error) {
+    if (mkdir(path, 0777) == 0) return parent_sync(path, error);
+    int code = errno;
+    if (file_kind(path, NULL) == FILE_FOLDER) return true;
+    errno = code;
+    return file_fail(error, "create folder", path);
+}
+
+bool file_make_parents(const char *path, Error *error) {
+    char *prefix = memory_copy_string(path);
+    bool good = true;
+    for (char *slash = strchr(prefix + (prefix[0] != '\0'), '/'); slash && good; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        good = folder_make_one(prefix, error);
+        *slash = '/';
+    }
+    free(prefix);
+    return good;
+}
+
+bool file_make_folder(const char *path, Error *error) {
+    size_t length = strlen(path);
+    return file_make_parents(path, error) && ((length > 0 && path[length - 1] == '/') || folder_make_one(path, error));
+}
+
+char *file_make_temporary_folder(const char *name, Error *error) {
+    const char *place = getenv("TMPDIR");
+    char *folder = memory_format("%s/%s-XXXXXX", place && *place ? place : "/tmp", name);
+    if (mkdtemp(folder)) return folder;
+    file_fail(error, "create folder", folder);
+    free(folder);
+    return NULL;
+}
+
+void file_list_add(FileList *list, char *name, FileKind kind) { array_append(list->entries, list->count, (FileEntry){name, kind}); }
+
+void file_list_free(FileList *list) {
+    for (size_t i = 0; i < list->count; i++) free(list->entries[i].name);
+    free(list->entries);
+    *list = (FileList){0};
+}
+
+static FileKind entry_kind(DIR *stream, const struct dirent *entry) {
+    struct stat status;
+    if (entry->d_type != DT_UNKNOWN) return kind_of(DTTOIF(entry->d_type));
+    return fstatat(dirfd(stream), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 ? kind_of(status.st_mode) : FILE_OTHER;
+}
+
+static int entry_compare(const void *left, const void *right) {
+    return strverscmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
+}
+
+bool file_list(const char *folder, FileList *list, Error *error) {
+    DIR *stream = opendir(folder);
+    *list = (FileList){0};
+    if (!stream) return file_fail(error, "read folder", folder);
+    for (struct dirent *entry; errno = 0, (entry = readdir(stream));)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            file_list_add(list, memory_copy_string(entry->d_name), entry_kind(stream, entry));
+    bool good = errno == 0 || file_fail(error, "read folder", folder);
+    closedir(stream);
+    if (list->count > 0) qsort(list->entries, list->count, sizeof *list->entries, entry_compare);
+    if (!good) file_list_free(list);
+    return good;
+}
+
+/* Whether file_replace_begin could have made this name. */
+static bool is_partial(const char *name) {
+    const char *mark = strstr(name, PARTIAL), *number = mark ? mark + sizeof PARTIAL - 1 : "";
+    return *number && number[strspn(number, "0123456789")] == '\0';
+}
+
+void file_remove_partials(const char *folder, const char *prefix) {
+    FileList list;
+    Error error = {0};
+    if (!file_list(folder, &list, &error)) return;
+    for (size_t i = 0; i < list.count; i++) {
+        const FileEntry *entry = &list.entries[i];
+        if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
+        char *path = memory_format("%s/%s", folder, entry->name);
+        if (!file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
+        free(path);
+    }
+    file_list_free(&list);
+}
+
+/* Moves `to` away where two names cannot be exchanged. */
+static bool replace_by_turns(const char *from, const char *to, const char *aside, Error *error) {
+    if (rename(to, aside) != 0) return file_fail(error, "rename", to);
+    if (rename(from, to) == 0) return true;
+    int code = errno;
+    if (rename(aside, to) != 0) log_warn("%s could not be put back; it has the name %s", to, aside);
+    errno = code;
+    return file_fail(error, "rename", from);
+}
+
+static bool exchange(const char *from, const char *to, const char *aside, Error *error) {
+    if (rename(from, to) == 0) return true;
+    if (errno != ENOTEMPTY && errno != EEXIST) return file_fail(error, "rename", from);
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return true;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return file_fail(error, "replace", to);
+    return replace_by_turns(from, to, aside, error);
+}
+
+bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error) {
+    return exchange(from, to, aside, error) && parent_sync(to, error);
+}
+
+bool file_replace_folder(const char *from, const char *to, Error *error) {
+    char *aside = memory_format("%s.replaced", to);
+    bool good =
+        file_remove(aside, error) && file_exchange_folder(from, to, aside, error) && file_remove(from, error) && file_remove(aside, error);
+    free(aside);
+    return good;
+}
+
+bool file_lock_folder(const char *path, int *lock) {
+    *lock = descriptor_open(path, O_RDONLY | O_DIRECTORY);
+    if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
+    bool taken = errno == EWOULDBLOCK;
+    close(*lock);
+    *lock = -1;
+    return !taken;
+}
+
+void file_fill_standard_streams(void) {
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+}

@@ -1,0 +1,155 @@
+/* Files and folders: the only code that opens, reads, maps, writes, syncs, renames and removes them.
+ *
+ * There is one way to write a file so that it lasts. It is written under a temporary name in its folder
+ * (PATH.partial-PID), synced and renamed, and the folder is synced, because only then does the name survive a power cut.
+ * After `true` the new contents are on disk; after `false` PATH is what it was. A process that is killed leaves a
+ * temporary name behind at most, which file_remove_partials finds.
+ *
+ * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do"; callers that read training data or
+ * configurations change the code with error_recode. `errno` still holds the reason when a function returns. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+/* "cannot ACTION PATH: reason of errno; what to do". Returns false; errno stays. */
+bool file_fail(Error *error, const char *action, const char *path);
+
+/* -- Names ---------------------------------------------------------------------------------------------------------- */
+
+typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } FileKind;
+/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno says why it is absent. */
+FileKind file_kind(const char *path, int64_t *bytes);
+bool file_exists(const char *path);
+bool file_same(const char *a, const char *b); /* whether both exist and are one file */
+/* Removes a file or a folder with all that it holds; links are removed, not followed; absence is fine. */
+bool file_remove(const char *path, Error *error);
+/* Makes `to` another name of a file; an existing `to` stays. */
+bool file_link(const char *from, const char *to, Error *error);
+/* Bytes that are free on the disk that holds `path`; -1 when unknown. */
+double file_free_bytes(const char *path);
+
+/* -- Reading -------------------------------------------------------------------------------------------------------- */
+
+/* An open file. Zeroed: not open. */
+typedef struct File {
+    char *path;      /* for messages, and the final name of a file that is being replaced */
+    char *temporary; /* the name that a replacement still has, or NULL */
+    int descriptor;
+    int64_t bytes; /* the size when it was opened, and what file_append added */
+} File;
+
+/* Opens a regular file for reading. */
+bool file_open(File *file, const char *path, Error *error);
+/* All `bytes` at `offset` or failure: short reads are continued, and the end of the file is an error. */
+bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error);
+/* Also of a zeroed File. A replacement that was not committed disappears. */
+void file_close(File *file);
+
+/* A regular file of at most `limit` bytes, with a NUL behind it; the caller frees. `bytes` may be NULL. */
+char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error);
+/* The first size - 1 bytes at most of anything that can be read (/proc, a pipe), with a NUL behind them. Returns how
+ * many they are; -1, and the empty text, on failure. */
+int64_t file_read_start(const char *path, char *text, size_t size);
+
+/* A regular file mapped for reading. An empty one has no bytes. A mapped file must not be overwritten in place. */
+typedef struct FileMap {
+    const unsigned char *bytes;
+    size_t size;
+} FileMap;
+bool file_map(FileMap *map, const char *path, Error *error);
+void file_unmap(FileMap *map); /* also of a zeroed one */
+
+/* Reads lines with bounded memory. The last line of a file whose writer was killed has no newline. */
+enum { FILE_LINE_LIMIT = 4 << 20 }; /* bytes of a line: the load of some 400,000 experts */
+typedef enum FileLine {
+    FILE_LINE_WHOLE, /* `line` and `length`, without the newline, with a NUL behind */
+    FILE_LINE_LONG,  /* a line above the limit was skipped */
+    FILE_LINE_TORN,  /* the last line has no newline */
+    FILE_LINE_END,
+} FileLine;
+typedef struct FileReader {
+    File file;
+    FILE *stream;
+    char *line;
+    size_t length, capacity;
+} FileReader;
+bool file_reader_open(FileReader *reader, const char *path, Error *error);
+FileLine file_reader_next(FileReader *reader);
+bool file_reader_close(FileReader *reader, Error *error); /* false when reading failed on the way */
+
+/* -- Writing -------------------------------------------------------------------------------------------------------- */
+
+/* Creates or replaces a file as described above. */
+bool file_write(const char *path, const void *data, int64_t bytes, Error *error);
+
+/* The same in steps: the file is written with file_append or file_write_at, and gets its name with the commit.
+ * file_replace_commit closes it in any case; file_close before it gives up. */
+bool file_replace_begin(File *file, const char *path, Error *error);
+bool file_replace_commit(File *file, Error *error);
+
+/* Appends to a journal, which may be absent. `exclusive`: fails with errno EEXIST unless it is absent. */
+bool file_open_append(File *file, const char *path, bool exclusive, Error *error);
+/* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */
+bool file_append(File *file, const void *data, int64_t bytes, Error *error);
+
+/* Writes to whatever has the name, be it a file, a link or a pipe, without a sync: for results that can be made again. */
+bool file_output(const char *path, const void *data, int64_t bytes, Error *error);
+/* Whether file_output could write, which leaves no trace; else errno says why not. */
+bool file_can_output(const char *path);
+
+/* For disks: several threads may write at once. */
+bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t offset, Error *error);
+bool file_sync(const File *file, Error *error);
+bool file_sync_data(const File *file, Error *error); /* not the times and other metadata */
+/* Asks for all the space at once: a full disk is noticed before anything is written. */
+bool file_reserve(const File *file, int64_t bytes, Error *error);
+/* Goes past the page cache (O_DIRECT); false where the file system cannot. Addresses, offsets and lengths are then whole
+ * sectors of FILE_SECTOR_BYTES, and file_truncate cuts the last one. */
+enum { FILE_SECTOR_BYTES = 4096 };
+bool file_bypass_cache(const File *file);
+bool file_truncate(const File *file, int64_t bytes, Error *error);
+/* A file for reading and writing that has no name, so that nothing is left of it. Its `path` is the folder. */
+bool file_open_unnamed(File *file, const char *folder, Error *error);
+
+/* -- Folders -------------------------------------------------------------------------------------------------------- */
+
+bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */
+bool file_make_parents(const char *path, Error *error); /* the folders that `path` is to lie in */
+/* "$TMPDIR/NAME-XXXXXX", or in /tmp; the caller frees. NULL on failure. */
+char *file_make_temporary_folder(const char *name, Error *error);
+
+typedef struct FileEntry {
+    char *name;
+    FileKind kind; /* a link is FILE_OTHER */
+} FileEntry;
+typedef struct FileList {
+    FileEntry *entries;
+    size_t count;
+} FileList;
+/* What lies directly in a folder, in order of name (2 before 10). Fails with errno ENOENT when it is absent. */
+bool file_list(const char *folder, FileList *list, Error *error);
+void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `name` */
+void file_list_free(FileList *list);
+
+/* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. The files of a living
+ * writer look the same: the caller knows that there is none. What cannot be removed only takes space: a warning. */
+void file_remove_partials(const char *folder, const char *prefix);
+
+/* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in its
+ * place after a failure. Durable. */
+bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
+/* The same, and removes what had the name. */
+bool file_replace_folder(const char *from, const char *to, Error *error);
+
+/* Holds a folder for this process alone until `*lock` is closed. False: another process holds it. *lock is -1 where the
+ * file system cannot lock. */
+bool file_lock_folder(const char *path, int *lock);
+
+/* A file must not open as a standard stream that the parent closed: messages would go into it. Opens /dev/null in such a
+ * place, the wrong way round, so that using the stream still fails. */
+void file_fill_standard_streams(void);
