@@ -1,20 +1,24 @@
-/* The back ends that this program was built with: opens devices, and gives their kernels of the operations. The only place that knows them all. */
+/* The back ends that this program was built with: opens devices, and gives their kernels of the operations. The only
+ * place that knows them all. */
 #pragma once
 
 #include "graph/graph.h"
 
-/* DEVICE_AUTO: a GPU if there is one, else the CPU. The vendors' variables (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES ...) choose among several GPUs, by
- * `index` among those visible. ERROR_USAGE when what was asked for is not here, with what is missing. The caller closes it. */
+/* DEVICE_AUTO: a GPU if there is one, else the CPU. The vendors' variables (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES
+ * ...) choose among several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with
+ * what is missing. The caller closes it. */
 Device *device_open(DeviceKind choice, int index, Error *error);
-/* The device of the local_rank-th process of a machine: a GPU of its own, or the only one that it sees, as its launcher chose. */
+/* The device of the local_rank-th process of a machine: a GPU of its own, or the only one that it sees, as its launcher
+ * chose. */
 Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
-/* A device that need not be here, to plan for: only device_info may be asked of it. Takes what `info` says and adds the properties of its kind. */
+/* A device that need not be here, to plan for: only device_info may be asked of it. Takes what `info` says and adds the
+ * properties of its kind. */
 Device *device_describe(const DeviceInfo *info);
 /* The CPU: always there, needs no closing. */
 Device *device_cpu(void);
 
-/* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names: "" or "avx512", "avx2", "generic".
- * GPUs have them for PRECISION_BF16: ERROR_USAGE. */
+/* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names:
+ * "" or "avx512", "avx2", "generic". GPUs have them for PRECISION_BF16: ERROR_USAGE. */
 bool op_backend(Backend *backend, Device *device, Precision precision, const char *isa, Error *error);
 /* The CPU's, which cannot fail. */
 Backend op_cpu_backend(Precision precision);

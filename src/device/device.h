@@ -1,9 +1,11 @@
-/* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one device, the CPU or a GPU. Interface alone:
- * src/backend/cpu and src/backend/gpu implement DeviceMethods, and backend/backend.h opens devices. What a caller has to know of a device it asks of
- * DeviceInfo, by properties that each have one meaning; which back end is behind it is nobody's business.
+/* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one device, the CPU or
+ * a GPU. Interface alone: src/backend/cpu and src/backend/gpu implement DeviceMethods, and backend/backend.h opens
+ * devices. What a caller has to know of a device it asks of DeviceInfo, by properties that each have one meaning; which
+ * back end is behind it is nobody's business.
  *
- * A GPU works asynchronously, in order, on one stream. So a failure shows late: the first one is kept, with the name of the call, and all later work is
- * skipped; device_ok reports it. On the CPU every function acts at once, and only allocation can fail.
+ * A GPU works asynchronously, in order, on one stream. So a failure shows late: the first one is kept, with the name of
+ * the call, and all later work is skipped; device_ok reports it. On the CPU every function acts at once, and only
+ * allocation can fail.
  *
  * The command opens a device and closes it; whoever allocates memory of a device frees it before that. */
 #pragma once
@@ -26,8 +28,9 @@ typedef struct DeviceInfo {
     int shared_bytes;    /* most shared memory that a block may have */
     int64_t memory;      /* bytes in all */
     int64_t cache_bytes; /* of the last cache, or a bound above it: twice as much memory is cold when it is read again */
-    /* Its memory is the host's: the CPU reads and writes it by pointer, the processes of a machine share it, and what a process uses of it counts in
-     * the process's resident set. Otherwise it is memory of its own, which only copies and kernels reach. */
+    /* Its memory is the host's: the CPU reads and writes it by pointer, the processes of a machine share it, and what a
+     * process uses of it counts in the process's resident set. Otherwise it is memory of its own, which only copies and
+     * kernels reach. */
     bool host_memory;
     bool massively_parallel; /* work of CPU size leaves most of it idle: measurements take larger problems */
     bool records;            /* device_record_begin may succeed */
@@ -46,7 +49,8 @@ typedef struct DeviceRecording DeviceRecording;
 typedef struct DeviceStream DeviceStream; /* a vendor's own handle, which its libraries take */
 typedef struct DeviceEvent DeviceEvent;
 
-/* Independent normal numbers: element i is mean + deviation * rng_normal(seed, stream, i), computed in double, then rounded. */
+/* Independent normal numbers: element i is mean + deviation * rng_normal(seed, stream, i), computed in double, then
+ * rounded. */
 typedef struct Normals {
     uint64_t seed, stream;
     double mean, deviation;
@@ -115,15 +119,15 @@ static inline int64_t device_available(const Device *device) { return device->me
 static inline void *device_allocate(Device *device, int64_t bytes, Error *error) { return device->methods->allocate(device, bytes, error); }
 /* NULL is fine. */
 static inline void device_free(Device *device, void *memory, int64_t bytes) { device->methods->free(device, memory, bytes); }
-/* Host memory that the device reaches itself (pinned; on the CPU plain memory), zeroed or not: an upload from it may still read it when device_upload returns.
- * Pinning many gigabytes takes seconds. NULL with ERROR_MEMORY. */
+/* Host memory that the device reaches itself (pinned; on the CPU plain memory), zeroed or not: an upload from it may
+ * still read it when device_upload returns. Pinning many gigabytes takes seconds. NULL with ERROR_MEMORY. */
 static inline void *device_allocate_host(Device *device, int64_t bytes, Error *error) {
     return device->methods->allocate_host(device, bytes, error);
 }
 static inline void device_free_host(Device *device, void *memory, int64_t bytes) { device->methods->free_host(device, memory, bytes); }
 
-/* Device memory as the host sees it: the memory itself where it is the host's, else a copy. Closing a view with VIEW_WRITE uploads what it holds; one without
- * VIEW_READ starts undefined. NULL with ERROR_MEMORY. */
+/* Device memory as the host sees it: the memory itself where it is the host's, else a copy. Closing a view with
+ * VIEW_WRITE uploads what it holds; one without VIEW_READ starts undefined. NULL with ERROR_MEMORY. */
 static inline void *device_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
     return device->methods->view(device, memory, bytes, access, error);
 }
@@ -158,28 +162,34 @@ static inline void device_cast_to_bf16(Device *device, uint16_t *to, const float
 static inline void device_cast_to_float(Device *device, float *to, const uint16_t *from, int64_t count) {
     device->methods->cast_to_float(device, to, from, count);
 }
-/* to[i] = element first + i of the normals, with `element_bytes` 2 in bf16, 4 in fp32, 8 (host memory alone) in fp64: the same bits on every device. */
+/* to[i] = element first + i of the normals, with `element_bytes` 2 in bf16, 4 in fp32, 8 (host memory alone) in fp64:
+ * the same bits on every device. */
 static inline void device_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
     device->methods->normals(device, to, element_bytes, first, count, normals);
 }
 
-/* C = A B as device/gemm.h says, by the vendor's library or smelt's own kernels, whichever is faster. Inputs: those of DeviceInfo.gemm_inputs but fp8. */
+/* C = A B as device/gemm.h says, by the vendor's library or smelt's own kernels, whichever is faster. Inputs: those of
+ * DeviceInfo.gemm_inputs but fp8. */
 static inline void device_gemm(Device *device, const Gemm *gemm) { device->methods->gemm(device, gemm); }
 /* C = A B by smelt's own kernels, whatever the vendor's library offers. */
 static inline void device_gemm_own(Device *device, const Gemm *gemm) { device->methods->gemm_own(device, gemm); }
-/* C = A B with A and B in fp8 and C in bf16 or fp32, which only the vendors' libraries do: false, with nothing done, where there is none or it declines. */
+/* C = A B with A and B in fp8 and C in bf16 or fp32, which only the vendors' libraries do: false, with nothing done,
+ * where there is none or it declines. */
 static inline bool device_gemm_fp8(Device *device, const Gemm *gemm) { return device->methods->gemm_fp8(device, gemm); }
-/* By how much at most a GEMM rounds an element of A or B of this type, relative to the root mean square of those around it (device/gemm.h). */
+/* By how much at most a GEMM rounds an element of A or B of this type, relative to the root mean square of those around
+ * it (device/gemm.h). */
 static inline double device_gemm_rounding(const Device *device, GemmType input) { return device->methods->gemm_rounding(device, input); }
 /* The vendor's GEMM library with its version, "cuBLASLt 130100"; NULL without one. */
 static inline const char *device_gemm_library(const Device *device) { return device->methods->gemm_library(device); }
 
-/* Between begin and end nothing is done: launches only note which kernels they need. The first launch of one that is not loaded loads all that were noted, on
- * all threads. False, and then without an end, where the device has no kernels to load. */
+/* Between begin and end nothing is done: launches only note which kernels they need. The first launch of one that is
+ * not loaded loads all that were noted, on all threads. False, and then without an end, where the device has no kernels
+ * to load. */
 static inline bool device_prepare_begin(Device *device) { return device->methods->prepare_begin(device); }
 static inline void device_prepare_end(Device *device) { device->methods->prepare_end(device); }
 
-/* Captures what is launched between begin and end, for replay as one unit; recordings hold the pointers that they saw. False where it cannot be captured. */
+/* Captures what is launched between begin and end, for replay as one unit; recordings hold the pointers that they saw.
+ * False where it cannot be captured. */
 static inline bool device_record_begin(Device *device) { return device->methods->record_begin(device); }
 /* What was recorded was not run. NULL after a failure. */
 static inline DeviceRecording *device_record_end(Device *device) { return device->methods->record_end(device); }

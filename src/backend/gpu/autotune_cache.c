@@ -1,4 +1,4 @@
-/* See gemm_choices.h. Owns a copy of the lines that concern its device and library. Used by vendor_gemm.c. */
+/* See autotune_cache.h. Owns a copy of the lines that concern its device and library. Used by vendor_gemm.c. */
 #include "backend/gpu/autotune_cache.h"
 
 #include <errno.h>
@@ -24,8 +24,8 @@ struct AutotuneCache {
 
 char *autotune_cache_default_path(void) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && cache[0] == '/') return memory_format("%s/smelt/gemm-choices", cache);
-    return home && home[0] == '/' ? memory_format("%s/.cache/smelt/gemm-choices", home) : NULL;
+    if (cache && cache[0] == '/') return memory_format("%s/smelt/gemm-autotune", cache);
+    return home && home[0] == '/' ? memory_format("%s/.cache/smelt/gemm-autotune", home) : NULL;
 }
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* What several operations end with: the second half of every column sum, and zeroes for the slots that no row was dispatched to. Called by the launchers
- * of other kernel files (kernel/launch.h); owns no memory. */
+/* What several operations end with: the second half of every column sum, and zeroes for the slots that no row was
+ * dispatched to. Called by the launchers of other kernel files (kernel_launch.h); owns no memory. */
 #include "backend/gpu/gpu.h"
 
 enum {

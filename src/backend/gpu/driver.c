@@ -1,5 +1,5 @@
-/* The runtime library of AMD's or NVIDIA's GPUs, opened at run time: its functions, the description of a GPU, its context and stream, and failures of
- * calls. Fills and empties these fields of a Gpu; called by gpu_device.c. */
+/* The runtime library of AMD's or NVIDIA's GPUs, opened at run time: its functions, the description of a GPU, its
+ * context and stream, and failures of calls. Fills and empties these fields of a Gpu; called by gpu_device.c. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,7 +108,8 @@ static bool describe(Gpu *gpu) {
         gpu_check(gpu, gpu->call.memory_info(&available, &total), "memory_info");
     info->memory = (int64_t)total;
     info->wave = info->kind == DEVICE_HIP ? 64 : 32;
-    /* AMD: 9.0 is gfx90a, 9.4 gfx942, 9.5 gfx950. NVIDIA: PTX for 8.0 also runs on what came after, that for 9.0a on Hopper alone. */
+    /* AMD: 9.0 is gfx90a, 9.4 gfx942, 9.5 gfx950. NVIDIA: PTX for 8.0 also runs on what came after, that for 9.0a on
+     * Hopper alone. */
     if (info->kind == DEVICE_HIP)
         snprintf(info->target, sizeof info->target, "gfx%d%s", major, minor == 0 ? "0a" : minor == 4 ? "42" : minor == 5 ? "50" : "?");
     else snprintf(info->target, sizeof info->target, major == 9 ? "sm_90a" : major >= 8 ? "sm_80" : "sm_%d%d", major, minor);

@@ -1,7 +1,9 @@
-/* What the files of the GPU back end share: the functions of the vendors' runtime libraries, the state of one GPU, and who offers what of it.
+/* What the files of the GPU back end share: the functions of the vendors' runtime libraries, the state of one GPU, and
+ * who offers what of it.
  *
- * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches kernels, staging.c copies large
- * host memory, vendor_gemm.c and gemm_autotune.c run the vendor's GEMM library, ptx.c compiles PTX. */
+ * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches
+ * kernels, staging.c copies large host memory, vendor_gemm.c runs the GEMM library and races its algorithms, ptx.c
+ * compiles PTX. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,9 +15,10 @@
 
 /* -- The vendors' libraries ------------------------------------------------------------------------------------------ */
 
-/* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA driver's have the same functions with
- * the same arguments. (our name, symbol of libamdhip64, symbol of libcuda, arguments). Every function returns 0 or an error number. Handles and device
- * addresses are void *; sizes as in both headers. NONE: the vendor has no such function or smelt does not call it. */
+/* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA
+ * driver's have the same functions with the same arguments. (our name, symbol of libamdhip64, symbol of libcuda,
+ * arguments). Every function returns 0 or an error number. Handles and device addresses are void *; sizes as in both
+ * headers. NONE: the vendor has no such function or smelt does not call it. */
 #define GPU_API(CALL)                                                                                                                      \
     CALL(initialize, hipInit, cuInit, (unsigned flags))                                                                                    \
     CALL(device_count, hipGetDeviceCount, cuDeviceGetCount, (int *count))                                                                  \
@@ -68,7 +71,8 @@ typedef struct GpuApi {
 
 /* -- One GPU ------------------------------------------------------------------------------------------------------- */
 
-/* A code object embedded in the binary: of one source file for one target; where `kernel` is not empty, PTX of that one kernel. */
+/* A code object embedded in the binary: of one source file for one target; where `kernel` is not empty, PTX of that one
+ * kernel. */
 typedef struct GpuObject {
     const char *module, *kernel, *target;
     const void *image;
@@ -114,7 +118,8 @@ Device *gpu_open(DeviceKind kind, int index, Error *error);
 /* The properties that all GPUs share, and those that follow from the target. */
 void gpu_set_properties(DeviceInfo *info);
 
-/* Opens the library, context and stream of a GPU whose kind is set, and describes it in device.info (driver.c). Closed after a failure too. */
+/* Opens the library, context and stream of a GPU whose kind is set, and describes it in device.info (driver.c). Closed
+ * after a failure too. */
 bool driver_open(Gpu *gpu, int index, Error *error);
 void driver_close(Gpu *gpu);
 /* A stream that does not wait for the default one; NULL after a failure. */
@@ -137,7 +142,8 @@ void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t coun
 void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals);
 
 typedef struct Staging Staging;
-/* Copies as device_upload and device_download say (the latter waits), if they are large: false when nothing was done (staging.c). */
+/* Copies as device_upload and device_download say (the latter waits), if they are large: false when nothing was done
+ * (staging.c). */
 bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes);
 bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes);
 void staging_close(Gpu *gpu);
@@ -145,10 +151,11 @@ void staging_close(Gpu *gpu);
 void *staging_pin(Gpu *gpu, int64_t bytes);
 void staging_unpin(Gpu *gpu, void *memory);
 
-/* NVIDIA's libnvJitLink, opened at run time, which compiles as many kernels at once as there are threads, where the driver compiles one after another
- * (ptx.c). NULL when the library is not there. */
+/* NVIDIA's libnvJitLink, opened at run time, which compiles as many kernels at once as there are threads, where the
+ * driver compiles one after another (ptx.c). NULL when the library is not there. */
 typedef struct PtxCompiler PtxCompiler;
 PtxCompiler *ptx_open(void);
 void ptx_close(PtxCompiler *compiler);
-/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the driver has to compile this text. Any thread may call it. */
+/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the driver has to compile this text. Any
+ * thread may call it. */
 void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *target);

@@ -1,5 +1,6 @@
-/* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is asynchronous, in order on one stream; the first failure is
- * kept, and all later work is skipped. Owns the Gpu and everything in it. Opened by backend.c. */
+/* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is asynchronous, in order
+ * on one stream; the first failure is kept, and all later work is skipped. Owns the Gpu and everything in it. Opened by
+ * backend.c. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* What the host halves of kernel files are written in. An operation's GPU form is a function like its CPU kernel: it takes the same OpCall, whose pointers
- * are then device memory, and launches kernels instead of looping.  */
+/* What the host halves of kernel files are written in. An operation's GPU form is a function like its CPU kernel: it
+ * takes the same OpCall, whose pointers are then device memory, and launches kernels instead of looping. */
 #pragma once
 
 #include "base/math.h"
@@ -9,7 +9,8 @@
 
 /* A kernel of the code object of one source file; its address is its identity, so use static constants. */
 typedef struct GpuKernel { const char *module, *name; } GpuKernel;
-/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches nothing. */
+/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches
+ * nothing. */
 typedef struct LaunchShape {
     int64_t x, y, z;
     int threads, shared;
@@ -17,17 +18,20 @@ typedef struct LaunchShape {
 /* Launches on the device's stream. `arguments` is the kernel's struct. */
 void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
 
-/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of boxes of 64 x 64 to shared memory in
- * 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False where the device has no such engine or its driver does not know it. */
+/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of
+ * boxes of 64 x 64 to shared memory in 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False
+ * where the device has no such engine or its driver does not know it. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
 
-/* Defines how a GPU runs an operation, with the function that gives its scratch where it needs some: GPU_OP(norm_grad, scratch) { ... call->in ... } */
+/* Defines how a GPU runs an operation, with the function that gives its scratch where it needs some: GPU_OP(norm_grad,
+ * scratch) { ... call->in ... } */
 #define GPU_OP(name, ...) \
     static void run_##name(const OpCall *call); \
     const OpKernel gpu_kernel_##name = {run_##name, __VA_ARGS__}; \
     static void run_##name(const OpCall *call)
 
-/* launch_NAME(device, shape, &arguments): launches kernel NAME of this file, with its arguments' type checked. The build defines GPU_MODULE for each file. */
+/* launch_NAME(device, shape, &arguments): launches kernel NAME of this file, with its arguments' type checked. The
+ * build defines GPU_MODULE for each file. */
 #define LAUNCHER(name, Arguments) \
     static void launch_##name(Device *device, LaunchShape shape, const Arguments *arguments) { \
         static const GpuKernel kernel = {GPU_MODULE, #name}; \
@@ -42,13 +46,15 @@ static inline GemmType gpu_gradient_type(const OpCall *call) { return call->comp
 
 /* -- Shared by several files --------------------------------------------------------------------------------------- */
 
-/* Rows whose column sums one block makes; partial sums are then added in order of blocks (reduce.c), so bits depend on shapes alone. */
+/* Rows whose column sums one block makes; partial sums are then added in order of blocks (column_sums.c), so bits
+ * depend on shapes alone. */
 enum { REDUCE_ROWS = 64 };
 /* target[j] += sum over b of partials[b * columns + j]; fp32, 16-byte aligned. */
 void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns);
 /* The same where target is the gradient of a COMPUTE parameter: bf16 when the call says so. */
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
-/* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count, columns]; NULL targets are left out. */
+/* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count,
+ * columns]; NULL targets are left out. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
 /* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is on the device. */
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);

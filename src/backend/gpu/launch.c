@@ -1,5 +1,5 @@
-/* Kernels: the embedded code objects for a GPU's target, loaded when they are first needed, all that are wanted at once, and launched on the device's
- * stream. Owns the loaded modules; called by ops' launchers through kernel_launch.h. */
+/* Kernels: the embedded code objects for a GPU's target, loaded when they are first needed, all that are wanted at
+ * once, and launched on the device's stream. Owns the loaded modules; called by ops' launchers through kernel_launch.h. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,8 +104,8 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
             driver_error_text(gpu, result), result);
 }
 
-/* Looked up only here: drivers that are too old to know it run the other kernels. Numbers are the header's: bf16, 128-byte swizzle, 256 bytes at once into
- * the second-level cache. */
+/* Looked up only here: drivers that are too old to know it run the other kernels. Numbers are the header's: bf16,
+ * 128-byte swizzle, 256 bytes at once into the second-level cache. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]) {
     enum { BF16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128 = 3, PROMOTE_256 = 3, FILL_ZERO = 0 };
     const Gpu *gpu = gpu_of(device);

@@ -1,5 +1,5 @@
-/* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread makes the values of one
- * philox. Owns no memory. */
+/* Initial weights: mean + deviation * normal, with the bits that the host makes of them (base/normals.h). A thread
+ * makes the values of one philox. Owns no memory. */
 #include "backend/gpu/gpu.h"
 
 #include "base/rng.h"

@@ -1,6 +1,7 @@
-/* Large copies between ordinary host memory and a GPU. A driver moves such memory through a small buffer of its own with one core; memory that it has pinned
- * moves at full speed, but pinning as much as a checkpoint takes seconds, in which the driver keeps every other call waiting. So a few slots are pinned once, and
- * while the GPU is at some of them, all cores are at another. Owns them; called by gpu_device.c. */
+/* Large copies between ordinary host memory and a GPU. A driver moves such memory through a small buffer of its own
+ * with one core; memory that it has pinned moves at full speed, but pinning as much as a checkpoint takes seconds, in
+ * which the driver keeps every other call waiting. So a few slots are pinned once, and while the GPU is at some of
+ * them, all cores are at another. Owns them; called by gpu_device.c. */
 #include <stdlib.h>
 #include <string.h>
 

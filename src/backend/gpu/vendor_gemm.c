@@ -1,6 +1,7 @@
-/* See vendor_gemm.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of ROCm 6.2, and later), whose functions have
- * the same names and arguments but for the prefix. Owns the library's handle, its workspace, descriptors of every product seen and, while a product is tried
- * for the first time, memory for a second C. */
+/* See vendor_gemm.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of
+ * ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the library's
+ * handle, its workspace, descriptors of every product seen and, while a product is tried for the first time, memory for
+ * a second C. */
 #include "backend/gpu/vendor_gemm.h"
 
 #include <assert.h>
@@ -103,7 +104,8 @@ typedef struct Shape {
 } Shape;
 static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
 
-/* A product in the library's terms, which are column-major: its D is our C transposed, so its A is our B and its B our A. */
+/* A product in the library's terms, which are column-major: its D is our C transposed, so its A is our B and its B our
+ * A. */
 typedef struct Problem { void *operation, *a, *b, *d; } Problem;
 
 typedef struct Solution {
@@ -252,7 +254,7 @@ static bool is_offered(const Gemm *g) {
 }
 
 /* Whether the bias enters as a bf16 copy. */
-static bool narrows_bias(const VendorGemm *v, const Gemm *g) { return g->bias && v->library->nvidia && g->output == GEMM_BF16; }
+static bool casts_bias(const VendorGemm *v, const Gemm *g) { return g->bias && v->library->nvidia && g->output == GEMM_BF16; }
 
 static bool problem_set(VendorGemm *v, Problem *problem, int attribute, int32_t value) {
     return v->call.operation_set(problem->operation, attribute, &value, sizeof value) == 0;
@@ -279,7 +281,7 @@ static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
                 layout_open(v, &problem->d, output, g->m, g->n, g->ldc);
     if (done && g->bias)
         done = problem_set(v, problem, library->set_epilogue, EPILOGUE_BIAS) &&
-               problem_set(v, problem, library->set_bias_type, narrows_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
+               problem_set(v, problem, library->set_bias_type, casts_bias(v, g) ? TYPE_BF16 : TYPE_F32) &&
                v->call.operation_set(problem->operation, library->set_bias, &g->bias, sizeof g->bias) == 0;
     if (!done) problem_close(v, problem);
     return done;
@@ -301,10 +303,20 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
         problem->d, g->c, problem->d, algorithm, v->workspace, WORKSPACE_BYTES, v->host.stream);
 }
 
-/* -- Choosing ------------------------------------------------------------------------------------------------------ */
+/* -- Choosing: race, verification, ban ------------------------------------------------------------------------------ */
 
-/* A product as it is tried out: itself where running it twice does no harm; where it adds to C, one that adds to other memory, with fewer rows where there is
- * no such room for all of them. */
+/* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
+ *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's own kernel takes part in the race as one
+ *      more, except in fp8, which it does not have.
+ *   2. An algorithm that the autotune cache remembers for this shape skips the race, if the library still offers it.
+ *      Otherwise measure_all times each on the GEMM itself and sorts them.
+ *   3. is_trusted verifies the fastest: the same bits when it runs twice, and the rows of smelt's own kernel within
+ *      rounding on a sample. One that fails is banned for this shape with a warning, and the next is verified.
+ *   4. The winner is remembered, in memory and in the cache. Where smelt's own kernel wins, or nobody is trusted, the
+ *      vendor declines this shape for the rest of the process. */
+
+/* A product as it is tried out: itself where running it twice does no harm; where it adds to C, one that adds to other
+ * memory, with fewer rows where there is no such room for all of them. */
 typedef struct Trial {
     Gemm product;
     Problem problem;
@@ -389,8 +401,8 @@ static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal)
     return 0;
 }
 
-/* Seconds of one run, the median of three; infinite where it fails. Runs that are over in no time are repeated. One that starts out much slower than `best`,
- * and not for the cost of launching it, is not measured again. */
+/* Seconds of one run, the median of three; infinite where it fails. Runs that are over in no time are repeated. One
+ * that starts out much slower than `best`, and not for the cost of launching it, is not measured again. */
 static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposal, double best) {
     enum { RUNS = 3, MOST_REPEATS = 20 };
     const double enough = 100e-6;
@@ -413,7 +425,8 @@ static int compare_proposals(const void *a, const void *b) {
     return x->seconds != y->seconds ? compare_doubles(&x->seconds, &y->seconds) : x->rank - y->rank;
 }
 
-/* Sorts them by their time. Those within 3% of the best count as equal and stay in the library's order, so that noise seldom decides. */
+/* Sorts them by their time. Those within 3% of the best count as equal and stay in the library's order, so that noise
+ * seldom decides. */
 static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, int count) {
     double best = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -425,7 +438,7 @@ static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, 
     qsort(proposals, (size_t)count, sizeof *proposals, compare_proposals);
 }
 
-/* -- Judging ------------------------------------------------------------------------------------------------------- */
+/* -- Verifying ----------------------------------------------------------------------------------------------------- */
 
 static Sample sample_of(const Gemm *g) {
     if (g->m <= BANDS * BAND_ROWS) return (Sample){.bands = 1, .rows = g->m};
@@ -473,8 +486,9 @@ static double element(const Gemm *g, const char *rows, int64_t index) {
     return g->output == GEMM_BF16 ? bf16.value : ((const float *)rows)[index];
 }
 
-/* Two fp32 sums of the same products in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element; where terms cancel by a small part of
- * the matrix's size. Twice that is allowed; a wrong element is off by the matrix's size. Elements that are not finite in ours say nothing. */
+/* Two fp32 sums of the same products in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element;
+ * where terms cancel by a small part of the matrix's size. Twice that is allowed; a wrong element is off by the
+ * matrix's size. Elements that are not finite in ours say nothing. */
 static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *own, char why[128]) {
     const double tolerance = 1.0 / 64;
     for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), own += band_bytes(g, sample)) {
@@ -496,18 +510,18 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
     return true;
 }
 
-static bool judge(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
+static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
     Sample sample = sample_of(&trial->product);
     char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    bool judged = v->host.own && trial->product.input == GEMM_BF16;
-    char *own = judged ? own_rows(v, &trial->product, &sample) : NULL;
+    bool compared = v->host.own && trial->product.input == GEMM_BF16;
+    char *own = compared ? own_rows(v, &trial->product, &sample) : NULL;
     bool good = rows && again;
     snprintf(why, 128, "it does not run");
     if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->product, &sample)))) {
         snprintf(why, 128, "it gives other bits from run to run");
         good = false;
     }
-    if (good && judged) {
+    if (good && compared) {
         snprintf(why, 128, "there is no memory to check it");
         good = own && rows_agree(&trial->product, &sample, rows, own, why);
     }
@@ -521,7 +535,7 @@ static bool judge(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, 
 static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
     char why[128];
     Error error;
-    bool good = proposal->own || judge(v, trial, proposal->algorithm, why);
+    bool good = proposal->own || verify(v, trial, proposal->algorithm, why);
     if (!device_ok(v->host.device, &error)) return false;
     if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
     return good;
@@ -566,8 +580,8 @@ static Solution *solve(VendorGemm *v, const Gemm *product, const Shape *shape) {
     Solution *solution = &v->solutions[v->solution_count++];
     *solution = (Solution){.shape = *shape};
     describe(shape, text);
-    if (narrows_bias(v, product)) solution->bias = device_allocate(v->host.device, product->n * (int64_t)sizeof *solution->bias, &error);
-    if ((narrows_bias(v, product) && !solution->bias) || !problem_open(v, product, &solution->problem)) return solution;
+    if (casts_bias(v, product)) solution->bias = device_allocate(v->host.device, product->n * (int64_t)sizeof *solution->bias, &error);
+    if ((casts_bias(v, product) && !solution->bias) || !problem_open(v, product, &solution->problem)) return solution;
     int count = propose(v, solution, proposals);
     if (trial_open(v, solution, product, &trial)) {
         const Proposal *choice = choose(v, &trial, proposals, count, text);

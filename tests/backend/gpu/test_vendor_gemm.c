@@ -404,11 +404,11 @@ static void the_file_lies_in_the_cache_folder(void **state) {
     setenv("HOME", "/home/someone", 1);
     setenv("XDG_CACHE_HOME", "/cache", 1);
     char *path = autotune_cache_default_path();
-    assert_string_equal(path, "/cache/smelt/gemm-choices");
+    assert_string_equal(path, "/cache/smelt/gemm-autotune");
     free(path);
     unsetenv("XDG_CACHE_HOME");
     path = autotune_cache_default_path();
-    assert_string_equal(path, "/home/someone/.cache/smelt/gemm-choices");
+    assert_string_equal(path, "/home/someone/.cache/smelt/gemm-autotune");
     free(path);
     unsetenv("HOME");
     assert_null(autotune_cache_default_path());
