@@ -5,71 +5,51 @@
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/embed/embed.h"
-#include "ops/heads.h"
 #include "ops/linear/linear.h"
-#include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
-#include "ops/router/router.h"
-
-/* One bias after the other, viewed as one. */
-static TensorId qkv_bias(Builder *b, int64_t queries, int64_t keys) {
-    TensorId biases[] = {
-        builder_parameter(b, "self_attn.q_proj.bias", PARAMETER_BIAS, 1, &queries, 0, 0, false),
-        builder_parameter(b, "self_attn.k_proj.bias", PARAMETER_BIAS, 1, &keys, 0, 0, true),
-        builder_parameter(b, "self_attn.v_proj.bias", PARAMETER_BIAS, 1, &keys, 0, 0, true),
-    };
-    return graph_fuse(b->graph, biases, 3);
-}
 
 static TensorId attention(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
-    TensorId projections[] = {
-        builder_matrix(b, "self_attn.q_proj.weight", queries, c->width, false),
-        builder_matrix(b, "self_attn.k_proj.weight", keys, c->width, true),
-        builder_matrix(b, "self_attn.v_proj.weight", keys, c->width, true),
-    };
-    TensorId bias = c->qkv_bias ? qkv_bias(b, queries, keys) : TENSOR_NONE;
-    TensorId output = builder_matrix(b, "self_attn.o_proj.weight", c->width, queries, false);
-    TensorId qkv = builder_adaptable(b, x, graph_fuse(b->graph, projections, 3), bias, LORA_ATTENTION);
     Heads heads = {c->heads, c->kv_heads, c->head_dim};
+    int64_t queries = c->heads * c->head_dim, keys = c->kv_heads * c->head_dim;
+    const Stacked projections[] = {{"self_attn.q_proj", queries}, {"self_attn.k_proj", keys}, {"self_attn.v_proj", keys}};
+    TensorId weight = builder_stacked_matrices(b, projections, 3, c->width);
+    TensorId bias = c->qkv_bias ? builder_stacked_biases(b, projections, 3) : TENSOR_NONE;
+    TensorId output = builder_matrix(b, "self_attn.o_proj", c->width, queries, c->init_std);
+    TensorId qkv = builder_linear(b, x, weight, bias, LORA_ATTENTION); /* [R, queries + 2 keys] */
     if (c->qk_norm) {
         Norm query = builder_norm(b, "self_attn.q_norm", NORM_RMS, false, c->head_dim);
         Norm key = builder_norm(b, "self_attn.k_norm", NORM_RMS, false, c->head_dim);
         qkv = op_qk_norm(b->graph, qkv, &query, &key, &heads);
     }
-    return builder_adaptable(
-        b, builder_attention(b, op_rope(b->graph, qkv, b->positions, b->rope_table, &heads)), output, TENSOR_NONE, LORA_ATTENTION);
+    qkv = op_rope(b->graph, qkv, b->positions, b->rope_table, &heads);
+    return builder_linear(b, builder_attention(b, qkv), output, TENSOR_NONE, LORA_ATTENTION);
 }
 
 static TensorId mlp(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    TensorId gate_up[] = {
-        builder_matrix(b, "mlp.gate_proj.weight", c->ffn, c->width, false),
-        builder_matrix(b, "mlp.up_proj.weight", c->ffn, c->width, true),
-    };
-    TensorId down = builder_matrix(b, "mlp.down_proj.weight", c->width, c->ffn, false);
-    TensorId hidden = op_swiglu(b->graph, builder_adaptable(b, x, graph_fuse(b->graph, gate_up, 2), TENSOR_NONE, LORA_MLP));
-    return builder_adaptable(b, hidden, down, TENSOR_NONE, LORA_MLP);
+    const Stacked projections[] = {{"mlp.gate_proj", c->ffn}, {"mlp.up_proj", c->ffn}};
+    TensorId gate_up = builder_stacked_matrices(b, projections, 2, c->width); /* [2F, D] */
+    TensorId down = builder_matrix(b, "mlp.down_proj", c->width, c->ffn, c->init_std);
+    TensorId hidden = op_swiglu(b->graph, builder_linear(b, x, gate_up, TENSOR_NONE, LORA_MLP)); /* [R, F] */
+    return builder_linear(b, hidden, down, TENSOR_NONE, LORA_MLP);
 }
 
 static TensorId experts(Builder *b, TensorId x) {
     const ModelConfig *c = b->config;
-    TensorId logits = op_linear(b->graph, x, builder_matrix(b, "mlp.gate.weight", c->experts, c->width, false), TENSOR_NONE, true);
+    TensorId gate = builder_matrix(b, "mlp.gate", c->experts, c->width, c->init_std);
+    TensorId logits = op_linear(b->graph, x, gate, TENSOR_NONE, true); /* [R, E] */
     TensorId biases = builder_vector(b, "mlp.gate.balancing_biases", PARAMETER_BALANCE_BIAS, c->experts, 0);
     RouterSpec spec = {.experts = c->experts, .k = c->experts_per_token, .renormalise = c->renormalise, .auxiliary = c->auxiliary_loss};
     return builder_experts(b, "mlp.experts", x, op_router(b->graph, logits, biases, b->share, b->loss, &spec));
 }
 
 Trunk llama_build(Builder *b) {
-    const Layers layers = {.first = "input_layernorm",
-        .second = "post_attention_layernorm",
-        .last = "model.norm",
-        .norm = NORM_RMS,
-        .attention = attention,
+    const Layers layers = {"input_layernorm", "post_attention_layernorm", "model.norm", NORM_RMS, .attention = attention,
         .mlp = b->config->experts ? experts : mlp};
     b->rope_table = builder_rope_table(b);
-    TensorId table = builder_table(b, "model.embed_tokens.weight");
-    TensorId normed = builder_layers(b, op_embed(b->graph, b->tokens, table, TENSOR_NONE, TENSOR_NONE), &layers);
-    return (Trunk){.normed = normed, .head = b->config->tied ? table : builder_table(b, "lm_head.weight")};
+    TensorId embedding = builder_embedding(b, "model.embed_tokens.weight");
+    TensorId stream = op_embed(b->graph, b->tokens, embedding, TENSOR_NONE, TENSOR_NONE); /* [R, D] */
+    TensorId normed = builder_layers(b, stream, &layers);
+    return (Trunk){normed, builder_head(b, embedding)};
 }

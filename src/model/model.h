@@ -1,6 +1,6 @@
 /* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor names of the family's
  * Hugging Face folder, so export needs no mapping of names. A Parameter that is `transposed` lies in that folder as [in, out]; our arenas and checkpoints
- * always hold [out, in], so only import and export turn it. */
+ * always hold [out, in], so only import and export transpose it. */
 #pragma once
 
 #include "config/config.h"

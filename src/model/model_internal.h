@@ -1,8 +1,13 @@
-/* What the families share while they build. */
+/* What a family builds with: parameters, linear layers, norms, and whole layers of attention and MLP. A family is one function,
+ * NAME_build, which declares the parameters and appends the operations of one forward pass (builder.c, lora.c).
+ *
+ * In shapes, R = sequences * length is the rows of a microbatch, D = width, F = ffn, E = experts, V = vocabulary. Activations are
+ * [R, columns]. Parameters lie in memory in the order in which they are declared; matrices are [out, in]. Their names are those of
+ * the family's Hugging Face folder: LAYER_NAMES.N.NAME inside of a layer, NAME outside. */
 #pragma once
 
-#include "model/model.h"
 #include "graph/op.h"
+#include "model/model.h"
 #include "ops/norm/norm.h"
 #include "ops/router/router.h"
 
@@ -12,12 +17,15 @@ typedef struct Builder {
     const LoraConfig *lora; /* NULL: no adapters */
     ModelMode mode;
     int64_t length;
-    TensorId tokens, positions, rope_table, share, loss;
-    const char *layer_names; /* before the number in names of a layer's parameters */
-    int layer;
+    TensorId tokens, positions; /* INT32 [R] */
+    TensorId share, loss;       /* as in Model; TENSOR_NONE where the mode has no loss */
+    TensorId rope_table;        /* set by families with rotary positions */
+    TensorId router_state;      /* zaya: of the layer before, [R, router_width] */
+    const char *layer_names;    /* "model.layers" unless the family sets another */
+    int layer;                  /* -1: outside of the layers */
 } Builder;
 
-/* What the head needs. */
+/* What the head needs: the last norm [R, D] and the head's matrix [V, D]. */
 typedef struct Trunk { TensorId normed, head; } Trunk;
 
 Trunk zaya_build(Builder *builder);
@@ -25,38 +33,68 @@ Trunk llama_build(Builder *builder);
 Trunk mpt_build(Builder *builder);
 Trunk gpt2_build(Builder *builder);
 
-/* Parameters named LAYER_NAMES.LAYER.NAME (layer >= 0) or NAME. Matrices are [out, in]. */
-TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, bool fused);
+/* -- Parameters ----------------------------------------------------------------------------------------------------- */
+
+/* Normal values of mean 0 and deviation init_std. `name` is the whole name, with ".weight" where there is one. */
+TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape);
+/* [count], all of one value. */
 TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, int64_t count, double value);
-TensorId builder_parameter(
-    Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape, double mean, double std, bool fused);
-void builder_layer(Builder *builder, int layer); /* -1: outside */
+/* NAME.weight [out, in], normal with the deviation `std`. */
+TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std);
+/* NAME.bias [count], zeros. */
+TensorId builder_bias(Builder *builder, const char *name, int64_t count);
+/* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so that the
+ * stream does not grow with depth. */
+double builder_residual_std(const Builder *builder);
+
+/* Linear layers of one input, stored apart and computed by one GEMM. */
+typedef struct Stacked {
+    const char *name;
+    int64_t out;
+} Stacked;
+/* The matrices NAME.weight [out, in], one after another, viewed as one [sum of out, in]. */
+TensorId builder_stacked_matrices(Builder *builder, const Stacked *layers, int count, int64_t in);
+/* Their biases NAME.bias, viewed as one [sum of out]. */
+TensorId builder_stacked_biases(Builder *builder, const Stacked *layers, int count);
+
+/* The token embedding [V, D]. */
+TensorId builder_embedding(Builder *builder, const char *name);
+/* The head [V, D]: the embedding when the model is tied, else lm_head.weight. */
+TensorId builder_head(Builder *builder, TensorId embedding);
+
+/* -- Operations ----------------------------------------------------------------------------------------------------- */
 
 /* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* op_linear, with adapters where the configuration has them for layers of this kind: LORA_ATTENTION or LORA_MLP. The leading dimensions of the matrices that `w`
- * is a view of are the parts that have one each (lora.c). */
-TensorId builder_adaptable(Builder *builder, TensorId x, TensorId w, TensorId bias, LoraTargets kind);
-/* The same of NAME.weight [out, in], whose initial values have the deviation `std`. */
-TensorId builder_linear(Builder *builder, const char *name, TensorId x, int64_t out, double std, LoraTargets kind);
-/* Deviation of what is added to the stream: init_std / sqrt(2 layers), as in GPT-2, so that the stream does not grow with depth. */
-double builder_residual_std(const Builder *builder);
-/* The token table, [vocabulary, width]; and the head: the same when tied. */
-TensorId builder_table(Builder *builder, const char *name);
-/* Cosines and sines for the configuration. */
+/* x weight^T + bias: [R, in] to [R, out]. `kind`, LORA_ATTENTION or LORA_MLP, says which adapters the layer gets where the
+ * configuration has them: one for each matrix that `weight` is a view of. */
+TensorId builder_linear(Builder *builder, TensorId x, TensorId weight, TensorId bias, LoraTargets kind);
+/* Cosines and sines of the configuration's rotary positions. */
 TensorId builder_rope_table(Builder *builder);
+/* Attention over packed qkv (ops/heads.h), [R, (heads + 2 kv_heads) * head_dim] to [R, heads * head_dim]; with a cache when
+ * generating. */
+TensorId builder_attention(Builder *builder, TensorId qkv);
+/* SwiGLU experts, [R, D] to [R, D], over the rows that `routing` gives them: PREFIX.gate_up_proj [E, 2F, D] and
+ * PREFIX.down_proj [E, D, F]. */
+TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);
 
-/* Layers of attention and MLP with a norm before each, plain residual sums, and a last norm: what a family fills in. */
+/* -- Layers --------------------------------------------------------------------------------------------------------- */
+
+/* Sets where parameters and operations that follow belong: a layer, or -1, outside. */
+void builder_layer(Builder *builder, int layer);
+
+/* Layers with a norm before attention and one before the MLP, and a last norm:
+ *
+ *     h = merge(attention(norm(h)), h);  h = merge(mlp(norm(h)), h)
+ *
+ * where merge(a, h) = a + h, or the affine merge of the family. Each norm is fused with the merge before it, so that the residual
+ * stream h is read and written once per block. */
 typedef struct Layers {
-    const char *first, *second, *last; /* names of the norms */
+    const char *first, *second, *last; /* names of the norms: before attention, before the MLP, at the end */
     NormKind norm;
     bool biased;
-    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x);
+    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x); /* [R, D] to [R, D] */
+    AffineMerge (*merge)(Builder *builder, bool after_mlp);                                    /* declares its parameters; NULL: a + h */
 } Layers;
-/* Returns the last norm of the stream. */
+/* Appends all layers to the residual stream [R, D] and returns its last norm [R, D]. */
 TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers);
-
-/* Attention over packed qkv, cached when generating. */
-TensorId builder_attention(Builder *builder, TensorId qkv);
-/* SwiGLU experts over dispatched rows: PREFIX.gate_up_proj [E, 2F, D] and PREFIX.down_proj [E, D, F]. */
-TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);

@@ -1,0 +1,149 @@
+/* What the families share while they build: the naming and declaring of parameters, attention, experts, and layers around a residual
+ * stream. Owns nothing; called by the families. */
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "model/model_internal.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/moe/moe.h"
+#include "ops/rope/rope.h"
+
+/* -- Parameters ----------------------------------------------------------------------------------------------------- */
+
+/* `fused`: begins right behind the parameter before, so that graph_fuse can view both as one. */
+static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape, double mean,
+    double std, bool fused) {
+    char full[160];
+    if (b->layer >= 0) snprintf(full, sizeof full, "%s.%d.%s%s", b->layer_names, b->layer, name, suffix);
+    else snprintf(full, sizeof full, "%s%s", name, suffix);
+    return graph_parameter(b->graph, full, kind, rank, shape, mean, std, fused);
+}
+
+TensorId builder_parameter(Builder *b, const char *name, ParameterKind kind, int rank, const int64_t *shape) {
+    return declare(b, name, "", kind, rank, shape, 0, b->config->init_std, false);
+}
+
+TensorId builder_vector(Builder *b, const char *name, ParameterKind kind, int64_t count, double value) {
+    return declare(b, name, "", kind, 1, &count, value, 0, false);
+}
+
+TensorId builder_matrix(Builder *b, const char *name, int64_t out, int64_t in, double std) {
+    return declare(b, name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){out, in}, 0, std, false);
+}
+
+TensorId builder_bias(Builder *b, const char *name, int64_t count) {
+    return declare(b, name, ".bias", PARAMETER_BIAS, 1, &count, 0, 0, false);
+}
+
+double builder_residual_std(const Builder *b) { return b->config->init_std / sqrt(2.0 * b->config->layers); }
+
+enum { MAX_STACKED = 4 };
+
+TensorId builder_stacked_matrices(Builder *b, const Stacked *layers, int count, int64_t in) {
+    TensorId parts[MAX_STACKED];
+    assert(count <= MAX_STACKED);
+    for (int i = 0; i < count; i++)
+        parts[i] =
+            declare(b, layers[i].name, ".weight", PARAMETER_MATRIX, 2, (int64_t[]){layers[i].out, in}, 0, b->config->init_std, i > 0);
+    return graph_fuse(b->graph, parts, count);
+}
+
+TensorId builder_stacked_biases(Builder *b, const Stacked *layers, int count) {
+    TensorId parts[MAX_STACKED];
+    assert(count <= MAX_STACKED);
+    for (int i = 0; i < count; i++) parts[i] = declare(b, layers[i].name, ".bias", PARAMETER_BIAS, 1, &layers[i].out, 0, 0, i > 0);
+    return graph_fuse(b->graph, parts, count);
+}
+
+TensorId builder_embedding(Builder *b, const char *name) {
+    return builder_parameter(b, name, PARAMETER_EMBEDDING, 2, (int64_t[]){b->config->vocabulary, b->config->width});
+}
+
+TensorId builder_head(Builder *b, TensorId embedding) { return b->config->tied ? embedding : builder_embedding(b, "lm_head.weight"); }
+
+/* -- Operations ----------------------------------------------------------------------------------------------------- */
+
+Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
+    Norm norm = {.kind = kind, .epsilon = b->config->norm_epsilon};
+    norm.gain = declare(b, name, ".weight", PARAMETER_NORM, 1, &columns, 1, 0, false);
+    if (biased) norm.bias = builder_bias(b, name, columns);
+    return norm;
+}
+
+TensorId builder_rope_table(Builder *b) {
+    const ModelConfig *c = b->config;
+    RopeSpec spec = {.theta = c->rope_theta,
+        .dimensions = (int64_t)(c->rope_fraction * c->head_dim),
+        .positions = c->context,
+        .factor = c->rope_factor,
+        .low_frequency = c->rope_low_frequency,
+        .high_frequency = c->rope_high_frequency,
+        .original_positions = c->rope_original_context};
+    return op_rope_table(b->graph, &spec);
+}
+
+TensorId builder_attention(Builder *b, TensorId qkv) {
+    const ModelConfig *c = b->config;
+    AttentionSpec spec = {.heads = {c->heads, c->kv_heads, c->head_dim},
+        .length = b->length,
+        .window = c->window,
+        .scale = c->softmax_scale,
+        .alibi = c->family == FAMILY_MPT ? c->alibi_max : 0};
+    if (b->mode != MODEL_GENERATE) return op_attention(b->graph, qkv, b->positions, &spec);
+    int64_t shape[] = {c->context, 2 * c->kv_heads * c->head_dim};
+    TensorId cache = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, shape, "kv_cache");
+    return op_attention_cached(b->graph, qkv, b->positions, cache, &spec);
+}
+
+TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing routing) {
+    const ModelConfig *c = b->config;
+    Graph *graph = b->graph;
+    int64_t gate_up_shape[] = {c->experts, 2 * c->ffn, c->width}, down_shape[] = {c->experts, c->width, c->ffn};
+    TensorId gate_up = declare(b, prefix, ".gate_up_proj", PARAMETER_MATRIX, 3, gate_up_shape, 0, c->init_std, false);
+    TensorId down = declare(b, prefix, ".down_proj", PARAMETER_MATRIX, 3, down_shape, 0, c->init_std, false);
+    Dispatch dispatch = op_moe_sort(graph, routing.index, c->experts);
+    TensorId slots = op_moe_permute(graph, x, &dispatch);
+    TensorId hidden = op_swiglu(graph, op_grouped_linear(graph, slots, gate_up, dispatch.offset));
+    return op_moe_combine(graph, op_grouped_linear(graph, hidden, down, dispatch.offset), routing.gate, &dispatch);
+}
+
+/* -- Layers --------------------------------------------------------------------------------------------------------- */
+
+void builder_layer(Builder *b, int layer) {
+    char prefix[32] = "";
+    if (layer >= 0) snprintf(prefix, sizeof prefix, "layers.%d.", layer);
+    b->layer = layer;
+    graph_scope(b->graph, layer, prefix);
+}
+
+/* Declares the norm that `layer` begins with, or the last norm when there is no such layer. */
+static Norm declare_norm(Builder *b, const Layers *layers, int layer) {
+    bool exists = layer < b->config->layers;
+    builder_layer(b, exists ? layer : -1);
+    return builder_norm(b, exists ? layers->first : layers->last, layers->norm, layers->biased, b->config->width);
+}
+
+static ResidualNorm merge(Builder *b, const Layers *layers, TensorId block, TensorId stream, bool after_mlp, const Norm *norm) {
+    AffineMerge affine = {0};
+    if (layers->merge) affine = layers->merge(b, after_mlp);
+    return op_residual_norm(b->graph, block, stream, layers->merge ? &affine : NULL, norm);
+}
+
+TensorId builder_layers(Builder *b, TensorId stream, const Layers *layers) {
+    Norm norm = declare_norm(b, layers, 0);
+    ResidualNorm h = {.stream = stream, .normed = op_norm(b->graph, stream, &norm)};
+    for (int layer = 0; layer < b->config->layers; layer++) {
+        TensorId block = layers->attention(b, h.normed);
+        norm = builder_norm(b, layers->second, layers->norm, layers->biased, b->config->width);
+        h = merge(b, layers, block, h.stream, false, &norm);
+        block = layers->mlp(b, h.normed);
+        norm = declare_norm(b, layers, layer + 1); /* fused with this layer's merge, but the next layer's by name */
+        builder_layer(b, layer);
+        h = merge(b, layers, block, h.stream, true, &norm);
+        builder_layer(b, layer + 1 < b->config->layers ? layer + 1 : -1);
+    }
+    return h.normed;
+}
