@@ -3,6 +3,8 @@
 #include "backend/cpu/kernel.h"
 #include "optim/optim_internal.h"
 
+enum { MIRROR_SIDE = 16 }; /* rows and columns of a tile of a matrix that is mirrored */
+
 /* Casts weights that have just been updated, while they are in the first-level cache. */
 static inline void cast_weights(int64_t count, const W *restrict p, T *restrict w) {
     if ((const void *)p == (const void *)w) return;
@@ -81,17 +83,22 @@ static void polynomial(void *gram, const void *square, int64_t order, int64_t fi
     }
 }
 
+/* Copies row[j] to column[j * order]. Whole tiles have a constant count, which compilers unroll: the speed of a loop as short as this one would depend on
+ * where its code happens to lie. */
+static inline void mirror_row(const T *row, T *column, int64_t order, int64_t count) {
+    if (count >= MIRROR_SIDE)
+        for (int64_t j = 0; j < MIRROR_SIDE; j++) column[j * order] = row[j];
+    else
+        for (int64_t j = 0; j < count; j++) column[j * order] = row[j];
+}
+
+/* Tile by tile, so that the cache lines of a tile's rows and of its mirror image stay in the first-level cache. */
 static void mirror(void *gram, int64_t order, int64_t first, int64_t end) {
-    enum { SIDE = 16 };
     T *matrix = gram;
-    for (int64_t row = first; row < end; row += SIDE) {
-        int64_t rows = int_min(SIDE, end - row);
-        for (int64_t column = 0; column < row + rows; column += SIDE)
-            for (int64_t i = row; i < row + rows; i++) {
-                int64_t columns = int_min(SIDE, i - column);
-                for (int64_t j = column; j < column + columns; j++) matrix[j * order + i] = matrix[i * order + j];
-            }
-    }
+    for (int64_t row = first; row < end; row += MIRROR_SIDE)
+        for (int64_t column = 0; column < int_min(row + MIRROR_SIDE, end); column += MIRROR_SIDE)
+            for (int64_t i = row; i < int_min(row + MIRROR_SIDE, end); i++)
+                mirror_row(matrix + i * order + column, matrix + column * order + i, order, i - column);
 }
 
 static void apply_direction(double keep, double rate, int64_t count, void *master, void *weights, const void *x) {
