@@ -67,7 +67,7 @@ static bool open_update(Update *update, Bench *bench, const Graph *graph, const 
     GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
     bool copies = graph->precision == PRECISION_BF16;
     int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
-                     optimizer_workspace_bytes(graph, config, NULL, !device_info(device)->host_memory),
+                     optimizer_workspace_bytes(graph, config, NULL, device),
             available = device_available(device);
     if (available >= 0 && needed > available)
         return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters",

@@ -11,15 +11,15 @@ typedef struct AdamwArguments {
 #ifdef GPU_DEVICE
 
 /* The rates in fp32 and the memory of one chunk. */
-typedef struct Update {
+typedef struct ChunkUpdate {
     float scale, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_root_bias2, epsilon, keep;
     OptimArenas arenas;
     int64_t index, second_index, first;
     uint32_t seed;
-} Update;
+} ChunkUpdate;
 
-INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, const AdamwRates *r) {
-    return (Update){
+INLINE ChunkUpdate update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, const AdamwRates *r) {
+    return (ChunkUpdate){
         .scale = (float)r->scale,
         .one_minus_beta1 = (float)(1 - r->beta1),
         .beta2 = (float)r->beta2,
@@ -37,7 +37,7 @@ INLINE Update update_of(const Chunk GLOBAL *chunk, const OptimArenas *arenas, co
 }
 
 /* The elements i .. i + unit - 1. */
-INLINE void update(const Update *u, int64_t i, bool pure_bf16, int unit) {
+INLINE void update(const ChunkUpdate *u, int64_t i, bool pure_bf16, int unit) {
     const OptimArenas *a = &u->arenas;
     int64_t at = u->index + i;
     f32x4 p = load_state(a->master, at, pure_bf16, unit), g = load_state(a->gradients, at, pure_bf16, unit) * u->scale;
@@ -58,7 +58,7 @@ INLINE void update(const Update *u, int64_t i, bool pure_bf16, int unit) {
 
 INLINE void update_chunk(const AdamwArguments *a, bool pure_bf16) {
     const Chunk GLOBAL *chunk = a->chunks + block_x();
-    Update u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
+    ChunkUpdate u = update_of(chunk, &a->arenas, &a->rates[chunk->rates]);
     int64_t fours = chunk_fours(chunk), i;
     for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) update(&u, i, pure_bf16, 4);
     for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) update(&u, i, pure_bf16, 1);
@@ -71,15 +71,14 @@ KERNEL(adamw_bf16, AdamwArguments) { update_chunk(&a, true); }
 
 #include <string.h>
 
-#include "backend/gpu/kernel_launch.h"
-
 LAUNCHER(adamw, AdamwArguments)
 LAUNCHER(adamw_bf16, AdamwArguments)
 
-void gpu_adamw(Device *device, const Chunk *chunks, int64_t count, const OptimArenas *arenas, const AdamwRates rates[RATES_COUNT]) {
-    AdamwArguments arguments = {.chunks = chunks, .arenas = *arenas};
+void gpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {
+    AdamwArguments arguments = {.chunks = optimizer->device_chunks + segment->first, .arenas = optim_arenas(optimizer, segment, update)};
     memcpy(arguments.rates, rates, sizeof arguments.rates);
-    (arenas->pure_bf16 ? launch_adamw_bf16 : launch_adamw)(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &arguments);
+    LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
+    (segment->pure_bf16 ? launch_adamw_bf16 : launch_adamw)(optimizer->device, shape, &arguments);
 }
 
 #endif

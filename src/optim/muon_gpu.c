@@ -1,125 +1,227 @@
-/* Muon's step on a GPU: the matrices of a group have one shape and lie at one distance in scratch, so that a GEMM of the iteration is one launch
- * for all of them, and the symmetric ones are computed on and below the diagonal alone (backend/gpu/gpu_gemm.c):
+/* Muon's step on a GPU (muon.c says what it is). The matrices of a group have one shape and lie at one distance in scratch, so that every pass and every
+ * GEMM of the iteration is one launch for all of them; the symmetric GEMMs compute on and below the diagonal alone (backend/gpu/gpu_gemm.c):
  *     gram = X X^T        square = c gram gram + b gram + a I        Y = square X
- * or with the factors of the last one exchanged for a tall X and gram = X^T X. The last one, over half of all work, is left to the vendor's library
- * where one matrix keeps the GPU busy. Owns no memory; called by muon_step. */
-#include "backend/gpu/gpu_gemm.h"
-#include "optim/optim_internal.h"
+ * or with the factors of the last one exchanged for a tall X and gram = X^T X. The passes around the GEMMs move 34 bytes a parameter in all, or 20 where
+ * all of it is bf16; the one that writes directions reads momentum and gradient again instead of rounding a direction twice. Owns no memory. */
+#include "optim/optim_gpu.h"
 
-/* What all GEMMs of a group have in common; scratch of the group's first matrix. */
-typedef struct Products {
+/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
+typedef struct MuonGroup {
+    OptimArenas arenas;
+    const Chunk GLOBAL *chunks; /* of these matrices alone */
+    double GLOBAL *partials;    /* one for each chunk */
+    double GLOBAL *norms;       /* one for each matrix */
+    bf16 GLOBAL *x;             /* the first matrix's direction, 16-byte aligned */
+    int64_t stride;             /* elements from one direction to the next, a multiple of 8 */
+    int64_t matrices, chunks_each;
+    int32_t first_matrix;  /* index in the list of matrices */
+    float momentum, scale; /* what the momentum keeps; what gradients are multiplied by */
+    float keep, rate;      /* p = keep p - rate x */
+} MuonGroup;
+
+typedef struct IdentityArguments {
+    const bf16 GLOBAL *gram;
+    bf16 GLOBAL *square;
+    int64_t order, stride;
+    float identity, linear, quadratic;
+} IdentityArguments;
+
+#ifdef GPU_DEVICE
+
+/* The direction, for which the momentum has taken g in. */
+INLINE f32x4 direction_of(const MuonGroup *a, f32x4 m, f32x4 g) { return a->scale * g + a->momentum * m; }
+
+/* Where the chunk's part of it lies. */
+INLINE bf16 GLOBAL *chunk_direction(const MuonGroup *a, const Chunk GLOBAL *chunk) {
+    return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->second_index;
+}
+
+INLINE f32x4 gradient_at(const MuonGroup *a, int64_t at, bool pure_bf16, int unit) {
+    return load_state(a->arenas.gradients, at, pure_bf16, unit);
+}
+INLINE f32x4 momentum_at(const MuonGroup *a, int64_t at, bool pure_bf16, int unit) {
+    return load_state(a->arenas.momentum, at, pure_bf16, unit);
+}
+
+/* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction added. */
+INLINE double update_momentum(
+    const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool pure_bf16, int unit) {
+    int64_t at = chunk->index + i;
+    f32x4 g = gradient_at(a, at, pure_bf16, unit), m = a->momentum * momentum_at(a, at, pure_bf16, unit) + a->scale * g;
+    store_state(a->arenas.momentum, at, m, pure_bf16 ? noise_of(~seed, chunk->first + i) : (u32x4)0, pure_bf16, unit);
+    return add_squares(sum, direction_of(a, m, g));
+}
+
+INLINE void update_momenta(const MuonGroup *a, bool pure_bf16) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
+    int64_t fours = chunk_fours(chunk), i;
+    double sum = 0;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) sum = update_momentum(a, chunk, seed, i, sum, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) sum = update_momentum(a, chunk, seed, i, sum, pure_bf16, 1);
+    sum = block_sum_double(sum);
+    if (thread_id() == 0) a->partials[block_x()] = sum;
+}
+
+KERNEL(momentum, MuonGroup) { update_momenta(&a, false); }
+KERNEL(momentum_bf16, MuonGroup) { update_momenta(&a, true); }
+
+INLINE void write_direction(const MuonGroup *a, bf16 GLOBAL *x, int64_t at, float factor, bool pure_bf16, int unit) {
+    store4_bf16(x, factor * direction_of(a, momentum_at(a, at, pure_bf16, unit), gradient_at(a, at, pure_bf16, unit)), unit);
+}
+
+INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    bf16 GLOBAL *x = chunk_direction(a, chunk);
+    float factor = 1 / ((float)a->norms[chunk->matrix - a->first_matrix] + (float)MUON_EPSILON);
+    int64_t fours = chunk_fours(chunk), i;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) write_direction(a, x + i, chunk->index + i, factor, pure_bf16, 1);
+}
+
+KERNEL(direction, MuonGroup) { write_directions(&a, false); }
+KERNEL(direction_bf16, MuonGroup) { write_directions(&a, true); }
+
+/* The sum of squares of a row, in every lane of the wave that has it. */
+INLINE float row_squares(const bf16 GLOBAL *row, int64_t order) {
+    float sum = 0;
+    if (order % 8 == 0)
+        for (int64_t i = 8 * lane_id(); i < order; i += 8 * WAVE) {
+            f32x8 x = load8_bf16(row + i, 8);
+            UNROLL for (int k = 0; k < 8; k++) sum += x[k] * x[k];
+        }
+    else
+        for (int64_t i = lane_id(); i < order; i += WAVE) sum += to_float(row[i]) * to_float(row[i]);
+    return wave_sum(sum);
+}
+
+/* A wave for each row; gram is symmetric, so (gram^2)[i][i] is the sum of squares of row i. */
+KERNEL(add_identity, IdentityArguments) {
+    int64_t row = (int64_t)block_x() * (OPTIM_THREADS / WAVE) + wave_id(), at = block_y() * a.stride + row * a.order;
+    if (row >= a.order) return;
+    float squares = row_squares(a.gram + at, a.order);
+    if (lane_id() == 0) a.square[at + row] = to_bf16(a.identity + a.linear * to_float(a.gram[at + row]) + a.quadratic * squares);
+}
+
+INLINE void apply_direction(
+    const MuonGroup *a, const Chunk GLOBAL *chunk, const bf16 GLOBAL *x, uint32_t seed, int64_t i, bool pure_bf16, int unit) {
+    int64_t at = chunk->index + i;
+    f32x4 p = a->keep * load_state(a->arenas.master, at, pure_bf16, unit) - a->rate * load4_bf16(x + i, unit);
+    u32x4 noise = pure_bf16 ? noise_of(seed, chunk->first + i) : (u32x4)0;
+    store_state(a->arenas.master, at, p, noise, pure_bf16, unit);
+    if (!a->arenas.weights) return;
+    if (pure_bf16) store_state(a->arenas.weights, at, p, noise, true, unit);
+    else store4_bf16(a->arenas.weights + at, p, unit);
+}
+
+INLINE void apply_directions(const MuonGroup *a, bool pure_bf16) {
+    const Chunk GLOBAL *chunk = a->chunks + block_x();
+    const bf16 GLOBAL *x = chunk_direction(a, chunk);
+    uint32_t seed = optim_noise_seed(chunk->key, a->arenas.step);
+    int64_t fours = chunk_fours(chunk), i;
+    for (i = 4 * thread_id(); i < fours; i += OPTIM_STEP) apply_direction(a, chunk, x, seed, i, pure_bf16, 4);
+    for (i = fours + thread_id(); i < chunk->count; i += OPTIM_THREADS) apply_direction(a, chunk, x, seed, i, pure_bf16, 1);
+}
+
+KERNEL(apply, MuonGroup) { apply_directions(&a, false); }
+KERNEL(apply_bf16, MuonGroup) { apply_directions(&a, true); }
+
+#else
+
+#include "backend/gpu/gpu_gemm.h"
+#include "base/math.h"
+
+LAUNCHER(momentum, MuonGroup)
+LAUNCHER(momentum_bf16, MuonGroup)
+LAUNCHER(direction, MuonGroup)
+LAUNCHER(direction_bf16, MuonGroup)
+LAUNCHER(add_identity, IdentityArguments)
+LAUNCHER(apply, MuonGroup)
+LAUNCHER(apply_bf16, MuonGroup)
+
+static LaunchShape block_per_chunk(const MuonGroup *group) {
+    return (LaunchShape){.x = group->matrices * group->chunks_each, .threads = OPTIM_THREADS};
+}
+
+/* Momenta and directions: x = u / |u| of u = scale g + momentum m, matrix by matrix. */
+static void load_directions(Device *device, const MuonGroup *group) {
+    bool pure_bf16 = group->arenas.pure_bf16;
+    (pure_bf16 ? launch_momentum_bf16 : launch_momentum)(device, block_per_chunk(group), group);
+    gpu_norms_of_partials(device, group->chunks_each, group->matrices, group->partials, group->norms);
+    (pure_bf16 ? launch_direction_bf16 : launch_direction)(device, block_per_chunk(group), group);
+}
+
+/* -- GEMMs --------------------------------------------------------------------------------------------------------- */
+
+/* The GEMMs of a group, whose matrices have one shape and lie at one distance in scratch; pointers are to the first matrix's. */
+typedef struct GroupGemms {
     Device *device;
     const Matrix *matrix;
-    bool busy;             /* each matrix by itself keeps the GPU so */
     int64_t count, stride; /* of matrices; from one to the next, in elements of bf16 */
     bf16 *x, *y, *gram, *square;
-} Products;
+} GroupGemms;
 
-static Products products_of(const Optimizer *o, int first, int end) {
+static GroupGemms gemms_of(const Optimizer *o, int first, int end) {
     const Matrix *m = &o->matrices[first];
-    return (Products){
-        .device = o->device,
-        .matrix = m,
-        .busy = m->rows * m->columns >= o->busy,
-        .count = end - first,
-        .stride = end - first > 1 ? (m[1].x - m[0].x) / (int64_t)sizeof(bf16) : 0,
-        .x = optim_at(o->scratch, m->x, 1),
-        .y = optim_at(o->scratch, m->y, 1),
-        .gram = optim_at(o->scratch, m->gram, 1),
-        .square = optim_at(o->scratch, m->square, 1),
-    };
+    int64_t stride = end - first > 1 ? (m[1].x - m[0].x) / (int64_t)sizeof(bf16) : 0;
+    char *scratch = o->scratch;
+    return (GroupGemms){o->device, m, end - first, stride, (bf16 *)(scratch + m->x), (bf16 *)(scratch + m->y), (bf16 *)(scratch + m->gram),
+        (bf16 *)(scratch + m->square)};
 }
 
 /* c = alpha a b + beta d for every matrix of the group. */
-static void multiply(const Products *p, const Gemm *first, bool symmetric, double alpha, double beta, const bf16 *d) {
-    GemmBatch batch = {.first = *first,
-        .count = p->count,
-        .stride_a = p->stride,
-        .stride_b = p->stride,
-        .stride_c = p->stride,
-        .alpha = alpha,
-        .beta = beta,
-        .d = d,
-        .symmetric = symmetric};
-    gpu_gemm_batch(p->device, &batch);
+static void multiply(const GroupGemms *p, Gemm first, bool symmetric, double alpha, double beta, const bf16 *d) {
+    int64_t stride = p->stride;
+    gpu_gemm_batch(p->device, &(GemmBatch){first, p->count, stride, stride, stride, alpha, beta, d, symmetric});
 }
 
-static void multiply_gram(const Products *p) {
-    int64_t rows = p->matrix->rows, columns = p->matrix->columns, order = p->matrix->order;
-    bool tall = rows > columns;
-    Gemm gram = {.transpose_a = tall,
-        .transpose_b = !tall,
-        .input = GEMM_BF16,
-        .output = GEMM_BF16,
-        .m = order,
-        .n = order,
-        .k = tall ? rows : columns,
-        .a = p->x,
-        .lda = columns,
-        .b = p->x,
-        .ldb = columns,
-        .c = p->gram,
-        .ldc = order};
-    multiply(p, &gram, true, 1, 0, NULL);
-}
-
-static void multiply_square(const Products *p) {
+/* square = a I + b gram + c gram^2. The GEMM rounds once; diagonals are made anew from the rows of gram, so that they too are rounded once. */
+static void multiply_square(const GroupGemms *p) {
     int64_t order = p->matrix->order;
-    Gemm square = {.input = GEMM_BF16,
-        .output = GEMM_BF16,
-        .m = order,
-        .n = order,
-        .k = order,
-        .a = p->gram,
-        .lda = order,
-        .b = p->gram,
-        .ldb = order,
-        .c = p->square,
-        .ldc = order};
-    multiply(p, &square, true, NEWTON_SCHULZ_C, NEWTON_SCHULZ_B, p->gram);
-    gpu_muon_add_identity(p->device, p->gram, p->square, order, p->count, p->stride, NEWTON_SCHULZ_A, NEWTON_SCHULZ_B, NEWTON_SCHULZ_C);
+    Gemm square = muon_square_gemm(p->matrix, GEMM_BF16, GEMM_BF16, p->gram, p->square);
+    multiply(p, square, true, NEWTON_SCHULZ_C, NEWTON_SCHULZ_B, p->gram);
+    LaunchShape shape = {.x = divide_up(order, OPTIM_THREADS / device_info(p->device)->wave), .y = p->count, .threads = OPTIM_THREADS};
+    IdentityArguments arguments = {p->gram, p->square, order, p->stride, NEWTON_SCHULZ_A, NEWTON_SCHULZ_B, NEWTON_SCHULZ_C};
+    launch_add_identity(p->device, shape, &arguments);
 }
 
-/* x becomes y. */
-static void multiply_update(Products *p) {
-    int64_t rows = p->matrix->rows, columns = p->matrix->columns, order = p->matrix->order;
-    bool tall = rows > columns;
-    bf16 *a = tall ? p->x : p->square, *b = tall ? p->square : p->x, *c = p->y;
-    Gemm update = {.input = GEMM_BF16,
-        .output = GEMM_BF16,
-        .m = rows,
-        .n = columns,
-        .k = order,
-        .a = a,
-        .lda = order,
-        .b = b,
-        .ldb = columns,
-        .c = c,
-        .ldc = columns};
-    if (p->busy) {
-        for (int64_t i = 0; i < p->count; i++, a += p->stride, b += p->stride, c += p->stride) {
-            update.a = a, update.b = b, update.c = c;
-            device_gemm(p->device, &update);
-        }
-    } else {
-        multiply(p, &update, false, 1, 0, NULL);
+/* y = square x, or x square of a tall x. Over half of all work: it is left to the vendor's library where one matrix keeps the GPU busy. */
+static void multiply_update(const GroupGemms *p, bool busy) {
+    Gemm update = muon_update_gemm(p->matrix, GEMM_BF16, p->x, p->square, p->y);
+    if (!busy) {
+        multiply(p, update, false, 1, 0, NULL);
+        return;
     }
+    for (int64_t i = 0; i < p->count; i++) {
+        device_gemm(p->device, &update);
+        update.a = (const bf16 *)update.a + p->stride;
+        update.b = (const bf16 *)update.b + p->stride;
+        update.c = (bf16 *)update.c + p->stride;
+    }
+}
+
+static void iterate(GroupGemms *p, bool busy) {
+    multiply(p, muon_gram_gemm(p->matrix, GEMM_BF16, p->x, p->gram), true, 1, 0, NULL);
+    multiply_square(p);
+    multiply_update(p, busy);
     bf16 *x = p->x;
     p->x = p->y;
     p->y = x;
 }
 
-void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int first, int end, const Update *update) {
+/* -- The step ------------------------------------------------------------------------------------------------------ */
+
+void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end) {
     const Matrix *m = &optimizer->matrices[first];
-    Products products = products_of(optimizer, first, end);
+    GroupGemms gemms = gemms_of(optimizer, first, end);
     MuonGroup group = {
         .arenas = optim_arenas(optimizer, segment, update),
         .chunks = optimizer->device_chunks + m->first_chunk,
         .partials = optimizer->partials,
         .norms = optimizer->norms,
-        .x = products.x,
-        .stride = products.stride,
-        .matrices = products.count,
+        .x = gemms.x,
+        .stride = gemms.stride,
+        .matrices = gemms.count,
         .chunks_each = m->end_chunk - m->first_chunk,
         .first_matrix = first,
         .momentum = (float)optimizer->config.momentum,
@@ -127,12 +229,10 @@ void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int
         .keep = (float)(1 - update->lr * optimizer->config.weight_decay),
         .rate = (float)muon_rate(m, update->lr),
     };
-    gpu_muon_load(optimizer->device, &group);
-    for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
-        multiply_gram(&products);
-        multiply_square(&products);
-        multiply_update(&products);
-    }
-    group.x = products.x;
-    gpu_muon_apply(optimizer->device, &group);
+    load_directions(optimizer->device, &group);
+    for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) iterate(&gemms, m->rows * m->columns >= optimizer->busy);
+    group.x = gemms.x;
+    (segment->pure_bf16 ? launch_apply_bf16 : launch_apply)(optimizer->device, block_per_chunk(&group), &group);
 }
+
+#endif

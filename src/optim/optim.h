@@ -33,9 +33,9 @@ typedef struct OptimizerShard {
 
 /* In all that follows, `shard` NULL means everything: one rank, with all offsets those of the parameters. */
 
-/* Bytes of state that optimizer_create will take, for the memory table, and its scratch, which is larger on a GPU. */
+/* Bytes of state that optimizer_create will take, for the memory table, and of scratch, which is larger on a GPU. */
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device);
 
 /* State starts at zero. Graph and device must outlive it; on a GPU the graph's precision is bf16. ERROR_MEMORY when refused. */
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);

@@ -1,6 +1,6 @@
-/* The optimizer's passes on a GPU, with one block of OPTIM_THREADS for each chunk: what src/optim calls on the host, and below it what the kernels
- * of squares.c, adamw.c and muon.c share. The formulas are those of passes_cpu.c, in fp32, with sums of squares in double. Owns no
- * memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create has put there. */
+/* What the optimizer's GPU files share: adamw_gpu.c, gradient_norm_gpu.c and muon_gpu.c. A pass is one grid with a block of OPTIM_THREADS for each
+ * chunk. The formulas are those of passes_cpu.c, in fp32, with sums of squares in double. Owns no memory: all pointers are device memory; lists of
+ * chunks are parts of the one that optimizer_create has put there. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
@@ -18,41 +18,18 @@ typedef struct OptimArenas {
     bool pure_bf16;
 } OptimArenas;
 
-/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
-typedef struct MuonGroup {
-    OptimArenas arenas;
-    const Chunk GLOBAL *chunks; /* of these matrices alone */
-    double GLOBAL *partials;    /* one for each chunk */
-    double GLOBAL *norms;       /* one for each matrix */
-    bf16 GLOBAL *x;             /* the first matrix's direction, 16-byte aligned */
-    int64_t stride;             /* elements from one direction to the next, a multiple of 8 */
-    int64_t matrices, chunks_each;
-    int32_t first_matrix;  /* index in the list of matrices */
-    float momentum, scale; /* what the momentum keeps; what gradients are multiplied by */
-    float keep, rate;      /* p = keep p - rate x */
-} MuonGroup;
-
 #ifndef GPU_DEVICE
 
-#include "device/device.h"
+#include "backend/gpu/kernel_launch.h"
+#include "optim/optim_internal.h"
 
-/* *norm = sqrt of the sum of squares of `gradients` (fp32, or bf16 where pure_bf16) over `count` chunks. `partials` takes a double for each chunk. */
-void gpu_gradient_norm(
-    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool pure_bf16, double *partials, double *norm);
-/* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count. */
+static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment *segment, const Update *update) {
+    return (OptimArenas){
+        update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
+}
+
+/* norms[i] = sqrt of the sum of partials[i * each .. (i + 1) * each - 1], for i < count (gradient_norm_gpu.c). */
 void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms);
-
-/* The whole AdamW update of `count` chunks, `rates` by RateGroup. */
-void gpu_adamw(Device *device, const Chunk *chunks, int64_t count, const OptimArenas *arenas, const AdamwRates rates[RATES_COUNT]);
-
-/* m = momentum m + scale g, and x = u / |u| of u = scale g + momentum m, matrix by matrix. */
-void gpu_muon_load(Device *device, const MuonGroup *group);
-/* Adds `identity` times I to `count` matrices linear gram + quadratic gram^2, which stand in `square` in bf16. Diagonals are made anew from the rows
- * of gram, so that they too are rounded once. Both are order x order, matrices `stride` elements apart. */
-void gpu_muon_add_identity(Device *device, const bf16 *gram, bf16 *square, int64_t order, int64_t count, int64_t stride, double identity,
-    double linear, double quadratic);
-/* p = keep p - rate x, weights included. */
-void gpu_muon_apply(Device *device, const MuonGroup *group);
 
 #else
 

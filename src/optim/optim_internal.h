@@ -1,9 +1,10 @@
-/* Shared by the files of the optimizer and their tests. What GPU kernels share with them is in chunk.h; the launches are in optim_gpu.h. */
+/* Shared by the files of the optimizer and their tests: the optimizer's struct, its two back ends, and the CPU's kernels. What GPU kernels share with
+ * them is in chunk.h. */
 #pragma once
 
 #include "base/cpu_isa.h"
 #include "device/device.h"
-#include "optim/optim_gpu.h"
+#include "optim/chunk.h"
 #include "optim/optim.h"
 
 /* The quintic of Jordan 2024: steepest at zero among those that keep singular values within about 0.7 to 1.2. */
@@ -52,15 +53,18 @@ typedef struct OptimKernels {
     void (*apply)(double keep, double rate, int64_t count, void *master, void *weights, const void *x);
 } OptimKernels;
 
-/* The variant for an instruction set; NULL where there is none. */
+/* The variant for an instruction set, NULL where there is none (optim_cpu.c); and the best that this CPU runs. */
 const OptimKernels *optim_kernels(Precision precision, CpuIsa isa);
+const OptimKernels *optim_best_kernels(Precision precision);
+
+typedef struct OptimBackend OptimBackend;
 
 /* Chunks are those of the load-balancing biases, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
     Device *device;
-    bool gpu;
+    const OptimBackend *backend;
     const OptimKernels *kernels; /* the CPU's */
     size_t wide, compute;        /* bytes of W and T */
     OptimizerShard shard;        /* with a list of the optimizer's own */
@@ -73,10 +77,9 @@ struct Optimizer {
     int balance_segments, adamw_segments, segment_count; /* ends in the list */
     Matrix *matrices;
     int matrix_count; /* in groups that use the scratch one after another */
-    Gemm *products;   /* as many as the largest group needs; CPU */
-    int64_t busy;     /* elements of a matrix whose products keep the GPU busy by themselves */
+    int64_t busy;     /* elements of a matrix whose GEMMs keep a GPU busy by themselves */
 
-    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, on a GPU, `device_chunks`. */
+    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, where the back end reads it, `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
     double *partials;     /* one per chunk */
@@ -89,6 +92,11 @@ static inline size_t optim_state_bytes(const Optimizer *optimizer, const Segment
     return segment->pure_bf16 ? optimizer->compute : optimizer->wide;
 }
 
+/* The gradients of a segment's chunks: an address to which the chunks' offsets are added. */
+static inline const void *optim_gradients(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
+    return (const char *)gradients + (optimizer->shard.local_gradients ? 0 : segment->shift);
+}
+
 /* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. `weights` is NULL where the master weights are
  * what the program reads. */
 typedef struct Update {
@@ -98,17 +106,40 @@ typedef struct Update {
     double lr, scale;
 } Update;
 
-/* AdamW over a segment of its chunks (adamw.c). */
+/* How one back end runs the passes over a segment's chunks, as OpKernel is for operations. The two are listed in optimizer.c. */
+struct OptimBackend {
+    /* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`, or of their `gradients` in it. Waits. */
+    void (*sum_squares)(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
+    void (*adamw)(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
+    /* One step of the matrices first .. end - 1, which are a group. */
+    void (*muon)(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+    int64_t group_bytes;   /* most scratch of a group; a single matrix may need more */
+    bool uniform_groups;   /* the matrices of a group have one shape */
+    bool wide_square;      /* the square of gram is of the WIDE type, else of the COMPUTE type */
+    bool chunks_on_device; /* kernels read `device_chunks` */
+};
+
+/* The methods: the CPU's are in optim_cpu.c, a GPU's in gradient_norm_gpu.c, adamw_gpu.c and muon_gpu.c. */
+void cpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
+void cpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
+void cpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
+void gpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
+void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+
+/* Updates a segment of AdamW's chunks (adamw.c). */
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 
-/* Muon (muon.c). Lists the intervals' matrices with groups and scratch, without chunks: sets matrices, matrix_count, products and muon_bytes. */
+/* Lists the matrices that Muon updates with their groups and scratch, without chunks: sets matrices, matrix_count and muon_bytes (muon.c). */
 void muon_lay_out(Optimizer *optimizer);
-/* Over the matrices whose chunks are in the segment. */
+/* Updates the matrices whose chunks are in the segment. */
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 /* What the direction of such a matrix is multiplied by. */
 double muon_rate(const Matrix *matrix, double lr);
-/* The step of matrices first .. end - 1, a group, on a GPU (muon_gpu.c). */
-void muon_step_group_gpu(const Optimizer *optimizer, const Segment *segment, int first, int end, const Update *update);
+/* The GEMMs of an iteration, of whole matrices of one type but for `wide`, the square's. */
+Gemm muon_gram_gemm(const Matrix *matrix, GemmType type, const void *x, void *gram);
+Gemm muon_square_gemm(const Matrix *matrix, GemmType type, GemmType wide, const void *gram, void *square);
+Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const void *polynomial, void *y);
 
 /* The kernels' passes over a chunk in bf16, a block of elements at a time: cast to fp32, updated, cast back with stochastic rounding (pure_bf16.c). Memory is
  * that of the chunk's elements, all bf16. */
@@ -121,9 +152,3 @@ void bf16_direction(const OptimKernels *kernels, double decay, double scale, dou
     const uint16_t *momentum, const uint16_t *gradient);
 void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *x);
-
-/* What GPU kernels take. */
-static inline OptimArenas optim_arenas(const Optimizer *optimizer, const Segment *segment, const Update *update) {
-    return (OptimArenas){
-        update->master, update->weights, update->gradients, optimizer->momentum, optimizer->variance, update->step, segment->pure_bf16};
-}

@@ -1,4 +1,4 @@
-/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm. Owns the list of chunks and, in the device's
+/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm, the step. Owns the list of chunks and, in the device's
  * memory, the state (momentum for all parameters at the offsets of the master arena, variance for those that AdamW updates, one after another) and
  * scratch. Called by the training loop, checkpoints and the memory table. */
 #include "base/hash.h"
@@ -10,7 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { USUAL_TILE = 128 * 128 }; /* elements of a product that one processor of a GPU computes at a time */
+enum { USUAL_TILE = 128 * 128 }; /* elements of C that one processor of a GPU computes at a time in a GEMM */
+
+static const OptimBackend cpu = {cpu_sum_squares, cpu_adamw, cpu_muon, .group_bytes = 64 << 20, .wide_square = true};
+static const OptimBackend gpu = {
+    gpu_sum_squares, gpu_adamw, gpu_muon, .group_bytes = 1 << 30, .uniform_groups = true, .chunks_on_device = true};
+
+static const OptimBackend *backend_of(const Device *device) { return device_info(device)->host_memory ? &cpu : &gpu; }
 
 /* ---- Who updates what ---- */
 
@@ -152,37 +158,15 @@ static void append_muon_chunks(Optimizer *optimizer) {
 
 /* ---- Life ---- */
 
-extern const OptimKernels kernel_optim_generic_fp32, kernel_optim_generic_bf16, kernel_optim_generic_fp64;
-#ifdef __x86_64__
-extern const OptimKernels kernel_optim_avx2_fp32, kernel_optim_avx2_bf16, kernel_optim_avx512_fp32, kernel_optim_avx512_bf16;
-#endif
-
-const OptimKernels *optim_kernels(Precision precision, CpuIsa isa) {
-    static const OptimKernels *const variants[CPU_ISA_COUNT][3] = {
-        [CPU_GENERIC] = {&kernel_optim_generic_bf16, &kernel_optim_generic_fp32, &kernel_optim_generic_fp64},
-#ifdef __x86_64__
-        [CPU_AVX2] = {&kernel_optim_avx2_bf16, &kernel_optim_avx2_fp32},
-        [CPU_AVX512] = {&kernel_optim_avx512_bf16, &kernel_optim_avx512_fp32},
-#endif
-    };
-    return variants[isa][precision == PRECISION_PURE_BF16 ? PRECISION_BF16 : precision];
-}
-
-static const OptimKernels *choose_kernels(Precision precision) {
-    CpuIsa isa = CPU_ISA_COUNT - 1;
-    while (!cpu_has(isa) || !optim_kernels(precision, isa)) isa--;
-    return optim_kernels(precision, isa);
-}
-
 static int64_t chunk_list_bytes(const Optimizer *optimizer) { return optimizer->chunk_count * (int64_t)sizeof(Chunk); }
 
 /* Everything but the device and its memory. */
-static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu) {
+static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const OptimBackend *backend) {
     Optimizer *optimizer = memory_allocate(sizeof *optimizer);
     optimizer->graph = graph;
     optimizer->config = *config;
-    optimizer->gpu = gpu;
-    optimizer->kernels = choose_kernels(graph->precision);
+    optimizer->backend = backend;
+    optimizer->kernels = optim_best_kernels(graph->precision);
     optimizer->wide = precision_bytes(graph->precision, TYPE_WIDE);
     optimizer->compute = precision_bytes(graph->precision, TYPE_COMPUTE);
     optimizer->shard = shard ? copy_shard(shard) : whole_shard(graph);
@@ -198,7 +182,7 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     append_muon_chunks(optimizer);
     optimizer->scratch_bytes = optimizer->muon_bytes +
                                (optimizer->chunk_count + optimizer->matrix_count + optimizer->segment_count) * (int64_t)sizeof(double) +
-                               (gpu ? chunk_list_bytes(optimizer) : 0);
+                               (backend->chunks_on_device ? chunk_list_bytes(optimizer) : 0);
     return optimizer;
 }
 
@@ -220,8 +204,8 @@ static bool allocate_arenas(Optimizer *optimizer, Error *error) {
 }
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {
-    Optimizer *optimizer = lay_out(graph, config, shard, !device_info(device)->host_memory);
-    assert(!optimizer->gpu || precision_is_bf16(graph->precision));
+    Optimizer *optimizer = lay_out(graph, config, shard, backend_of(device));
+    assert(optimizer->backend == &cpu || precision_is_bf16(graph->precision));
     optimizer->device = device;
     optimizer->busy = (int64_t)device_info(device)->processors * USUAL_TILE;
     if (!allocate_arenas(optimizer, error)) {
@@ -231,7 +215,8 @@ Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, c
     optimizer->partials = optim_at(optimizer->scratch, optimizer->muon_bytes, 1);
     optimizer->norms = optimizer->partials + optimizer->chunk_count;
     optimizer->device_chunks = (Chunk *)(optimizer->norms + optimizer->matrix_count + optimizer->segment_count);
-    if (optimizer->gpu) device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
+    if (optimizer->backend->chunks_on_device)
+        device_upload(device, optimizer->device_chunks, optimizer->chunks, chunk_list_bytes(optimizer));
     return optimizer;
 }
 
@@ -247,19 +232,18 @@ void optimizer_free(Optimizer *optimizer) {
     free(optimizer->segments);
     free(optimizer->chunks);
     free(optimizer->matrices);
-    free(optimizer->products);
     free(optimizer);
 }
 
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard) {
-    Optimizer *optimizer = lay_out(graph, config, shard, false);
+    Optimizer *optimizer = lay_out(graph, config, shard, &cpu); /* a GPU has as much */
     int64_t bytes = optimizer->momentum_bytes + optimizer->variance_bytes;
     optimizer_free(optimizer);
     return bytes;
 }
 
-int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, bool gpu) {
-    Optimizer *optimizer = lay_out(graph, config, shard, gpu);
+int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device) {
+    Optimizer *optimizer = lay_out(graph, config, shard, backend_of(device));
     int64_t bytes = optimizer->scratch_bytes;
     optimizer_free(optimizer);
     return bytes;
@@ -267,52 +251,22 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-/* Where gradients of a segment's chunks are, by the offsets of the chunks. */
-static const void *gradients_of(const Optimizer *optimizer, const Segment *segment, const void *gradients) {
-    return (const char *)gradients + (optimizer->shard.local_gradients ? 0 : segment->shift);
-}
-
-/* The sum of squares of each segment from `first` on, whose chunks lie at their offsets from `arena`, or from their gradients in it. Waits for a GPU. */
-static void sum_segments(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
-    double *on_device = optimizer->norms + optimizer->matrix_count;
-    for (int k = first; k < optimizer->segment_count; k++) {
-        const Segment *segment = &optimizer->segments[k];
-        const void *from = gradients ? gradients_of(optimizer, segment, arena) : arena;
-        if (optimizer->gpu) {
-            gpu_gradient_norm(optimizer->device, optimizer->device_chunks + segment->first, segment->end - segment->first, from,
-                segment->pure_bf16, optimizer->partials, on_device + k);
-            continue;
-        }
-#pragma omp parallel for schedule(static)
-        for (int64_t i = segment->first; i < segment->end; i++) {
-            const Chunk *chunk = &optimizer->chunks[i];
-            const void *at = optim_at(from, chunk->index, optim_state_bytes(optimizer, segment));
-            optimizer->partials[i] = segment->pure_bf16 ? bf16_sum_squares(optimizer->kernels, chunk->count, at)
-                                                        : optimizer->kernels->sum_squares(chunk->count, at);
-        }
-        squares[k] = 0;
-        for (int64_t i = segment->first; i < segment->end; i++) squares[k] += optimizer->partials[i];
-    }
-    if (!optimizer->gpu) return;
-    device_download(optimizer->device, squares, on_device, optimizer->segment_count * (int64_t)sizeof *squares);
-    for (int k = first; k < optimizer->segment_count; k++) squares[k] *= squares[k];
+/* The sum of squares of what lies at the chunks' offsets from `arena`, or of their gradients in it: of all segments from `first` on, or the primary ones. */
+static double sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, bool primary) {
+    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
+    optimizer->backend->sum_squares(optimizer, first, arena, gradients, squares);
+    for (int k = first; k < optimizer->segment_count; k++)
+        if (!primary || optimizer->segments[k].primary) sum += squares[k];
+    free(squares);
+    return sum;
 }
 
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients) {
-    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
-    sum_segments(optimizer, optimizer->balance_segments, gradients, true, squares);
-    for (int k = optimizer->balance_segments; k < optimizer->segment_count; k++)
-        if (optimizer->segments[k].primary) sum += squares[k];
-    free(squares);
-    return sqrt(sum);
+    return sqrt(sum_squares(optimizer, optimizer->balance_segments, gradients, true, true));
 }
 
 bool optimizer_is_finite(const Optimizer *optimizer, const void *master) {
-    double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
-    sum_segments(optimizer, 0, master, false, squares);
-    for (int k = 0; k < optimizer->segment_count; k++) sum += squares[k];
-    free(squares);
-    return isfinite(sum);
+    return isfinite(sum_squares(optimizer, 0, master, false, false));
 }
 
 static void update_segment(const Optimizer *optimizer, int index, const Update *update) {
@@ -322,7 +276,7 @@ static void update_segment(const Optimizer *optimizer, int index, const Update *
     bool serves = update->weights == update->master || (!segment->pure_bf16 && precision == PRECISION_PURE_BF16);
     shifted.weights =
         serves ? NULL : (char *)update->weights + (optimizer->shard.local_weights ? 0 : precision_weight_offset(precision, segment->shift));
-    shifted.gradients = gradients_of(optimizer, segment, update->gradients);
+    shifted.gradients = optim_gradients(optimizer, segment, update->gradients);
     if (index < optimizer->balance_segments && optimizer->config.balance_lr == 0) return;
     if (index < optimizer->adamw_segments) adamw_step(optimizer, segment, &shifted);
     else muon_step(optimizer, segment, &shifted);

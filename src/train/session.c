@@ -88,7 +88,7 @@ Budget session_budget(const Session *session) {
         .gradients = plan->bytes[ARENA_GRADIENT] + exchange_bytes(session->layout, session->schedule),
         .optimizer = optimizer_state_bytes(session->model.graph, optimizer, shard),
         .activations = plan->bytes[ARENA_ACTIVATION],
-        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, !device_info(session->backend.device)->host_memory),
+        .scratch = optimizer_workspace_bytes(session->model.graph, optimizer, shard, session->backend.device),
         /* Evaluation runs in the training activations where they are large enough. */
         .evaluation = evaluation->bytes[ARENA_ACTIVATION] > plan->bytes[ARENA_ACTIVATION] ? evaluation->bytes[ARENA_ACTIVATION] : 0,
         .other = small_arenas(plan) + small_arenas(evaluation) + step_tokens,

@@ -591,7 +591,7 @@ static void announced_bytes_are_those_taken(void **state) {
     for (int i = 0; i < 2; i++) {
         Fixture f = make(PRECISION_BF16, &configs[i], many, 6);
         assert_int_equal(optimizer_state_bytes(f.graph, &configs[i], NULL), f.optimizer->momentum_bytes + f.optimizer->variance_bytes);
-        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i], NULL, false), f.optimizer->scratch_bytes);
+        assert_int_equal(optimizer_workspace_bytes(f.graph, &configs[i], NULL, f.optimizer->device), f.optimizer->scratch_bytes);
         drop(&f);
     }
 }
@@ -766,7 +766,7 @@ static void a_gpu_is_announced_the_bytes_that_it_gives(void **state) {
     Device *gpu = check_gpu();
     OptimizerConfig config = muon_config();
     Fixture f = make_on(gpu, PRECISION_BF16, &config, many, 6);
-    assert_int_equal(optimizer_workspace_bytes(f.graph, &config, NULL, true), f.optimizer->scratch_bytes);
+    assert_int_equal(optimizer_workspace_bytes(f.graph, &config, NULL, gpu), f.optimizer->scratch_bytes);
     drop(&f);
 }
 

@@ -48,8 +48,6 @@ KERNEL(norms, NormsArguments) {
 
 #else
 
-#include "backend/gpu/kernel_launch.h"
-
 LAUNCHER(squares, SquaresArguments)
 LAUNCHER(squares_bf16, SquaresArguments)
 LAUNCHER(norms, NormsArguments)
@@ -58,11 +56,18 @@ void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const do
     launch_norms(device, (LaunchShape){.x = count, .threads = OPTIM_THREADS}, &(NormsArguments){partials, norms, each});
 }
 
-void gpu_gradient_norm(
-    Device *device, const Chunk *chunks, int64_t count, const void *gradients, bool pure_bf16, double *partials, double *norm) {
-    LaunchShape shape = {.x = count, .threads = OPTIM_THREADS};
-    (pure_bf16 ? launch_squares_bf16 : launch_squares)(device, shape, &(SquaresArguments){chunks, gradients, partials});
-    gpu_norms_of_partials(device, count, 1, partials, norm);
+void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares) {
+    double *norms = optimizer->norms + optimizer->matrix_count;
+    for (int k = first; k < optimizer->segment_count; k++) {
+        const Segment *segment = &optimizer->segments[k];
+        LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
+        SquaresArguments arguments = {
+            optimizer->device_chunks + segment->first, gradients ? optim_gradients(optimizer, segment, arena) : arena, optimizer->partials};
+        (segment->pure_bf16 ? launch_squares_bf16 : launch_squares)(optimizer->device, shape, &arguments);
+        gpu_norms_of_partials(optimizer->device, shape.x, 1, optimizer->partials, norms + k);
+    }
+    device_download(optimizer->device, squares, norms, optimizer->segment_count * (int64_t)sizeof *squares);
+    for (int k = first; k < optimizer->segment_count; k++) squares[k] *= squares[k];
 }
 
 #endif
