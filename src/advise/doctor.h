@@ -1,5 +1,5 @@
 /* The doctor: what a machine has for training, and what would hurt. Every check adds lines to one list; a line is well, a warning or an error, and
- * says what mends it. Checks only look, and never fail: what cannot be read is told as unknown. All files are read below `root`, so that tests can
+ * says what mends it. Checks only look, and never fail: what cannot be read is reported as unknown. All files are read below `root`, so that tests can
  * bring a machine of their own. */
 #pragma once
 
@@ -62,8 +62,15 @@ void doctor_check_work(Doctor *doctor);
 
 /* -- For the checks (doctor.c) ------------------------------------------------------------------------------------- */
 
+/* Adds a line; `mend` is "" when there is nothing to do. */
 void doctor_add(Doctor *doctor, Health health, const char *check, const char *mend, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+#define doctor_ok(doctor, check, ...) doctor_add(doctor, HEALTH_OK, check, "", __VA_ARGS__)
+#define doctor_warn(doctor, check, mend, ...) doctor_add(doctor, HEALTH_WARNING, check, mend, __VA_ARGS__)
+#define doctor_error(doctor, check, mend, ...) doctor_add(doctor, HEALTH_ERROR, check, mend, __VA_ARGS__)
+#define doctor_warn_if(doctor, bad, check, mend, ...)                                                                                     \
+    doctor_add(doctor, (bad) ? HEALTH_WARNING : HEALTH_OK, check, (bad) ? (mend) : "", __VA_ARGS__)
+
 /* The path below root; the caller frees. */
 char *doctor_path(const Doctor *doctor, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool doctor_exists(const Doctor *doctor, const char *path);

@@ -9,20 +9,19 @@
 static void check_driver(Doctor *doctor) {
     char version[128];
     if (!doctor_exists(doctor, "/sys/module/amdgpu")) {
-        doctor_add(doctor, HEALTH_ERROR, "gpu.driver", "sudo apt-get install amdgpu-dkms (ROCm's repository) && sudo modprobe amdgpu",
+        doctor_error(doctor, "gpu.driver", "sudo apt-get install amdgpu-dkms (ROCm's repository) && sudo modprobe amdgpu",
             "the kernel module amdgpu is not loaded");
         return;
     }
     bool known = doctor_read(doctor, version, sizeof version, "/sys/module/amdgpu/version");
-    doctor_add(doctor, HEALTH_OK, "gpu.driver", "", "amdgpu %s", known ? version : "of the kernel");
+    doctor_ok(doctor, "gpu.driver", "amdgpu %s", known ? version : "of the kernel");
     char *device = doctor_path(doctor, "/dev/kfd");
     if (access(device, F_OK))
-        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "docker run --device=/dev/kfd --device=/dev/dri --group-add video",
+        doctor_error(doctor, "gpu.access", "docker run --device=/dev/kfd --device=/dev/dri --group-add video",
             "/dev/kfd is missing: compute on AMD's GPUs goes through it");
     else if (access(device, R_OK | W_OK))
-        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "sudo usermod -aG render,video $USER, then log in again",
-            "this user may not open /dev/kfd");
-    else doctor_add(doctor, HEALTH_OK, "gpu.access", "", "/dev/kfd can be opened");
+        doctor_error(doctor, "gpu.access", "sudo usermod -aG render,video $USER, then log in again", "this user may not open /dev/kfd");
+    else doctor_ok(doctor, "gpu.access", "/dev/kfd can be opened");
     free(device);
 }
 
@@ -31,8 +30,7 @@ static void check_iommu(Doctor *doctor) {
     char line[4096];
     if (!doctor_read(doctor, line, sizeof line, "/proc/cmdline")) return;
     bool well = strstr(line, "iommu=pt") || strstr(line, "iommu=off");
-    doctor_add(doctor, well ? HEALTH_OK : HEALTH_WARNING, "gpu.iommu",
-        well ? "" : "add iommu=pt to GRUB_CMDLINE_LINUX, sudo update-grub, reboot",
+    doctor_warn_if(doctor, !well, "gpu.iommu", "add iommu=pt to GRUB_CMDLINE_LINUX, sudo update-grub, reboot",
         well ? "the IOMMU lets GPUs through" : "the kernel was started without iommu=pt, which AMD asks for");
 }
 
@@ -55,13 +53,12 @@ static void count_errors(const Doctor *doctor, const char *card, int64_t *uncorr
 static void check_errors(Doctor *doctor, const char *card) {
     int64_t uncorrected, corrected;
     count_errors(doctor, card, &uncorrected, &corrected);
-    if (uncorrected < 0) doctor_add(doctor, HEALTH_OK, "gpu.ecc", "", "%s: ECC counters are not shown", card);
+    if (uncorrected < 0) doctor_ok(doctor, "gpu.ecc", "%s: ECC counters are not shown", card);
     else if (uncorrected > 0)
-        doctor_add(doctor, HEALTH_ERROR, "gpu.ecc", "take the node out of service; rocm-smi --showrasinfo all tells which block",
+        doctor_error(doctor, "gpu.ecc", "take the node out of service; rocm-smi --showrasinfo all tells which block",
             "%s: %lld uncorrected and %lld corrected memory errors", card, (long long)uncorrected, (long long)corrected);
     else
-        doctor_add(doctor, corrected > 1000 ? HEALTH_WARNING : HEALTH_OK, "gpu.ecc",
-            corrected > 1000 ? "watch whether it grows: rocm-smi --showrasinfo all" : "",
+        doctor_warn_if(doctor, corrected > 1000, "gpu.ecc", "watch whether it grows: rocm-smi --showrasinfo all",
             "%s: no uncorrected, %lld corrected memory errors", card, (long long)corrected);
 }
 
@@ -69,8 +66,7 @@ static void check_clock(Doctor *doctor, const char *card) {
     char level[64];
     if (!doctor_read(doctor, level, sizeof level, "/sys/bus/pci/devices/%s/power_dpm_force_performance_level", card)) return;
     bool slow = strcmp(level, "auto") && strcmp(level, "high") && strcmp(level, "perf_determinism");
-    doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "gpu.clock", slow ? "sudo rocm-smi --setperflevel auto" : "",
-        "%s: performance level %s", card, level);
+    doctor_warn_if(doctor, slow, "gpu.clock", "sudo rocm-smi --setperflevel auto", "%s: performance level %s", card, level);
 }
 
 /* hwmon counts in microwatt and thousandths of a degree. */
@@ -82,13 +78,11 @@ static void check_power(Doctor *doctor, const char *card) {
     for (int i = 0; i < 4; i++) values[i] = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/hwmon/%s/%s", card, names[0], files[i]);
     bool capped = values[0] > 0 && values[1] > 0 && values[0] < values[1], hot = values[3] > 95000;
     if (values[0] > 0)
-        doctor_add(doctor, capped ? HEALTH_WARNING : HEALTH_OK, "gpu.power", capped ? "sudo rocm-smi --resetpoweroverdrive" : "",
-            "%s: cap %lld W%s%s", card, (long long)(values[0] / 1000000), capped ? ", below the default" : "",
-            values[2] > 0 ? "" : " (use is not shown)");
+        doctor_warn_if(doctor, capped, "gpu.power", "sudo rocm-smi --resetpoweroverdrive", "%s: cap %lld W%s%s", card,
+            (long long)(values[0] / 1000000), capped ? ", below the default" : "", values[2] > 0 ? "" : " (use is not shown)");
     if (values[3] > 0)
-        doctor_add(doctor, hot ? HEALTH_WARNING : HEALTH_OK, "gpu.temperature",
-            hot ? "look at fans and air; a hot card lowers its clock" : "", "%s: %lld C at the junction", card,
-            (long long)(values[3] / 1000));
+        doctor_warn_if(doctor, hot, "gpu.temperature", "look at fans and air; a hot card lowers its clock", "%s: %lld C at the junction",
+            card, (long long)(values[3] / 1000));
 }
 
 /* -- Links between GPUs -------------------------------------------------------------------------------------------- */
@@ -125,11 +119,11 @@ static void check_topology(Doctor *doctor) {
     }
     if (gpus < 2) return;
     bool whole = fewest >= gpus - 1;
-    doctor_add(doctor, whole ? HEALTH_OK : HEALTH_WARNING, "gpu.xgmi",
-        whole ? "" : "rocm-smi --showtopo tells which; seat the boards again, or reset the node", "%d GPUs with %d to %d xGMI links each%s",
-        gpus, fewest, most, whole ? ": every pair is joined" : ": not every pair is joined, and RCCL goes round over PCI");
+    doctor_warn_if(doctor, !whole, "gpu.xgmi", "rocm-smi --showtopo tells which; seat the boards again, or reset the node",
+        "%d GPUs with %d to %d xGMI links each%s", gpus, fewest, most,
+        whole ? ": every pair is joined" : ": not every pair is joined, and RCCL goes round over PCI");
     if (gpus == 8)
-        doctor_add(doctor, HEALTH_OK, "gpu.xgmi", "",
+        doctor_ok(doctor, "gpu.xgmi",
             "bandwidth of a GPU is shared by its links: collectives of all 8 are quickest, those of fewer want NCCL_MIN_NCHANNELS=112");
 }
 

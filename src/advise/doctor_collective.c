@@ -87,8 +87,8 @@ void doctor_check_collective(Doctor *doctor) {
     pid_t children[RANKS];
     Outcome outcome, worst = {0};
     if (!port || pipe(ends)) {
-        doctor_add(doctor, HEALTH_WARNING, "self_test.collective", "bring the loopback up: sudo ip link set lo up",
-            "there is no port on 127.0.0.1 to listen on");
+        doctor_warn(
+            doctor, "self_test.collective", "bring the loopback up: sudo ip link set lo up", "there is no port on 127.0.0.1 to listen on");
         return;
     }
     for (int rank = 0; rank < RANKS; rank++) children[rank] = start_rank(rank, port, ends[1]);
@@ -101,10 +101,10 @@ void doctor_check_collective(Doctor *doctor) {
     for (int rank = 0; rank < RANKS; rank++)
         if (children[rank] > 0) waitpid(children[rank], NULL, 0);
     if (told == RANKS && !*worst.message)
-        doctor_add(doctor, HEALTH_OK, "self_test.collective", "",
+        doctor_ok(doctor, "self_test.collective",
             "all-reduce of 16 MiB over %d processes and the loopback: right sums, %.2f GB/s bus bandwidth", RANKS,
             COUNT * sizeof(float) / 1e9 / worst.seconds);
     else
-        doctor_add(doctor, HEALTH_ERROR, "self_test.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
+        doctor_error(doctor, "self_test.collective", "look at firewall rules of the loopback: sudo iptables -L", "%s",
             *worst.message ? worst.message : "a process ended or took too long");
 }

@@ -46,21 +46,20 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
     bool known = doctor_read(doctor, now, sizeof now, "/sys/bus/pci/devices/%s/current_link_speed", gpu->address);
     known = doctor_read(doctor, most, sizeof most, "/sys/bus/pci/devices/%s/max_link_speed", gpu->address) && known;
     if (width > 0 && width < widest)
-        doctor_add(doctor, HEALTH_WARNING, "gpu.pci", "seat the card again, or look at the slot and the BIOS",
-            "%s runs on %lld of %lld PCI lanes", gpu->address, (long long)width, (long long)widest);
+        doctor_warn(doctor, "gpu.pci", "seat the card again, or look at the slot and the BIOS", "%s runs on %lld of %lld PCI lanes",
+            gpu->address, (long long)width, (long long)widest);
     else if (known)
-        doctor_add(doctor, HEALTH_OK, "gpu.pci", "", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address,
-            (long long)width, now, most);
+        doctor_ok(
+            doctor, "gpu.pci", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address, (long long)width, now, most);
 }
 
 /* With several NUMA nodes, a card that belongs to none was not described by the firmware: its process may run on the far side. */
 static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
     int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
     if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))
-        doctor_add(doctor, HEALTH_WARNING, "gpu.numa",
-            "set NUMA nodes per socket in the BIOS; until then bind processes by hand with numactl",
+        doctor_warn(doctor, "gpu.numa", "set NUMA nodes per socket in the BIOS; until then bind processes by hand with numactl",
             "%s belongs to no NUMA node, though there are several", gpu->address);
-    else doctor_add(doctor, HEALTH_OK, "gpu.numa", "", "%s is at NUMA node %lld", gpu->address, (long long)(node < 0 ? 0 : node));
+    else doctor_ok(doctor, "gpu.numa", "%s is at NUMA node %lld", gpu->address, (long long)(node < 0 ? 0 : node));
 }
 
 /* -- Libraries ----------------------------------------------------------------------------------------------------- */
@@ -159,7 +158,7 @@ static void check_library(Doctor *doctor, const Library *library) {
         doctor_add(doctor, trial.loading == LOADED ? HEALTH_WARNING : bad, "library", library->package,
             "%s is there and cannot be loaded: %s%s%s", trial.broken, trial.why, trial.loading == LOADED ? "; taken in its place: " : "",
             trial.loading == LOADED ? trial.file : "");
-    else if (trial.loading == LOADED) doctor_add(doctor, HEALTH_OK, "library", "", "%s: %s", trial.file, library->purpose);
+    else if (trial.loading == LOADED) doctor_ok(doctor, "library", "%s: %s", trial.file, library->purpose);
     else
         doctor_add(doctor, library->use == USE_ANY ? HEALTH_OK : bad, "library", library->package, "%s was not found (%s)", trial.file,
             library->purpose);
@@ -173,8 +172,8 @@ static void check_library_path(Doctor *doctor) {
         snprintf(folder, sizeof folder, "%.*s", length, path);
         if (length == 0) continue;
         if (access(folder, R_OK | X_OK))
-            doctor_add(doctor, HEALTH_WARNING, "library.path", "correct LD_LIBRARY_PATH, or unset it", "LD_LIBRARY_PATH names %s, which %s",
-                folder, access(folder, F_OK) ? "does not exist" : "this user may not read");
+            doctor_warn(doctor, "library.path", "correct LD_LIBRARY_PATH, or unset it", "LD_LIBRARY_PATH names %s, which %s", folder,
+                access(folder, F_OK) ? "does not exist" : "this user may not read");
     }
 }
 
@@ -196,11 +195,10 @@ static void describe(Doctor *doctor, const Device *device) {
     log_format_bytes((double)info->memory, memory);
     log_format_bytes((double)left, available);
     bool known = hardware_of_device(&hardware, device), taken = left >= 0 && left < info->memory * 9 / 10;
-    doctor_add(doctor, HEALTH_OK, "gpu.device", "", "%s (%s): %d processors, %d lanes, %s%s%s", info->name, info->target, info->processors,
-        info->wave, memory, known ? ", as smelt's table has it: " : ", which smelt's table of hardware does not have",
-        known ? hardware.name : "");
-    doctor_add(doctor, taken ? HEALTH_WARNING : HEALTH_OK, "gpu.memory",
-        taken ? "end the programs that hold it: nvidia-smi or rocm-smi --showpids lists them" : "", "%s of it can be allocated", available);
+    doctor_ok(doctor, "gpu.device", "%s (%s): %d processors, %d lanes, %s%s%s", info->name, info->target, info->processors, info->wave,
+        memory, known ? ", as smelt's table has it: " : ", which smelt's table of hardware does not have", known ? hardware.name : "");
+    doctor_warn_if(doctor, taken, "gpu.memory", "end the programs that hold it: nvidia-smi or rocm-smi --showpids lists them",
+        "%s of it can be allocated", available);
 }
 
 static void open_vendor(Doctor *doctor, GpuVendor vendor) {
@@ -211,7 +209,7 @@ static void open_vendor(Doctor *doctor, GpuVendor vendor) {
         device_close(device);
         return;
     }
-    doctor_add(doctor, HEALTH_ERROR, "gpu.device",
+    doctor_error(doctor, "gpu.device",
         vendor == GPU_AMD ? "rocminfo tells more; sudo usermod -aG render,video $USER, then log in again"
                           : "nvidia-smi tells more; start containers with --gpus all",
         "smelt cannot use the GPU: %s", error.message);
@@ -224,20 +222,18 @@ static void check_visible(Doctor *doctor) {
         const char *value = getenv(names[i]);
         if (!value) continue;
         bool hides = !*value || !strcmp(value, "-1");
-        doctor_add(doctor, hides ? HEALTH_WARNING : HEALTH_OK, "gpu.visible", hides ? "unset it" : "", "%s=%s%s", names[i], value,
-            hides ? " hides all GPUs" : "");
+        doctor_warn_if(doctor, hides, "gpu.visible", "unset it", "%s=%s%s", names[i], value, hides ? " hides all GPUs" : "");
     }
 }
 
 void doctor_check_gpus(Doctor *doctor) {
     if (doctor->gpu_count == 0) {
-        doctor_add(doctor, HEALTH_OK, "gpu", "", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
+        doctor_ok(doctor, "gpu", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
         check_visible(doctor);
         return;
     }
     for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
-        if (doctor->of_vendor[vendor])
-            doctor_add(doctor, HEALTH_OK, "gpu", "", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);
+        if (doctor->of_vendor[vendor]) doctor_ok(doctor, "gpu", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);
     check_visible(doctor);
     for (int i = 0; i < doctor->gpu_count; i++) {
         check_link(doctor, &doctor->gpus[i]);

@@ -29,9 +29,8 @@ static void check_port(Doctor *doctor, const char *card) {
     doctor_read(doctor, rate, sizeof rate, "/sys/class/infiniband/%s/ports/1/rate", card);
     doctor_read(doctor, layer, sizeof layer, "/sys/class/infiniband/%s/ports/1/link_layer", card);
     bool active = strstr(state, "ACTIVE") != NULL;
-    doctor_add(doctor, active ? HEALTH_OK : HEALTH_WARNING, "network.card",
-        active ? "" : "look at cable, switch and subnet manager: ibstat; or leave it out with NCCL_IB_HCA", "%s: %s, %s %s", card, state,
-        rate, layer);
+    doctor_warn_if(doctor, !active, "network.card", "look at cable, switch and subnet manager: ibstat; or leave it out with NCCL_IB_HCA",
+        "%s: %s, %s %s", card, state, rate, layer);
 }
 
 static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) {
@@ -46,12 +45,12 @@ static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) 
             if (difference > 0 || (difference == 0 && users[i] < users[best])) best = i;
         }
         users[best]++;
-        doctor_add(doctor, HEALTH_OK, "network.affinity", "", "%s is nearest to %s", doctor->gpus[g].address, cards[best]);
+        doctor_ok(doctor, "network.affinity", "%s is nearest to %s", doctor->gpus[g].address, cards[best]);
         free(gpu);
     }
     for (int i = 0; i < count; i++) free(places[i]);
     if (doctor->gpu_count > 1 && count < doctor->gpu_count)
-        doctor_add(doctor, HEALTH_WARNING, "network.affinity", "for several nodes use machines with one card for each GPU",
+        doctor_warn(doctor, "network.affinity", "for several nodes use machines with one card for each GPU",
             "%d network card%s serve%s %d GPUs: collectives between nodes are slower by as much", count, count == 1 ? "" : "s",
             count == 1 ? "s" : "", doctor->gpu_count);
 }
@@ -69,11 +68,8 @@ static void check_ethernet(Doctor *doctor) {
         up++;
     }
     if (best > 0)
-        doctor_add(doctor, HEALTH_OK, "network.ethernet", "", "%d interface%s, the quickest of %lld Mb/s", up, up == 1 ? "" : "s",
-            (long long)best);
-    else
-        doctor_add(
-            doctor, HEALTH_OK, "network.ethernet", "", "%d interface%s beside the loopback, of unknown speed", up, up == 1 ? "" : "s");
+        doctor_ok(doctor, "network.ethernet", "%d interface%s, the quickest of %lld Mb/s", up, up == 1 ? "" : "s", (long long)best);
+    else doctor_ok(doctor, "network.ethernet", "%d interface%s beside the loopback, of unknown speed", up, up == 1 ? "" : "s");
 }
 
 void doctor_check_network(Doctor *doctor) {
@@ -81,8 +77,8 @@ void doctor_check_network(Doctor *doctor) {
     int count = doctor_list(doctor, cards, CARDS, "/sys/class/infiniband");
     for (int i = 0; i < count; i++) check_port(doctor, cards[i]);
     if (count == 0)
-        doctor_add(doctor, HEALTH_OK, "network.card", "", "no RDMA card%s",
-            doctor->gpu_count > 1 ? ": one node trains well, several would talk over TCP" : "");
+        doctor_ok(
+            doctor, "network.card", "no RDMA card%s", doctor->gpu_count > 1 ? ": one node trains well, several would talk over TCP" : "");
     else if (doctor->gpu_count > 0) check_nearest(doctor, cards, count);
     check_ethernet(doctor);
 }
@@ -123,18 +119,17 @@ static void check_rules(Doctor *doctor) {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *value = getenv(rules[i].name);
         if (value && (!rules[i].value || !strcmp(value, rules[i].value)))
-            doctor_add(doctor, HEALTH_WARNING, "variable", rules[i].mend, "%s=%s %s", rules[i].name, value, rules[i].harm);
+            doctor_warn(doctor, "variable", rules[i].mend, "%s=%s %s", rules[i].name, value, rules[i].harm);
     }
 }
 
 static void check_names(Doctor *doctor) {
     const char *interface = getenv("NCCL_SOCKET_IFNAME"), *card = getenv("NCCL_IB_HCA");
     if (interface && *interface && !names_exist(doctor, "/sys/class/net", interface))
-        doctor_add(doctor, HEALTH_ERROR, "variable", "list them with: ls /sys/class/net",
-            "NCCL_SOCKET_IFNAME=%s names an interface that is not here", interface);
+        doctor_error(doctor, "variable", "list them with: ls /sys/class/net", "NCCL_SOCKET_IFNAME=%s names an interface that is not here",
+            interface);
     if (card && *card && !names_exist(doctor, "/sys/class/infiniband", card))
-        doctor_add(doctor, HEALTH_ERROR, "variable", "list them with: ls /sys/class/infiniband",
-            "NCCL_IB_HCA=%s names a card that is not here", card);
+        doctor_error(doctor, "variable", "list them with: ls /sys/class/infiniband", "NCCL_IB_HCA=%s names a card that is not here", card);
 }
 
 typedef struct Pair { const char *cuda, *rocm, *purpose; } Pair;
@@ -161,7 +156,7 @@ void doctor_check_variables(Doctor *doctor) {
     check_names(doctor);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const char *cuda = getenv(pairs[i].cuda), *rocm = getenv(pairs[i].rocm), *value = rocm ? rocm : cuda;
-        doctor_add(doctor, HEALTH_OK, "variable.names", "", "%-28s %-20s %s%s%s", pairs[i].cuda, pairs[i].rocm, pairs[i].purpose,
-            value ? "; set to " : "", value ? value : "");
+        doctor_ok(doctor, "variable.names", "%-28s %-20s %s%s%s", pairs[i].cuda, pairs[i].rocm, pairs[i].purpose, value ? "; set to " : "",
+            value ? value : "");
     }
 }

@@ -57,17 +57,17 @@ static void check_driver(Doctor *doctor) {
     char text[512];
     bool loaded = doctor_read(doctor, text, sizeof text, "/proc/driver/nvidia/version");
     if (!loaded) {
-        doctor_add(doctor, HEALTH_ERROR, "gpu.driver", "sudo apt-get install nvidia-driver (Debian non-free) && sudo modprobe nvidia",
+        doctor_error(doctor, "gpu.driver", "sudo apt-get install nvidia-driver (Debian non-free) && sudo modprobe nvidia",
             "the kernel module nvidia is not loaded");
         return;
     }
     text[strcspn(text, "\n")] = '\0';
-    doctor_add(doctor, HEALTH_OK, "gpu.driver", "", "%s", text);
+    doctor_ok(doctor, "gpu.driver", "%s", text);
     char *device = doctor_path(doctor, "/dev/nvidiactl");
     if (access(device, R_OK | W_OK))
-        doctor_add(doctor, HEALTH_ERROR, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
+        doctor_error(doctor, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
             access(device, F_OK) ? "is missing" : "may not be opened by this user");
-    else doctor_add(doctor, HEALTH_OK, "gpu.access", "", "/dev/nvidiactl can be opened");
+    else doctor_ok(doctor, "gpu.access", "/dev/nvidiactl can be opened");
     free(device);
 }
 
@@ -79,7 +79,7 @@ static void check_errors(Doctor *doctor, const Nvml *nvml, NvmlDevice device, un
     unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
     if (!TELLS(nvml, ecc_mode, device, &now, &later)) return;
     if (!now) {
-        doctor_add(doctor, HEALTH_WARNING, "gpu.ecc", "sudo nvidia-smi -e 1, then reboot", "GPU %u: ECC is off", index);
+        doctor_warn(doctor, "gpu.ecc", "sudo nvidia-smi -e 1, then reboot", "GPU %u: ECC is off", index);
         return;
     }
     if (!TELLS(nvml, errors, device, UNCORRECTED, SINCE_BOOT, &bad)) return;
@@ -101,11 +101,9 @@ static void check_clock(Doctor *doctor, const Nvml *nvml, NvmlDevice device, uns
     if (!TELLS(nvml, clock, device, CLOCK_SM, &now) || !TELLS(nvml, most_clock, device, CLOCK_SM, &most)) return;
     TELLS(nvml, slowed, device, &reasons);
     bool hot = reasons & SLOWED_BY_HEAT, brake = reasons & (SLOWED_BY_HARDWARE | SLOWED_BY_BRAKE);
-    doctor_add(doctor, hot || brake ? HEALTH_WARNING : HEALTH_OK, "gpu.clock",
-        hot     ? "look at fans and air"
-        : brake ? "look at the power supply: nvidia-smi -q -d PERFORMANCE"
-                : "",
-        "GPU %u: %u of %u MHz%s%s", index, now, most,
+    doctor_warn_if(doctor, hot || brake, "gpu.clock",
+        hot ? "look at fans and air" : "look at the power supply: nvidia-smi -q -d PERFORMANCE", "GPU %u: %u of %u MHz%s%s", index, now,
+        most,
         hot     ? ", slowed down by heat"
         : brake ? ", slowed down by the power supply"
                 : "",
@@ -116,22 +114,21 @@ static void check_power(Doctor *doctor, const Nvml *nvml, NvmlDevice device, uns
     unsigned cap = 0, usual = 0, power = 0, degrees = 0;
     if (TELLS(nvml, cap, device, &cap) && TELLS(nvml, usual_cap, device, &usual)) {
         TELLS(nvml, power, device, &power);
-        doctor_add(doctor, cap < usual ? HEALTH_WARNING : HEALTH_OK, "gpu.power", cap < usual ? "sudo nvidia-smi -pl with the default" : "",
-            "GPU %u: %u W, cap %u W of usually %u W", index, power / 1000, cap / 1000, usual / 1000);
+        doctor_warn_if(doctor, cap < usual, "gpu.power", "sudo nvidia-smi -pl with the default", "GPU %u: %u W, cap %u W of usually %u W",
+            index, power / 1000, cap / 1000, usual / 1000);
     }
     if (TELLS(nvml, temperature, device, SENSOR_GPU, &degrees))
-        doctor_add(doctor, degrees > 85 ? HEALTH_WARNING : HEALTH_OK, "gpu.temperature", degrees > 85 ? "look at fans and air" : "",
-            "GPU %u: %u C", index, degrees);
+        doctor_warn_if(doctor, degrees > 85, "gpu.temperature", "look at fans and air", "GPU %u: %u C", index, degrees);
 }
 
 static void check_modes(Doctor *doctor, const Nvml *nvml, NvmlDevice device, unsigned index) {
     int on = 1;
     unsigned now = 0, later = 0;
     if (TELLS(nvml, persistence, device, &on) && !on)
-        doctor_add(doctor, HEALTH_WARNING, "gpu.persistence", "sudo nvidia-smi -pm 1",
+        doctor_warn(doctor, "gpu.persistence", "sudo nvidia-smi -pm 1",
             "GPU %u: persistence mode is off, so every start waits for the driver", index);
     if (TELLS(nvml, mig, device, &now, &later) && now)
-        doctor_add(doctor, HEALTH_WARNING, "gpu.mig", "sudo nvidia-smi -mig 0, if the whole GPU is to be used",
+        doctor_warn(doctor, "gpu.mig", "sudo nvidia-smi -mig 0, if the whole GPU is to be used",
             "GPU %u: MIG is on, a process sees only a part of it", index);
 }
 
@@ -148,14 +145,14 @@ static void check_device(Doctor *doctor, const Nvml *nvml, unsigned index, unsig
     NvmlDevice device;
     char name[96] = "";
     if (nvml->handle(index, &device)) {
-        doctor_add(doctor, HEALTH_ERROR, "gpu", "nvidia-smi tells more; look for Xid in sudo dmesg", "GPU %u does not answer", index);
+        doctor_error(doctor, "gpu", "nvidia-smi tells more; look for Xid in sudo dmesg", "GPU %u does not answer", index);
         return;
     }
     TELLS(nvml, name, device, name, sizeof name);
     int links = count_links(nvml, device);
     bool alone = count > 1 && links == 0;
-    doctor_add(doctor, alone ? HEALTH_WARNING : HEALTH_OK, "gpu.nvlink",
-        alone ? "nvidia-smi nvlink --status; is the fabric manager running? sudo systemctl start nvidia-fabricmanager" : "",
+    doctor_warn_if(doctor, alone, "gpu.nvlink",
+        "nvidia-smi nvlink --status; is the fabric manager running? sudo systemctl start nvidia-fabricmanager",
         "GPU %u, %s: %d NVLink%s active", index, name, links, links == 1 ? "" : "s");
     check_errors(doctor, nvml, device, index);
     check_clock(doctor, nvml, device, index);
@@ -171,8 +168,7 @@ void doctor_check_nvidia(Doctor *doctor) {
     void *library = here ? open_nvml(&nvml) : NULL;
     if (!library) {
         if (here)
-            doctor_add(doctor, HEALTH_WARNING, "gpu.nvml", "nvidia-smi tells more",
-                "NVML does not answer: clocks, power, ECC and NVLink are unknown");
+            doctor_warn(doctor, "gpu.nvml", "nvidia-smi tells more", "NVML does not answer: clocks, power, ECC and NVLink are unknown");
         return;
     }
     nvml.count(&count);

@@ -32,9 +32,8 @@ static void check_machine(Doctor *doctor) {
     if (doctor_read(doctor, text, sizeof text, "/proc/cpuinfo")) find_value(text, "model name", cpu, sizeof cpu);
     if (doctor_read(doctor, text, sizeof text, "/etc/os-release")) find_value(text, "PRETTY_NAME", system, sizeof system);
     bool named = uname(&names) == 0;
-    doctor_add(
-        doctor, HEALTH_OK, "system", "", "%s, Linux %s", *system ? system : "unknown distribution", named ? names.release : "unknown");
-    doctor_add(doctor, HEALTH_OK, "cpu", "", "%ld x %s", sysconf(_SC_NPROCESSORS_ONLN), *cpu ? cpu : "unknown processor");
+    doctor_ok(doctor, "system", "%s, Linux %s", *system ? system : "unknown distribution", named ? names.release : "unknown");
+    doctor_ok(doctor, "cpu", "%ld x %s", sysconf(_SC_NPROCESSORS_ONLN), *cpu ? cpu : "unknown processor");
 }
 
 static void check_affinity(Doctor *doctor) {
@@ -43,9 +42,9 @@ static void check_affinity(Doctor *doctor) {
     if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
     int count = CPU_COUNT(&allowed);
     if (count < online)
-        doctor_add(doctor, HEALTH_WARNING, "cpu.affinity", "start with more: srun --cpus-per-task=N, taskset, or docker run --cpuset-cpus",
+        doctor_warn(doctor, "cpu.affinity", "start with more: srun --cpus-per-task=N, taskset, or docker run --cpuset-cpus",
             "this process may use %d of %ld processors", count, online);
-    else doctor_add(doctor, HEALTH_OK, "cpu.affinity", "", "this process may use all %d processors", count);
+    else doctor_ok(doctor, "cpu.affinity", "this process may use all %d processors", count);
 }
 
 static void check_load(Doctor *doctor) {
@@ -55,19 +54,19 @@ static void check_load(Doctor *doctor) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (load < 0) return;
     bool busy = load > 0.5 * (double)online;
-    doctor_add(doctor, busy ? HEALTH_WARNING : HEALTH_OK, "cpu.load", busy ? "look at who else computes: top" : "",
-        "%.1f of %ld processors were busy in the last minute", load, online);
+    doctor_warn_if(
+        doctor, busy, "cpu.load", "look at who else computes: top", "%.1f of %ld processors were busy in the last minute", load, online);
 }
 
 static void check_governor(Doctor *doctor) {
     char governor[64];
     if (!doctor_read(doctor, governor, sizeof governor, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) {
-        doctor_add(doctor, HEALTH_OK, "cpu.governor", "", "unknown: the system does not tell, as is usual in guests");
+        doctor_ok(doctor, "cpu.governor", "unknown: the system does not tell, as is usual in guests");
         return;
     }
     bool fast = !strcmp(governor, "performance");
-    doctor_add(doctor, fast ? HEALTH_OK : HEALTH_WARNING, "cpu.governor", fast ? "" : "sudo cpupower frequency-set -g performance",
-        "clock governor '%s'%s", governor, fast ? "" : ": launches and data loading slow down when the clock sinks");
+    doctor_warn_if(doctor, !fast, "cpu.governor", "sudo cpupower frequency-set -g performance", "clock governor '%s'%s", governor,
+        fast ? "" : ": launches and data loading slow down when the clock sinks");
 }
 
 static void check_numa(Doctor *doctor) {
@@ -75,13 +74,13 @@ static void check_numa(Doctor *doctor) {
     int count = 0, listed = doctor_list(doctor, nodes, 64, "/sys/devices/system/node");
     for (int i = 0; i < listed; i++) count += !strncmp(nodes[i], "node", 4);
     bool known = doctor_read(doctor, text, sizeof text, "/proc/sys/kernel/numa_balancing"), on = known && strcmp(text, "0");
-    if (!known) doctor_add(doctor, HEALTH_OK, "numa.balancing", "", "this kernel has none (%d NUMA node%s)", count, count == 1 ? "" : "s");
+    if (!known) doctor_ok(doctor, "numa.balancing", "this kernel has none (%d NUMA node%s)", count, count == 1 ? "" : "s");
     else if (on && (count > 1 || doctor->gpu_count > 0))
-        doctor_add(doctor, HEALTH_WARNING, "numa.balancing", "sudo sysctl kernel.numa_balancing=0",
+        doctor_warn(doctor, "numa.balancing", "sudo sysctl kernel.numa_balancing=0",
             "automatic NUMA balancing is on (%s): it unmaps pages that GPUs and network cards use, and stalls them", text);
     else
-        doctor_add(doctor, HEALTH_OK, "numa.balancing", "", "%s (%d NUMA node%s)",
-            on ? "on, which does no harm with one node and no GPU" : "off", count, count == 1 ? "" : "s");
+        doctor_ok(doctor, "numa.balancing", "%s (%d NUMA node%s)", on ? "on, which does no harm with one node and no GPU" : "off", count,
+            count == 1 ? "" : "s");
 }
 
 void doctor_check_system(Doctor *doctor) {
@@ -103,7 +102,7 @@ static int64_t meminfo(const char *text, const char *key) {
 static void check_available(Doctor *doctor) {
     char text[4096], have[32], all[32];
     if (!doctor_read(doctor, text, sizeof text, "/proc/meminfo")) {
-        doctor_add(doctor, HEALTH_WARNING, "memory.available", "mount /proc", "unknown: /proc/meminfo cannot be read");
+        doctor_warn(doctor, "memory.available", "mount /proc", "unknown: /proc/meminfo cannot be read");
         return;
     }
     int64_t total = meminfo(text, "MemTotal"), available = memory_available_under(doctor->root),
@@ -111,22 +110,22 @@ static void check_available(Doctor *doctor) {
     log_format_bytes((double)available, have);
     log_format_bytes((double)total, all);
     bool little = available >= 0 && available < total / 10;
-    doctor_add(doctor, little ? HEALTH_WARNING : HEALTH_OK, "memory.available",
-        little ? "end other programs, or raise the limit of the container or the job (--memory, --mem)" : "",
+    doctor_warn_if(doctor, little, "memory.available",
+        "end other programs, or raise the limit of the container or the job (--memory, --mem)",
         "%s of %s may be taken by this process (cgroup limits included)", available < 0 ? "an unknown part" : have, all);
     if (swap <= total / 100) return;
     log_format_bytes((double)swap, have);
-    doctor_add(doctor, HEALTH_WARNING, "memory.swap", "sudo swapoff -a && sudo swapon -a, once there is room", "%s are swapped out", have);
+    doctor_warn(doctor, "memory.swap", "sudo swapoff -a && sudo swapon -a, once there is room", "%s are swapped out", have);
 }
 
 static void check_huge_pages(Doctor *doctor) {
     char text[128];
     if (!doctor_read(doctor, text, sizeof text, "/sys/kernel/mm/transparent_hugepage/enabled"))
-        doctor_add(doctor, HEALTH_OK, "memory.huge_pages", "", "unknown: this kernel does not tell");
+        doctor_ok(doctor, "memory.huge_pages", "unknown: this kernel does not tell");
     else if (strstr(text, "[never]"))
-        doctor_add(doctor, HEALTH_WARNING, "memory.huge_pages", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+        doctor_warn(doctor, "memory.huge_pages", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
             "transparent huge pages are off: training on the CPU and staging buffers miss in the TLB");
-    else doctor_add(doctor, HEALTH_OK, "memory.huge_pages", "", "transparent huge pages: %s", text);
+    else doctor_ok(doctor, "memory.huge_pages", "transparent huge pages: %s", text);
 }
 
 static void check_shared(Doctor *doctor) {
@@ -135,16 +134,15 @@ static void check_shared(Doctor *doctor) {
     bool known = statvfs(path, &status) == 0;
     free(path);
     if (!known) {
-        doctor_add(doctor, HEALTH_WARNING, "memory.shared", "mount a tmpfs at /dev/shm",
+        doctor_warn(doctor, "memory.shared", "mount a tmpfs at /dev/shm",
             "/dev/shm is missing: RCCL, NCCL and MPI exchange data of one node there");
         return;
     }
     double bytes = (double)status.f_blocks * (double)status.f_frsize;
     bool small = bytes < (double)(1LL << 30);
     log_format_bytes(bytes, room);
-    doctor_add(doctor, small ? HEALTH_WARNING : HEALTH_OK, "memory.shared",
-        small ? "docker run --shm-size=16g (or --ipc=host), or sudo mount -o remount,size=16G /dev/shm" : "", "/dev/shm has %s%s", room,
-        small ? ": RCCL, NCCL and MPI may fail there with a bus error" : "");
+    doctor_warn_if(doctor, small, "memory.shared", "docker run --shm-size=16g (or --ipc=host), or sudo mount -o remount,size=16G /dev/shm",
+        "/dev/shm has %s%s", room, small ? ": RCCL, NCCL and MPI may fail there with a bus error" : "");
 }
 
 static void check_limits(Doctor *doctor) {
@@ -154,14 +152,13 @@ static void check_limits(Doctor *doctor) {
         char text[32];
         log_format_bytes((double)locked.rlim_cur, text);
         bool unlimited = locked.rlim_cur == RLIM_INFINITY, bad = !unlimited && (cards || doctor->gpu_count > 0);
-        doctor_add(doctor, bad ? HEALTH_WARNING : HEALTH_OK, "limits.locked_memory",
-            bad ? "ulimit -l unlimited (limits.conf: '* - memlock unlimited'; docker run --ulimit memlock=-1)" : "", "%s may be locked%s",
+        doctor_warn_if(doctor, bad, "limits.locked_memory",
+            "ulimit -l unlimited (limits.conf: '* - memlock unlimited'; docker run --ulimit memlock=-1)", "%s may be locked%s",
             unlimited ? "any amount" : text, bad ? ": registering memory with network cards fails beyond it" : "");
     }
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         bool few = files.rlim_cur < 4096;
-        doctor_add(doctor, few ? HEALTH_WARNING : HEALTH_OK, "limits.open_files", few ? "ulimit -n 65536" : "", "%llu files may be open",
-            (unsigned long long)files.rlim_cur);
+        doctor_warn_if(doctor, few, "limits.open_files", "ulimit -n 65536", "%llu files may be open", (unsigned long long)files.rlim_cur);
     }
 }
 

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "advise/doctor.h"
+#include "advise/gemm_check.h"
 #include "advise/hardware.h"
 
 /* -- Disk ---------------------------------------------------------------------------------------------------------- */
@@ -39,56 +40,45 @@ static void check_room(Doctor *doctor, const char *folder) {
     bool little = bytes < 10e9;
     if (bytes < 0) return;
     log_format_bytes(bytes, room);
-    doctor_add(doctor, little ? HEALTH_WARNING : HEALTH_OK, "disk.room", little ? "free space, or give another folder=" : "",
-        "%s are free under %s", room, folder);
+    doctor_warn_if(doctor, little, "disk.room", "free space, or give another folder=", "%s are free under %s", room, folder);
 }
 
 void doctor_check_disk(Doctor *doctor, const char *folder) {
     File file;
     Error error;
     if (!file_open_unnamed(&file, folder, &error)) {
-        doctor_add(doctor, HEALTH_WARNING, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s",
-            folder, strerror(errno));
+        doctor_warn(doctor, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s", folder,
+            strerror(errno));
     } else {
         double speed = write_speed(&file, &error);
         bool slow = speed < 100e6;
         if (speed < 0)
-            doctor_add(doctor, HEALTH_ERROR, "disk.write", "free space, or look at the disk: dmesg", "writing to %s failed: %s", folder,
-                strerror(errno));
+            doctor_error(
+                doctor, "disk.write", "free space, or look at the disk: dmesg", "writing to %s failed: %s", folder, strerror(errno));
         else
-            doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "disk.write",
-                slow ? "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here" : "",
+            doctor_warn_if(doctor, slow, "disk.write", "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here",
                 "%.0f MB/s reach the disk under %s (4 MiB at a time)", speed / 1e6, folder);
         file_close(&file);
     }
     check_room(doctor, folder);
 }
 
-/* -- A product ----------------------------------------------------------------------------------------------------- */
+/* -- A GEMM -------------------------------------------------------------------------------------------------------- */
 
 enum { SIZE = 512, SAMPLES = 4096 };
 
-/* bf16 products are exact in fp32, and sums of 512 of them in fp32 are off by at most 512 half-units of the sum of magnitudes. Where a
- * CPU rounds operands (gemm.h), by up to a part of their root mean square, 1, and each as good as at random, 512 products are off by 0.8
- * times its root of 512: 8 leaves room, and is 360 times less than a wrong element is off. */
-static const double sum_error = SIZE * 0x1p-24, random_error = 8 * 22.6;
-
-static void fill(uint16_t *matrix, uint64_t seed) {
+static uint16_t *random_matrix(uint64_t seed) {
+    uint16_t *matrix = memory_allocate(SIZE * SIZE * sizeof *matrix);
     for (int64_t i = 0; i < SIZE * SIZE; i++) matrix[i] = bf16_from_float((float)rng_normal(seed, RNG_STREAM_BENCH, (uint64_t)i));
+    return matrix;
 }
 
-/* Elements of C = A B^T that are not finite or too far from a sum in double, among samples spread over all tiles. */
-static int count_wrong(const uint16_t *a, const uint16_t *b, const float *c, double rounding) {
+/* Elements of C that are wrong among samples spread over all tiles. A and B are in host memory. */
+static int count_wrong(const Device *device, const Gemm *gemm, const float *c) {
     int wrong = 0;
     for (int64_t s = 0; s < SAMPLES; s++) {
-        int64_t at = (int64_t)rng_permute(1, RNG_STREAM_SAMPLE, (uint64_t)s, SIZE * SIZE), row = at / SIZE, column = at % SIZE;
-        double sum = 0, magnitude = 0;
-        for (int64_t k = 0; k < SIZE; k++) {
-            double product = (double)bf16_to_float(a[row * SIZE + k]) * bf16_to_float(b[column * SIZE + k]);
-            sum += product;
-            magnitude += fabs(product);
-        }
-        wrong += !(fabs(c[at] - sum) <= sum_error * magnitude + random_error * rounding + 1e-6);
+        int64_t at = (int64_t)rng_permute(1, RNG_STREAM_SAMPLE, (uint64_t)s, SIZE * SIZE), row = at / SIZE;
+        wrong += !gemm_element_is_right(gemm, device, row, at % SIZE, c + row * SIZE);
     }
     return wrong;
 }
@@ -108,41 +98,30 @@ static void release(Device *device, Buffers *buffers, int64_t input, int64_t out
     if (buffers->c) device_free(device, buffers->c, output);
 }
 
-static void check_product(Doctor *doctor, Device *device, const char *name) {
+static void check_gemm(Doctor *doctor, Device *device, const char *name) {
     const int64_t input = SIZE * SIZE * sizeof(uint16_t), output = SIZE * SIZE * sizeof(float);
-    uint16_t *a = memory_allocate(input), *b = memory_allocate(input);
-    float *c = memory_allocate(output);
+    uint16_t *a = random_matrix(1), *b = random_matrix(2);
+    float *c = memory_allocate((size_t)output);
+    Gemm gemm = {.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .lda = SIZE, .ldb = SIZE, .ldc = SIZE};
+    gemm.m = gemm.n = gemm.k = SIZE;
     Buffers buffers;
     Error error = {0};
-    fill(a, 1);
-    fill(b, 2);
     bool done = allocate(device, &buffers, input, output, &error);
     if (done) {
         device_upload(device, buffers.a, a, input);
         device_upload(device, buffers.b, b, input);
-        device_gemm(device, &(Gemm){.m = SIZE,
-                                .n = SIZE,
-                                .k = SIZE,
-                                .a = buffers.a,
-                                .b = buffers.b,
-                                .c = buffers.c,
-                                .lda = SIZE,
-                                .ldb = SIZE,
-                                .ldc = SIZE,
-                                .input = GEMM_BF16,
-                                .output = GEMM_F32,
-                                .transpose_b = true});
+        gemm.a = buffers.a, gemm.b = buffers.b, gemm.c = buffers.c;
+        device_gemm(device, &gemm);
         device_download(device, c, buffers.c, output);
         done = device_ok(device, &error);
     }
-    int wrong = done ? count_wrong(a, b, c, device_gemm_rounding(device, GEMM_BF16)) : 0;
-    if (!done) doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+    gemm.a = a, gemm.b = b;
+    int wrong = done ? count_wrong(device, &gemm, c) : 0;
+    if (!done) doctor_error(doctor, "self_test.gemm", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     else if (wrong)
-        doctor_add(doctor, HEALTH_ERROR, "self_test.gemm", "take it out of service: it computes wrong",
-            "%s: %d of %d checked elements of a product are wrong", name, wrong, SAMPLES);
-    else
-        doctor_add(doctor, HEALTH_OK, "self_test.gemm", "", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name,
-            SAMPLES);
+        doctor_error(doctor, "self_test.gemm", "take it out of service: it computes wrong",
+            "%s: %d of %d checked elements of a GEMM are wrong", name, wrong, SAMPLES);
+    else doctor_ok(doctor, "self_test.gemm", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name, SAMPLES);
     release(device, &buffers, input, output);
     free(a);
     free(b);
@@ -181,27 +160,26 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
     char *host = memory_allocate((size_t)part);
     memset(host, 1, (size_t)part);
     if (!allocate(device, &buffers, bytes, 1, &error)) {
-        doctor_add(doctor, HEALTH_WARNING, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
+        doctor_warn(doctor, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
     } else {
         double rate = 2 * (double)bytes / quickest(device, copy, &buffers, host, bytes),
                expected = hardware_of_device(&hardware, device) ? hardware.bandwidth : 0;
         bool slow = expected > 0 && rate < 0.6 * expected;
-        doctor_add(doctor, slow ? HEALTH_WARNING : HEALTH_OK, "self_test.copy",
-            slow ? "look at who else uses it, at clocks and at ECC" : "", "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9,
-            slow ? ", less than 60% of its memory's rate" : "");
+        doctor_warn_if(doctor, slow, "self_test.copy", "look at who else uses it, at clocks and at ECC",
+            "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
         if (!device_info(device)->host_memory)
-            doctor_add(doctor, HEALTH_OK, "self_test.host_copy", "", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
+            doctor_ok(doctor, "self_test.host_copy", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
                 (double)part / 1e9 / quickest(device, upload, &buffers, host, part),
                 (double)part / 1e9 / quickest(device, download, &buffers, host, part));
         if (!device_ok(device, &error))
-            doctor_add(doctor, HEALTH_ERROR, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
+            doctor_error(doctor, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     }
     release(device, &buffers, bytes, 1);
     free(host);
 }
 
 static void check_device(Doctor *doctor, Device *device, const char *name) {
-    check_product(doctor, device, name);
+    check_gemm(doctor, device, name);
     check_copies(doctor, device, name);
 }
 
@@ -213,7 +191,7 @@ void doctor_check_work(Doctor *doctor) {
             Error error = {0};
             char name[32];
             Device *device = device_open(kinds[vendor], index, &error);
-            if (!device) break; /* fewer are visible than lie on the bus; that none can be opened was told before */
+            if (!device) break; /* fewer are visible than lie on the bus; that none can be opened was reported before */
             snprintf(name, sizeof name, "GPU %d", index);
             check_device(doctor, device, name);
             device_close(device);

@@ -91,7 +91,7 @@ static bool check_outputs(const BenchOptions *options, Error *error) {
 /* Results that came before a failure are written too. */
 static bool measure(Bench *bench, Error *error) {
     Error unwritten = {0};
-    process_set_threads(bench->options->threads, 1);
+    process_set_threads(((const BenchOptions *)bench->options)->threads, 1);
     bool done = bench->benchmark->run(bench, error), written = bench_write(bench, &unwritten);
     if (done && !written) *error = unwritten;
     return done && written;

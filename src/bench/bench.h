@@ -72,11 +72,11 @@ typedef enum BenchConfig { BENCH_CONFIG_NONE, BENCH_CONFIG_OPTIONAL, BENCH_CONFI
 
 typedef struct Bench {
     const struct Benchmark *benchmark;
-    const BenchOptions *options; /* the benchmark's own struct, which begins so */
-    Config config;               /* of CONFIG.yaml and key=value, checked; defaults without it */
-    bool configured;             /* CONFIG.yaml was given */
-    const char *positional;      /* the argument that is no option; "" when there is none */
-    Device *device;              /* NULL until bench_open_device */
+    const void *options;    /* the benchmark's own struct, which begins with BenchOptions */
+    Config config;          /* of CONFIG.yaml and key=value, checked; defaults without it */
+    bool configured;        /* CONFIG.yaml was given */
+    const char *positional; /* the argument that is no option; "" when there is none */
+    Device *device;         /* NULL until bench_open_device */
     Device *(*open_device)(int choice, Precision precision, Error *error);
     void (*recommend)(const char *name, const char *value); /* CommOptions.recommend */
     BenchResults results;                                   /* begins with the benchmark's columns and plot */
@@ -96,7 +96,9 @@ typedef struct Benchmark {
     bool (*run)(Bench *bench, Error *error);
 } Benchmark;
 
-#define BENCH_COLUMNS(array) .columns = (array), .column_count = sizeof(array) / sizeof *(array)
+/* What every benchmark's file defines under these names: `rows` of options for the struct Options, `columns` and `run`. */
+#define BENCH_PARTS(Options)                                                                                                                                   \
+    .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = run
 
 extern const Benchmark bench_gemm, bench_memory, bench_attention, bench_optimizer, bench_storage, bench_train, bench_suite,
     bench_collective;
@@ -119,9 +121,15 @@ void bench_draw(const BenchResults *results, const char *subtitle, FILE *file);
 
 /* -- Lists --------------------------------------------------------------------------------------------------------- */
 
-/* Numbers of a text: "64,128,1Ki", "256..8192" (doubling) or "256..4096+256", in any mixture; NULL with ERROR_USAGE naming `option` when it is none, or has a
- * number outside 1 .. `most`, or more than 4,096. The caller frees. */
-int64_t *bench_list(const char *option, const char *text, int64_t most, int *count, Error *error);
+enum { BENCH_LIST_NUMBERS = 4096 };
+typedef struct BenchList {
+    int64_t numbers[BENCH_LIST_NUMBERS];
+    int count;
+} BenchList;
+
+/* Numbers of a text: "64,128,1Ki", "256..8192" (doubling) or "256..4096+256", in any mixture. ERROR_USAGE naming `option`
+ * when it is none, or has a number outside 1 .. `most`, or more than BENCH_LIST_NUMBERS. */
+bool bench_list(BenchList *list, const char *option, const char *text, int64_t most, Error *error);
 
 /* -- Timing (timing.c) --------------------------------------------------------------------------------------------- */
 
@@ -137,13 +145,15 @@ typedef struct BenchTime {
 /* Calls as often as fill `seconds`, at least once, in `repeats` repeats, after half as many that are not counted: they bring clocks and power to where the
  * work holds them. On a GPU by the device's own clock, so that calls queue up behind each other. False when the device failed. */
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error);
+/* How many calls that take `seconds` each fill the time of one repeat; 1 to 2^20. */
+int64_t bench_calls(const BenchOptions *options, double seconds);
 
 /* What benchmarks measure where no option says otherwise. */
 typedef struct BenchSizes {
     const char *gemm_m, *attention_lengths, *collective_bytes; /* ranges, as bench_list reads them */
     int64_t attention_heads, attention_tokens, optimizer_parameters;
     int64_t memory_least; /* bytes of the smallest working set */
-    int64_t best_gemm[2]; /* orders of the smallest and the largest square GEMM of bench_best_product */
+    int64_t best_gemm[2]; /* orders of the smallest and the largest square GEMM of bench_best_gemm */
 } BenchSizes;
 const BenchSizes *bench_sizes(const Device *device);
 
@@ -165,8 +175,8 @@ static inline int64_t bench_round(int64_t bytes) { return (bytes + 255) / 256 * 
 
 /* -- Shared between benchmarks ------------------------------------------------------------------------------------- */
 
-/* The best of a few large products in a precision: what % of measured best refers to. 0 for fp64. (gemm.c) */
-double bench_best_product(Bench *bench, Precision precision);
+/* FLOP/s of the best of a few large GEMMs in a precision: what % of measured best refers to. 0 for fp64. (gemm.c) */
+double bench_best_gemm(Bench *bench, Precision precision);
 
 /* How fast a configuration trains (train.c). */
 typedef struct TrainSpeed {

@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "base/bf16.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "bench/bench.h"
 #include "graph/op.h"
 #include "backend/backend.h"
@@ -33,20 +35,9 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const BenchColumn columns[] = {
-    {"pass", BENCH_TEXT, 8},
-    {"type", BENCH_TEXT, 5},
-    {"length", 0, 8},
-    {"sequences", 0, 9},
-    {"heads", 0, 6},
-    {"kv_heads", 0, 8},
-    {"head_dim", 0, 8},
-    {"window", 0, 7},
-    {"us", 1, 12},
-    {"tflops", 3, 9},
-    {"best_tflops", 3, 11},
-    {"gbps", 1, 8},
-};
+static const BenchColumn columns[] = {{"pass", BENCH_TEXT, 8}, {"type", BENCH_TEXT, 5}, {"length", 0, 8}, {"sequences", 0, 9},
+    {"heads", 0, 6}, {"kv_heads", 0, 8}, {"head_dim", 0, 8}, {"window", 0, 7}, {"us", 1, 12}, {"tflops", 3, 9}, {"best_tflops", 3, 11},
+    {"gbps", 1, 8}};
 
 /* -- One shape ----------------------------------------------------------------------------------------------------- */
 
@@ -110,17 +101,13 @@ static void close_program(Program *program) {
     graph_free(program->graph);
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Runs until both the repeats and the seconds are reached; medians by pass. */
 static bool time_passes(Bench *bench, const Program *program, double *median, double *best, Passes *cost, Error *error) {
     enum { MOST = 1000 };
+    const BenchOptions *options = bench->options;
     double samples[2][MOST], spent = 0;
     int count = 0;
-    for (int i = -1; i < MOST && (count < bench->options->repeats || spent < bench->options->seconds); i++) {
+    for (int i = -1; i < MOST && (count < options->repeats || spent < options->seconds); i++) {
         *cost = (Passes){0};
         executor_run_hooked(program->executor, add_seconds, cost);
         if (i < 0) continue; /* warms up */
@@ -128,8 +115,7 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
         count++;
     }
     for (int pass = 0; pass < 2; pass++) {
-        qsort(samples[pass], (size_t)count, sizeof samples[pass][0], ascending);
-        median[pass] = samples[pass][count / 2];
+        median[pass] = sort_median(samples[pass], count);
         best[pass] = samples[pass][0];
     }
     return device_ok(bench->device, error);
@@ -158,7 +144,7 @@ static int64_t first_of(int64_t given, bool configured, int64_t of_config, int64
 }
 
 static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
-    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+    const AttentionOptions *options = bench->options;
     const ModelConfig *model = &bench->config.model;
     bool configured = bench->configured, mpt = configured && model->family == FAMILY_MPT;
     spec->heads.heads = first_of(options->heads, configured, model->heads, bench_sizes(bench->device)->attention_heads);
@@ -171,53 +157,39 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
                                                                 (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
 }
 
-static bool sweep(Bench *bench, AttentionSpec spec, const int64_t *lengths, int length_count, const int64_t *head_dims, int head_dim_count,
-    Error *error) {
-    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+static bool sweep(Bench *bench, AttentionSpec spec, const BenchList *lengths, const BenchList *head_dims, Error *error) {
+    const AttentionOptions *options = bench->options;
     int64_t tokens = options->tokens ? options->tokens : bench_sizes(bench->device)->attention_tokens;
-    for (int d = 0; d < head_dim_count; d++)
-        for (int l = 0; l < length_count; l++) {
-            spec.length = lengths[l];
-            spec.heads.head_dim = head_dims[d];
-            if (!measure(bench, &spec, tokens > spec.length ? tokens / spec.length : 1, (Precision)options->precision, error)) return false;
+    for (int d = 0; d < head_dims->count; d++)
+        for (int l = 0; l < lengths->count; l++) {
+            spec.length = lengths->numbers[l];
+            spec.heads.head_dim = head_dims->numbers[d];
+            if (!measure(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
         }
     return true;
 }
 
 static bool run(Bench *bench, Error *error) {
-    const AttentionOptions *options = (const AttentionOptions *)bench->options;
+    const AttentionOptions *options = bench->options;
     const int64_t most_length = 1 << 24, most_head_dim = 1024;
     AttentionSpec spec = {0};
     if (!bench_open_device(bench, (Precision)options->precision, error) || !make_spec(bench, &spec, error)) return false;
     char of_config[32];
     snprintf(of_config, sizeof of_config, "%lld", (long long)bench->config.model.head_dim);
+    BenchList lengths, head_dims;
     const char *length_text = *options->lengths ? options->lengths : bench_sizes(bench->device)->attention_lengths;
     const char *head_dim_text = *options->head_dims ? options->head_dims : bench->configured ? of_config : "64,128";
-    int length_count = 0, head_dim_count = 0;
-    int64_t *lengths = bench_list("lengths", length_text, most_length, &length_count, error);
-    int64_t *head_dims = lengths ? bench_list("head_dims", head_dim_text, most_head_dim, &head_dim_count, error) : NULL;
-    bool good = head_dims && sweep(bench, spec, lengths, length_count, head_dims, head_dim_count, error);
-    free(lengths);
-    free(head_dims);
-    return good;
+    return bench_list(&lengths, "lengths", length_text, most_length, error) &&
+           bench_list(&head_dims, "head_dims", head_dim_text, most_head_dim, error) && sweep(bench, spec, &lengths, &head_dims, error);
 }
 
 const Benchmark bench_attention = {
     .name = "attention",
     .summary = "causal attention, forward and backward, over lengths and head sizes",
-    .explanation = "The operation of training on random normal queries, keys and values. TFLOP/s count the products that causality leaves: "
+    .explanation = "The operation of training on random normal queries, keys and values. TFLOP/s count the GEMMs that causality leaves: "
                    "2 forward, 5 backward.\n"
                    "With CONFIG.yaml its heads, window and bias.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Causal attention",
-        .x = "length",
-        .y = "tflops",
-        .series = {"pass", "head_dim"},
-        .x_label = "tokens of a sequence",
-        .y_label = "TFLOP/s",
-        .x_logarithmic = true},
-    .options_size = sizeof(AttentionOptions),
-    .run = run,
+    BENCH_PARTS(AttentionOptions),
+    .plot = {"Causal attention", "length", "tflops", {"pass", "head_dim"}, "tokens of a sequence", "TFLOP/s", .x_logarithmic = true},
 };

@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "backend/backend.h"
-#include "base/bf16.h"
+#include "base/element.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
+#include "base/sort.h"
 #include "bench/bench.h"
 #include "comm/comm.h"
 
@@ -33,19 +35,8 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const BenchColumn columns[] = {
-    {"operation", BENCH_TEXT, 14},
-    {"ranks", 0, 5},
-    {"size", 0, 12},
-    {"count", 0, 12},
-    {"type", BENCH_TEXT, 5},
-    {"redop", BENCH_TEXT, 5},
-    {"root", 0, 4},
-    {"time", 2, 11},
-    {"algbw", 3, 9},
-    {"busbw", 3, 9},
-    {"wrong", 0, 6},
-};
+static const BenchColumn columns[] = {{"operation", BENCH_TEXT, 14}, {"ranks", 0, 5}, {"size", 0, 12}, {"count", 0, 12},
+    {"type", BENCH_TEXT, 5}, {"redop", BENCH_TEXT, 5}, {"root", 0, 4}, {"time", 2, 11}, {"algbw", 3, 9}, {"busbw", 3, 9}, {"wrong", 0, 6}};
 
 /* One operation on one size among one group. */
 typedef struct Job {
@@ -54,7 +45,7 @@ typedef struct Job {
     Operation operation;
     CommType type;
     int64_t count;           /* elements of the whole message */
-    int64_t *pieces;         /* that each rank has of it */
+    int64_t *offsets;        /* of each rank's shard, and their end */
     char *buffer, *received; /* device memory; the second where an operation is not in place */
 } Job;
 
@@ -63,17 +54,17 @@ typedef struct Job {
 static int64_t unit_of(CommType type) { return type == COMM_BF16 ? 2 : 4; }
 static bool is_in_place(Operation operation) { return operation != ALL_TO_ALL && operation != SEND_RECV; }
 /* Equal ones: the message is as long as the next multiple of the ranks below what was asked for. */
-static bool has_pieces(Operation operation) { return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL; }
+static bool has_shards(Operation operation) { return operation == REDUCE_SCATTER || operation == ALL_GATHER || operation == ALL_TO_ALL; }
 static bool is_sum(Operation operation) { return operation == ALL_REDUCE || operation == REDUCE_SCATTER; }
 
 static CommTicket issue(const Job *job) {
     int rank = comm_rank(job->comm), size = comm_size(job->comm);
     switch (job->operation) {
     case ALL_REDUCE: return comm_all_reduce(job->comm, "bench", job->buffer, job->count, job->type, COMM_SUM);
-    case REDUCE_SCATTER: return comm_reduce_scatter(job->comm, "bench", job->buffer, job->pieces, job->type, COMM_SUM);
-    case ALL_GATHER: return comm_all_gather(job->comm, "bench", job->buffer, job->pieces, job->type);
+    case REDUCE_SCATTER: return comm_reduce_scatter(job->comm, "bench", job->buffer, job->offsets, job->type, COMM_SUM);
+    case ALL_GATHER: return comm_all_gather(job->comm, "bench", job->buffer, job->offsets, job->type);
     case BROADCAST: return comm_broadcast(job->comm, "bench", job->buffer, job->count, job->type, 0);
-    case ALL_TO_ALL: return comm_all_to_all(job->comm, "bench", job->buffer, job->pieces, job->received, job->pieces, job->type);
+    case ALL_TO_ALL: return comm_all_to_all(job->comm, "bench", job->buffer, job->offsets, job->received, job->offsets, job->type);
     case SEND_RECV:
         return comm_exchange(
             job->comm, "bench", job->buffer, job->count, (rank + 1) % size, job->received, job->count, (rank + size - 1) % size, job->type);
@@ -93,21 +84,13 @@ static double bus_factor(Operation operation, int ranks) {
 /* What rank `rank` brings at an element: 0 to 7, so that sums are exact. */
 static int brought(int rank, int64_t index) { return (int)((index * 3 + rank * 5) % 8); }
 
-static double element(const Job *job, const void *data, int64_t index) {
-    return job->type == COMM_BF16 ? bf16_to_float(((const uint16_t *)data)[index]) : ((const float *)data)[index];
-}
-
 static void fill(const Job *job, void *data) {
-    int rank = comm_rank(job->comm);
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < job->count; i++) {
-        if (job->type == COMM_BF16) ((uint16_t *)data)[i] = bf16_from_float((float)brought(rank, i));
-        else ((float *)data)[i] = (float)brought(rank, i);
-    }
+    for (int64_t i = 0; i < job->count; i++) element_set((size_t)unit_of(job->type), data, i, brought(comm_rank(job->comm), i));
 }
 
-/* Whose piece element `index` lies in. */
-static int owner_of(const Job *job, int64_t index) { return (int)(index / job->pieces[1]); }
+/* Whose shard element `index` lies in. */
+static int owner_of(const Job *job, int64_t index) { return (int)(index / job->offsets[1]); }
 
 /* What this rank must hold at an element afterwards. */
 static double expected(const Job *job, int64_t index) {
@@ -116,9 +99,9 @@ static double expected(const Job *job, int64_t index) {
     switch (job->operation) {
     case ALL_GATHER: return brought(owner_of(job, index), index);
     case BROADCAST: return brought(0, index);
-    case ALL_TO_ALL: /* the piece of this rank in what the owner of the place brought */
+    case ALL_TO_ALL: /* the shard of this rank in what the owner of the place brought */
         from = owner_of(job, index);
-        return brought(from, job->pieces[rank] + index - job->pieces[from]);
+        return brought(from, job->offsets[rank] + index - job->offsets[from]);
     case SEND_RECV: return brought((rank + size - 1) % size, index);
     default:
         for (int r = 0; r < size; r++) sum += brought(r, index);
@@ -129,10 +112,10 @@ static double expected(const Job *job, int64_t index) {
 /* Elements in which `data` is not as expected, of all ranks together. */
 static int64_t count_wrong(const Job *job, const void *data) {
     int rank = comm_rank(job->comm);
-    int64_t first = job->operation == REDUCE_SCATTER ? job->pieces[rank] : 0,
-            last = job->operation == REDUCE_SCATTER ? job->pieces[rank + 1] : job->count, wrong = 0;
+    int64_t first = job->operation == REDUCE_SCATTER ? job->offsets[rank] : 0,
+            last = job->operation == REDUCE_SCATTER ? job->offsets[rank + 1] : job->count, wrong = 0;
 #pragma omp parallel for schedule(static) reduction(+ : wrong)
-    for (int64_t i = first; i < last; i++) wrong += element(job, data, i) != expected(job, i);
+    for (int64_t i = first; i < last; i++) wrong += element_get((size_t)unit_of(job->type), data, i) != expected(job, i);
     return wrong;
 }
 
@@ -162,26 +145,19 @@ static bool time_calls(const Job *job, int64_t calls, double *seconds, Error *er
     return comm_ok(job->comm, error) && device_ok(job->device, error);
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The slowest rank of a first measurement decides for all how often calls are repeated. */
 static bool time_job(const Job *job, const BenchOptions *options, double *median, Error *error) {
-    const int64_t warm = 5, most = 10000;
+    const int64_t warm = 5;
     double one = 0;
     for (int run = 0; run < 2; run++)
         if (!time_calls(job, warm, &one, error)) return false;
     if (!comm_host_all_reduce(job->comm, "bench.one", &one, 1, COMM_F64, COMM_MAX, error)) return false;
-    double wanted = options->seconds / (double)options->repeats / fmax(one, 1e-9);
-    int64_t calls = wanted > (double)most ? most : wanted > 1 ? (int64_t)wanted : 1;
+    int64_t calls = bench_calls(options, one);
     double *samples = memory_allocate((size_t)options->repeats * sizeof *samples);
     bool good = true;
     for (int64_t i = 0; good && i < options->repeats; i++) good = time_calls(job, calls, &samples[i], error);
     good = good && comm_host_all_reduce(job->comm, "bench.times", samples, options->repeats, COMM_F64, COMM_SUM, error);
-    qsort(samples, (size_t)options->repeats, sizeof *samples, ascending);
-    *median = samples[options->repeats / 2] / comm_size(job->comm);
+    *median = sort_median(samples, options->repeats) / comm_size(job->comm);
     free(samples);
     return good;
 }
@@ -193,8 +169,8 @@ static bool measure(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, E
     double seconds;
     int64_t wrong;
     job->count = bytes / unit_of(job->type);
-    if (has_pieces(job->operation)) job->count -= job->count % size;
-    for (int r = 0; r <= size; r++) job->pieces[r] = job->count / size * r;
+    if (has_shards(job->operation)) job->count -= job->count % size;
+    for (int r = 0; r <= size; r++) job->offsets[r] = job->count / size * r;
     if (!check(job, &wrong, error) || !time_job(job, bench->options, &seconds, error))
         return error_context(error, "%s of %lld bytes", names[job->operation], (long long)bytes);
     double rate = (double)(job->count * unit_of(job->type)) / seconds / 1e9;
@@ -206,44 +182,43 @@ static bool measure(Bench *bench, Job *job, int64_t bytes, int64_t *wrong_sum, E
     return true;
 }
 
-static bool measure_group(Bench *bench, Comm *comm, const int64_t *sizes, int count, int64_t *wrong_sum, Error *error) {
-    const CollectiveOptions *options = (const CollectiveOptions *)bench->options;
+static bool measure_group(Bench *bench, Comm *comm, const BenchList *sizes, int64_t *wrong_sum, Error *error) {
+    const CollectiveOptions *options = bench->options;
     int64_t most = 0;
-    for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+    for (int i = 0; i < sizes->count; i++) most = int_max(most, sizes->numbers[i]);
     Job job = {.comm = comm, .device = bench->device, .type = options->type ? COMM_BF16 : COMM_F32};
     char *buffer = device_allocate(bench->device, most, error), *received = buffer ? device_allocate(bench->device, most, error) : NULL;
     job.buffer = buffer;
-    job.pieces = memory_allocate((size_t)(comm_size(comm) + 1) * sizeof *job.pieces);
+    job.offsets = memory_allocate((size_t)(comm_size(comm) + 1) * sizeof *job.offsets);
     bool good = received != NULL;
     for (job.operation = 0; good && job.operation < OPERATIONS; job.operation++) {
         job.received = is_in_place(job.operation) ? NULL : received;
         bool wanted = options->operation == 0 || options->operation == (int)job.operation + 1;
-        for (int i = 0; good && wanted && i < count; i++) good = measure(bench, &job, sizes[i], wrong_sum, error);
+        for (int i = 0; good && wanted && i < sizes->count; i++) good = measure(bench, &job, sizes->numbers[i], wrong_sum, error);
     }
-    free(job.pieces);
+    free(job.offsets);
     if (received) device_free(bench->device, received, most);
     if (buffer) device_free(bench->device, buffer, most);
     return good;
 }
 
-/* The first ranks[i] ranks measure, the others wait. */
-static bool measure_groups(
-    Bench *bench, Comm *all, const int64_t *ranks, int rank_count, const int64_t *sizes, int size_count, int64_t *wrong_sum, Error *error) {
+/* For each of `ranks`: that many of the first ranks measure, the others wait. */
+static bool measure_groups(Bench *bench, Comm *all, const BenchList *ranks, const BenchList *sizes, int64_t *wrong_sum, Error *error) {
     bool good = true;
-    for (int i = 0; good && i < rank_count; i++) {
-        if (ranks[i] < 2 || ranks[i] > comm_size(all))
-            return error_set(error, ERROR_USAGE, "ranks=%lld: give 2 to %d, as many as were started", (long long)ranks[i], comm_size(all));
-        bool member = comm_rank(all) < ranks[i], whole = ranks[i] == comm_size(all);
+    for (int i = 0; good && i < ranks->count; i++) {
+        int64_t size = ranks->numbers[i];
+        if (size < 2 || size > comm_size(all))
+            return error_set(error, ERROR_USAGE, "ranks=%lld: give 2 to %d, as many as were started", (long long)size, comm_size(all));
+        bool member = comm_rank(all) < size, whole = size == comm_size(all);
         Comm *group = whole ? all : comm_split(all, member ? 0 : -1, "bench", error);
-        good = group && (!member || measure_group(bench, group, sizes, size_count, wrong_sum, error)) &&
-               comm_barrier(all, "bench.group", error);
+        good = group && (!member || measure_group(bench, group, sizes, wrong_sum, error)) && comm_barrier(all, "bench.group", error);
         if (!whole) comm_close(group);
     }
     return good;
 }
 
 static bool run_on(Bench *bench, Comm *comm, Error *error) {
-    const CollectiveOptions *options = (const CollectiveOptions *)bench->options;
+    const CollectiveOptions *options = bench->options;
     if (comm_size(comm) < 2)
         return error_set(error, ERROR_USAGE,
             "collectives need at least two ranks: start it as mpirun -n 2 smelt bench collective ..., or with smelt launch -n 2");
@@ -251,15 +226,12 @@ static bool run_on(Bench *bench, Comm *comm, Error *error) {
     bench->device = device_open((DeviceKind)options->common.device, comm_local_rank(comm), error);
     if (!bench->device || !comm_use_device(comm, bench->device, error)) return false;
     const int64_t most_bytes = (int64_t)1 << 36;
-    int64_t all[] = {comm_size(comm)};
-    int size_count = 0, rank_count = 1;
     const char *size_text = *options->bytes ? options->bytes : bench_sizes(bench->device)->collective_bytes;
-    int64_t *sizes = bench_list("bytes", size_text, most_bytes, &size_count, error), *ranks = all;
-    if (sizes && *options->ranks) ranks = bench_list("ranks", options->ranks, 1 << 20, &rank_count, error);
+    BenchList sizes, ranks = {{comm_size(comm)}, 1};
     int64_t wrong = 0;
-    bool good = sizes && ranks && measure_groups(bench, comm, ranks, rank_count, sizes, size_count, &wrong, error);
-    if (ranks != all) free(ranks);
-    free(sizes);
+    bool good = bench_list(&sizes, "bytes", size_text, most_bytes, error) &&
+                (!*options->ranks || bench_list(&ranks, "ranks", options->ranks, 1 << 20, error)) &&
+                measure_groups(bench, comm, &ranks, &sizes, &wrong, error);
     if (!good || !wrong) return good;
     return error_set(
         error, ERROR_COMMUNICATION, "%lld elements came out wrong (column wrong above): do not train over this network", (long long)wrong);
@@ -282,16 +254,7 @@ const Benchmark bench_collective = {
     .explanation = "Run it on every rank: mpirun -n 8 smelt bench collective, srun, or smelt launch. One line for each operation, number "
                    "of ranks and size, in nccl-tests' columns\n"
                    "and conventions: time in microseconds, algbw and busbw in GB/s, wrong elements of a first run on whole numbers.\n",
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Collectives",
-        .x = "size",
-        .y = "busbw",
-        .series = {"operation", "ranks"},
-        .x_label = "bytes of a message",
-        .y_label = "bus bandwidth, GB/s",
-        .x_logarithmic = true,
+    BENCH_PARTS(CollectiveOptions),
+    .plot = {"Collectives", "size", "busbw", {"operation", "ranks"}, "bytes of a message", "bus bandwidth, GB/s", .x_logarithmic = true,
         .y_logarithmic = true},
-    .options_size = sizeof(CollectiveOptions),
-    .run = run,
 };

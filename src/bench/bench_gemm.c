@@ -1,6 +1,6 @@
-/* Matrix products: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so that each product finds its
+/* GEMMs: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so that each GEMM finds its
  * operands out of the caches, as in training. On a GPU smelt's own kernels and what training chooses (the vendor's library where it is there) side by side, and the
- * vendor's products of fp8; on a CPU smelt's own beside oneDNN's in fp32, where that library is there.
+ * vendor's GEMMs of fp8; on a CPU smelt's own beside oneDNN's in fp32, where that library is there.
  * Three rows of every result are compared with dot products in double. */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -8,11 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bf16.h"
-#include "base/fp8.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
-#include "base/rng.h"
+#include "advise/gemm_check.h"
 #include "bench/bench.h"
 #include "model/model.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -41,13 +40,13 @@ static const Option rows[] = {
     CHOICE_OPTION(layout, "nt", "nt|nn|tn|all", "of a sweep: nt is forward (x w^T), nn the gradient of x, tn that of w, in fp32"),
     CHOICE_OPTION(cache, "cold", "cold|hot", "cold: operands rotate through twice the last cache; hot: the same ones again"),
     CHOICE_OPTION(
-        provider, "all", "all|own|chosen|vendor|onednn", "whose products: smelt's own, what training runs, the vendor's in fp8, oneDNN's"),
+        provider, "all", "all|own|chosen|vendor|onednn", "whose GEMMs: smelt's own, what training runs, the vendor's in fp8, oneDNN's"),
 };
 #undef FIELD
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
 
-/* A product without its memory, and how often a microbatch has it. */
+/* A GEMM without its memory, and how often a microbatch has it. */
 typedef struct Shape {
     char name[48];
     int layout;
@@ -136,31 +135,25 @@ static void shapes_of_model(Shapes *shapes, const Config *config) {
 
 /* Every m with every n and k, or with itself where these are not given, in every layout. */
 static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const BenchSizes *sizes, Error *error) {
-    int m_count = 0, n_count = 1, k_count = 1;
-    const char *m_text = *options->m ? options->m : sizes->gemm_m;
-    int64_t *m = bench_list("m", m_text, MOST, &m_count, error), *n = NULL, *k = NULL;
-    bool good = m && (!*options->n || (n = bench_list("n", options->n, MOST, &n_count, error))) &&
-                (!*options->k || (k = bench_list("k", options->k, MOST, &k_count, error)));
-    for (int i = 0; good && i < m_count * n_count * k_count; i++)
+    const int64_t same = 0; /* as m */
+    BenchList m, n = {{same}, 1}, k = {{same}, 1};
+    if (!bench_list(&m, "m", *options->m ? options->m : sizes->gemm_m, MOST, error) ||
+        (*options->n && !bench_list(&n, "n", options->n, MOST, error)) || (*options->k && !bench_list(&k, "k", options->k, MOST, error)))
+        return false;
+    for (int i = 0; i < m.count * n.count * k.count; i++)
         for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++) {
             if (options->layout != LAYOUT_ALL && options->layout != layout) continue;
-            int64_t rows_of_c = m[i / (n_count * k_count)];
-            Shape shape = {.name = "sweep",
-                .layout = layout,
-                .wide = layout == LAYOUT_TN,
-                .m = rows_of_c,
-                .n = n ? n[i / k_count % n_count] : rows_of_c,
-                .k = k ? k[i % k_count] : rows_of_c,
-                .calls = 1};
+            int64_t rows_of_c = m.numbers[i / (n.count * k.count)], columns_of_c = n.numbers[i / k.count % n.count],
+                    depth = k.numbers[i % k.count];
+            Shape shape = {.name = "sweep", .layout = layout, .wide = layout == LAYOUT_TN, .m = rows_of_c, .calls = 1};
+            shape.n = columns_of_c ? columns_of_c : rows_of_c;
+            shape.k = depth ? depth : rows_of_c;
             add_shape(shapes, &shape);
         }
-    free(m);
-    free(n);
-    free(k);
-    return good;
+    return true;
 }
 
-/* -- A product in memory ------------------------------------------------------------------------------------------- */
+/* -- A GEMM in memory ---------------------------------------------------------------------------------------------- */
 
 /* Bytes of the operands; A and B lie together. */
 typedef struct Sizes { int64_t a, inputs, output; } Sizes;
@@ -173,7 +166,7 @@ static Sizes sizes_of(const Shape *shape, GemmType type) {
 }
 
 /* As training calls it: weights' gradients are added to. */
-static Gemm product_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
+static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
     Gemm g = {.transpose_a = shape->layout == LAYOUT_TN,
         .transpose_b = shape->layout == LAYOUT_NT,
         .accumulate = shape->layout == LAYOUT_TN,
@@ -220,124 +213,75 @@ typedef struct Work {
     BenchArena inputs, outputs;
 } Work;
 
-/* False where nobody computes it, which only products of fp8 meet. */
-static bool run_product(const Work *work, const Gemm *product) {
+/* False where nobody computes it, which only GEMMs of fp8 meet. */
+static bool run_gemm(const Work *work, const Gemm *g) {
     Device *device = work->inputs.device;
-    const Gemm *g = product;
-    if (work->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, product);
+    if (work->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, g);
     if (work->provider == PROVIDER_ONEDNN)
         work->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
             g->accumulate ? 1 : 0, g->c, g->ldc);
-    else if (work->provider == PROVIDER_OWN) device_gemm_own(device, product);
-    else device_gemm(device, product);
+    else if (work->provider == PROVIDER_OWN) device_gemm_own(device, g);
+    else device_gemm(device, g);
     return true;
 }
 
 static void run_work(void *context, int64_t call) {
     const Work *work = context;
     Sizes sizes = sizes_of(work->shape, work->type);
-    Gemm product = product_of(
+    Gemm g = gemm_of(
         work->shape, work->type, bench_arena_set(&work->inputs, sizes.inputs, call), bench_arena_set(&work->outputs, sizes.output, call));
-    run_product(work, &product);
+    run_gemm(work, &g);
 }
 
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
 
-static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
-    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[index], fnuz);
-    if (type == GEMM_BF16) return bf16_to_float(((const uint16_t *)data)[index]);
-    return ((const float *)data)[index];
-}
-
-/* An element in double precision: its sum, the largest one on the way there, and the mean square of its products. */
-typedef struct Exact { double sum, peak, squares; } Exact;
-
-static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
-    Exact e = {0};
-    for (int64_t p = 0; p < g->k; p++) {
-        double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
-        double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
-        e.sum += a * b;
-        e.squares += a * b * a * b / (double)g->k;
-        if (fabs(e.sum) > e.peak) e.peak = fabs(e.sum);
-    }
-    return e;
-}
-
-/* A sum of k products of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times k 2^-24 rms leaves room and is far from one
- * product that is missing. GPUs truncate, each 16 or 8 products, whose errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most.
- * Hopper keeps sums of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which is off
- * by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms, each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room.
- * C in bf16 is half a unit in its last place off besides. */
-static double bound_of(const Gemm *g, const Exact *e, double rounding) {
-    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
-    return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
-}
-
 /* Whether a row of C, `c`, is at up to 512 columns what A and B in host memory make. */
-static bool row_is_right(const Gemm *g, bool fnuz, double rounding, int64_t row, const char *c) {
+static bool row_is_right(const Gemm *g, const Device *device, int64_t row, const char *c) {
     const int64_t most_columns = 512;
-    int64_t step = (g->n + most_columns - 1) / most_columns;
+    int64_t step = divide_up(g->n, most_columns);
     int wrong = 0;
 #pragma omp parallel for schedule(static) reduction(+ : wrong)
-    for (int64_t column = 0; column < g->n; column += step) {
-        Exact exact = exact_element(g, fnuz, row, column);
-        wrong += !(fabs(element(c, g->output, fnuz, column) - exact.sum) <= bound_of(g, &exact, rounding));
-    }
+    for (int64_t column = 0; column < g->n; column += step) wrong += !gemm_element_is_right(g, device, row, column, c);
     return wrong == 0;
 }
 
-static bool rows_are_right(const Work *work, const Gemm *product, const char *inputs, bool *right, Error *error) {
+static bool rows_are_right(const Work *work, const Gemm *g, const char *inputs, bool *right, Error *error) {
     Device *device = work->inputs.device;
-    Gemm on_host = product_of(work->shape, work->type, inputs, NULL);
-    const int64_t rows[] = {0, product->m / 2, product->m - 1}, bytes = product->n * bench_type_bytes(product->output);
-    double rounding = device_gemm_rounding(device, product->input);
+    Gemm on_host = gemm_of(work->shape, work->type, inputs, NULL);
+    const int64_t rows[] = {0, g->m / 2, g->m - 1}, bytes = g->n * bench_type_bytes(g->output);
     *right = true;
     for (int i = 0; i < 3; i++) {
-        char *on_device = (char *)product->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
+        char *on_device = (char *)g->c + rows[i] * bytes, *c = device_view(device, on_device, bytes, VIEW_READ, error);
         if (!c) return false;
-        *right = row_is_right(&on_host, device_info(device)->fp8_fnuz, rounding, rows[i], c) && *right;
+        *right = row_is_right(&on_host, device, rows[i], c) && *right;
         device_view_close(device, c, on_device, bytes, VIEW_READ);
     }
     return true;
 }
 
-/* Makes the product once, with C zero before, and checks its first, middle and last row. `made` is false where nobody computes it. */
-static bool check_product(const Work *work, bool *made, bool *right, Error *error) {
+/* Makes the GEMM once, with C zero before, and checks its first, middle and last row. `made` is false where nobody computes it. */
+static bool check_gemm(const Work *work, bool *made, bool *right, Error *error) {
     Device *device = work->inputs.device;
     Sizes sizes = sizes_of(work->shape, work->type);
-    Gemm product = product_of(work->shape, work->type, work->inputs.memory, work->outputs.memory);
-    device_fill(device, product.c, 0, sizes.output);
-    *made = run_product(work, &product);
+    Gemm g = gemm_of(work->shape, work->type, work->inputs.memory, work->outputs.memory);
+    device_fill(device, g.c, 0, sizes.output);
+    *made = run_gemm(work, &g);
     if (!*made) return device_ok(device, error);
     char *inputs = device_view(device, work->inputs.memory, sizes.inputs, VIEW_READ, error);
-    bool read = inputs && rows_are_right(work, &product, inputs, right, error);
+    bool read = inputs && rows_are_right(work, &g, inputs, right, error);
     if (inputs) device_view_close(device, inputs, work->inputs.memory, sizes.inputs, VIEW_READ);
     return read && device_ok(device, error);
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
-static const BenchColumn columns[] = {
-    {"product", BENCH_TEXT, 30},
-    {"layout", BENCH_TEXT, 6},
-    {"type", BENCH_TEXT, 5},
-    {"output", BENCH_TEXT, 6},
-    {"provider", BENCH_TEXT, 8},
-    {"m", 0, 8},
-    {"n", 0, 8},
-    {"k", 0, 8},
-    {"calls", 0, 6},
-    {"us", 1, 11},
-    {"tflops", 3, 9},
-    {"best_tflops", 3, 11},
-    {"gbps", 1, 8},
-    {"check", BENCH_TEXT, 5},
-};
+static const BenchColumn columns[] = {{"product", BENCH_TEXT, 30}, {"layout", BENCH_TEXT, 6}, {"type", BENCH_TEXT, 5},
+    {"output", BENCH_TEXT, 6}, {"provider", BENCH_TEXT, 8}, {"m", 0, 8}, {"n", 0, 8}, {"k", 0, 8}, {"calls", 0, 6}, {"us", 1, 11},
+    {"tflops", 3, 9}, {"best_tflops", 3, 11}, {"gbps", 1, 8}, {"check", BENCH_TEXT, 5}};
 
 static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_FP8] = "fp8"};
 
-/* `unmade`: products that nobody computes. */
+/* `unmade`: GEMMs that nobody computes. */
 typedef struct Tally {
     int wrong, unmade;
     double best;
@@ -349,7 +293,7 @@ static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) 
     const Shape *s = work->shape;
     bool made, right;
     BenchTime time;
-    if (!check_product(work, &made, &right, error)) return false;
+    if (!check_gemm(work, &made, &right, error)) return false;
     tally->unmade += !made;
     if (!made) return true;
     if (!bench_time(bench, run_work, (void *)work, &time, error)) return false;
@@ -376,7 +320,7 @@ static bool is_wanted(const Work *work, int provider_option) {
 }
 
 static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
-    const GemmOptions *options = (const GemmOptions *)bench->options;
+    const GemmOptions *options = bench->options;
     Sizes most = {0};
     for (int i = 0; i < shapes->count; i++) {
         Sizes sizes = sizes_of(&shapes->items[i], type);
@@ -412,10 +356,9 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
         if (shapes->items[i].layout == LAYOUT_NT) add_shape(&straight, &shapes->items[i]);
     tally->unmade = shapes->count - straight.count;
     bool good = !straight.count || measure_type(bench, &straight, GEMM_FP8, tally, error);
-    if (!library) log_info("fp8: only the vendors' libraries have such products, and there is none here");
+    if (!library) log_info("fp8: only the vendors' libraries have such GEMMs, and there is none here");
     else if (good && tally->unmade)
-        log_info(
-            "fp8: %s on %s has no product for %d of %d shapes", library, device_info(bench->device)->name, tally->unmade, shapes->count);
+        log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->unmade, shapes->count);
     free(straight.items);
     return good;
 }
@@ -438,14 +381,14 @@ static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Erro
 }
 
 static bool run(Bench *bench, Error *error) {
-    const GemmOptions *options = (const GemmOptions *)bench->options;
+    const GemmOptions *options = bench->options;
     Shapes shapes = {0};
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
     if (options->type == TYPE_FP32 && !can_multiply(bench, GEMM_F32))
-        return error_set(error, ERROR_USAGE, "type=fp32: GPUs have products of bf16 and fp8 only; give device=cpu");
+        return error_set(error, ERROR_USAGE, "type=fp32: GPUs have GEMMs of bf16 and fp8 only; give device=cpu");
     if (options->type == TYPE_FP8 && !can_multiply(bench, GEMM_FP8))
-        return error_set(error, ERROR_USAGE, "type=fp8: CPUs have products of bf16 and fp32 only; some GPUs have fp8");
+        return error_set(error, ERROR_USAGE, "type=fp8: CPUs have GEMMs of bf16 and fp32 only; some GPUs have fp8");
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);
         bench->results.plot.x = "us";
@@ -457,37 +400,28 @@ static bool run(Bench *bench, Error *error) {
     free(shapes.items);
     if (good && tally.best > 0) log_info("best: %.3f TFLOP/s, %s", tally.best / 1e12, tally.best_shape);
     if (!good || !tally.wrong) return good;
-    return error_set(error, ERROR_NUMERICS, "%d products gave wrong results (WRONG above): do not train with them", tally.wrong);
+    return error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (WRONG above): do not train with them", tally.wrong);
 }
 
 const Benchmark bench_gemm = {
     .name = "gemm",
-    .summary = "matrix products: of a model's step, or a sweep of m, n, k",
+    .summary = "GEMMs (matrix products): of a model's step, or a sweep of m, n, k",
     .explanation =
-        "With CONFIG.yaml: every product of one microbatch of its training step, and how often it occurs. Without: a sweep over m, n and "
+        "With CONFIG.yaml: every GEMM of one microbatch of its training step, and how often it occurs. Without: a sweep over m, n and "
         "k.\n"
         "Operands are random normal numbers that rotate through twice the last cache. A sample of every result is checked in double "
         "precision.\n"
         "On a GPU smelt's own kernels (own) stand beside what training runs (chosen: the vendor's library where it is there), and fp8 of "
         "the vendor's\n"
-        "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's product in fp32 (onednn), where libdnnl is installed.\n",
+        "library (vendor: e4m3, C in bf16, scales of one); on a CPU oneDNN's GEMM in fp32 (onednn), where libdnnl is installed.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Matrix products",
-        .x = "m",
-        .y = "tflops",
-        .series = {"type", "provider", "layout"},
-        .x_label = "rows of C",
-        .y_label = "TFLOP/s",
-        .x_logarithmic = true},
-    .options_size = sizeof(GemmOptions),
-    .run = run,
+    BENCH_PARTS(GemmOptions),
+    .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},
 };
 
 /* -- The yardstick ------------------------------------------------------------------------------------------------- */
 
-double bench_best_product(Bench *bench, Precision precision) {
+double bench_best_gemm(Bench *bench, Precision precision) {
     const int64_t *order = bench_sizes(bench->device)->best_gemm;
     GemmType type = precision == PRECISION_BF16 ? GEMM_BF16 : GEMM_F32;
     double best = 0;

@@ -9,6 +9,7 @@
 
 #include "backend/gpu/kernel_launch.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "bench/bench.h"
 #include "bench/stream.h"
@@ -48,25 +49,27 @@ typedef enum Kernel {
     DOWNLOAD_PINNED,
     KERNEL_COUNT
 } Kernel;
-/* Arrays of device memory that it touches. */
+enum { MOST_ARRAYS = 3 };
+/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a GPU. */
 static const struct {
     const char *name;
-    int arrays;
+    int arrays, order[MOST_ARRAYS];
+    GpuKernel gpu;
 } kernels[KERNEL_COUNT] = {
-    [KERNEL_COPY] = {"copy", 2},
-    [KERNEL_SCALE] = {"scale", 2},
-    [KERNEL_ADD] = {"add", 3},
-    [KERNEL_TRIAD] = {"triad", 3},
-    [KERNEL_READ] = {"read", 1},
-    [KERNEL_WRITE] = {"write", 1},
-    [DRIVER_COPY] = {"driver_copy", 2},
-    [UPLOAD] = {"upload", 1},
-    [DOWNLOAD] = {"download", 1},
-    [UPLOAD_PINNED] = {"upload_pinned", 1},
-    [DOWNLOAD_PINNED] = {"download_pinned", 1},
+    [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, {"stream", "stream_copy"}},
+    [KERNEL_SCALE] = {"scale", 2, {0, 0, 1}, {"stream", "stream_scale"}},
+    [KERNEL_ADD] = {"add", 3, {0, 1, 2}, {"stream", "stream_add"}},
+    [KERNEL_TRIAD] = {"triad", 3, {0, 1, 2}, {"stream", "stream_triad"}},
+    [KERNEL_READ] = {"read", 1, {0, 0, 0}, {"stream", "stream_read"}},
+    [KERNEL_WRITE] = {"write", 1, {0, 0, 0}, {"stream", "stream_write"}},
+    [DRIVER_COPY] = {.name = "driver_copy", .arrays = 2},
+    [UPLOAD] = {.name = "upload", .arrays = 1},
+    [DOWNLOAD] = {.name = "download", .arrays = 1},
+    [UPLOAD_PINNED] = {.name = "upload_pinned", .arrays = 1},
+    [DOWNLOAD_PINNED] = {.name = "download_pinned", .arrays = 1},
 };
 /* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set of a cache: SKEW keeps them apart. */
-enum { MOST_ARRAYS = 3, ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
+enum { ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
 static const double FACTOR = 3;
 
 /* -- On the CPU ---------------------------------------------------------------------------------------------------- */
@@ -85,22 +88,14 @@ typedef struct Part {
 #define FOR_EACH_CPU
 #endif
 
-FOR_EACH_CPU static void scale_part(const Part *part) {
-    for (int64_t i = 0; i < part->lines; i++) part->b[i] = FACTOR * part->c[i];
-}
-
-FOR_EACH_CPU static void add_part(const Part *part) {
-    for (int64_t i = 0; i < part->lines; i++) part->c[i] = part->a[i] + part->b[i];
-}
-
-FOR_EACH_CPU static void triad_part(const Part *part) {
-    for (int64_t i = 0; i < part->lines; i++) part->a[i] = part->b[i] + FACTOR * part->c[i];
-}
-
-FOR_EACH_CPU static void write_part(const Part *part) {
-    const Line line = {FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR};
-    for (int64_t i = 0; i < part->lines; i++) part->a[i] = line;
-}
+#define STREAM(name, statement)                                                                                                           \
+    FOR_EACH_CPU static void name(const Part *part) {                                                                                     \
+        for (int64_t i = 0; i < part->lines; i++) statement;                                                                              \
+    }
+STREAM(scale_part, part->b[i] = FACTOR * part->c[i])
+STREAM(add_part, part->c[i] = part->a[i] + part->b[i])
+STREAM(triad_part, part->a[i] = part->b[i] + FACTOR * part->c[i])
+STREAM(write_part, part->a[i] = FACTOR - (Line){0})
 
 /* Several sums, so that none waits for the one before it; parts have a multiple of 8 lines. */
 FOR_EACH_CPU static void read_part(const Part *part) {
@@ -153,12 +148,6 @@ static void run_cpu(void *context, int64_t call) {
 }
 
 static void run_gpu(void *context, int64_t call) {
-    static const GpuKernel launched[KERNELS] = {[KERNEL_COPY] = {"stream", "stream_copy"},
-        [KERNEL_SCALE] = {"stream", "stream_scale"},
-        [KERNEL_ADD] = {"stream", "stream_add"},
-        [KERNEL_TRIAD] = {"stream", "stream_triad"},
-        [KERNEL_READ] = {"stream", "stream_read"},
-        [KERNEL_WRITE] = {"stream", "stream_write"}};
     enum { READERS_A_PROCESSOR = 8, MOST_BLOCKS = 1 << 22, BLOCK_BYTES = 16 * STREAM_THREADS };
     const Work *work = context;
     (void)call;
@@ -174,7 +163,7 @@ static void run_gpu(void *context, int64_t call) {
         arguments.b = (float *)work->arrays[0];
         arguments.blocks = device_info(work->device)->processors * READERS_A_PROCESSOR;
     }
-    gpu_launch(work->device, &launched[work->kernel], (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
+    gpu_launch(work->device, &kernels[work->kernel].gpu, (LaunchShape){.x = arguments.blocks, .threads = STREAM_THREADS}, &arguments);
 }
 
 static void run_copy(void *context, int64_t call) {
@@ -189,13 +178,7 @@ static void run_copy(void *context, int64_t call) {
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 
 static const BenchColumn columns[] = {
-    {"kernel", BENCH_TEXT, 15},
-    {"bytes", 0, 13},
-    {"level", BENCH_TEXT, 6},
-    {"us", 2, 13},
-    {"gbps", 2, 9},
-    {"best_gbps", 2, 9},
-};
+    {"kernel", BENCH_TEXT, 15}, {"bytes", 0, 13}, {"level", BENCH_TEXT, 6}, {"us", 2, 13}, {"gbps", 2, 9}, {"best_gbps", 2, 9}};
 
 /* The smallest cache that holds what each thread, or all together in the last cache, works on. */
 static const char *level_of(const Device *device, int64_t bytes) {
@@ -224,10 +207,7 @@ static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kerne
     if (each == 0) return true;
     bool gpu = device_info(bench->device)->kind != DEVICE_CPU; /* whose kernels are those of stream.c */
     Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : (worth + set - 1) / set};
-    /* Each kernel's arrays are the first ones, in the order in which its operands lie. */
-    static const int order[KERNELS][MOST_ARRAYS] = {
-        [KERNEL_COPY] = {0, 0, 1}, [KERNEL_SCALE] = {0, 0, 1}, [KERNEL_ADD] = {0, 1, 2}, [KERNEL_TRIAD] = {0, 1, 2}};
-    for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = memory + order[kernel][i] * (each + SKEW);
+    for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = memory + kernels[kernel].order[i] * (each + SKEW);
     if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = memory + bench_round(each);
     return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
@@ -249,16 +229,13 @@ static bool measure_copy(Bench *bench, char *memory, const Host *host, int64_t s
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
-static int64_t *default_sizes(const Device *device, int *count) {
-    enum { MOST_SIZES = 64 };
-    int64_t *sizes = memory_allocate(MOST_SIZES * sizeof *sizes), free_bytes = device_available(device),
-            most = 4 * device_info(device)->cache_bytes;
-    int64_t least = bench_sizes(device)->memory_least;
-    *count = 0;
-    for (int64_t size = least; size <= most && *count < MOST_SIZES - 1 && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
-        sizes[(*count)++] = size;
-    if (free_bytes / 2 > sizes[*count - 1]) sizes[(*count)++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
-    return sizes;
+/* Powers of two up to four times the last cache, and half of what is free. */
+static void default_sizes(BenchList *sizes, const Device *device) {
+    int64_t free_bytes = device_available(device), most = 4 * device_info(device)->cache_bytes;
+    sizes->count = 0;
+    for (int64_t size = bench_sizes(device)->memory_least; size <= most && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
+        sizes->numbers[sizes->count++] = size;
+    if (free_bytes / 2 > sizes->numbers[sizes->count - 1]) sizes->numbers[sizes->count++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
 }
 
 static bool is_wanted(const Bench *bench, Kernel kernel) {
@@ -301,10 +278,10 @@ static void touch(char *memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes / (int64_t)sizeof *values; i++) values[i] = 1;
 }
 
-static bool measure_sizes(Bench *bench, const int64_t *sizes, int count, Error *error) {
+static bool measure_sizes(Bench *bench, const BenchList *sizes, Error *error) {
     const int64_t host_most = 1 << 30;
     int64_t most = 0, available = device_available(bench->device);
-    for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+    for (int i = 0; i < sizes->count; i++) most = int_max(most, sizes->numbers[i]);
     if (available >= 0 && most > available)
         return error_set(error, ERROR_MEMORY, "bytes=%lld are more than the %lld that are free", (long long)most, (long long)available);
     int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
@@ -315,24 +292,22 @@ static bool measure_sizes(Bench *bench, const int64_t *sizes, int count, Error *
     if (good && on_host && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
         madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* a wish, like its opposite */
     if (good && on_host) touch(memory, room);
-    for (int i = 0; good && i < count; i++) good = measure_size(bench, memory, &host, sizes[i], error);
+    for (int i = 0; good && i < sizes->count; i++) good = measure_size(bench, memory, &host, sizes->numbers[i], error);
     close_host(&host, bench->device);
     if (memory) device_free(bench->device, memory, room);
     return good;
 }
 
 static bool run(Bench *bench, Error *error) {
-    const MemoryOptions *options = (const MemoryOptions *)bench->options;
+    const MemoryOptions *options = bench->options;
     const int64_t most = (int64_t)1 << 46;
     if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
     if (options->kernel > KERNELS && device_info(bench->device)->host_memory)
         return error_set(error, ERROR_USAGE, "kernel=%s: only a GPU has such copies", kernels[options->kernel - 1].name);
-    int count = 0;
-    int64_t *sizes = *options->bytes ? bench_list("bytes", options->bytes, most, &count, error) : default_sizes(bench->device, &count);
-    if (!sizes) return false;
-    bool good = measure_sizes(bench, sizes, count, error);
-    free(sizes);
-    return good;
+    BenchList sizes;
+    if (!*options->bytes) default_sizes(&sizes, bench->device);
+    else if (!bench_list(&sizes, "bytes", options->bytes, most, error)) return false;
+    return measure_sizes(bench, &sizes, error);
 }
 
 const Benchmark bench_memory = {
@@ -342,15 +317,6 @@ const Benchmark bench_memory = {
                    "counted as STREAM counts them.\n"
                    "On a GPU also the driver's own copy, and copies from ordinary host memory (upload), to it (download), and the same "
                    "with pinned memory.\n",
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Memory bandwidth",
-        .x = "bytes",
-        .y = "gbps",
-        .series = {"kernel"},
-        .x_label = "bytes of all arrays",
-        .y_label = "GB/s",
-        .x_logarithmic = true},
-    .options_size = sizeof(MemoryOptions),
-    .run = run,
+    BENCH_PARTS(MemoryOptions),
+    .plot = {"Memory bandwidth", "bytes", "gbps", {"kernel"}, "bytes of all arrays", "GB/s", .x_logarithmic = true},
 };

@@ -26,17 +26,8 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const BenchColumn columns[] = {
-    {"optimizer", BENCH_TEXT, 9},
-    {"type", BENCH_TEXT, 5},
-    {"parameters", 0, 13},
-    {"bytes", 0, 15},
-    {"ms", 3, 11},
-    {"gbps", 2, 9},
-    {"best_gbps", 2, 9},
-    {"gparams_s", 3, 9},
-    {"state_bytes", 0, 15},
-};
+static const BenchColumn columns[] = {{"optimizer", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"parameters", 0, 13}, {"bytes", 0, 15},
+    {"ms", 3, 11}, {"gbps", 2, 9}, {"best_gbps", 2, 9}, {"gparams_s", 3, 9}, {"state_bytes", 0, 15}};
 
 static Graph *matrices(Precision precision, int64_t width, int64_t count) {
     Graph *graph = graph_create(precision, true);
@@ -99,13 +90,13 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
 }
 
 static bool measure_all(Bench *bench, const Graph *graph, Error *error) {
-    const OptimizerOptions *options = (const OptimizerOptions *)bench->options;
+    const OptimizerOptions *options = bench->options;
     return (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
            (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
 }
 
 static bool run(Bench *bench, Error *error) {
-    const OptimizerOptions *options = (const OptimizerOptions *)bench->options;
+    const OptimizerOptions *options = bench->options;
     Precision precision = bench->configured ? bench->config.precision : PRECISION_BF16;
     if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 is for checks, not for speed: give bf16 or fp32");
     if (!bench_open_device(bench, precision, error)) return false;
@@ -130,15 +121,6 @@ const Benchmark bench_optimizer = {
                    "read and write once: master weights,\n"
                    "gradients, state and weights. Muon also multiplies matrices, so it is slower than its bytes.\n",
     .config = BENCH_CONFIG_OPTIONAL,
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Optimizers",
-        .x = "parameters",
-        .y = "gbps",
-        .series = {"optimizer"},
-        .x_label = "parameters",
-        .y_label = "GB/s",
-        .x_logarithmic = true},
-    .options_size = sizeof(OptimizerOptions),
-    .run = run,
+    BENCH_PARTS(OptimizerOptions),
+    .plot = {"Optimizers", "parameters", "gbps", {"optimizer"}, "parameters", "GB/s", .x_logarithmic = true},
 };

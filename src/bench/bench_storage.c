@@ -26,16 +26,8 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const BenchColumn columns[] = {
-    {"test", BENCH_TEXT, 22},
-    {"bytes", 0, 14},
-    {"block", 0, 10},
-    {"operations", 0, 11},
-    {"seconds", 4, 10},
-    {"gbps", 3, 8},
-    {"per_second", 1, 12},
-    {"us", 1, 11},
-};
+static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}, {"block", 0, 10}, {"operations", 0, 11},
+    {"seconds", 4, 10}, {"gbps", 3, 8}, {"per_second", 1, 12}, {"us", 1, 11}};
 
 enum { PAGE = 4096 };
 
@@ -149,7 +141,7 @@ static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
 }
 
 static bool run(Bench *bench, Error *error) {
-    const StorageOptions *options = (const StorageOptions *)bench->options;
+    const StorageOptions *options = bench->options;
     Disk disk = {.bytes = options->bytes, .block = options->block / PAGE * PAGE};
     bool good = file_open_unnamed(&disk.file, bench->positional, error) && check_space(&disk, error) &&
                 (disk.buffer = memory_map((size_t)disk.block, error));
@@ -170,16 +162,6 @@ const Benchmark bench_storage = {
                    "writes small pieces that are each made durable. Give bytes above the memory of the machine where the system keeps "
                    "pages that it was told to drop.\n",
     .positional = "FOLDER",
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Storage",
-        .x = "block",
-        .y = "gbps",
-        .series = {"test"},
-        .x_label = "bytes of an operation",
-        .y_label = "GB/s",
-        .x_logarithmic = true,
-        .y_logarithmic = true},
-    .options_size = sizeof(StorageOptions),
-    .run = run,
+    BENCH_PARTS(StorageOptions),
+    .plot = {"Storage", "block", "gbps", {"test"}, "bytes of an operation", "GB/s", .x_logarithmic = true, .y_logarithmic = true},
 };

@@ -272,28 +272,18 @@ double bench_peak(const Bench *bench, Precision precision) {
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
-static const BenchColumn columns[] = {
-    {"type", BENCH_TEXT, 5},
-    {"parameters", 0, 12},
-    {"length", 0, 8},
-    {"microbatch", 0, 10},
-    {"accumulation", 0, 12},
-    {"step_ms", 2, 11},
-    {"tokens_s", 1, 12},
-    {"tflops", 3, 9},
-    {"peak_percent", 1, 12},
-    {"best_percent", 1, 12},
-    {"memory_bytes", 0, 14},
-};
+static const BenchColumn columns[] = {{"type", BENCH_TEXT, 5}, {"parameters", 0, 12}, {"length", 0, 8}, {"microbatch", 0, 10},
+    {"accumulation", 0, 12}, {"step_ms", 2, 11}, {"tokens_s", 1, 12}, {"tflops", 3, 9}, {"peak_percent", 1, 12}, {"best_percent", 1, 12},
+    {"memory_bytes", 0, 14}};
 
 static bool run(Bench *bench, Error *error) {
-    const TrainOptions *options = (const TrainOptions *)bench->options;
+    const TrainOptions *options = bench->options;
     const Config *config = &bench->config;
     TrainSpeed speed;
     TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
     if (!bench_open_device(bench, (Precision)config->precision, error) || !bench_train_measure(bench, config, &measure, &speed, error))
         return false;
-    double best = bench_best_product(bench, (Precision)config->precision);
+    double best = bench_best_gemm(bench, (Precision)config->precision);
     bench_row(
         bench, (BenchCell[]){TEXT(precision_name((Precision)config->precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
                    NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
@@ -308,16 +298,8 @@ const Benchmark bench_train = {
     .explanation =
         "Whole training steps on random tokens. The microbatch is searched from the largest whose plan fits downwards. TFLOP/s count what "
         "the model's operations need,\n"
-        "without recomputation; % of peak is of the vendor's figure for the GPU, % of best of the best large product measured here.\n",
+        "without recomputation; % of peak is of the vendor's figure for the GPU, % of best of the best large GEMM measured here.\n",
     .config = BENCH_CONFIG_REQUIRED,
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Training",
-        .x = "microbatch",
-        .y = "tokens_s",
-        .series = {"type"},
-        .x_label = "sequences of a microbatch",
-        .y_label = "tokens/s"},
-    .options_size = sizeof(TrainOptions),
-    .run = run,
+    BENCH_PARTS(TrainOptions),
+    .plot = {"Training", "microbatch", "tokens_s", {"type"}, "sequences of a microbatch", "tokens/s"},
 };

@@ -1,26 +1,24 @@
-/* Lists of numbers in options: what a benchmark sweeps over. */
+/* Lists of numbers in options: what a benchmark sweeps over. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "bench/bench.h"
 
-enum { MOST_NUMBERS = 4096 };
-
-typedef struct List {
+/* An option that is being read. */
+typedef struct ListText {
     const char *option, *text;
-    int64_t *numbers, most;
-    int count;
-} List;
+    int64_t most;
+} ListText;
 
-static bool refuse(const List *list, Error *error) {
+static bool refuse(const ListText *from, Error *error) {
     return error_set(error, ERROR_USAGE,
-        "%s=%s: give numbers from 1 to %lld, at most %d, such as 64,1Ki or 256..8192 (doubling) or 256..4096+256", list->option, list->text,
-        (long long)list->most, MOST_NUMBERS);
+        "%s=%s: give numbers from 1 to %lld, at most %d, such as 64,1Ki or 256..8192 (doubling) or 256..4096+256", from->option, from->text,
+        (long long)from->most, BENCH_LIST_NUMBERS);
 }
 
-static bool append(List *list, int64_t number, Error *error) {
-    if (number < 1 || number > list->most || list->count == MOST_NUMBERS) return refuse(list, error);
+static bool append(BenchList *list, const ListText *from, int64_t number, Error *error) {
+    if (number < 1 || number > from->most || list->count == BENCH_LIST_NUMBERS) return refuse(from, error);
     list->numbers[list->count++] = number;
     return true;
 }
@@ -40,29 +38,25 @@ static int64_t parse(const char *text, size_t length) {
 }
 
 /* "A", "A..B" or "A..B+STEP". */
-static bool append_item(List *list, const char *item, size_t length, Error *error) {
+static bool append_item(BenchList *list, const ListText *from, const char *item, size_t length, Error *error) {
     const char *dots = memmem(item, length, "..", 2);
-    if (!dots) return append(list, parse(item, length), error);
+    if (!dots) return append(list, from, parse(item, length), error);
     const char *last = dots + 2, *end = item + length, *plus = memchr(last, '+', (size_t)(end - last));
-    int64_t from = parse(item, (size_t)(dots - item)), to = parse(last, (size_t)((plus ? plus : end) - last));
+    int64_t low = parse(item, (size_t)(dots - item)), high = parse(last, (size_t)((plus ? plus : end) - last));
     int64_t step = plus ? parse(plus + 1, (size_t)(end - plus - 1)) : 0;
-    if (from < 1 || to < from || to > list->most || (plus && step < 1)) return refuse(list, error);
-    for (int64_t number = from; number <= to; number = plus ? number + step : 2 * number)
-        if (!append(list, number, error)) return false;
+    if (low < 1 || high < low || high > from->most || (plus && step < 1)) return refuse(from, error);
+    for (int64_t number = low; number <= high; number = plus ? number + step : 2 * number)
+        if (!append(list, from, number, error)) return false;
     return true;
 }
 
-int64_t *bench_list(const char *option, const char *text, int64_t most, int *count, Error *error) {
-    List list = {.option = option, .text = text, .most = most, .numbers = memory_allocate(MOST_NUMBERS * sizeof(int64_t))};
-    bool good = true;
-    for (const char *item = text; good;) {
+bool bench_list(BenchList *list, const char *option, const char *text, int64_t most, Error *error) {
+    const ListText from = {option, text, most};
+    list->count = 0;
+    for (const char *item = text;; item++) {
         size_t length = strcspn(item, ",");
-        good = append_item(&list, item, length, error);
-        if (item[length] == '\0') break;
-        item += length + 1;
+        if (!append_item(list, &from, item, length, error)) return false;
+        item += length;
+        if (*item == '\0') return true;
     }
-    *count = list.count;
-    if (good) return list.numbers;
-    free(list.numbers);
-    return NULL;
 }

@@ -208,6 +208,6 @@ bool bench_write(const Bench *bench, Error *error) {
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
 bool bench_open_device(Bench *bench, Precision precision, Error *error) {
-    if (!bench->device) bench->device = bench->open_device(bench->options->device, precision, error);
+    if (!bench->device) bench->device = bench->open_device(((const BenchOptions *)bench->options)->device, precision, error);
     return bench->device != NULL;
 }

@@ -39,21 +39,9 @@ static const Option rows[] = {
 };
 #undef FIELD
 
-static const BenchColumn columns[] = {
-    {"model", BENCH_TEXT, 20},
-    {"mode", BENCH_TEXT, 9},
-    {"type", BENCH_TEXT, 5},
-    {"gpus", 0, 5},
-    {"length", 0, 8},
-    {"microbatch", 0, 10},
-    {"accumulation", 0, 12},
-    {"tokens_s_per_gpu", 1, 16},
-    {"tflops_per_gpu", 2, 14},
-    {"peak_percent", 1, 12},
-    {"best_percent", 1, 12},
-    {"memory_bytes", 0, 14},
-    {"status", BENCH_TEXT, 8},
-};
+static const BenchColumn columns[] = {{"model", BENCH_TEXT, 20}, {"mode", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"gpus", 0, 5},
+    {"length", 0, 8}, {"microbatch", 0, 10}, {"accumulation", 0, 12}, {"tokens_s_per_gpu", 1, 16}, {"tflops_per_gpu", 2, 14},
+    {"peak_percent", 1, 12}, {"best_percent", 1, 12}, {"memory_bytes", 0, 14}, {"status", BENCH_TEXT, 8}};
 
 /* One line of the table. */
 typedef struct Entry {
@@ -73,7 +61,7 @@ static const char perf_header[] = "model,n_gpus,nnodes,gpus_per_node,training_pr
                                   "build_number,additional_docker_run_options\n";
 
 static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
-    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const SuiteOptions *options = bench->options;
     const DeviceInfo *info = device_info(bench->device);
     const char *type = precision_name((Precision)entry->config.precision), *mode = modes[options->mode];
     struct utsname names;
@@ -134,7 +122,7 @@ static bool read_config(
 }
 
 static void add_row(Bench *bench, const Entry *entry, double best) {
-    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const SuiteOptions *options = bench->options;
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
@@ -148,7 +136,7 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
 
 /* False only when the suite cannot go on; `failed` counts models that did not run. */
 static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
-    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const SuiteOptions *options = bench->options;
     Entry *entry = memory_allocate(sizeof *entry);
     OptionStrings strings = {0};
     TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
@@ -159,7 +147,7 @@ static bool measure(Bench *bench, const char *path, int64_t length, double best[
     Precision precision = (Precision)entry->config.precision;
     entry->done = entry->done && bench_train_measure(bench, &entry->config, &measure, &entry->speed, &reason);
     entry->seconds = log_seconds() - start;
-    if (entry->done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_product(bench, precision);
+    if (entry->done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_gemm(bench, precision);
     if (!entry->done) log_warn("%s: %s", path, reason.message);
     *failed += !entry->done;
     add_row(bench, entry, precision <= PRECISION_FP32 ? best[precision] : 0);
@@ -169,29 +157,25 @@ static bool measure(Bench *bench, const char *path, int64_t length, double best[
     return good;
 }
 
-static bool measure_all(Bench *bench, const int64_t *lengths, int length_count, Error *error) {
+static bool measure_all(Bench *bench, const BenchList *lengths, Error *error) {
     char *paths = memory_copy_string(((const SuiteOptions *)bench->options)->configs), *rest = paths;
     double best[2] = {0};
     int failed = 0;
     bool good = true;
     for (char *path; good && (path = strsep(&rest, ","));)
-        for (int i = 0; good && *path && i < length_count; i++) good = measure(bench, path, lengths[i], best, &failed, error);
+        for (int i = 0; good && *path && i < lengths->count; i++) good = measure(bench, path, lengths->numbers[i], best, &failed, error);
     free(paths);
     if (!good || !failed) return good;
     return error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
 }
 
 static bool run(Bench *bench, Error *error) {
-    const SuiteOptions *options = (const SuiteOptions *)bench->options;
+    const SuiteOptions *options = bench->options;
     const int64_t most_length = 1 << 24;
-    int length_count = 1;
-    int64_t as_configured = 0,
-            *lengths = *options->lengths ? bench_list("lengths", options->lengths, most_length, &length_count, error) : &as_configured;
-    if (!lengths) return false;
+    BenchList lengths = {{0}, 1}; /* 0: as configured */
+    if (*options->lengths && !bench_list(&lengths, "lengths", options->lengths, most_length, error)) return false;
     Precision precision = options->precision == PRECISION_OF_CONFIG ? PRECISION_BF16 : (Precision)(options->precision - 1);
-    bool good = bench_open_device(bench, precision, error) && measure_all(bench, lengths, length_count, error);
-    if (lengths != &as_configured) free(lengths);
-    return good;
+    return bench_open_device(bench, precision, error) && measure_all(bench, &lengths, error);
 }
 
 const Benchmark bench_suite = {
@@ -200,15 +184,6 @@ const Benchmark bench_suite = {
     .explanation = "bench train for each of several configurations, in one training mode and data type, at one or more sequence lengths. "
                    "perf= appends each row to a perf.csv\n"
                    "in the 29 columns of ROCm's MAD harness; failures are rows there too.\n",
-    .table = OPTION_TABLE(rows),
-    BENCH_COLUMNS(columns),
-    .plot = {.title = "Training",
-        .x = "length",
-        .y = "tflops_per_gpu",
-        .series = {"model", "type"},
-        .x_label = "tokens of a sequence",
-        .y_label = "TFLOP/s per GPU",
-        .x_logarithmic = true},
-    .options_size = sizeof(SuiteOptions),
-    .run = run,
+    BENCH_PARTS(SuiteOptions),
+    .plot = {"Training", "length", "tflops_per_gpu", {"model", "type"}, "tokens of a sequence", "TFLOP/s per GPU", .x_logarithmic = true},
 };

@@ -9,27 +9,15 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "bench/bench.h"
 
 /* -- Sizes --------------------------------------------------------------------------------------------------------- */
 
 const BenchSizes *bench_sizes(const Device *device) {
-    static const BenchSizes cpu = {.gemm_m = "256..2048",
-        .attention_lengths = "256..2048",
-        .collective_bytes = "1Ki..64Mi",
-        .attention_heads = 8,
-        .attention_tokens = 4096,
-        .optimizer_parameters = 32000000,
-        .memory_least = 16 << 10,
-        .best_gemm = {512, 1024}};
-    static const BenchSizes massively_parallel = {.gemm_m = "1024..8192",
-        .attention_lengths = "1024..16384",
-        .collective_bytes = "1Ki..1Gi",
-        .attention_heads = 32,
-        .attention_tokens = 32768,
-        .optimizer_parameters = 1000000000,
-        .memory_least = 1 << 20,
-        .best_gemm = {4096, 8192}};
+    /* gemm_m, attention_lengths, collective_bytes; attention_heads, attention_tokens, optimizer_parameters; memory_least; best_gemm */
+    static const BenchSizes cpu = {"256..2048", "256..2048", "1Ki..64Mi", 8, 4096, 32000000, 16 << 10, {512, 1024}};
+    static const BenchSizes massively_parallel = {"1024..8192", "1024..16384", "1Ki..1Gi", 32, 32768, 1000000000, 1 << 20, {4096, 8192}};
     return device_info(device)->massively_parallel ? &massively_parallel : &cpu;
 }
 
@@ -41,26 +29,22 @@ static double time_calls(Device *device, BenchWork work, void *context, int64_t 
     return device_timer_stop(device);
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+int64_t bench_calls(const BenchOptions *options, double seconds) {
+    enum { MOST_CALLS = 1 << 20 };
+    return (int64_t)fmin(fmax(options->seconds / (double)options->repeats / fmax(seconds, 1e-9), 1), MOST_CALLS);
 }
 
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error) {
-    enum { MOST_CALLS = 1 << 20 };
     const BenchOptions *options = bench->options;
     int64_t repeats = options->repeats;
     double *samples = memory_allocate((size_t)repeats * sizeof *samples);
     time_calls(bench->device, work, context, 0, 1);
-    double one = time_calls(bench->device, work, context, 1, 1);
-    double wanted = options->seconds / (double)repeats / fmax(one, 1e-9);
-    int64_t calls = wanted > MOST_CALLS ? MOST_CALLS : wanted > 1 ? (int64_t)wanted : 1;
+    int64_t calls = bench_calls(options, time_calls(bench->device, work, context, 1, 1));
     int64_t done = 2 + (repeats + 1) / 2 * calls;
     time_calls(bench->device, work, context, 2, done - 2);
     for (int64_t i = 0; i < repeats; i++, done += calls) samples[i] = time_calls(bench->device, work, context, done, calls) / (double)calls;
-    qsort(samples, (size_t)repeats, sizeof *samples, ascending);
-    double middle = repeats % 2 ? samples[repeats / 2] : (samples[repeats / 2 - 1] + samples[repeats / 2]) / 2;
-    *time = (BenchTime){.seconds = middle, .best = samples[0], .calls = done};
+    double median = sort_median(samples, repeats);
+    *time = (BenchTime){.seconds = median, .best = samples[0], .calls = done};
     free(samples);
     return device_ok(bench->device, error);
 }

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/sort.h"
 
 enum { COMPARE_EVERY = 16, SLOW_REPEATS = 3 };
 static const double slow_ratio = 1.5, smoothing = 0.1;
@@ -19,11 +20,6 @@ void straggler_mark(StragglerDetector *straggler) {
     straggler->waited = totals.waited + totals.stalled;
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 int straggler_slowest(const double *busy, int ranks, double *ratio) {
     int slowest = 0, others = ranks - 1;
     *ratio = 0;
@@ -33,7 +29,7 @@ int straggler_slowest(const double *busy, int ranks, double *ratio) {
     double *rest = memory_allocate((size_t)others * sizeof *rest);
     memcpy(rest, busy, (size_t)slowest * sizeof *rest);
     memcpy(rest + slowest, busy + slowest + 1, (size_t)(others - slowest) * sizeof *rest);
-    qsort(rest, (size_t)others, sizeof *rest, compare);
+    qsort(rest, (size_t)others, sizeof *rest, compare_doubles);
     bool known = rest[0] > 0;
     if (known) *ratio = busy[slowest] / rest[others / 2];
     free(rest);

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/sort.h"
 #include "report/history.h"
 
 #define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */
@@ -45,18 +46,11 @@ static void sample_add(Sample *sample, double value) {
         sample->items[sample->count - 1] = value;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double sample_median(const Sample *sample) {
     if (sample->count == 0) return NAN;
-    size_t n = sample->count;
-    double *sorted = memory_allocate(n * sizeof *sorted);
-    memcpy(sorted, sample->items, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, compare_doubles);
-    double median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+    double *sorted = memory_allocate(sample->count * sizeof *sorted);
+    memcpy(sorted, sample->items, sample->count * sizeof *sorted);
+    double median = sort_median(sorted, (int64_t)sample->count);
     free(sorted);
     return median;
 }

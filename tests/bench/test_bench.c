@@ -94,12 +94,10 @@ static const char small_llama[] =
 
 static void expect_list(const char *text, int count, const int64_t *expected) {
     Error error = {0};
-    int found = 0;
-    int64_t *numbers = bench_list("m", text, 1 << 20, &found, &error);
-    assert_non_null(numbers);
-    assert_int_equal(found, count);
-    for (int i = 0; i < count; i++) assert_int_equal(numbers[i], expected[i]);
-    free(numbers);
+    BenchList list;
+    assert_true(bench_list(&list, "m", text, 1 << 20, &error));
+    assert_int_equal(list.count, count);
+    for (int i = 0; i < count; i++) assert_int_equal(list.numbers[i], expected[i]);
 }
 
 static void lists_have_numbers_and_ranges(void **state) {
@@ -116,9 +114,8 @@ static void lists_refuse_what_is_no_number_in_range(void **state) {
         "", ",", "8,", "0", "-4", "abc", "8..", "..8", "16..8", "1..8+0", "1..8+", "2097152", "1..1048576+1", "1.5"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Error error = {0};
-        int count;
-        int64_t *numbers = bench_list("m", wrong[i], 1 << 20, &count, &error);
-        if (numbers) fail_msg("'%s' was taken", wrong[i]);
+        BenchList list;
+        if (bench_list(&list, "m", wrong[i], 1 << 20, &error)) fail_msg("'%s' was taken", wrong[i]);
         assert_int_equal(error.code, ERROR_USAGE);
         assert_non_null(strstr(error.message, "m="));
     }

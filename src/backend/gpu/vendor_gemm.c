@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/sort.h"
 #include "backend/gpu/autotune_cache.h"
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
@@ -390,11 +391,6 @@ static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *prod
     return trial->scratch && problem_open(v, &trial->product, &trial->problem);
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
     if (!proposal->own) return launch(v, &trial->problem, proposal->algorithm, &trial->product, trial->bias);
     v->host.own(v->host.device, &trial->product);
@@ -416,8 +412,7 @@ static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposa
         if (run == 0 && times[0] > 1.1 * best + enough) return times[0];
         if (run == 0) repeats = times[0] * MOST_REPEATS < enough ? MOST_REPEATS : times[0] < enough ? (int)(enough / times[0]) + 1 : 1;
     }
-    qsort(times, RUNS, sizeof *times, compare_doubles);
-    return times[RUNS / 2];
+    return sort_median(times, RUNS);
 }
 
 static int compare_proposals(const void *a, const void *b) {

@@ -1,0 +1,45 @@
+/* One element of a GEMM in double, and how far a device may be from it. Owns nothing. */
+#include "advise/gemm_check.h"
+
+#include <math.h>
+
+#include "base/element.h"
+#include "base/fp8.h"
+
+static double element(const void *data, GemmType type, bool fnuz, int64_t index) {
+    if (type == GEMM_FP8) return fp8_to_float(((const uint8_t *)data)[index], fnuz);
+    return element_get(type == GEMM_BF16 ? 2 : 4, data, index);
+}
+
+/* An element in double: its sum, the largest one on the way there, and the mean square of the terms. */
+typedef struct Exact { double sum, peak, squares; } Exact;
+
+static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column) {
+    Exact e = {0};
+    for (int64_t p = 0; p < g->k; p++) {
+        double a = element(g->a, g->input, fnuz, g->transpose_a ? p * g->lda + row : row * g->lda + p);
+        double b = element(g->b, g->input, fnuz, g->transpose_b ? column * g->ldb + p : p * g->ldb + column);
+        e.sum += a * b;
+        e.squares += a * b * a * b / (double)g->k;
+        e.peak = fmax(e.peak, fabs(e.sum));
+    }
+    return e;
+}
+
+/* A sum of k terms of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times
+ * k 2^-24 rms leaves room and is far from one term that is missing. GPUs truncate, each 16 or 8 terms, whose errors do not
+ * cancel: half a unit in the last place of the largest sum in the mean, one at most. Hopper keeps sums of fp8 to about 14
+ * bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which
+ * is off by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms, each as good as at random, are off by
+ * 0.8 sqrt(k) of that: 8 leaves room. C in bf16 is half a unit in its last place off besides. */
+static double bound_of(const Gemm *g, const Exact *e, double rounding) {
+    double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
+    return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);
+}
+
+bool gemm_element_is_right(const Gemm *gemm, const Device *device, int64_t row, int64_t column, const void *c) {
+    bool fnuz = device_info(device)->fp8_fnuz;
+    Exact exact = exact_element(gemm, fnuz, row, column);
+    double value = element(c, gemm->output, fnuz, column);
+    return fabs(value - exact.sum) <= bound_of(gemm, &exact, device_gemm_rounding(device, gemm->input));
+}
