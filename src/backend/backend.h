@@ -2,6 +2,7 @@
  * place that knows them all. */
 #pragma once
 
+#include "backend/cpu/cpu_device.h"
 #include "graph/graph.h"
 
 /* DEVICE_AUTO: a GPU if there is one, else the CPU. The vendors' variables (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES
@@ -14,8 +15,6 @@ Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
 /* A device that need not be here, to plan for: only device_info may be asked of it. Takes what `info` says and adds the
  * properties of its kind. */
 Device *device_describe(const DeviceInfo *info);
-/* The CPU: always there, needs no closing. */
-Device *device_cpu(void);
 
 /* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names:
  * "" or "avx512", "avx2", "generic". GPUs have them for PRECISION_BF16: ERROR_USAGE. */

@@ -5,12 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/backend.h"
+#include "backend/cpu/cpu_device.h"
 #include "base/bf16.h"
 #include "base/element.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
+
+#define UNUSED __attribute__((unused)) /* a parameter that only GPUs need */
 
 typedef struct CpuDevice {
     Device device;
@@ -19,64 +21,39 @@ typedef struct CpuDevice {
 
 struct DeviceEvent { double seconds; }; /* log_seconds() of its last record, when all work before it was done */
 
-static void cpu_close(Device *device) { (void)device; }
+static void cpu_close(UNUSED Device *device) {}
 
-static bool cpu_ok(const Device *device, Error *error) {
-    (void)device, (void)error;
-    return true;
-}
+static bool cpu_ok(UNUSED const Device *device, UNUSED Error *error) { return true; }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-static int64_t cpu_available(const Device *device) {
-    (void)device;
-    return memory_available();
-}
+static int64_t cpu_available(UNUSED const Device *device) { return memory_available(); }
 
-static void *cpu_allocate(Device *device, int64_t bytes, Error *error) {
-    (void)device;
-    return memory_map((size_t)bytes, error);
-}
+static void *cpu_allocate(UNUSED Device *device, int64_t bytes, Error *error) { return memory_map((size_t)bytes, error); }
 
-static void cpu_free(Device *device, void *memory, int64_t bytes) {
-    (void)device;
-    memory_unmap(memory, (size_t)bytes);
-}
+static void cpu_free(UNUSED Device *device, void *memory, int64_t bytes) { memory_unmap(memory, (size_t)bytes); }
 
-static void *cpu_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
-    (void)device, (void)bytes, (void)access, (void)error;
+static void *cpu_view(UNUSED Device *device, void *memory, UNUSED int64_t bytes, UNUSED ViewAccess access, UNUSED Error *error) {
     return memory;
 }
 
-static void cpu_view_close(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access) {
-    (void)device, (void)view, (void)memory, (void)bytes, (void)access;
-}
+static void cpu_view_close(UNUSED Device *device, UNUSED void *view, UNUSED void *memory, UNUSED int64_t bytes, UNUSED ViewAccess access) {}
 
-static void cpu_fill(Device *device, void *memory, int byte, int64_t bytes) {
+static void cpu_fill(UNUSED Device *device, void *memory, int byte, int64_t bytes) {
     const int64_t block = 1 << 20;
-    (void)device;
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < bytes; at += block) memset((char *)memory + at, byte, (size_t)(bytes - at < block ? bytes - at : block));
 }
 
-static void cpu_copy(Device *device, void *to, const void *from, int64_t bytes) {
-    (void)device;
-    memcpy(to, from, (size_t)bytes);
-}
+static void cpu_copy(UNUSED Device *device, void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 
-static void cpu_synchronize(Device *device) { (void)device; }
+static void cpu_synchronize(UNUSED Device *device) {}
 
 /* -- Work ---------------------------------------------------------------------------------------------------------- */
 
-static void cpu_cast_to_bf16(Device *device, uint16_t *to, const float *from, int64_t count) {
-    (void)device;
-    bf16_from_floats(to, from, count);
-}
+static void cpu_cast_to_bf16(UNUSED Device *device, uint16_t *to, const float *from, int64_t count) { bf16_from_floats(to, from, count); }
 
-static void cpu_cast_to_float(Device *device, float *to, const uint16_t *from, int64_t count) {
-    (void)device;
-    bf16_to_floats(to, from, count);
-}
+static void cpu_cast_to_float(UNUSED Device *device, float *to, const uint16_t *from, int64_t count) { bf16_to_floats(to, from, count); }
 
 /* In blocks whose noise stays in a core's cache. */
 static void fill_normals(void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
@@ -89,77 +66,43 @@ static void fill_normals(void *to, int element_bytes, int64_t first, int64_t cou
     }
 }
 
-static void cpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
+static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals) {
     const int64_t task = 1 << 18;
-    (void)device;
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < count; at += task)
         fill_normals((char *)to + at * element_bytes, element_bytes, first + at, count - at < task ? count - at : task, normals);
 }
 
-static void cpu_gemm(Device *device, const Gemm *g) {
-    (void)device;
-    gemm(g);
-}
+static void cpu_gemm(UNUSED Device *device, const Gemm *g) { gemm(g); }
 
-static bool cpu_gemm_fp8(Device *device, const Gemm *g) {
-    (void)device, (void)g;
-    return false;
-}
+static bool cpu_gemm_fp8(UNUSED Device *device, UNUSED const Gemm *g) { return false; }
 
-static double cpu_gemm_rounding(const Device *device, GemmType input) {
-    (void)device;
-    return gemm_rounding(input);
-}
+static double cpu_gemm_rounding(UNUSED const Device *device, GemmType input) { return gemm_rounding(input); }
 
-static const char *cpu_gemm_library(const Device *device) {
-    (void)device;
-    return NULL;
-}
+static const char *cpu_gemm_library(UNUSED const Device *device) { return NULL; }
 
 /* There are no kernels to load, and nothing can be recorded: what only follows a successful begin has no method. */
-static bool cpu_cannot(Device *device) {
-    (void)device;
-    return false;
-}
+static bool cpu_cannot(UNUSED Device *device) { return false; }
 
 /* -- Events, time -------------------------------------------------------------------------------------------------- */
 
-static DeviceStream *cpu_stream_open(Device *device) {
-    (void)device;
-    return NULL;
-}
+static DeviceStream *cpu_stream_open(UNUSED Device *device) { return NULL; }
 
-static void cpu_stream_close(Device *device, DeviceStream *stream) { (void)device, (void)stream; }
+static void cpu_stream_close(UNUSED Device *device, UNUSED DeviceStream *stream) {}
 
-static DeviceEvent *cpu_event_open(Device *device, bool timed) {
-    (void)device, (void)timed;
-    return memory_allocate(sizeof(DeviceEvent));
-}
+static DeviceEvent *cpu_event_open(UNUSED Device *device, UNUSED bool timed) { return memory_allocate(sizeof(DeviceEvent)); }
 
-static void cpu_event_close(Device *device, DeviceEvent *event) {
-    (void)device;
-    free(event);
-}
+static void cpu_event_close(UNUSED Device *device, DeviceEvent *event) { free(event); }
 
-static void cpu_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
-    (void)device, (void)stream;
-    event->seconds = log_seconds();
-}
+static void cpu_event_record(UNUSED Device *device, DeviceEvent *event, UNUSED DeviceStream *stream) { event->seconds = log_seconds(); }
 
-static void cpu_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) { (void)device, (void)event, (void)stream; }
+static void cpu_event_wait(UNUSED Device *device, UNUSED DeviceEvent *event, UNUSED DeviceStream *stream) {}
 
-static bool cpu_event_done(const Device *device, DeviceEvent *event) {
-    (void)device, (void)event;
-    return true;
-}
+static bool cpu_event_done(UNUSED const Device *device, UNUSED DeviceEvent *event) { return true; }
 
-static double cpu_event_seconds(const Device *device, DeviceEvent *from, DeviceEvent *to) {
-    (void)device;
-    return to->seconds - from->seconds;
-}
+static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, DeviceEvent *to) { return to->seconds - from->seconds; }
 
-static void cpu_use_thread(const Device *device) { (void)device; }
+static void cpu_use_thread(UNUSED const Device *device) {}
 
 static void cpu_timer_start(Device *device) { ((CpuDevice *)device)->timer = log_seconds(); }
 

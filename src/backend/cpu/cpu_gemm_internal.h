@@ -11,7 +11,7 @@
 typedef struct GemmUpdate {
     const void *addend;
     int64_t ld_addend; /* sum type, or NULL */
-    bool addend_bf16;  /* it is that instead */
+    bool addend_bf16;  /* it is bf16 instead */
     const void *bias;  /* sum type, or NULL */
     void *out;
     int64_t ld_out;
@@ -26,12 +26,12 @@ typedef struct GemmSource {
     bool bf16;
 } GemmSource;
 
-/* Memory to bring into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows `stride` bytes apart that
+/* Memory to prefetch into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows `stride` bytes apart that
  * are `width` bytes of whole cache lines. */
-typedef struct GemmAhead {
+typedef struct GemmPrefetch {
     const char *at, *row_end;
     int64_t width, stride, left;
-} GemmAhead;
+} GemmPrefetch;
 
 /* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
 typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
@@ -43,8 +43,8 @@ typedef struct GemmTile {
     void *to;
     int64_t ld;
     GemmStore store;
-    GemmAhead *ahead;
-    int64_t share;
+    GemmPrefetch *prefetch;
+    int64_t share; /* most cache lines to prefetch meanwhile */
 } GemmTile;
 
 /* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
@@ -57,10 +57,10 @@ typedef struct GemmKernel {
     /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
     /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart, against all panels
-     * of B. Meanwhile at most `share` cache lines for every panel of B are asked for, from ahead[0] until nothing is left of it, then from
-     * ahead[1]. */
+     * of B. Meanwhile at most `share` cache lines for every panel of B are prefetched, from prefetch[0] until nothing is left of it, then from
+     * prefetch[1]. */
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
-        GemmAhead ahead[2], int64_t share);
+        GemmPrefetch prefetch[2], int64_t share);
 } GemmKernel;
 
 typedef struct GemmIsa {
@@ -72,6 +72,6 @@ typedef struct GemmIsa {
 extern const GemmIsa gemm_isas[];
 extern const int gemm_isa_count;
 
-/* For tests and benches: every later product runs on the instruction set of this name; NULL goes back to choosing by CPU.
- * False, and nothing changed, where this CPU cannot run it or the name is unknown. Not to be called while products run. */
+/* For tests and benches: every later GEMM runs on the instruction set of this name; NULL goes back to choosing by CPU.
+ * False, and nothing changed, where this CPU cannot run it or the name is unknown. Not to be called while GEMMs run. */
 bool gemm_force(const char *isa);

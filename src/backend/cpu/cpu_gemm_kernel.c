@@ -267,7 +267,7 @@ static void pack_straight_bf16(Sum *to, int width, const char *from, int64_t str
     for (int64_t p = 0; p < depth; p++) store(to + p * width, (Vector)(load_halves(from + p * stride, lines) << 16));
 }
 
-/* Pairs of bf16 are transposed as one 32-bit lane, then widened: half the shuffles of widening first. */
+/* Pairs of bf16 are transposed as one 32-bit lane, then cast: half the shuffles of casting first. */
 static void pack_transposed_bf16(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t depth) {
     for (int64_t p = 0; p < depth; p += 2 * LANES) {
         Vector square[LANES];
@@ -371,7 +371,7 @@ typedef Vector Accumulator;
 /* Where a register tile's multiplication has come to. */
 typedef struct Cursor {
     const Sum *a, *b;
-    GemmAhead next;
+    GemmPrefetch next;
     int64_t share;
 } Cursor;
 
@@ -382,7 +382,7 @@ INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, in
     const Sum *a = at->a, *b = at->b;
     for (int64_t p = 0; p < depth; p++) {
         if (p % 4 == 0 && at->share > 0) {
-            GemmAhead *next = &at->next;
+            GemmPrefetch *next = &at->next;
             __builtin_prefetch(next->at, 0, 2);
             next->at += 64;
             if (next->at == next->row_end) next->at += next->stride - next->width, next->row_end += next->stride;
@@ -420,7 +420,7 @@ INLINE void add_scaled(Vector sums[ROWS][2], Cursor *at, int64_t step, int64_t d
 /* The sums of one register tile. */
 INLINE void multiply(const GemmTile *t, int rows, int vectors) {
     Vector sums[ROWS][2];
-    Cursor at = {t->a, t->b, *t->ahead, t->share < t->ahead->left ? t->share : t->ahead->left};
+    Cursor at = {t->a, t->b, *t->prefetch, t->share < t->prefetch->left ? t->share : t->prefetch->left};
     int64_t ld = t->ld;
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (Vector){0};
 #if SCALED
@@ -428,7 +428,7 @@ INLINE void multiply(const GemmTile *t, int rows, int vectors) {
 #else
     add_products(sums, &at, t->step, t->depth, rows, vectors);
 #endif
-    *t->ahead = at.next;
+    *t->prefetch = at.next;
 #if CASTS_IN_PAIRS
     if (vectors == 2 && t->store == GEMM_ROUND) {
         const __m512i halves = _mm512_loadu_si512(upper_halves);
@@ -517,8 +517,8 @@ static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t 
     }
 }
 
-/* Asks for the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
-INLINE void prefetch(const GemmUpdate *u, int rows, int64_t column) {
+/* Prefetches the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
+INLINE void prefetch_c(const GemmUpdate *u, int rows, int64_t column) {
     bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
     int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;
     const char *from = (const char *)(u->addend ? u->addend : u->out) + column * size;
@@ -530,21 +530,21 @@ INLINE void prefetch(const GemmUpdate *u, int rows, int64_t column) {
 }
 
 static void multiply_panels(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *u,
-    GemmAhead ahead[2], int64_t share) {
+    GemmPrefetch prefetch[2], int64_t share) {
     Sum scratch[ROWS * 2 * LANES] __attribute__((aligned(64)));
     bool add = u->addend == u->out, plain = !u->bias && !u->out_bf16 && (add || !u->addend);
     bool round = CASTS_IN_PAIRS && u->out_bf16 && !u->bias && !u->addend;
     for (int64_t j = 0; j < columns; j += 2 * LANES) {
         GemmTile tile = {
             .a = a, .step = step, .b = (const Sum *)b + j * depth, .depth = depth, .to = scratch, .ld = 2 * LANES, .share = share};
-        tile.ahead = ahead[0].left > 0 ? &ahead[0] : &ahead[1];
+        tile.prefetch = prefetch[0].left > 0 ? &prefetch[0] : &prefetch[1];
         bool whole = columns - j >= 2 * LANES, in_place = round ? whole : plain && (whole || columns - j == LANES);
         if (in_place) {
             tile.to = u->out_bf16 ? (void *)((uint16_t *)u->out + j) : (Sum *)u->out + j;
             tile.ld = u->ld_out;
             tile.store = round ? GEMM_ROUND : add ? GEMM_ADD : GEMM_STORE;
         }
-        prefetch(u, rows, j);
+        prefetch_c(u, rows, j);
         multiplies[rows - 1][columns - j > LANES](&tile);
         if (!in_place) update_tile(scratch, u, rows, j, columns - j);
     }
