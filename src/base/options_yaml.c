@@ -144,15 +144,10 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
     size_t length = event->data.scalar.length;
     options_quote(shown, key, length);
     if (length == 0 || memchr(key, 0, length))
-        return error_set(reader->error, ERROR_USAGE,
-            "key %s %s is empty or holds a NUL byte; --help lists the known "
-            "ones",
-            shown, where);
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known ones", shown, where);
     if (prefix + 1 + length > OPTIONS_NAME_LIMIT)
-        return error_set(reader->error, ERROR_USAGE,
-            "key %s %s makes a name of more than %d bytes; --help lists the "
-            "known ones",
-            shown, where, OPTIONS_NAME_LIMIT);
+        return error_set(reader->error, ERROR_USAGE, "key %s %s makes a name of more than %d bytes; --help lists the known ones", shown,
+            where, OPTIONS_NAME_LIMIT);
     if (prefix) reader->name[prefix++] = '.';
     memcpy(reader->name + prefix, key, length);
     reader->name[prefix + length] = '\0';
@@ -162,9 +157,7 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
 static bool open_group(Reader *reader, size_t line, int depth) {
     char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (depth >= DEPTH_LIMIT)
-        return error_set(reader->error, ERROR_USAGE,
-            "key %s %s is nested more than %d deep; --help lists the known "
-            "ones",
+        return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
             options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line), DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
     if (!first) return true; /* the first key inside it will be answered with the nearest known one */
@@ -216,10 +209,7 @@ static bool read_stream(Reader *reader) {
             good = error_set(reader->error, ERROR_USAGE, "a second document starts %s; a configuration is one", where);
         else if (event.type == YAML_MAPPING_START_EVENT) good = read_mapping(reader, event_line(&event), 0);
         else if (event.type == YAML_SCALAR_EVENT && !is_null(&event))
-            good = error_set(reader->error, ERROR_USAGE,
-                "a configuration is 'key: value' lines, but a lone value "
-                "stands %s",
-                where);
+            good = error_set(reader->error, ERROR_USAGE, "a configuration is 'key: value' lines, but a lone value stands %s", where);
         rooted = rooted || event.type == YAML_DOCUMENT_START_EVENT;
         yaml_event_delete(&event);
     }

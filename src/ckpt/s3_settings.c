@@ -117,9 +117,8 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     bool good = settings->key && settings->secret;
     if (!good) {
         error_set(error, ERROR_USAGE,
-            "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile \"%s\" "
-            "into %s",
-            profile, credentials);
+            "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile \"%s\" into %s", profile,
+            credentials);
         s3_settings_free(settings);
     }
     free(config);

@@ -226,8 +226,7 @@ static bool claims_check(const char *path, Claim *claims, size_t count, int64_t 
     for (size_t i = 0; i < count; end = claims[i++].end)
         if (claims[i].begin != end)
             return error_set(error, ERROR_CHECKPOINT,
-                "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the "
-                "tensors %s; the file is damaged",
+                "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the tensors %s; the file is damaged",
                 path, claims[i].name, (long long)claims[i].begin, (long long)end, claims[i].begin < end ? "overlap" : "leave a hole");
     if (end != available)
         return error_set(

@@ -142,20 +142,17 @@ static bool check_options(const LoaderOptions *options, int64_t first_sample, Er
     int64_t values;
     if (options->sequences < 1 || options->length < 1 || options->length > INT32_MAX)
         return error_set(error, ERROR_USAGE,
-            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at "
-            "least 1 of each, and at most %d tokens",
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens was asked for; give at least 1 of each, and at most %d tokens",
             options->sequences, options->length, INT32_MAX);
     if (__builtin_mul_overflow(options->sequences, options->length, &values) ||
         __builtin_mul_overflow(values, (int64_t)LOADER_RING * LOADER_ARRAYS * (int64_t)sizeof(int32_t), &values))
         return error_set(error, ERROR_USAGE,
-            "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any "
-            "memory; make it smaller",
-            options->sequences, options->length);
+            "a batch of %" PRId64 " sequences of %" PRId64 " tokens does not fit into any memory; make it smaller", options->sequences,
+            options->length);
     if (first_sample < 0 || first_sample > INT64_MAX / 2)
         return error_set(error, ERROR_USAGE,
-            "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an "
-            "intact checkpoint",
-            first_sample, INT64_MAX / 2);
+            "the data cursor is %" PRId64 " but it must be 0 to %" PRId64 "; resume from an intact checkpoint", first_sample,
+            INT64_MAX / 2);
     return true;
 }
 
@@ -170,8 +167,8 @@ static bool check_corpus(const LoaderOptions *options, Error *error) {
     int64_t index = 0;
     while (shard_token(shard, index) < options->vocabulary) index++;
     return error_set(error, ERROR_DATA,
-        "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the "
-        "vocabulary has %" PRId32 " tokens; pack the corpus with the model's tokenizer or give the model a larger "
+        "%s has token %" PRId32 " at index %" PRId64 " (the largest is %" PRIu32 ") but the vocabulary has %" PRId32
+        " tokens; pack the corpus with the model's tokenizer or give the model a larger "
         "vocabulary",
         shard->prefix, shard_token(shard, index), index, shard->max_token, options->vocabulary);
 }

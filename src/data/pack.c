@@ -304,8 +304,7 @@ static bool open_writers(Packer *packer, Error *error) {
 static bool check_result(const Packer *packer, Error *error) {
     if (packer->result.train_tokens + packer->result.valid_tokens == 0)
         return error_set(error, ERROR_DATA,
-            "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; "
-            "name a file or folder with text",
+            "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; name a file or folder with text",
             packer->options->input, packer->files.count, packer->file_bytes, packer->binary.count);
     if (packer->valid && packer->result.valid_tokens == 0)
         return error_set(error, ERROR_DATA,

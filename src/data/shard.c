@@ -79,9 +79,8 @@ static bool index_header(Index *index, const FileMap *file, Error *error) {
     const unsigned char *bytes = file->bytes;
     if (file->size < SHARD_HEADER_BYTES)
         return error_set(error, ERROR_DATA,
-            "%s has %zu bytes but an index has at least %d: it was cut off or is not an "
-            "index; pack the corpus again",
-            index->path, file->size, SHARD_HEADER_BYTES);
+            "%s has %zu bytes but an index has at least %d: it was cut off or is not an index; pack the corpus again", index->path,
+            file->size, SHARD_HEADER_BYTES);
     if (memcmp(bytes, SHARD_MAGIC, sizeof SHARD_MAGIC) != 0)
         return error_set(error, ERROR_DATA,
             "%s does not begin with \"MMIDIDX\": it is not a Megatron index; pack the "
@@ -96,9 +95,8 @@ static bool index_header(Index *index, const FileMap *file, Error *error) {
             SHARD_TYPE_COUNT - 1);
     if (shard_types[code].token_bytes == 0)
         return error_set(error, ERROR_DATA,
-            "%s has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus "
-            "again with one of these",
-            index->path, code, shard_types[code].name);
+            "%s has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus again with one of these", index->path, code,
+            shard_types[code].name);
     index->token_bytes = shard_types[code].token_bytes;
     index->sequences = read_u64(bytes + 18);
     index->entries = read_u64(bytes + 26);
@@ -172,9 +170,7 @@ static bool index_documents(const Index *index, Shard *shard, Error *error) {
     int64_t limit = (int64_t)shard->map.size / index->token_bytes, tokens = 0;
     uint64_t sequence = 0;
     if (read_i64(index->documents, 0) != 0)
-        return error_set(error, ERROR_DATA,
-            "%s starts its first document at sequence %" PRId64 " but it must be 0; pack the "
-            "corpus again",
+        return error_set(error, ERROR_DATA, "%s starts its first document at sequence %" PRId64 " but it must be 0; pack the corpus again",
             index->path, read_i64(index->documents, 0));
     int64_t *ends = memory_allocate((index->entries - 1) * sizeof *ends);
     shard->document_end = ends;
@@ -271,8 +267,7 @@ static bool refuse_negative(const Shard *shard, Error *error) {
     int64_t index = 0;
     while (shard_token(shard, index) >= 0) index++;
     return error_set(error, ERROR_DATA,
-        "%s.bin has token %" PRId32 " at index %" PRId64 " but tokens must be at least 0: the "
-        "file is corrupt; pack the corpus again",
+        "%s.bin has token %" PRId32 " at index %" PRId64 " but tokens must be at least 0: the file is corrupt; pack the corpus again",
         shard->prefix, shard_token(shard, index), index);
 }
 

@@ -129,9 +129,8 @@ static void writer_end_sequence(ShardWriter *writer) {
 static bool refuse_token(const ShardWriter *writer, const int32_t *tokens, int64_t limit, Error *error) {
     while (*tokens >= 0 && *tokens <= limit) tokens++;
     return error_set(error, ERROR_DATA,
-        "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; "
-        "write the shard with wider tokens",
-        *tokens, writer->tokens.file.path, limit, writer->token_bytes);
+        "token %" PRId32 " does not fit into %s, which holds 0 to %" PRId64 " in %d bytes each; write the shard with wider tokens", *tokens,
+        writer->tokens.file.path, limit, writer->token_bytes);
 }
 
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error) {
