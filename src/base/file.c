@@ -401,6 +401,12 @@ char *file_make_temporary_folder(const char *name, Error *error) {
 
 void file_list_add(FileList *list, char *name, FileKind kind) { array_append(list->entries, list->count, (FileEntry){name, kind}); }
 
+bool file_list_has(const FileList *list, const char *name) {
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->entries[i].name, name) == 0) return true;
+    return false;
+}
+
 void file_list_free(FileList *list) {
     for (size_t i = 0; i < list->count; i++) free(list->entries[i].name);
     free(list->entries);

@@ -134,6 +134,7 @@ typedef struct FileList {
 /* What lies directly in a folder, in order of name (2 before 10). Fails with errno ENOENT when it is absent. */
 bool file_list(const char *folder, FileList *list, Error *error);
 void file_list_add(FileList *list, char *name, FileKind kind); /* takes over `name` */
+bool file_list_has(const FileList *list, const char *name);
 void file_list_free(FileList *list);
 
 /* Removes what killed writers left of the files in `folder` whose names begin with `prefix`. The files of a living

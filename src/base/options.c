@@ -10,6 +10,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/array.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/options_internal.h"
 
@@ -29,6 +31,17 @@ int options_decode_utf8(const char *text, size_t length, uint32_t *code_point) {
     if (value < least[size] || value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) return 0;
     *code_point = value;
     return size;
+}
+
+const char *options_check_utf8(const char *text, size_t length, size_t *at) {
+    uint32_t code_point;
+    for (*at = 0; *at < length;) {
+        int size = options_decode_utf8(text + *at, length - *at, &code_point);
+        if (size == 0) return "is not valid UTF-8";
+        if (code_point == 0) return "holds a NUL byte";
+        *at += (size_t)size;
+    }
+    return NULL;
 }
 
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length) {
@@ -61,11 +74,12 @@ typedef struct Number {
     uint64_t scale;
 } Number;
 
-static const struct {
-    const char *suffix;
+typedef struct Suffix {
+    const char *text;
     uint64_t scale;
-} suffixes[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 1000000000}, {"T", 1000000000000}, {"Ki", 1ull << 10}, {"Mi", 1ull << 20},
-    {"Gi", 1ull << 30}, {"Ti", 1ull << 40}};
+} Suffix;
+static const Suffix suffixes[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 1000000000}, {"T", 1000000000000}, {"Ki", 1ull << 10},
+    {"Mi", 1ull << 20}, {"Gi", 1ull << 30}, {"Ti", 1ull << 40}};
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -111,7 +125,7 @@ static bool scan_number(const char *text, Number *number) {
         number->exponent += negative ? -exponent : exponent;
     }
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
-        if (strcmp(c, suffixes[i].suffix) == 0) {
+        if (strcmp(c, suffixes[i].text) == 0) {
             number->scale = suffixes[i].scale;
             return true;
         }
@@ -157,10 +171,6 @@ static void format_real(double value, char text[32]) {
 
 /* -- Rows ------------------------------------------------------------------------------------------------------- */
 
-static void *field_of(const Option *option, void *values) { return (char *)values + option->offset; }
-
-static const void *const_field_of(const Option *option, const void *values) { return (const char *)values + option->offset; }
-
 /* Finds choice number `index` in "a|b|c"; false when there are fewer. */
 static bool choice_at(const char *choices, int index, const char **start, size_t *length) {
     for (; index > 0 && choices; index--) {
@@ -172,36 +182,32 @@ static bool choice_at(const char *choices, int index, const char **start, size_t
     return choices;
 }
 
+/* The parsers return NULL, or why the text is no value. */
 static const char *parse_choice(const char *choices, const char *text, int *value) {
     const char *start;
     size_t length;
-    for (int i = 0; choice_at(choices, i, &start, &length); i++) {
-        if (strlen(text) == length && memcmp(start, text, length) == 0) {
-            *value = i;
-            return NULL;
-        }
-    }
+    for (*value = 0; choice_at(choices, *value, &start, &length); ++*value)
+        if (strlen(text) == length && memcmp(start, text, length) == 0) return NULL;
     return "is none of the choices";
 }
 
 static const char *parse_bool(const char *text, bool *value) {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
     for (int i = 0; i < 6; i++) {
-        if (strcasecmp(text, words[i]) == 0) {
-            *value = i % 2;
-            return NULL;
-        }
+        *value = i % 2;
+        if (strcasecmp(text, words[i]) == 0) return NULL;
     }
     return "is neither true nor false";
 }
 
 static const char *keep_string(OptionStrings *strings, const char *text) {
-    strings->items = memory_resize(strings->items, (strings->count + 1) * sizeof *strings->items);
-    return strings->items[strings->count++] = memory_copy_string(text);
+    return array_append(strings->items, strings->count, memory_copy_string(text));
 }
 
-/* "1 to 8", "at least 0"; "" when the type itself is the only limit. */
+/* "1 to 8", "at least 0"; "" when the type is the only limit. */
 static void format_range(const Option *option, char text[80]) {
+    text[0] = '\0';
+    if (option->type != OPTION_INT && option->type != OPTION_REAL) return;
     double limit = option->type == OPTION_INT ? 0x1p63 : INFINITY;
     char low[32], high[32];
     format_real(option->minimum, low);
@@ -209,68 +215,61 @@ static void format_range(const Option *option, char text[80]) {
     if (option->minimum > -limit && option->maximum < limit) snprintf(text, 80, "%s to %s", low, high);
     else if (option->minimum > -limit) snprintf(text, 80, "at least %s", low);
     else if (option->maximum < limit) snprintf(text, 80, "at most %s", high);
-    else text[0] = '\0';
 }
 
+/* By OptionType: what a value has to be, in a message and in --help where no range or choices say it. */
+typedef struct TypeWords { const char *allowed, *help; } TypeWords;
+static const TypeWords type_words[] = {
+    {"true or false", "true|false"}, {"a whole number", "whole number"}, {"a number", "number"}, {"UTF-8 text", "text"}, {"one of ", ""}};
+
+/* "a whole number, 1 to 8 (layers)", "one of a|b|c" */
 static void format_allowed(const Option *option, char text[512]) {
     char range[80];
     format_range(option, range);
-    switch (option->type) {
-    case OPTION_BOOL: snprintf(text, 512, "true or false"); break;
-    case OPTION_INT: snprintf(text, 512, "a whole number%s%s", *range ? ", " : "", range); break;
-    case OPTION_REAL: snprintf(text, 512, "a number%s%s", *range ? ", " : "", range); break;
-    case OPTION_CHOICE: snprintf(text, 512, "one of %s", option->choices); break;
-    case OPTION_STRING: snprintf(text, 512, "UTF-8 text"); break;
-    }
-    if (*option->unit) {
-        size_t used = strlen(text);
-        snprintf(text + used, 512 - used, " (%s)", option->unit);
-    }
+    snprintf(text, 512, "%s%s%s%s%s%s%s", type_words[option->type].allowed, option->choices ? option->choices : "", *range ? ", " : "",
+        range, *option->unit ? " (" : "", option->unit, *option->unit ? ")" : "");
 }
 
 static const char *check_range(const Option *option, double value) {
     return value >= option->minimum && value <= option->maximum ? NULL : "is out of range";
 }
 
-static const char *check_utf8(const char *text, size_t length) {
-    uint32_t code_point;
-    for (size_t at = 0; at < length;) {
-        int size = options_decode_utf8(text + at, length - at, &code_point);
-        if (size == 0) return "is not valid UTF-8";
-        if (code_point == 0) return "holds a NUL byte";
-        at += (size_t)size;
-    }
-    return NULL;
+/* A value of any type, as it lies in its field. */
+typedef union Value {
+    bool flag;
+    int64_t integer;
+    double real;
+    const char *string;
+    int choice;
+} Value;
+static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int)}; /* by OptionType */
+
+static Value value_get(const Option *option, const void *values) {
+    Value value = {0};
+    memcpy(&value, (const char *)values + option->offset, value_bytes[option->type]);
+    return value;
 }
 
 /* Parses into the field; NULL, or why the text is no value of this row. Nothing changes on failure. */
 static const char *parse_value(const Option *option, void *values, OptionStrings *strings, const char *text, size_t length) {
-    const char *reason = check_utf8(text, length);
-    int64_t integer = 0;
-    double real = 0;
-    bool flag = false;
-    int choice = 0;
-    void *field = field_of(option, values);
+    size_t at = 0;
+    const char *reason = options_check_utf8(text, length, &at);
+    Value value = {0};
     if (reason) return reason;
     switch (option->type) {
-    case OPTION_BOOL:
-        if (!(reason = parse_bool(text, &flag))) memcpy(field, &flag, sizeof flag);
-        break;
+    case OPTION_BOOL: reason = parse_bool(text, &value.flag); break;
     case OPTION_INT:
-        if (!(reason = parse_integer(text, &integer)) && !(reason = check_range(option, (double)integer)))
-            memcpy(field, &integer, sizeof integer);
+        reason = parse_integer(text, &value.integer);
+        if (!reason) reason = check_range(option, (double)value.integer);
         break;
     case OPTION_REAL:
-        if (!(reason = parse_real(text, &real)) && !(reason = check_range(option, real))) memcpy(field, &real, sizeof real);
+        reason = parse_real(text, &value.real);
+        if (!reason) reason = check_range(option, value.real);
         break;
-    case OPTION_CHOICE:
-        if (!(reason = parse_choice(option->choices, text, &choice))) memcpy(field, &choice, sizeof choice);
-        break;
-    case OPTION_STRING:
-        text = keep_string(strings, text);
-        memcpy(field, &text, sizeof text);
-        break;
+    case OPTION_CHOICE: reason = parse_choice(option->choices, text, &value.choice); break;
+    case OPTION_STRING: value.string = keep_string(strings, text); break;
     }
+    if (!reason) memcpy((char *)values + option->offset, &value, value_bytes[option->type]);
     return reason;
 }
 
@@ -304,19 +303,17 @@ const Option *options_find(const OptionTable *table, const char *name, size_t le
     return NULL;
 }
 
-static int least_of(int a, int b) { return a < b ? a : b; }
-
 /* Edit distance with insertion, deletion, substitution and swap of neighbours (optimal string alignment). */
-static int edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
-    int rows[3][OPTIONS_NAME_LIMIT + 1];
+static int64_t edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
+    int64_t rows[3][OPTIONS_NAME_LIMIT + 1];
     assert(a_length <= OPTIONS_NAME_LIMIT && b_length <= OPTIONS_NAME_LIMIT);
-    for (size_t j = 0; j <= b_length; j++) rows[0][j] = (int)j;
+    for (size_t j = 0; j <= b_length; j++) rows[0][j] = (int64_t)j;
     for (size_t i = 1; i <= a_length; i++) {
-        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
-        row[0] = (int)i;
+        int64_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *two_above = rows[(i + 1) % 3];
+        row[0] = (int64_t)i;
         for (size_t j = 1; j <= b_length; j++) {
-            row[j] = least_of(least_of(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = least_of(row[j], two_above[j - 2] + 1);
+            row[j] = int_min(int_min(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = int_min(row[j], two_above[j - 2] + 1);
         }
     }
     return rows[a_length % 3][b_length];
@@ -332,9 +329,9 @@ static const char *last_part(const char *name) {
 static const char *nearest_name(const OptionTable *table, const char *name, size_t length) {
     if (length > OPTIONS_NAME_LIMIT) return NULL;
     const char *nearest = NULL;
-    int least = 2 + (int)length / 4; /* one wrong letter, and one more for every four */
+    int64_t least = 2 + (int64_t)length / 4; /* one wrong letter, and one more for every four */
     for (size_t i = 0; i < table->count; i++) {
-        int distance = edit_distance(name, length, table->rows[i].name, strlen(table->rows[i].name));
+        int64_t distance = edit_distance(name, length, table->rows[i].name, strlen(table->rows[i].name));
         if (distance < least) {
             least = distance;
             nearest = table->rows[i].name;
@@ -371,29 +368,25 @@ bool options_set(const OptionTable *table, void *values, OptionStrings *strings,
 
 /* -- Output ----------------------------------------------------------------------------------------------------- */
 
-const char *options_string(const Option *option, const void *values) {
-    const char *string;
-    memcpy(&string, const_field_of(option, values), sizeof string);
-    return string;
-}
+const char *options_string(const Option *option, const void *values) { return value_get(option, values).string; }
 
 void options_format_value(const Option *option, const void *values, char *text, size_t size) {
-    const void *field = const_field_of(option, values);
+    const Value value = value_get(option, values);
     char number[32];
     const char *start;
     size_t length;
     switch (option->type) {
-    case OPTION_BOOL: snprintf(text, size, "%s", *(const bool *)field ? "true" : "false"); break;
-    case OPTION_INT: snprintf(text, size, "%" PRId64, *(const int64_t *)field); break;
+    case OPTION_BOOL: snprintf(text, size, "%s", value.flag ? "true" : "false"); break;
+    case OPTION_INT: snprintf(text, size, "%" PRId64, value.integer); break;
     case OPTION_REAL:
-        format_real(*(const double *)field, number);
+        format_real(value.real, number);
         snprintf(text, size, "%s", number);
         break;
     case OPTION_CHOICE:
-        if (!choice_at(option->choices, *(const int *)field, &start, &length)) assert(!"the value of a choice is one of its choices");
+        if (!choice_at(option->choices, value.choice, &start, &length)) assert(!"the value of a choice is one of its choices");
         snprintf(text, size, "%.*s", (int)length, start);
         break;
-    case OPTION_STRING: snprintf(text, size, "%s", options_string(option, values)); break;
+    case OPTION_STRING: snprintf(text, size, "%s", value.string); break;
     }
 }
 
@@ -418,13 +411,7 @@ enum { HELP_WIDTH = 28 }; /* of the columns; a longer default or range pushes wh
 static void help_range(const Option *option, char text[512]) {
     char range[80];
     format_range(option, range);
-    switch (option->type) {
-    case OPTION_BOOL: snprintf(text, 512, "true|false"); break;
-    case OPTION_INT: snprintf(text, 512, "%s", *range ? range : "whole number"); break;
-    case OPTION_REAL: snprintf(text, 512, "%s", *range ? range : "number"); break;
-    case OPTION_CHOICE: snprintf(text, 512, "%s", option->choices); break;
-    case OPTION_STRING: snprintf(text, 512, "text"); break;
-    }
+    snprintf(text, 512, "%s", *range ? range : option->choices ? option->choices : type_words[option->type].help);
 }
 
 static const char *help_initial(const Option *option) { return *option->initial ? option->initial : "-"; }
@@ -467,15 +454,10 @@ void options_print_help(const OptionTable *table, FILE *file) {
 }
 
 static bool values_equal(const Option *option, const void *a, const void *b) {
-    const void *field_a = const_field_of(option, a), *field_b = const_field_of(option, b);
-    switch (option->type) {
-    case OPTION_BOOL: return *(const bool *)field_a == *(const bool *)field_b;
-    case OPTION_INT: return *(const int64_t *)field_a == *(const int64_t *)field_b;
-    case OPTION_REAL: return *(const double *)field_a == *(const double *)field_b;
-    case OPTION_CHOICE: return *(const int *)field_a == *(const int *)field_b;
-    case OPTION_STRING: return strcmp(options_string(option, a), options_string(option, b)) == 0;
-    }
-    return false;
+    const Value left = value_get(option, a), right = value_get(option, b);
+    if (option->type == OPTION_STRING) return strcmp(left.string, right.string) == 0;
+    if (option->type == OPTION_REAL) return left.real == right.real;
+    return memcmp(&left, &right, value_bytes[option->type]) == 0;
 }
 
 static void format_shown(const Option *option, const void *values, char text[OPTIONS_QUOTED]) {

@@ -10,6 +10,8 @@ enum {
 
 /* Bytes of the first character (1 to 4), or 0 when it is not valid UTF-8. */
 int options_decode_utf8(const char *text, size_t length, uint32_t *code_point);
+/* NULL, or what is wrong with the text at byte *at: invalid UTF-8 or a NUL byte. */
+const char *options_check_utf8(const char *text, size_t length, size_t *at);
 /* 'text' for a one-line message: control and invalid bytes as \xNN, cut with "...". Returns `quoted`. */
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 

@@ -220,17 +220,13 @@ static bool read_stream(Reader *reader) {
 static bool check_text(const char *text, size_t length, const char *origin, Error *error) {
     if (length > TEXT_LIMIT)
         return error_set(error, ERROR_USAGE, "%s is larger than %d bytes; that is no configuration", origin, TEXT_LIMIT);
-    uint32_t code_point;
-    for (size_t at = 0; at < length;) {
-        int size = options_decode_utf8(text + at, length - at, &code_point);
-        if (size == 0)
-            return error_set(error, ERROR_USAGE, "byte 0x%02x at %s:%zu is not valid UTF-8; save the file as UTF-8",
-                (unsigned char)text[at], origin, line_at(text, at));
-        if (code_point == 0)
-            return error_set(error, ERROR_USAGE, "a NUL byte stands at %s:%zu; a configuration is UTF-8 text", origin, line_at(text, at));
-        at += (size_t)size;
-    }
-    return true;
+    size_t at;
+    const char *reason = options_check_utf8(text, length, &at);
+    if (!reason) return true;
+    if (text[at] == '\0')
+        return error_set(error, ERROR_USAGE, "a NUL byte stands at %s:%zu; a configuration is UTF-8 text", origin, line_at(text, at));
+    return error_set(
+        error, ERROR_USAGE, "byte 0x%02x at %s:%zu %s; save the file as UTF-8", (unsigned char)text[at], origin, line_at(text, at), reason);
 }
 
 bool options_parse_yaml(

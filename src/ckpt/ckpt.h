@@ -2,8 +2,8 @@
  *
  * A checkpoint is a folder checkpoints/step-00000040 of a store (store.h) with safetensors shards and manifest.json. A
  * shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks
- * can write its part and any other number load it by intersecting intervals. Every rank writes a shard of its own and,
- * once that is durable, a description of it; rank 0 waits for all of them and joins them to the manifest, so ranks
+ * can write them and any other number load them by intersecting intervals. Every rank writes a shard and, once that is
+ * durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of the checkpoint, so ranks
  * exchange nothing but files. The manifest lists every interval with its file, byte range and xxh3, and the caller's
  * metadata. On a file system everything is written to a folder with a temporary name, synced, the manifest last, and
  * then renamed: what has the final name is complete. In a bucket what has a manifest is complete.
@@ -89,26 +89,26 @@ typedef struct CheckpointPlan {
     json_t *metadata; /* rank 0's is kept; may be NULL */
     int keep;         /* newest good checkpoints that stay, at least 1 */
     int rank, ranks;
-    uint64_t attempt; /* the same on all ranks, another one for every save: names what is temporary */
-    bool share;       /* pieces that did not change since the newest older checkpoint are not written again */
-    double patience;  /* seconds that rank 0 waits for the other ranks' parts after its own */
+    uint64_t attempt; /* equal on all ranks, another one for every save: names what is temporary */
+    bool share;       /* chunks that did not change since the newest older checkpoint are not written again */
+    double timeout;   /* seconds that rank 0 waits for the other ranks' shards after its own */
 } CheckpointPlan;
 
 /* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
  * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step` are removed,
  * where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
  * checkpoints. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
- * checkpoint is complete; on others, that their part of it is. `stats` may be NULL.
+ * checkpoint is complete; on others, that their shard is. `stats` may be NULL.
  *
  * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of them
  * in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
  * whichever others are removed; but damage to a shared file damages all that share it. */
 bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
-/* The same by one rank with nothing shared. */
+/* checkpoint_write by a single rank, with nothing shared. */
 bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
     CheckpointStats *stats, Error *error);
 
-/* The same in a thread of its own. What `plan` points to must stay as it is until checkpoint_finish. */
+/* checkpoint_write in a thread. What `plan` points to must stay as it is until checkpoint_finish. */
 typedef struct CheckpointJob CheckpointJob;
 CheckpointJob *checkpoint_start(const CheckpointPlan *plan);
 bool checkpoint_is_done(const CheckpointJob *job);
@@ -123,10 +123,10 @@ int64_t checkpoint_latest(const char *where, bool *failed, Error *error);
 /* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 
-/* Writes an object and removes it: that a store cannot be written shall be known before the first step, not after the last. */
+/* Writes an object and removes it, so that a store that cannot be written is found before the first step. */
 bool checkpoint_probe(const char *where, Error *error);
 
-/* Tells with log_warn what half-written checkpoints there are. */
+/* Names the half-written checkpoints with log_warn. */
 void checkpoint_report_leftovers(const char *where);
 
 /* Fills every interval from the checkpoint; all elements must be present with the same type and tensor shape, else

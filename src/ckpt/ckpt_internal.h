@@ -1,6 +1,6 @@
-/* What the files of this module share and nobody else needs: checked input and output on files, the byte layout of
- * safetensors files, the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after
- * reading, and to the caller when it is written. */
+/* What the files of this module share and no other needs: writing files from spans, the byte layout of safetensors files,
+ * the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after reading, and to the
+ * caller when it is written. */
 #pragma once
 
 #include "ckpt/ckpt.h"
@@ -9,12 +9,20 @@
 enum {
     BLOCK_BYTES = 1 << 20,            /* data moves and is hashed in blocks that stay in a core's cache between the two */
     PARALLEL_BYTES = 4 * BLOCK_BYTES, /* below this, waking the other cores costs more than they help */
-    PIECE_BYTES = 16 * BLOCK_BYTES,   /* of an interval: what is hashed, shared and requested as one */
+    CHUNK_BYTES = 16 * BLOCK_BYTES,   /* of an interval: what is hashed, shared and requested as one */
 };
+
+/* For parallel loops: whether no iteration has failed yet, and how one that fails ends the others. */
+static inline bool loop_going(const bool *good) { return __atomic_load_n(good, __ATOMIC_RELAXED); }
+static inline void loop_fail(bool *good, const Error *failure, Error *error) {
+#pragma omp critical(checkpoint_loop_fail)
+    *error = *failure;
+    __atomic_store_n(good, false, __ATOMIC_RELAXED);
+}
 
 /* -- store_files.c ------------------------------------------------------------------------------------------------- */
 
-/* Creates or replaces a file as file_write does, from spans and by several threads. */
+/* Creates or replaces a file from spans, on several threads; as durable as file_write. */
 bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Error *error);
 
 /* -- safetensors.c ------------------------------------------------------------------------------------------------- */
@@ -24,11 +32,11 @@ typedef struct StoredRange {
     uint64_t hash;      /* XXH3_64bits of them */
 } StoredRange;
 
-/* The layout of a safetensors file: returns its beginning (length, JSON and padding, `header->end` bytes, which the
- * caller frees) and tells where each tensor goes; these ranges tile the rest of the file. Only the header's hash is
- * filled in. `path` is for messages. NULL on failure. */
-char *safetensors_layout(
-    const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *header, StoredRange *ranges, Error *error);
+/* Lays out a safetensors file: count + 1 spans and `ranges`, which tile the file. The first is the header (length, JSON
+ * and padding), whose bytes and hash are filled in; the others are the tensors in their order. The caller frees the spans,
+ * and the header with them. `path` is for messages. NULL on failure. */
+StoreSpan *safetensors_layout(
+    const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error);
 bool stored_type_parse(const char *name, StoredType *type);
 json_t *stored_shape_to_json(const int64_t *shape, int rank);
 /* False unless `json` is an array of at most STORED_MAX_RANK integers, none negative. */
@@ -69,7 +77,7 @@ void manifest_free(Manifest *manifest); /* after manifest_read */
 /* -- folder.c ------------------------------------------------------------------------------------------------------ */
 
 char *folder_step(int64_t step);                    /* "checkpoints/step-00000040"; the caller frees */
-char *folder_draft(int64_t step, uint64_t attempt); /* the same with a temporary name, of a store that renames folders */
+char *folder_draft(int64_t step, uint64_t attempt); /* its temporary name in a store that renames folders */
 char *folder_aside(int64_t step);                   /* the name of what is being replaced */
 char *folder_manifest(const char *folder);          /* FOLDER/manifest.json */
 

@@ -5,7 +5,7 @@
  *   step-00000040.replaced       a complete one that makes way for a new one of its step, on file systems that cannot
  *                                exchange two names; it gets its name back if that was interrupted
  * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. A listing owns
- * its strings. Called by those who save and load. */
+ * its strings. Called by save.c and load.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +42,7 @@ void folder_listing_free(FolderListing *listing) {
 static bool has_manifest(Store *store, const char *folder, bool *found, Error *error) {
     FileList objects;
     if (!store_list(store, folder, &objects, error)) return false;
-    *found = false;
-    for (size_t i = 0; i < objects.count; i++) *found |= strcmp(objects.entries[i].name, MANIFEST) == 0;
+    *found = file_list_has(&objects, MANIFEST);
     file_list_free(&objects);
     return true;
 }
@@ -59,7 +58,7 @@ static bool add_final(FolderListing *listing, Store *store, int64_t step, Error 
     return good;
 }
 
-/* Sorts one entry into the listing; foreign names are none of our business. */
+/* Sorts one entry into the listing; other names are ignored. */
 static bool add(FolderListing *listing, Store *store, const char *name, Error *error) {
     static const char prefix[] = "step-";
     const size_t prefix_length = sizeof prefix - 1;

@@ -1,13 +1,14 @@
-/* Finding, verifying and loading checkpoints. A pass over a checkpoint reads the stored intervals that it needs, each in
- * pieces, so that hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little
- * more than that part. Data moves between store and the caller's memory without a copy where a piece is wanted whole.
- * Owns no memory beyond a call. Called by the training loop and the commands. */
+/* Finding, verifying and loading checkpoints. A pass over a checkpoint reads the stored chunks that it needs, so that
+ * hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little more than that part.
+ * Data moves between store and the caller's memory without a copy where a chunk is wanted whole. Owns no memory beyond a
+ * call. Called by the training loop and the commands. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
 
@@ -59,76 +60,58 @@ static char *place_find(const Interval *stored, const Interval *wanted, size_t c
 static void block_copy(const Interval *wanted, const char *block, int64_t at, int64_t bytes) {
     int64_t element = (int64_t)stored_type_bytes(wanted->type);
     int64_t begin = wanted->first * element, end = begin + wanted->count * element;
-    int64_t from = begin > at ? begin : at, to = end < at + bytes ? end : at + bytes;
+    int64_t from = int_max(begin, at), to = int_min(end, at + bytes);
     char *target = (char *)wanted->data + (from - begin);
     if (from < to && target != block + (from - at)) memcpy(target, block + (from - at), (size_t)(to - from));
 }
 
-/* A shard that is being read. */
-typedef struct Shard {
-    Store *store;
-    StoreObject object;
-    char *path; /* for messages */
-} Shard;
-
-/* Reads one stored interval, hands its parts to `wanted` and checks its hash. `scratch` has a block of the store. */
-static bool piece_read(
-    const Shard *shard, const ManifestInterval *stored, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
+/* Reads one stored chunk, hands its parts to `wanted` and checks its hash. `scratch` has room for a block of the store. */
+static bool chunk_read(
+    const StoreObject *shard, const ManifestInterval *chunk, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path);
     XXH3_64bits_reset(hash);
-    const Interval *interval = &stored->interval;
-    int64_t origin = interval->first * (int64_t)stored_type_bytes(interval->type);
-    int64_t bytes = stored->range.end - stored->range.begin;
+    const Interval *interval = &chunk->interval;
+    const int64_t origin = interval->first * (int64_t)stored_type_bytes(interval->type), bytes = chunk->range.end - chunk->range.begin;
     char *place = place_find(interval, wanted, wanted_count);
     bool good = true;
     for (int64_t done = 0; done < bytes && good; done += block_bytes) {
-        int64_t length = bytes - done < block_bytes ? bytes - done : block_bytes;
+        int64_t length = int_min(bytes - done, block_bytes);
         char *block = place ? place + done : scratch;
-        good = store_object_read(shard->store, &shard->object, block, length, stored->range.begin + done, error);
+        good = store_object_read(shard, block, length, chunk->range.begin + done, error);
         if (!good) break;
         XXH3_64bits_update(hash, block, (size_t)length);
         for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], block, origin + done, length);
     }
-    if (good && XXH3_64bits_digest(hash) != stored->range.hash)
+    if (good && XXH3_64bits_digest(hash) != chunk->range.hash)
         good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path,
-            (long long)stored->range.begin, (long long)stored->range.end, interval->name);
+            (long long)chunk->range.begin, (long long)chunk->range.end, interval->name);
     XXH3_freeState(hash);
     return good;
 }
 
-/* Whether the pass reads an interval at all, and which of the wanted ones are its neighbours. */
-static bool piece_needed(const Reading *reading, const Interval *stored, const Interval **wanted, size_t *count) {
-    *wanted = wanted_find(reading, stored->name, count);
-    for (size_t i = 0; i < *count; i++)
-        if (intervals_meet(&(*wanted)[i], stored)) return true;
+static bool chunk_needed(const Reading *reading, const Interval *chunk) {
+    size_t count;
+    const Interval *wanted = wanted_find(reading, chunk->name, &count);
+    for (size_t i = 0; i < count; i++)
+        if (intervals_meet(&wanted[i], chunk)) return true;
     return reading->everything;
 }
 
-static bool pieces_read(const Reading *reading, const Shard *shard, const size_t *pieces, size_t count, Error *error) {
+static bool chunks_read(
+    const Reading *reading, const StoreObject *shard, const ManifestInterval *const *chunks, size_t count, Error *error) {
     bool good = true;
-#pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard -> object.bytes >= PARALLEL_BYTES)
+#pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard -> bytes >= PARALLEL_BYTES)
     {
         char *scratch = memory_allocate((size_t)store_block_bytes(reading->store));
 #pragma omp for schedule(dynamic)
         for (size_t i = 0; i < count; i++) {
-            const ManifestInterval *stored = &reading->manifest->intervals[pieces[i]];
-            const Interval *wanted;
+            Error failure = {0};
             size_t wanted_count;
-            bool going;
-#pragma omp atomic read
-            going = good;
-            Error own = {0};
-            if (going && piece_needed(reading, &stored->interval, &wanted, &wanted_count) &&
-                !piece_read(shard, stored, wanted, wanted_count, scratch, &own)) {
-#pragma omp critical(checkpoint_read_error)
-                {
-                    *error = own;
-#pragma omp atomic write
-                    good = false;
-                }
-            }
+            const Interval *wanted = wanted_find(reading, chunks[i]->interval.name, &wanted_count);
+            if (loop_going(&good) && !chunk_read(shard, chunks[i], wanted, wanted_count, scratch, &failure))
+                loop_fail(&good, &failure, error);
         }
         free(scratch);
     }
@@ -136,70 +119,54 @@ static bool pieces_read(const Reading *reading, const Shard *shard, const size_t
 }
 
 /* The header of a shard needs no parsing, the manifest says it all, but a flipped bit must be noticed here too. */
-static bool shard_header_check(const Shard *shard, const ManifestFile *listed, Error *error) {
+static bool shard_header_check(const StoreObject *shard, const ManifestFile *listed, Error *error) {
     ManifestInterval header = {.interval = {.name = "the header", .type = STORED_U8, .count = listed->header.end}, .range = listed->header};
     char *scratch = memory_allocate((size_t)store_block_bytes(shard->store));
-    bool good = piece_read(shard, &header, NULL, 0, scratch, error);
+    bool good = chunk_read(shard, &header, NULL, 0, scratch, error);
     free(scratch);
     return good;
 }
 
-/* Opens a shard and checks its size. */
-static bool shard_open(Shard *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
+/* Opens a shard and checks its size. store_object_close afterwards, also after a failure. */
+static bool shard_open(StoreObject *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
     char *name = memory_format("%s/%s", folder, listed->name);
-    *shard = (Shard){.store = store, .path = store_path(store, name)};
-    bool good = store_object_open(store, name, &shard->object, error);
+    bool good = store_object_open(store, name, shard, error);
     free(name);
-    if (good && shard->object.bytes != listed->bytes)
+    if (good && shard->bytes != listed->bytes)
         good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path,
-            (long long)shard->object.bytes, (long long)listed->bytes);
+            (long long)shard->bytes, (long long)listed->bytes);
     return good;
 }
 
-static void shard_close(Shard *shard) {
-    store_object_close(&shard->object);
-    free(shard->path);
-}
-
-static bool shard_read(const Reading *reading, size_t index, const size_t *pieces, size_t count, Error *error) {
-    const ManifestFile *listed = &reading->manifest->files[index];
-    Shard shard;
+static bool shard_read(const Reading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
+    const ManifestFile *listed = &reading->manifest->files[file];
+    StoreObject shard;
     bool good = shard_open(&shard, reading->store, reading->folder, listed, error) && shard_header_check(&shard, listed, error) &&
-                pieces_read(reading, &shard, pieces, count, error);
-    shard_close(&shard);
+                chunks_read(reading, &shard, chunks, count, error);
+    store_object_close(&shard);
     return good;
 }
 
-/* Sorts the intervals that the pass needs by file: those of file i are pieces[begins[i]] to pieces[begins[i + 1]]. */
-static void pieces_sort(const Reading *reading, size_t *begins, size_t *pieces) {
-    const Manifest *manifest = reading->manifest;
-    bool *needed = memory_allocate((manifest->interval_count + 1) * sizeof *needed);
-    for (size_t i = 0; i < manifest->interval_count; i++) {
-        const Interval *wanted;
-        size_t count;
-        needed[i] = piece_needed(reading, &manifest->intervals[i].interval, &wanted, &count);
-        begins[manifest->intervals[i].file + 1] += needed[i];
-    }
-    for (size_t i = 0; i < manifest->file_count; i++) begins[i + 1] += begins[i];
-    size_t *next = memory_allocate((manifest->file_count + 1) * sizeof *next);
-    memcpy(next, begins, manifest->file_count * sizeof *next);
-    for (size_t i = 0; i < manifest->interval_count; i++)
-        if (needed[i]) pieces[next[manifest->intervals[i].file]++] = i;
-    free(next);
-    free(needed);
+/* By file, and within one in the manifest's order, which is that of the addresses. */
+static int chunk_compare(const void *left, const void *right) {
+    const ManifestInterval *a = *(const ManifestInterval *const *)left, *b = *(const ManifestInterval *const *)right;
+    return a->file != b->file ? (a->file > b->file) - (a->file < b->file) : (a > b) - (a < b);
 }
 
+/* Reads the chunks that the pass needs, file by file; a pass over everything reads files without chunks too. */
 static bool shards_read(const Reading *reading, Error *error) {
     const Manifest *manifest = reading->manifest;
-    size_t *begins = memory_allocate((manifest->file_count + 1) * sizeof *begins);
-    size_t *pieces = memory_allocate((manifest->interval_count + 1) * sizeof *pieces);
-    pieces_sort(reading, begins, pieces);
+    const ManifestInterval **chunks = memory_allocate((manifest->interval_count + 1) * sizeof *chunks);
+    size_t needed = 0;
+    for (size_t i = 0; i < manifest->interval_count; i++)
+        if (chunk_needed(reading, &manifest->intervals[i].interval)) chunks[needed++] = &manifest->intervals[i];
+    qsort(chunks, needed, sizeof *chunks, chunk_compare);
     bool good = true;
-    for (size_t i = 0; i < manifest->file_count && good; i++)
-        if (reading->everything || begins[i + 1] > begins[i])
-            good = shard_read(reading, i, pieces + begins[i], begins[i + 1] - begins[i], error);
-    free(pieces);
-    free(begins);
+    for (size_t file = 0, begin = 0, end = 0; file < manifest->file_count && good; file++, begin = end) {
+        while (end < needed && chunks[end]->file == file) end++;
+        if (reading->everything || end > begin) good = shard_read(reading, file, chunks + begin, end - begin, error);
+    }
+    free(chunks);
     return good;
 }
 
@@ -220,9 +187,9 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     char *folder = folder_step(step);
     bool good = step_manifest_read(manifest, store, folder, step, error);
     for (size_t i = 0; good && i < manifest->file_count; i++) {
-        Shard shard;
+        StoreObject shard;
         good = shard_open(&shard, store, folder, &manifest->files[i], error);
-        shard_close(&shard);
+        store_object_close(&shard);
         if (!good) manifest_free(manifest);
     }
     free(folder);
@@ -332,7 +299,7 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
         if (stored->first <= reached && stored->first + stored->count > reached) reached = stored->first + stored->count;
     }
     if (reached - wanted->first < wanted->count)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's part is missing", folder, wanted->name,
+        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s lacks element %lld; some rank's shard is missing", folder, wanted->name,
             (long long)reached);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Requests to an S3 server (s3_request.c) and who makes them (s3_settings.c). Not for other modules. */
+/* Requests to an S3 server (s3_request.c), and which server and credentials they use (s3_settings.c). Not for other modules. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,10 +10,10 @@
 
 /* -- s3_settings.c ------------------------------------------------------------------------------------------------- */
 
-/* What the usual variables and files say; strings are owned, and NULL where nothing is said. Never printed. */
+/* Settings from variables and files (s3_settings.c). Strings are owned, and NULL where nothing gives them. Never printed. */
 typedef struct S3Settings {
     char *key, *secret, *token;
-    char *region;      /* us-east-1 when nothing is said */
+    char *region;      /* us-east-1 by default */
     char *endpoint;    /* "https://host" without a slash at the end; NULL: Amazon's */
     char *authorities; /* file of certificates */
     int attempts;      /* of a request, at least 1 */
@@ -31,7 +31,7 @@ typedef struct S3 S3;
 S3 *s3_open(const char *bucket, Error *error);
 void s3_close(S3 *s3);
 
-/* What a request sends: `bytes` from `offset` on of the pieces joined, or nothing. */
+/* What a request sends: `bytes` from `offset` on of the joined spans, or nothing. */
 typedef struct S3Body {
     const StoreSpan *spans;
     size_t count;
@@ -57,7 +57,7 @@ typedef struct S3Reply {
 } S3Reply;
 
 /* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again after
- * growing, random pauses. True for status 2xx, and for 404 where `absent` is given, which tells. May be called from
+ * growing, random pauses. True for status 2xx, and, where `absent` is given, for 404: then *absent is set. May be called from
  * several threads at once. */
 bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error);
 

@@ -14,9 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/thread.h"
 
 #undef curl_easy_setopt
 #undef curl_easy_getinfo
@@ -147,16 +148,18 @@ char *s3_encode(const char *text, bool slashes) {
 }
 
 static void entities_decode(char *text) {
-    static const struct {
-        const char *entity;
+    typedef struct Entity {
+        const char *text;
         char character;
-    } entities[] = {{"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
+    } Entity;
+    static const Entity entities[] = {
+        {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
     char *to = text;
     while (*text) {
         size_t i = 0, count = sizeof entities / sizeof entities[0];
-        while (i < count && strncmp(text, entities[i].entity, strlen(entities[i].entity)) != 0) i++;
+        while (i < count && strncmp(text, entities[i].text, strlen(entities[i].text)) != 0) i++;
         *to++ = i < count ? entities[i].character : *text;
-        text += i < count ? strlen(entities[i].entity) : 1;
+        text += i < count ? strlen(entities[i].text) : 1;
     }
     *to = '\0';
 }
@@ -194,11 +197,11 @@ static size_t body_read(char *buffer, size_t size, size_t items, void *context) 
     const S3Body *body = &attempt->request->body;
     int64_t room = (int64_t)(size * items), left = body->bytes - attempt->sent, at = body->offset + attempt->sent;
     int64_t copied = 0;
-    room = room < left ? room : left;
+    room = int_min(room, left);
     for (size_t i = 0; i < body->count && copied < room; i++) {
         int64_t length = body->spans[i].bytes;
         if (at < length) {
-            int64_t bytes = length - at < room - copied ? length - at : room - copied;
+            int64_t bytes = int_min(length - at, room - copied);
             memcpy(buffer + copied, (const char *)body->spans[i].data + at, (size_t)bytes);
             copied += bytes;
             at += bytes;
@@ -333,7 +336,7 @@ static void pause_before(S3 *s3, int attempt) {
     uint64_t index = s3->pauses++;
     pthread_mutex_unlock(&s3->mutex);
     double seconds = (most < longest ? most : longest) * rng_uniform((uint64_t)getpid(), (uint64_t)time(NULL), index);
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (time_t)seconds) * 1e9)}, NULL);
+    thread_sleep(seconds);
 }
 
 /* What the server says, without its copy of what was signed. */

@@ -1,6 +1,7 @@
-/* Who asks which S3 server: the variables and files that Amazon's tools use, in their order: variables first, then the
- * profile's section of the credentials file, then of the config file. Called by s3_request.c. Settings own their strings,
- * and secrets are wiped before they are freed. */
+/* Which S3 server is asked with which credentials: from the variables and files of Amazon's tools, in their order:
+ * variables, then the profile's section of the credentials file, then of the config file. Called by s3_request.c.
+ * Settings own their strings, which are wiped before they are freed. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,12 +9,30 @@
 #include "base/memory.h"
 #include "ckpt/s3.h"
 
+/* Where each string of S3Settings comes from: its key in a profile, and its variables, the first of which wins. The
+ * credentials come first. */
+typedef struct Source {
+    size_t offset;
+    const char *key, *variables[2];
+} Source;
+static const Source sources[] = {
+    {offsetof(S3Settings, key), "aws_access_key_id", {"AWS_ACCESS_KEY_ID"}},
+    {offsetof(S3Settings, secret), "aws_secret_access_key", {"AWS_SECRET_ACCESS_KEY"}},
+    {offsetof(S3Settings, token), "aws_session_token", {"AWS_SESSION_TOKEN"}},
+    {offsetof(S3Settings, region), "region", {"AWS_REGION", "AWS_DEFAULT_REGION"}},
+    {offsetof(S3Settings, endpoint), "endpoint_url", {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}},
+    {offsetof(S3Settings, authorities), "ca_bundle", {"AWS_CA_BUNDLE"}},
+};
+enum { CREDENTIALS = 3, SOURCES = sizeof sources / sizeof *sources };
+
+static char **setting_of(S3Settings *settings, int source) { return (char **)((char *)settings + sources[source].offset); }
+
 static const char *variable(const char *name) {
-    const char *value = getenv(name);
+    const char *value = name ? getenv(name) : NULL;
     return value && value[0] ? value : NULL;
 }
 
-/* Takes a value that nobody gave before. */
+/* Gives a setting its value, unless it has one already. */
 static void offer(char **setting, const char *value) {
     if (!*setting && value && value[0]) *setting = memory_copy_string(value);
 }
@@ -42,19 +61,8 @@ static void offer_line(S3Settings *settings, char *line) {
         return;
     *equals = '\0';
     const char *name = strip(line), *value = strip(equals + 1);
-    const struct {
-        const char *name;
-        char **setting;
-    } known[] = {
-        {"aws_access_key_id", &settings->key},
-        {"aws_secret_access_key", &settings->secret},
-        {"aws_session_token", &settings->token},
-        {"region", &settings->region},
-        {"endpoint_url", &settings->endpoint},
-        {"ca_bundle", &settings->authorities},
-    };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(name, known[i].name) == 0) offer(known[i].setting, value);
+    for (int i = 0; i < SOURCES; i++)
+        if (strcmp(name, sources[i].key) == 0) offer(setting_of(settings, i), value);
 }
 
 static void offer_file(S3Settings *settings, const char *path, const char *profile) {
@@ -77,40 +85,33 @@ static char *file_path(const char *name, const char *usual) {
     return given ? memory_copy_string(given) : memory_format("%s/.aws/%s", home ? home : "", usual);
 }
 
-static void offer_variables(S3Settings *settings) {
-    /* One source for all three: a token does not go with another's key. */
-    if (variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY")) {
-        offer(&settings->key, variable("AWS_ACCESS_KEY_ID"));
-        offer(&settings->secret, variable("AWS_SECRET_ACCESS_KEY"));
-        offer(&settings->token, variable("AWS_SESSION_TOKEN"));
+void s3_settings_free(S3Settings *settings) {
+    for (int i = 0; i < SOURCES; i++) {
+        char *value = *setting_of(settings, i);
+        if (value) explicit_bzero(value, strlen(value));
+        free(value);
     }
-    offer(&settings->region, variable("AWS_REGION"));
-    offer(&settings->region, variable("AWS_DEFAULT_REGION"));
-    offer(&settings->endpoint, variable("AWS_ENDPOINT_URL_S3"));
-    offer(&settings->endpoint, variable("AWS_ENDPOINT_URL"));
-    offer(&settings->authorities, variable("AWS_CA_BUNDLE"));
+    *settings = (S3Settings){0};
 }
 
 bool s3_settings_read(S3Settings *settings, Error *error) {
     enum { ATTEMPTS = 8, MOST_ATTEMPTS = 100 };
     *settings = (S3Settings){0};
+    S3Settings files = {0};
     const char *profile = variable("AWS_PROFILE") ? variable("AWS_PROFILE") : "default";
     char *credentials = file_path("AWS_SHARED_CREDENTIALS_FILE", "credentials");
     char *config = file_path("AWS_CONFIG_FILE", "config");
-    offer_variables(settings);
-    bool from_variables = settings->key;
-    S3Settings files = {0};
     offer_file(&files, credentials, profile);
     offer_file(&files, config, profile);
-    if (!from_variables) {
-        offer(&settings->key, files.key);
-        offer(&settings->secret, files.secret);
-        offer(&settings->token, files.token);
+    /* All credentials come from one source: a token does not go with another's key. */
+    const bool from_variables = variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY");
+    for (int i = 0; i < SOURCES; i++) {
+        char **setting = setting_of(settings, i);
+        if (i >= CREDENTIALS || from_variables)
+            for (int j = 0; j < 2; j++) offer(setting, variable(sources[i].variables[j]));
+        if (i >= CREDENTIALS || !from_variables) offer(setting, *setting_of(&files, i));
     }
-    offer(&settings->region, files.region);
     offer(&settings->region, "us-east-1");
-    offer(&settings->endpoint, files.endpoint);
-    offer(&settings->authorities, files.authorities);
     s3_settings_free(&files);
     int attempts = variable("AWS_MAX_ATTEMPTS") ? atoi(variable("AWS_MAX_ATTEMPTS")) : 0;
     settings->attempts = attempts >= 1 && attempts <= MOST_ATTEMPTS ? attempts : ATTEMPTS;
@@ -124,19 +125,4 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
     free(config);
     free(credentials);
     return good;
-}
-
-static void forget(char *secret) {
-    if (secret) explicit_bzero(secret, strlen(secret));
-    free(secret);
-}
-
-void s3_settings_free(S3Settings *settings) {
-    forget(settings->key);
-    forget(settings->secret);
-    forget(settings->token);
-    free(settings->region);
-    free(settings->endpoint);
-    free(settings->authorities);
-    *settings = (S3Settings){0};
 }

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
 
@@ -20,18 +21,12 @@ enum {
 };
 static const char METADATA_KEY[] = "__metadata__";
 
-static const struct {
+typedef struct TypeRow {
     const char *name;
     size_t bytes;
-} stored_types[] = {
-    [STORED_F32] = {"F32", 4},
-    [STORED_BF16] = {"BF16", 2},
-    [STORED_F16] = {"F16", 2},
-    [STORED_F64] = {"F64", 8},
-    [STORED_I32] = {"I32", 4},
-    [STORED_I64] = {"I64", 8},
-    [STORED_U8] = {"U8", 1},
-};
+} TypeRow;
+/* By StoredType. */
+static const TypeRow stored_types[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}};
 enum { STORED_TYPES = sizeof stored_types / sizeof stored_types[0] };
 
 size_t stored_type_bytes(StoredType type) { return stored_types[type].bytes; }
@@ -106,54 +101,54 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
     return true;
 }
 
-char *safetensors_layout(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *header_range,
-    StoredRange *ranges, Error *error) {
+/* The JSON header of a file, for free(). `ranges` receives where each tensor goes, relative to the start of the data. */
+static char *header_format(
+    const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
     json_t *header = json_object();
-    bool good = true;
-    if (metadata) {
-        good = metadata_check(path, metadata, error);
-        json_object_set(header, METADATA_KEY, metadata);
-    }
-    int64_t end = 0;
-    for (size_t i = 0; i < count && good; i++) {
-        good = header_add(header, path, &tensors[i], end, &ranges[i], error);
-        end = ranges[i].end;
-    }
+    bool good = !metadata || metadata_check(path, metadata, error);
+    if (metadata) json_object_set(header, METADATA_KEY, metadata);
+    for (size_t i = 0; i < count && good; i++)
+        good = header_add(header, path, &tensors[i], i > 0 ? ranges[i - 1].end : 0, &ranges[i], error);
     char *text = good ? json_dumps(header, JSON_COMPACT) : NULL;
     json_decref(header);
-    if (!text) return good ? (error_set(error, ERROR_MEMORY, "%s: no memory for the header", path), NULL) : NULL;
+    if (good && !text) error_set(error, ERROR_MEMORY, "%s: no memory for the header", path);
+    return text;
+}
 
-    size_t length = strlen(text);
-    size_t total = (LENGTH_BYTES + length + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
-    char *bytes = NULL;
-    if (total - LENGTH_BYTES > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
+StoreSpan *safetensors_layout(
+    const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
+    char *text = header_format(path, tensors, count, metadata, ranges + 1, error);
+    if (!text) return NULL;
+    StoreSpan *spans = NULL;
+    const size_t length = strlen(text), total = (size_t)round_up((int64_t)(LENGTH_BYTES + length), DATA_ALIGNMENT);
+    const uint64_t stored_length = total - LENGTH_BYTES;
+    int64_t end = count > 0 ? ranges[count].end : 0;
+    if (stored_length > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
         error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors", path, total,
             HEADER_MAX_BYTES);
     } else {
-        bytes = memory_allocate(total);
-        uint64_t stored_length = total - LENGTH_BYTES;
-        memcpy(bytes, &stored_length, LENGTH_BYTES);
-        memcpy(bytes + LENGTH_BYTES, text, length);
-        memset(bytes + LENGTH_BYTES + length, ' ', total - LENGTH_BYTES - length);
-        *header_range = (StoredRange){.begin = 0, .end = (int64_t)total, .hash = XXH3_64bits(bytes, total)};
+        spans = memory_allocate((count + 1) * sizeof *spans + total);
+        char *header = (char *)(spans + count + 1);
+        memcpy(header, &stored_length, LENGTH_BYTES);
+        memcpy(header + LENGTH_BYTES, text, length);
+        memset(header + LENGTH_BYTES + length, ' ', total - LENGTH_BYTES - length);
+        spans[0] = (StoreSpan){.data = header, .bytes = (int64_t)total};
+        ranges[0] = (StoredRange){.end = (int64_t)total, .hash = XXH3_64bits(header, total)};
         for (size_t i = 0; i < count; i++) {
-            ranges[i].begin += (int64_t)total;
-            ranges[i].end += (int64_t)total;
+            StoredRange *range = &ranges[i + 1];
+            range->begin += (int64_t)total;
+            range->end += (int64_t)total;
+            spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = range->end - range->begin};
         }
     }
     free(text);
-    return bytes;
+    return spans;
 }
 
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error) {
-    StoredRange header, *ranges = memory_allocate((count + 1) * sizeof *ranges);
-    StoreSpan *spans = memory_allocate((count + 1) * sizeof *spans);
-    char *bytes = safetensors_layout(path, tensors, count, metadata, &header, ranges, error);
-    spans[0] = (StoreSpan){.data = bytes, .bytes = header.end};
-    for (size_t i = 0; i < count && bytes; i++)
-        spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = ranges[i].end - ranges[i].begin};
-    bool good = bytes && file_write_spans(path, spans, count + 1, error);
-    free(bytes);
+    StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
+    StoreSpan *spans = safetensors_layout(path, tensors, count, metadata, ranges, error);
+    bool good = spans && file_write_spans(path, spans, count + 1, error);
     free(spans);
     free(ranges);
     return good;
@@ -183,7 +178,7 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     return !file->metadata || metadata_check(path, file->metadata, error);
 }
 
-/* The bytes of the data that a tensor says are its own. */
+/* The bytes of the data that the header gives to a tensor. */
 typedef struct Claim {
     int64_t begin, end;
     const char *name;

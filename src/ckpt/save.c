@@ -1,60 +1,35 @@
-/* Saving checkpoints; ckpt.h describes the folder. A rank writes its shard, then its part: a manifest of that shard
- * alone. Rank 0 joins the parts. A single rank writes the manifest at once. On a file system the folder has a temporary
- * name until its last byte is on disk; in a bucket, where nothing can be renamed, the objects of an attempt have names of
- * their own, so that an attempt that fails leaves an older checkpoint of its step alone. A job owns its thread and
- * nothing else beyond a call. Called by the training loop. */
+/* Saving checkpoints; ckpt.h describes the folder. A rank writes its shard, then its rank manifest: a manifest of that
+ * shard alone. Rank 0 joins the rank manifests. A single rank writes the manifest at once. On a file system the folder has
+ * a temporary name until its last byte is on disk; in a bucket, where nothing can be renamed, the objects of an attempt
+ * have names of their own, so that an attempt that fails leaves an older checkpoint of its step alone. A job owns its
+ * thread and nothing else beyond a call. Called by the training loop. */
 #include <assert.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/pieces.h"
+#include "base/thread.h"
+#include "ckpt/chunks.h"
 
 /* A save under way: its names, and what it needs everywhere. */
 typedef struct Save {
     const CheckpointPlan *plan;
     Store *store;
     char *draft, *final, *aside; /* folders; draft is final where nothing can be renamed */
+    char suffix[24];             /* tells the files of two attempts apart where they could lie in one folder, else "" */
     int64_t bytes, shared;
 } Save;
 
-/* -- Names -------------------------------------------------------------------------------------------------------- */
+/* -- One rank's shard --------------------------------------------------------------------------------------------- */
 
-/* Names of one attempt differ from another's where both could lie in one folder. */
-static char *attempt_suffix(const Save *save) {
-    if (store_renames(save->store)) return memory_copy_string("");
-    return memory_format("-%llx", (unsigned long long)save->plan->attempt);
-}
-
-static char *shard_name(const Save *save) {
-    char *suffix = attempt_suffix(save);
-    char *name = memory_format("shard-%05d-of-%05d%s.safetensors", save->plan->rank, save->plan->ranks, suffix);
-    free(suffix);
-    return name;
-}
-
-static char *part_name(const Save *save, int rank) {
-    char *suffix = attempt_suffix(save), *name = memory_format("part-%05d%s.json", rank, suffix);
-    free(suffix);
-    return name;
-}
-
-static char *in_draft(const Save *save, char *name) {
-    char *path = memory_format("%s/%s", save->draft, name);
-    free(name);
-    return path;
-}
-
-/* -- One rank's part ---------------------------------------------------------------------------------------------- */
+static char *rank_manifest_name(const Save *save, int rank) { return memory_format("rank-%05d%s.json", rank, save->suffix); }
 
 /* The newest good checkpoint before this step; false when there is none. */
 static bool older_read(const Save *save, Manifest *older) {
@@ -69,72 +44,72 @@ static bool older_read(const Save *save, Manifest *older) {
 }
 
 /* Refers to what an older checkpoint has; without one, or when that fails, everything is written. */
-static void share_older(Save *save, Pieces *pieces) {
+static void share_older(Save *save, Chunks *chunks) {
     Manifest older;
     Error error = {0};
     if (!save->plan->share || !older_read(save, &older)) return;
-    pieces_share(pieces, &older);
-    if (!pieces_link(pieces, save->store, &older, save->draft, &error)) {
-        log_warn("%s: unchanged parts are written again", error.message);
-        pieces_free(pieces);
-        *pieces = pieces_cut(save->plan->intervals, save->plan->count);
+    if (!chunks_share(chunks, save->store, &older, save->draft, &error)) {
+        log_warn("%s: unchanged chunks are written again", error.message);
+        chunks_free(chunks);
+        *chunks = chunks_cut(save->plan->intervals, save->plan->count);
     }
-    save->shared = pieces->shared;
+    save->shared = chunks->shared;
     manifest_free(&older);
 }
 
+/* Writes a manifest into the draft under `name`, which it frees. */
 static bool manifest_put(Save *save, const Manifest *manifest, char *name, Error *error) {
-    char *path = in_draft(save, name);
+    char *path = memory_format("%s/%s", save->draft, name);
     int64_t bytes = 0;
     bool good = manifest_write(manifest, save->store, path, &bytes, error);
     save->bytes += bytes;
     free(path);
+    free(name);
     return good;
 }
 
-/* Writes this rank's shard and describes it: in the manifest if there are no other ranks, else in its part. */
-static bool part_write(Save *save, Error *error) {
+/* Writes this rank's shard and describes it: in the manifest if there are no other ranks, else in its rank manifest. */
+static bool shard_write(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
-    char *shard = shard_name(save);
-    Pieces pieces = pieces_cut(plan->intervals, plan->count);
-    share_older(save, &pieces);
-    bool good = pieces_put(&pieces, save->store, save->draft, shard, error);
+    char *shard = memory_format("shard-%05d-of-%05d%s.safetensors", plan->rank, plan->ranks, save->suffix);
+    Chunks chunks = chunks_cut(plan->intervals, plan->count);
+    share_older(save, &chunks);
+    bool good = chunks_write(&chunks, save->store, save->draft, shard, error), alone = plan->ranks == 1;
     if (good) {
         Manifest manifest = {.step = plan->step,
-            .metadata = plan->ranks == 1 ? plan->metadata : NULL,
-            .files = pieces.files,
-            .file_count = pieces.file_count,
-            .intervals = pieces.entries,
-            .interval_count = pieces.count};
-        for (size_t i = 0; i < pieces.file_count; i++) save->bytes += pieces.files[i].bytes;
-        good = manifest_put(save, &manifest, plan->ranks == 1 ? memory_copy_string("manifest.json") : part_name(save, plan->rank), error);
+            .metadata = alone ? plan->metadata : NULL,
+            .files = chunks.files,
+            .file_count = chunks.file_count,
+            .intervals = chunks.entries,
+            .interval_count = chunks.count};
+        for (size_t i = 0; i < chunks.file_count; i++) save->bytes += chunks.files[i].bytes;
+        good = manifest_put(save, &manifest, alone ? memory_copy_string("manifest.json") : rank_manifest_name(save, plan->rank), error);
     }
-    pieces_free(&pieces);
+    chunks_free(&chunks);
     free(shard);
     return good;
 }
 
-/* Tells rank 0 that there is nothing to wait for. */
-static void part_write_failure(Save *save, const Error *reason) {
+/* Lets rank 0 know that there is nothing to wait for. */
+static void failure_write(Save *save, const Error *reason) {
     Error ignored = {0};
     json_t *metadata = json_pack("{s:s}", "failure", reason->message);
     Manifest manifest = {.step = save->plan->step, .metadata = metadata};
-    manifest_put(save, &manifest, part_name(save, save->plan->rank), &ignored);
+    manifest_put(save, &manifest, rank_manifest_name(save, save->plan->rank), &ignored);
     json_decref(metadata);
 }
 
-/* -- Joining the parts, on rank 0 --------------------------------------------------------------------------------- */
+/* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
-/* How many of the parts are there; `missing` is the first rank whose part is not. */
-static bool parts_count(const Save *save, int *there, int *missing, Error *error) {
+/* How many of the rank manifests are there; `missing` is the first rank whose is not. */
+static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     FileList listing;
     if (!store_list(save->store, save->draft, &listing, error)) return false;
     *there = 0;
     *missing = -1;
     for (int rank = 0; rank < save->plan->ranks; rank++) {
-        char *name = part_name(save, rank);
-        bool found = false;
-        for (size_t i = 0; i < listing.count && !found; i++) found = strcmp(listing.entries[i].name, name) == 0;
+        char *name = rank_manifest_name(save, rank);
+        bool found = file_list_has(&listing, name);
         free(name);
         *there += found;
         if (!found && *missing < 0) *missing = rank;
@@ -143,18 +118,16 @@ static bool parts_count(const Save *save, int *there, int *missing, Error *error
     return true;
 }
 
-static bool parts_wait(const Save *save, Error *error) {
-    const double longest_pause = 1;
-    double start = log_seconds(), pause = 0.01;
-    for (;;) {
+static bool ranks_wait(const Save *save, Error *error) {
+    const double longest_pause = 1, start = log_seconds();
+    for (double pause = 0.01;; pause = pause * 2 < longest_pause ? pause * 2 : longest_pause) {
         int there, missing;
-        if (!parts_count(save, &there, &missing, error)) return false;
+        if (!ranks_count(save, &there, &missing, error)) return false;
         if (there == save->plan->ranks) return true;
-        if (log_seconds() - start > save->plan->patience)
-            return error_set(error, ERROR_CHECKPOINT, "%d of %d ranks wrote their part within %g s, rank %d is the first that did not",
-                there, save->plan->ranks, save->plan->patience, missing);
-        nanosleep(&(struct timespec){.tv_sec = (time_t)pause, .tv_nsec = (long)((pause - (time_t)pause) * 1e9)}, NULL);
-        pause = pause * 2 < longest_pause ? pause * 2 : longest_pause;
+        if (log_seconds() - start > save->plan->timeout)
+            return error_set(error, ERROR_CHECKPOINT, "%d of %d ranks wrote their shard within %g s, rank %d is the first that did not",
+                there, save->plan->ranks, save->plan->timeout, missing);
+        thread_sleep(pause);
     }
 }
 
@@ -166,44 +139,45 @@ static size_t file_join(Manifest *joined, const ManifestFile *file) {
     return joined->file_count - 1;
 }
 
-static void part_join(Manifest *joined, const Manifest *part) {
-    size_t *files = memory_allocate((part->file_count + 1) * sizeof *files);
-    for (size_t i = 0; i < part->file_count; i++) files[i] = file_join(joined, &part->files[i]);
-    for (size_t i = 0; i < part->interval_count; i++) {
-        array_append(joined->intervals, joined->interval_count, part->intervals[i]);
-        ManifestInterval *entry = &joined->intervals[joined->interval_count - 1];
-        entry->file = files[entry->file];
+static void manifest_join(Manifest *joined, const Manifest *one) {
+    size_t *files = memory_allocate((one->file_count + 1) * sizeof *files);
+    for (size_t i = 0; i < one->file_count; i++) files[i] = file_join(joined, &one->files[i]);
+    for (size_t i = 0; i < one->interval_count; i++) {
+        ManifestInterval entry = one->intervals[i];
+        entry.file = files[entry.file];
+        array_append(joined->intervals, joined->interval_count, entry);
     }
     free(files);
 }
 
-/* Reads the part of a rank; fails with the rank's own reason if it failed there. */
-static bool part_read(const Save *save, int rank, Manifest *part, Error *error) {
-    char *name = in_draft(save, part_name(save, rank));
-    bool good = manifest_read(part, save->store, name, error);
+/* Reads the manifest of a rank; fails with the rank's reason if it failed there. */
+static bool rank_manifest_read(const Save *save, int rank, Manifest *manifest, Error *error) {
+    char *name = rank_manifest_name(save, rank), *path = memory_format("%s/%s", save->draft, name);
+    bool good = manifest_read(manifest, save->store, path, error);
+    free(path);
     free(name);
-    const char *failure = good ? json_string_value(json_object_get(part->metadata, "failure")) : NULL;
+    const char *failure = good ? json_string_value(json_object_get(manifest->metadata, "failure")) : NULL;
     if (!failure) return good || error_context(error, "rank %d", rank);
     error_set(error, ERROR_CHECKPOINT, "rank %d: %s", rank, failure);
-    manifest_free(part);
+    manifest_free(manifest);
     return false;
 }
 
-static bool parts_join(Save *save, Error *error) {
+static bool ranks_join(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
     Manifest joined = {.step = plan->step, .metadata = plan->metadata};
-    Manifest *parts = memory_allocate((size_t)plan->ranks * sizeof *parts);
+    Manifest *manifests = memory_allocate((size_t)plan->ranks * sizeof *manifests);
     int read = 0;
-    bool good = parts_wait(save, error);
+    bool good = ranks_wait(save, error);
     while (good && read < plan->ranks) {
-        good = part_read(save, read, &parts[read], error);
-        if (good) part_join(&joined, &parts[read++]);
+        good = rank_manifest_read(save, read, &manifests[read], error);
+        if (good) manifest_join(&joined, &manifests[read++]);
     }
     save->bytes = 0;
     for (size_t i = 0; i < joined.file_count; i++) save->bytes += joined.files[i].bytes;
     good = good && manifest_put(save, &joined, memory_copy_string("manifest.json"), error);
-    while (read > 0) manifest_free(&parts[--read]);
-    free(parts);
+    while (read > 0) manifest_free(&manifests[--read]);
+    free(manifests);
     free(joined.files);
     free(joined.intervals);
     return good;
@@ -227,9 +201,7 @@ static void leftovers_remove(const Save *save) {
         if (strcmp(listing.leftovers[i], save->draft) != 0) /* other ranks may have begun */
             remove_or_warn(save->store, listing.leftovers[i]);
     folder_listing_free(&listing);
-    char *suffix = attempt_suffix(save);
-    if (!store_clean(save->store, "checkpoints", suffix, &error)) log_warn("%s", error.message);
-    free(suffix);
+    if (!store_clean(save->store, "checkpoints", save->suffix, &error)) log_warn("%s", error.message);
 }
 
 static bool is_listed(const Manifest *manifest, const char *name) {
@@ -238,7 +210,7 @@ static bool is_listed(const Manifest *manifest, const char *name) {
     return listed;
 }
 
-/* Removes what is in the folder but not in its manifest: parts, and whatever earlier attempts left. */
+/* Removes what is in the folder but not in its manifest: rank manifests, and whatever earlier attempts left. */
 static void draft_sweep(const Save *save) {
     Manifest manifest;
     FileList listing = {0};
@@ -312,7 +284,7 @@ static void failure_explain(const Save *save, Error *error) {
 
 static bool save_first_rank(Save *save, Error *error) {
     leftovers_remove(save);
-    bool good = part_write(save, error) && (save->plan->ranks == 1 || parts_join(save, error)) && publish(save, error);
+    bool good = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && publish(save, error);
     if (store_renames(save->store)) {
         remove_or_warn(save->store, save->draft); /* what failed, or what was replaced */
         if (good) remove_or_warn(save->store, save->aside);
@@ -322,8 +294,8 @@ static bool save_first_rank(Save *save, Error *error) {
 }
 
 static bool save_other_rank(Save *save, Error *error) {
-    bool good = part_write(save, error);
-    if (!good) part_write_failure(save, error);
+    bool good = shard_write(save, error);
+    if (!good) failure_write(save, error);
     return good;
 }
 
@@ -332,6 +304,7 @@ bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error 
     double start = log_seconds();
     Save save = {.plan = plan, .store = store_open(plan->where, error)};
     if (!save.store) return false;
+    if (!store_renames(save.store)) snprintf(save.suffix, sizeof save.suffix, "-%llx", (unsigned long long)plan->attempt);
     save.final = folder_step(plan->step);
     save.draft = store_renames(save.store) ? folder_draft(plan->step, plan->attempt) : memory_copy_string(save.final);
     save.aside = folder_aside(plan->step);
@@ -347,15 +320,17 @@ bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error 
 
 bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
     CheckpointStats *stats, Error *error) {
-    CheckpointPlan plan = {.where = where,
-        .step = step,
-        .intervals = intervals,
-        .count = count,
-        .metadata = metadata,
-        .keep = keep,
-        .ranks = 1,
-        .attempt = (uint64_t)getpid()};
-    return checkpoint_write(&plan, stats, error);
+    const uint64_t attempt = (uint64_t)getpid();
+    return checkpoint_write(&(CheckpointPlan){where, step, intervals, count, metadata, keep, .ranks = 1, .attempt = attempt}, stats, error);
+}
+
+bool checkpoint_probe(const char *where, Error *error) {
+    static const char name[] = "checkpoints/probe";
+    Store *store = store_open(where, error);
+    StoreSpan span = {.data = name, .bytes = sizeof name};
+    bool good = store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
+    store_close(store);
+    return good;
 }
 
 /* -- In a thread -------------------------------------------------------------------------------------------------- */
@@ -377,23 +352,10 @@ static void *job_run(void *context) {
     return NULL;
 }
 
-bool checkpoint_probe(const char *where, Error *error) {
-    static const char name[] = "checkpoints/probe";
-    Store *store = store_open(where, error);
-    StoreSpan span = {.data = name, .bytes = sizeof name};
-    bool good = store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
-    store_close(store);
-    return good;
-}
-
 CheckpointJob *checkpoint_start(const CheckpointPlan *plan) {
     CheckpointJob *job = memory_allocate(sizeof *job);
     job->plan = *plan;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are for the training loop's thread */
-    job->threaded = pthread_create(&job->thread, NULL, job_run, job) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    job->threaded = thread_start(&job->thread, job_run, job) == 0;
     if (!job->threaded) job_run(job);
     return job;
 }

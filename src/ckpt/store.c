@@ -27,23 +27,26 @@ void store_close(Store *store) {
 char *store_path(const Store *store, const char *name) { return memory_format("%s/%s", store->where, name); }
 
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
-    return store->kind->put(store, name, spans, count, error);
+    char *path = store_path(store, name);
+    bool good = store->kind->put(store, path, spans, count, error);
+    free(path);
+    return good;
 }
 
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error) {
-    *object = (StoreObject){.name = memory_copy_string(name)};
-    if (store->kind->object_open(store, object, error)) return true;
+    *object = (StoreObject){.store = store, .path = store_path(store, name)};
+    if (store->kind->object_open(object, error)) return true;
     store_object_close(object);
     return false;
 }
 
-bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
-    return store->kind->object_read(store, object, data, bytes, offset, error);
+bool store_object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
+    return object->store->kind->object_read(object, data, bytes, offset, error);
 }
 
 void store_object_close(StoreObject *object) {
     file_close(&object->file);
-    free(object->name);
+    free(object->path);
     *object = (StoreObject){0};
 }
 
@@ -54,41 +57,62 @@ int store_parallelism(const Store *store) { return store->kind->parallelism ? st
 char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error) {
     StoreObject object;
     if (!store_object_open(store, name, &object, error)) return NULL;
-    char *text = NULL, *path = store_path(store, name);
+    char *text = NULL;
     *length = object.bytes;
     if (object.bytes > limit) {
-        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path, (long long)object.bytes, (long long)limit);
+        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path, (long long)object.bytes,
+            (long long)limit);
     } else {
         text = memory_allocate((size_t)object.bytes + 1);
-        if (!store_object_read(store, &object, text, object.bytes, 0, error)) {
+        if (!store_object_read(&object, text, object.bytes, 0, error)) {
             free(text);
             text = NULL;
         }
     }
-    free(path);
     store_object_close(&object);
     return text;
 }
 
 bool store_list(Store *store, const char *folder, FileList *list, Error *error) {
     *list = (FileList){0};
-    if (store->kind->list(store, folder, list, error)) return true;
-    file_list_free(list);
-    return false;
+    char *path = store_path(store, folder);
+    bool good = store->kind->list(store, path, list, error);
+    if (!good) file_list_free(list);
+    free(path);
+    return good;
 }
 
-bool store_link(Store *store, const char *from, const char *to, Error *error) { return store->kind->link(store, from, to, error); }
+bool store_link(Store *store, const char *from, const char *to, Error *error) {
+    char *old_path = store_path(store, from), *new_path = store_path(store, to);
+    bool good = store->kind->link(store, old_path, new_path, error);
+    free(new_path);
+    free(old_path);
+    return good;
+}
 
-bool store_remove(Store *store, const char *name, Error *error) { return store->kind->remove(store, name, error); }
+bool store_remove(Store *store, const char *name, Error *error) {
+    char *path = store_path(store, name);
+    bool good = store->kind->remove(store, path, error);
+    free(path);
+    return good;
+}
 
 bool store_clean(Store *store, const char *folder, const char *except, Error *error) {
-    return !store->kind->clean || store->kind->clean(store, folder, except, error);
+    char *path = store_path(store, folder);
+    bool good = !store->kind->clean || store->kind->clean(store, path, except, error);
+    free(path);
+    return good;
 }
 
 bool store_renames(const Store *store) { return store->kind->rename != NULL; }
 
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error) {
-    return store->kind->rename(store, from, to, aside, error);
+    char *old_path = store_path(store, from), *new_path = store_path(store, to), *aside_path = store_path(store, aside);
+    bool good = store->kind->rename(store, old_path, new_path, aside_path, error);
+    free(aside_path);
+    free(new_path);
+    free(old_path);
+    return good;
 }
 
 void store_append_free(const Store *store, char *text, size_t size) {

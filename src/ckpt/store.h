@@ -26,24 +26,25 @@ void store_close(Store *store);
 /* "WHERE/NAME", for messages; the caller frees. */
 char *store_path(const Store *store, const char *name);
 
-/* One piece of an object in memory. Where `hash` is not NULL it receives the XXH3 of the piece. */
+/* Consecutive bytes of an object in memory. Where `hash` is not NULL it receives their XXH3. */
 typedef struct StoreSpan {
     const void *data;
     int64_t bytes;
     uint64_t *hash;
 } StoreSpan;
-/* Creates or replaces an object from its pieces, in order; several threads write or upload. */
+/* Creates or replaces an object from its spans, in order; several threads write or upload. */
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
 
 /* An object opened for reading. */
 typedef struct StoreObject {
-    char *name;
+    Store *store;
+    char *path; /* "WHERE/NAME" */
     int64_t bytes;
     File file; /* of a store on a file system */
 } StoreObject;
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error);
 /* Exactly `bytes` from `offset` on. Requests of store_block_bytes are efficient. */
-bool store_object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
+bool store_object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
 void store_object_close(StoreObject *object);
 int64_t store_block_bytes(const Store *store);
 /* How many threads at once make reading fast. */

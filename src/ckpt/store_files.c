@@ -66,22 +66,11 @@ static bool blocks_write(const Writing *writing, Error *error) {
     bool good = true;
 #pragma omp parallel num_threads(writer_threads(bytes))
     {
-        Error own = {0};
-        char *block = memory_map(WRITE_BYTES, &own);
+        Error failure = {0};
+        char *block = memory_map(WRITE_BYTES, &failure);
 #pragma omp for schedule(dynamic)
-        for (int64_t at = 0; at < bytes; at += WRITE_BYTES) {
-            bool going;
-#pragma omp atomic read
-            going = good;
-            if (going && !(block && block_write(writing, block, at, &own))) {
-#pragma omp critical(store_files_write_error)
-                {
-                    *error = own;
-#pragma omp atomic write
-                    good = false;
-                }
-            }
-        }
+        for (int64_t at = 0; at < bytes; at += WRITE_BYTES)
+            if (loop_going(&good) && !(block && block_write(writing, block, at, &failure))) loop_fail(&good, &failure, error);
         memory_unmap(block, WRITE_BYTES);
     }
     return good;
@@ -107,59 +96,41 @@ bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Er
     return good;
 }
 
-static bool put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
-    char *path = store_path(store, name);
-    bool good = file_make_parents(path, error) && file_write_spans(path, spans, count, error);
-    free(path);
-    return good;
-}
+/* -- The kind of stores on a file system ---------------------------------------------------------------------------- */
 
-/* -- Reading ------------------------------------------------------------------------------------------------------ */
-
-static bool object_open(Store *store, StoreObject *object, Error *error) {
-    char *path = store_path(store, object->name);
-    bool good = file_open(&object->file, path, error);
-    object->bytes = object->file.bytes;
-    free(path);
-    return good;
-}
-
-static bool object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
+static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
     (void)store;
+    return file_make_parents(path, error) && file_write_spans(path, spans, count, error);
+}
+
+static bool object_open(StoreObject *object, Error *error) {
+    bool good = file_open(&object->file, object->path, error);
+    object->bytes = object->file.bytes;
+    return good;
+}
+
+static bool object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
     return file_read_at(&object->file, data, bytes, offset, error);
 }
 
 static bool list(Store *store, const char *folder, FileList *list, Error *error) {
-    char *path = store_path(store, folder);
-    bool good = file_list(path, list, error) || errno == ENOENT;
-    free(path);
-    return good;
+    (void)store;
+    return file_list(folder, list, error) || errno == ENOENT;
 }
-
-/* -- Names -------------------------------------------------------------------------------------------------------- */
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
-    char *old = store_path(store, from), *new = store_path(store, to);
-    bool good = file_make_parents(new, error) && file_link(old, new, error);
-    free(new);
-    free(old);
-    return good;
+    (void)store;
+    return file_make_parents(to, error) && file_link(from, to, error);
 }
 
-static bool remove_object(Store *store, const char *name, Error *error) {
-    char *path = store_path(store, name);
-    bool good = file_remove(path, error);
-    free(path);
-    return good;
+static bool remove_object(Store *store, const char *path, Error *error) {
+    (void)store;
+    return file_remove(path, error);
 }
 
 static bool rename_folder(Store *store, const char *from, const char *to, const char *aside, Error *error) {
-    char *old = store_path(store, from), *new = store_path(store, to), *away = store_path(store, aside);
-    bool good = file_exchange_folder(old, new, away, error);
-    free(away);
-    free(new);
-    free(old);
-    return good;
+    (void)store;
+    return file_exchange_folder(from, to, aside, error);
 }
 
 static const StoreKind files_kind = {

@@ -4,16 +4,16 @@
 #include "ckpt/ckpt_internal.h"
 #include "ckpt/store.h"
 
-/* As the functions of store.h; NULL where a kind has nothing to do. */
+/* As the functions of store.h, but with paths ("WHERE/NAME") for names; NULL where a kind has nothing to do. */
 typedef struct StoreKind {
     int64_t block_bytes;
     int parallelism; /* 0: one for each core */
-    bool (*put)(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
-    bool (*object_open)(Store *store, StoreObject *object, Error *error);
-    bool (*object_read)(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
+    bool (*put)(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error);
+    bool (*object_open)(StoreObject *object, Error *error);
+    bool (*object_read)(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
     bool (*list)(Store *store, const char *folder, FileList *list, Error *error);
     bool (*link)(Store *store, const char *from, const char *to, Error *error);
-    bool (*remove)(Store *store, const char *name, Error *error);
+    bool (*remove)(Store *store, const char *path, Error *error);
     bool (*clean)(Store *store, const char *folder, const char *except, Error *error);
     bool (*rename)(Store *store, const char *from, const char *to, const char *aside, Error *error);
     void (*close)(Store *store);

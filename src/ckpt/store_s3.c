@@ -8,43 +8,42 @@
 #include <xxhash.h>
 
 #include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "ckpt/s3.h"
 #include "ckpt/store_internal.h"
 
+static const char SCHEME[] = "s3://";
 enum {
     CONNECTIONS = 8,
     MOST_PARTS = 10000, /* of one object, by S3's rules */
 };
-static const int64_t PART_BYTES = PIECE_BYTES;
+static const int64_t PART_BYTES = CHUNK_BYTES;
 static const int64_t MOST_COPIED = 5LL << 30; /* by one request, by S3's rules */
 static const int64_t COPY_PART_BYTES = 1LL << 30;
 
 typedef struct S3Store {
     Store store; /* first: a Store * of this kind is a S3Store * */
     S3 *s3;
-    char *bucket, *prefix; /* "" or "a/b/" */
+    size_t bucket_length; /* of "s3://BUCKET/", which comes before the key in every path */
 } S3Store;
 
-static S3Store *of(Store *store) { return (S3Store *)store; }
+static S3 *s3_of(const Store *store) { return ((const S3Store *)store)->s3; }
 
-static char *key_of(Store *store, const char *name) { return memory_format("%s%s", of(store)->prefix, name); }
+/* The key of an object in the bucket, which points into its path. */
+static const char *key_of(const Store *store, const char *path) { return path + ((const S3Store *)store)->bucket_length; }
 
-/* Sends a request about the object `name`; fills in key and path. */
-static bool send(Store *store, const char *name, S3Request request, S3Reply *reply, bool *absent, Error *error) {
-    char *key = key_of(store, name), *path = store_path(store, name);
-    request.key = key;
+/* Sends a request about the object of this path, and fills in its key and path. */
+static bool send(Store *store, const char *path, S3Request request, S3Reply *reply, bool *absent, Error *error) {
+    request.key = key_of(store, path);
     request.path = path;
-    bool good = s3_send(of(store)->s3, &request, reply, absent, error);
-    free(path);
-    free(key);
-    return good;
+    return s3_send(s3_of(store), &request, reply, absent, error);
 }
 
-/* The same where only success matters. */
-static bool tell(Store *store, const char *name, S3Request request, Error *error) {
+/* Sends a request of which only the success matters. Deleting what is absent succeeds. */
+static bool send_simple(Store *store, const char *path, S3Request request, Error *error) {
     S3Reply reply;
-    bool absent, good = send(store, name, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
+    bool absent, good = send(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
     if (good) free(reply.text);
     return good;
 }
@@ -53,7 +52,7 @@ static bool tell(Store *store, const char *name, S3Request request, Error *error
 
 typedef struct Upload {
     Store *store;
-    const char *name;
+    const char *path;
     char *id; /* encoded for a query */
     int64_t bytes, part_bytes;
     int parts;
@@ -62,27 +61,26 @@ typedef struct Upload {
 
 static bool upload_begin(Upload *upload, Error *error) {
     S3Reply reply;
-    if (!send(upload->store, upload->name, (S3Request){.method = "POST", .query = "uploads="}, &reply, NULL, error)) return false;
+    if (!send(upload->store, upload->path, (S3Request){.method = "POST", .query = "uploads="}, &reply, NULL, error)) return false;
     const char *at = reply.text;
     char *id = s3_next_tag(&at, "UploadId");
     upload->id = id ? s3_encode(id, false) : NULL;
     upload->etags = memory_allocate((size_t)upload->parts * sizeof *upload->etags);
     free(id);
     free(reply.text);
-    return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->name);
+    return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->path);
 }
 
 /* Sends one part: of the spans, or, without any, of the object that `copied` names. */
 static bool upload_part(Upload *upload, int part, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
-    int64_t begin = part * upload->part_bytes, left = upload->bytes - begin;
-    int64_t bytes = left < upload->part_bytes ? left : upload->part_bytes;
+    int64_t begin = part * upload->part_bytes, bytes = int_min(upload->bytes - begin, upload->part_bytes);
     char *query = memory_format("partNumber=%d&uploadId=%s", part + 1, upload->id);
     char *range = memory_format("x-amz-copy-source-range: bytes=%lld-%lld", (long long)begin, (long long)(begin + bytes - 1));
     S3Request request = {.method = "PUT", .query = query};
     if (copied) request.headers[0] = copied, request.headers[1] = range;
     else request.body = (S3Body){.spans = spans, .count = count, .offset = begin, .bytes = bytes};
     S3Reply reply;
-    bool good = send(upload->store, upload->name, request, &reply, NULL, error);
+    bool good = send(upload->store, upload->path, request, &reply, NULL, error);
     if (good) {
         const char *at = reply.text;
         char *etag = copied ? s3_next_tag(&at, "ETag") : NULL;
@@ -99,18 +97,8 @@ static bool upload_parts(Upload *upload, const StoreSpan *spans, size_t count, c
     bool good = true;
 #pragma omp parallel for schedule(dynamic) num_threads(CONNECTIONS)
     for (int i = 0; i < upload->parts; i++) {
-        bool going;
-#pragma omp atomic read
-        going = good;
-        Error own = {0};
-        if (going && !upload_part(upload, i, spans, count, copied, &own)) {
-#pragma omp critical(store_s3_upload_error)
-            {
-                *error = own;
-#pragma omp atomic write
-                good = false;
-            }
-        }
+        Error failure = {0};
+        if (loop_going(&good) && !upload_part(upload, i, spans, count, copied, &failure)) loop_fail(&good, &failure, error);
     }
     return good;
 }
@@ -126,7 +114,7 @@ static bool upload_end(Upload *upload, Error *error) {
     fprintf(text, "</CompleteMultipartUpload>");
     fclose(text);
     StoreSpan body = {.data = list, .bytes = (int64_t)length};
-    bool good = tell(upload->store, upload->name,
+    bool good = send_simple(upload->store, upload->path,
         (S3Request){.method = "POST",
             .query = query,
             .headers = {"Content-Type: application/xml"},
@@ -140,13 +128,13 @@ static bool upload_end(Upload *upload, Error *error) {
 static void upload_abort(Upload *upload) {
     Error ignored = {0};
     char *query = memory_format("uploadId=%s", upload->id);
-    tell(upload->store, upload->name, (S3Request){.method = "DELETE", .query = query}, &ignored);
+    send_simple(upload->store, upload->path, (S3Request){.method = "DELETE", .query = query}, &ignored);
     free(query);
 }
 
 /* Uploads the spans, or copies an object on the server. */
 static bool upload_run(Upload *upload, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
-    upload->parts = (int)((upload->bytes + upload->part_bytes - 1) / upload->part_bytes);
+    upload->parts = (int)divide_up(upload->bytes, upload->part_bytes);
     bool good = upload_begin(upload, error);
     if (good) {
         good = upload_parts(upload, spans, count, copied, error) && upload_end(upload, error);
@@ -169,46 +157,43 @@ static int64_t spans_hash(const StoreSpan *spans, size_t count) {
     return total;
 }
 
-static bool put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
+static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
     int64_t bytes = spans_hash(spans, count), part_bytes = PART_BYTES;
     while (bytes > part_bytes * MOST_PARTS) part_bytes *= 2;
     if (bytes > part_bytes)
-        return upload_run(&(Upload){.store = store, .name = name, .bytes = bytes, .part_bytes = part_bytes}, spans, count, NULL, error);
-    return tell(store, name, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
+        return upload_run(&(Upload){.store = store, .path = path, .bytes = bytes, .part_bytes = part_bytes}, spans, count, NULL, error);
+    return send_simple(store, path, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
 }
 
-static bool object_open(Store *store, StoreObject *object, Error *error) {
+static bool object_open(StoreObject *object, Error *error) {
     S3Reply reply;
-    if (!send(store, object->name, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
+    if (!send(object->store, object->path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
     free(reply.text);
     object->bytes = reply.length;
-    return reply.length >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", object->name);
+    return reply.length >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", object->path);
 }
 
-static bool object_read(Store *store, const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
+static bool object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
     if (bytes == 0) return true;
     if (offset + bytes > object->bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s/%s is truncated: it ends at byte %lld, but %lld are needed", store->where,
-            object->name, (long long)object->bytes, (long long)(offset + bytes));
+        return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld are needed", object->path,
+            (long long)object->bytes, (long long)(offset + bytes));
     char *range = memory_format("Range: bytes=%lld-%lld", (long long)offset, (long long)(offset + bytes - 1));
-    bool good = tell(store, object->name, (S3Request){.method = "GET", .headers = {range}, .target = data, .target_bytes = bytes}, error);
+    S3Request request = {.method = "GET", .headers = {range}, .target = data, .target_bytes = bytes};
+    bool good = send_simple(object->store, object->path, request, error);
     free(range);
     return good;
 }
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
-    StoreObject object = {.name = (char *)from};
-    if (!object_open(store, &object, error)) return false;
-    char *key = key_of(store, from), *encoded = s3_encode(key, true);
-    char *source = memory_format("x-amz-copy-source: /%s/%s", of(store)->bucket, encoded);
-    bool good;
-    if (object.bytes > MOST_COPIED)
-        good =
-            upload_run(&(Upload){.store = store, .name = to, .bytes = object.bytes, .part_bytes = COPY_PART_BYTES}, NULL, 0, source, error);
-    else good = tell(store, to, (S3Request){.method = "PUT", .headers = {source}}, error);
+    StoreObject object = {.store = store, .path = (char *)from};
+    if (!object_open(&object, error)) return false;
+    char *encoded = s3_encode(from + strlen(SCHEME), true), *source = memory_format("x-amz-copy-source: /%s", encoded);
+    Upload upload = {.store = store, .path = to, .bytes = object.bytes, .part_bytes = COPY_PART_BYTES};
+    bool good = object.bytes > MOST_COPIED ? upload_run(&upload, NULL, 0, source, error)
+                                           : send_simple(store, to, (S3Request){.method = "PUT", .headers = {source}}, error);
     free(source);
     free(encoded);
-    free(key);
     return good;
 }
 
@@ -232,10 +217,14 @@ static void names_append(FileList *listing, const char *text, const char *outer,
     }
 }
 
+/* Sends a query to the bucket for what lies below a folder. */
+static bool query_folder(Store *store, const char *folder, const char *query, S3Reply *reply, Error *error) {
+    return s3_send(s3_of(store), &(S3Request){.method = "GET", .key = "", .query = query, .path = folder}, reply, NULL, error);
+}
+
 /* All names below a folder: its direct entries, or, with `deep`, every object. */
 static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
-    char *prefix = memory_format("%s%s/", of(store)->prefix, folder), *encoded = s3_encode(prefix, false);
-    char *path = store_path(store, folder), *token = memory_copy_string("");
+    char *prefix = memory_format("%s/", key_of(store, folder)), *encoded = s3_encode(prefix, false), *token = memory_copy_string("");
     bool good = true;
     while (good && token) {
         char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
@@ -243,7 +232,7 @@ static bool keys_list(Store *store, const char *folder, bool deep, FileList *lis
         S3Reply reply;
         free(token);
         token = NULL;
-        good = s3_send(of(store)->s3, &(S3Request){.method = "GET", .key = "", .query = query, .path = path}, &reply, NULL, error);
+        good = query_folder(store, folder, query, &reply, error);
         if (good) {
             const char *text = reply.text ? reply.text : "", *at = text;
             names_append(listing, text, "Contents", "Key", prefix);
@@ -256,7 +245,6 @@ static bool keys_list(Store *store, const char *folder, bool deep, FileList *lis
         free(query);
     }
     free(token);
-    free(path);
     free(encoded);
     free(prefix);
     return good;
@@ -266,41 +254,47 @@ static bool list(Store *store, const char *folder, FileList *listing, Error *err
     return keys_list(store, folder, false, listing, error);
 }
 
-static bool remove_all(Store *store, const char *name, Error *error) {
+static bool remove_all(Store *store, const char *path, Error *error) {
     FileList listing = {0};
-    bool good = keys_list(store, name, true, &listing, error);
+    bool good = keys_list(store, path, true, &listing, error);
     for (size_t i = 0; i < listing.count && good; i++) {
-        char *object = memory_format("%s/%s", name, listing.entries[i].name);
-        good = tell(store, object, (S3Request){.method = "DELETE"}, error);
+        char *object = memory_format("%s/%s", path, listing.entries[i].name);
+        good = send_simple(store, object, (S3Request){.method = "DELETE"}, error);
         free(object);
     }
-    if (good && listing.count == 0) good = tell(store, name, (S3Request){.method = "DELETE"}, error);
+    if (good && listing.count == 0) good = send_simple(store, path, (S3Request){.method = "DELETE"}, error);
     file_list_free(&listing);
     return good;
 }
 
+/* Aborts the upload that an <Upload> element of a listing describes, if its object lies in the folder. */
+static void stale_upload_abort(Store *store, const char *folder, const char *except, const char *element) {
+    const size_t length = strlen(folder);
+    const char *key_at = element, *id_at = element;
+    char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
+    char *path = memory_format("%.*s%s", (int)(key_of(store, folder) - folder), folder, key ? key : "");
+    if (id && strncmp(path, folder, length) == 0 && path[length] == '/' && !strstr(path + length, except)) {
+        Upload upload = {.store = store, .path = path, .id = s3_encode(id, false)};
+        upload_abort(&upload);
+        free(upload.id);
+    }
+    free(path);
+    free(id);
+    free(key);
+}
+
 /* One listing of uploads is enough: what it leaves out is found by the next save. */
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
-    char *prefix = memory_format("%s%s/", of(store)->prefix, folder), *encoded = s3_encode(prefix, false);
-    char *query = memory_format("prefix=%s&uploads=", encoded), *path = store_path(store, folder), *block;
+    char *prefix = memory_format("%s/", key_of(store, folder)), *encoded = s3_encode(prefix, false);
+    char *query = memory_format("prefix=%s&uploads=", encoded), *element;
     S3Reply reply;
-    bool good = s3_send(of(store)->s3, &(S3Request){.method = "GET", .key = "", .query = query, .path = path}, &reply, NULL, error);
+    bool good = query_folder(store, folder, query, &reply, error);
     const char *at = good ? reply.text : NULL;
-    while ((block = s3_next_tag(&at, "Upload"))) {
-        const char *key_at = block, *id_at = block;
-        char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
-        size_t skipped = strlen(of(store)->prefix);
-        if (key && id && strncmp(key, prefix, strlen(prefix)) == 0 && !strstr(key, except)) {
-            Upload upload = {.store = store, .name = key + skipped, .id = s3_encode(id, false)};
-            upload_abort(&upload);
-            free(upload.id);
-        }
-        free(id);
-        free(key);
-        free(block);
+    while ((element = s3_next_tag(&at, "Upload"))) {
+        stale_upload_abort(store, folder, except, element);
+        free(element);
     }
     if (good) free(reply.text);
-    free(path);
     free(query);
     free(encoded);
     free(prefix);
@@ -309,14 +303,10 @@ static bool clean(Store *store, const char *folder, const char *except, Error *e
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
-static void close_store(Store *store) {
-    s3_close(of(store)->s3);
-    free(of(store)->bucket);
-    free(of(store)->prefix);
-}
+static void close_store(Store *store) { s3_close(s3_of(store)); }
 
 static const StoreKind s3_kind = {
-    .block_bytes = PIECE_BYTES,
+    .block_bytes = CHUNK_BYTES,
     .parallelism = CONNECTIONS,
     .put = put,
     .object_open = object_open,
@@ -329,20 +319,18 @@ static const StoreKind s3_kind = {
 };
 
 Store *store_s3_open(const char *where, Error *error) {
-    const char *bucket = where + strlen("s3://");
+    const char *bucket = where + strlen(SCHEME);
     size_t length = strcspn(bucket, "/"), end = strlen(where);
-    const char *prefix = bucket + length + (bucket[length] == '/');
     while (end > 0 && where[end - 1] == '/') end--;
     char *name = memory_format("%.*s", (int)length, bucket);
     S3 *s3 = s3_open(name, error);
+    free(name);
     if (!s3) {
-        free(name);
         error_context(error, "a store in a bucket");
         return NULL;
     }
     S3Store *store = memory_allocate(sizeof *store);
-    *store = (S3Store){.store = {.kind = &s3_kind, .where = memory_format("%.*s", (int)end, where)}, .s3 = s3, .bucket = name};
-    int prefix_length = prefix < where + end ? (int)(where + end - prefix) : 0;
-    store->prefix = memory_format("%.*s%s", prefix_length, prefix, prefix_length > 0 ? "/" : "");
+    *store = (S3Store){.store = {.kind = &s3_kind, .where = memory_format("%.*s", (int)end, where)}, .s3 = s3};
+    store->bucket_length = strlen(SCHEME) + length + 1;
     return &store->store;
 }

@@ -7,8 +7,6 @@
  * LOADER_RING. */
 #include <assert.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +15,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "data/data.h"
 
 enum { LOADER_RING = 4, LOADER_ARRAYS = 3 };
@@ -186,15 +185,10 @@ static bool allocate_ring(Loader *loader, Error *error) {
     return true;
 }
 
-/* The thread takes no signals: they belong to the training loop. */
 static bool start_thread(Loader *loader, Error *error) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int status = pthread_create(&loader->thread, NULL, loader_run, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (status == 0) return true;
-    return error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)", strerror(status));
+    int status = thread_start(&loader->thread, loader_run, loader);
+    return status == 0 ||
+           error_set(error, ERROR_INTERNAL, "cannot start the data thread: %s; raise the limit on threads (ulimit -u)", strerror(status));
 }
 
 static void loader_free(Loader *loader) {

@@ -28,15 +28,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are mapped as t
 enum { SCAN_BYTES = 16384, SCAN_BLOCKS_PER_PROGRESS = 1024 };
 
 const ShardType shard_types[SHARD_TYPE_COUNT] = {
-    [1] = {"u8", 1},
-    [2] = {"i8", 0},
-    [3] = {"i16", 0},
-    [4] = {"i32", 4},
-    [5] = {"i64", 0},
-    [6] = {"f64", 0},
-    [7] = {"f32", 0},
-    [8] = {"u16", 2},
-};
+    {NULL, 0}, {"u8", 1}, {"i8", 0}, {"i16", 0}, {"i32", 4}, {"i64", 0}, {"f64", 0}, {"f32", 0}, {"u16", 2}};
 
 int shard_type_code(int token_bytes) {
     for (int code = 1; code < SHARD_TYPE_COUNT; code++)

@@ -227,7 +227,7 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .ranks = comm_size(session->comm),
         .attempt = (uint64_t)attempt,
         .share = config->checkpoint.whole_every && session->step % config->checkpoint.whole_every,
-        .patience = config->checkpoint.timeout};
+        .timeout = config->checkpoint.timeout};
 }
 
 bool session_save_start(Session *session, Error *error) {

@@ -39,7 +39,7 @@ static bool save_by_ranks(const char *run, int64_t step, uint64_t attempt, const
             .rank = r,
             .ranks = ranks,
             .attempt = attempt,
-            .patience = absent < 0 ? 600 : 0.2};
+            .timeout = absent < 0 ? 600 : 0.2};
         if (r != absent) jobs[r] = checkpoint_start(&plan);
     }
     for (int r = 0; r < ranks; r++) {
@@ -115,7 +115,7 @@ static void a_rank_that_never_writes_its_part_is_named_and_costs_only_the_new_ch
     Error error = {0};
     assert_true(save_by_ranks(fixture->run, 1, 7, &whole, 3, -1, &error));
     assert_false(save_by_ranks(fixture->run, 2, 8, &whole, 3, 1, &error));
-    assert_message(&error, "2 of 3 ranks wrote their part within 0.2 s, rank 1 is the first that did not");
+    assert_message(&error, "2 of 3 ranks wrote their shard within 0.2 s, rank 1 is the first that did not");
     assert_int_equal(latest_good(fixture->run), 1);
     assert_true(save_by_ranks(fixture->run, 2, 9, &whole, 3, -1, &error));
     assert_int_equal(latest_good(fixture->run), 2);

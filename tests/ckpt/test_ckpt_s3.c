@@ -165,7 +165,7 @@ static void several_ranks_write_one_checkpoint(void **state) {
             .rank = r,
             .ranks = RANKS,
             .attempt = 5,
-            .patience = 600});
+            .timeout = 600});
     }
     for (int r = 0; r < RANKS; r++)
         if (!checkpoint_finish(jobs[r], NULL, &error)) fail_msg("%s", error.message);

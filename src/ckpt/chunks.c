@@ -1,0 +1,173 @@
+/* Chunks: intervals cut into what is hashed, shared and read as one. A rank's chunks become tensors of its shard and
+ * entries of its manifest. Chunks that an older checkpoint has with the same contents refer to its files instead, which
+ * are linked into the new checkpoint's folder. Owns the names and arrays of a Chunks. Called by save.c. */
+#include "ckpt/chunks.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/array.h"
+#include "base/math.h"
+#include "base/memory.h"
+
+static int64_t interval_bytes(const Interval *interval) { return interval->count * (int64_t)stored_type_bytes(interval->type); }
+
+Chunks chunks_cut(const Interval *intervals, size_t count) {
+    Chunks chunks = {0};
+    for (size_t i = 0; i < count; i++) {
+        const int64_t element = (int64_t)stored_type_bytes(intervals[i].type), limit = CHUNK_BYTES / element;
+        for (int64_t offset = 0; offset < intervals[i].count; offset += limit) {
+            Interval chunk = intervals[i];
+            chunk.first += offset;
+            chunk.count = int_min(chunk.count - offset, limit);
+            chunk.data = (char *)chunk.data + offset * element;
+            array_append(chunks.entries, chunks.count, (ManifestInterval){.interval = chunk});
+        }
+    }
+    array_append(chunks.files, chunks.file_count, (ManifestFile){0}); /* the shard of this rank */
+    return chunks;
+}
+
+void chunks_free(Chunks *chunks) {
+    for (size_t i = 1; i < chunks->file_count; i++) free((char *)chunks->files[i].name);
+    free(chunks->files);
+    free(chunks->entries);
+    *chunks = (Chunks){0};
+}
+
+/* -- Sharing ------------------------------------------------------------------------------------------------------ */
+
+/* A file of the older checkpoint: the bytes of its unchanged chunks, and its index among the files of the new one, which
+ * is 0 until it is linked. */
+typedef struct OlderFile {
+    int64_t unchanged_bytes;
+    size_t index;
+} OlderFile;
+
+static int entry_compare(const void *left, const void *right) {
+    const Interval *a = &(*(ManifestInterval *const *)left)->interval, *b = &(*(ManifestInterval *const *)right)->interval;
+    int order = strcmp(a->name, b->name);
+    return order != 0 ? order : (a->first > b->first) - (a->first < b->first);
+}
+
+static bool same_contents(const ManifestInterval *a, const ManifestInterval *b) {
+    const Interval *x = &a->interval, *y = &b->interval;
+    return a->range.hash == b->range.hash && x->type == y->type && x->count == y->count && x->rank == y->rank &&
+           memcmp(x->shape, y->shape, (size_t)x->rank * sizeof x->shape[0]) == 0;
+}
+
+static void chunks_hash(Chunks *chunks) {
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < chunks->count; i++)
+        chunks->entries[i].range.hash = XXH3_64bits(chunks->entries[i].interval.data, (size_t)interval_bytes(&chunks->entries[i].interval));
+    chunks->hashed = true;
+}
+
+/* The older checkpoint's entry for each chunk that is unchanged, else NULL. The caller frees. */
+static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifest *older, OlderFile *files) {
+    const ManifestInterval **matches = memory_allocate((chunks->count + 1) * sizeof *matches);
+    const ManifestInterval **sorted = memory_allocate((older->interval_count + 1) * sizeof *sorted);
+    for (size_t i = 0; i < older->interval_count; i++) sorted[i] = &older->intervals[i];
+    qsort(sorted, older->interval_count, sizeof *sorted, entry_compare);
+    for (size_t i = 0; i < chunks->count; i++) {
+        const ManifestInterval *key = &chunks->entries[i];
+        const ManifestInterval **found = bsearch(&key, sorted, older->interval_count, sizeof *sorted, entry_compare);
+        if (!found || !same_contents(*found, key)) continue;
+        matches[i] = *found;
+        files[(*found)->file].unchanged_bytes += interval_bytes(&key->interval);
+    }
+    free(sorted);
+    return matches;
+}
+
+/* The name that a file of the older checkpoint gets in later ones: it tells where it came from. */
+static char *shared_name(const Manifest *older, const char *name) {
+    static const char prefix[] = "step-";
+    if (strncmp(name, prefix, sizeof prefix - 1) == 0) return memory_copy_string(name);
+    return memory_format("%s%08lld-%s", prefix, (long long)older->step, name);
+}
+
+/* Adds a file of the older checkpoint to those of the new one, and links it into the new folder. */
+static bool file_share(Chunks *chunks, Store *store, const Manifest *older, size_t file, const char *folder, Error *error) {
+    ManifestFile shared = older->files[file];
+    char *older_folder = folder_step(older->step), *from = memory_format("%s/%s", older_folder, shared.name);
+    shared.name = shared_name(older, shared.name);
+    char *to = memory_format("%s/%s", folder, shared.name);
+    array_append(chunks->files, chunks->file_count, shared);
+    bool good = store_link(store, from, to, error);
+    free(to);
+    free(from);
+    free(older_folder);
+    return good;
+}
+
+bool chunks_share(Chunks *chunks, Store *store, const Manifest *older, const char *folder, Error *error) {
+    OlderFile *files = memory_allocate((older->file_count + 1) * sizeof *files);
+    chunks_hash(chunks);
+    const ManifestInterval **matches = chunks_match(chunks, older, files);
+    bool good = true;
+    for (size_t i = 0; i < chunks->count && good; i++) {
+        if (!matches[i]) continue;
+        ManifestInterval *entry = &chunks->entries[i];
+        OlderFile *file = &files[matches[i]->file];
+        if (file->unchanged_bytes < older->files[matches[i]->file].bytes / 2) continue;
+        if (file->index == 0) {
+            file->index = chunks->file_count;
+            good = file_share(chunks, store, older, matches[i]->file, folder, error);
+        }
+        entry->file = file->index;
+        entry->range = matches[i]->range;
+        chunks->shared += interval_bytes(&entry->interval);
+    }
+    free(matches);
+    free(files);
+    return good;
+}
+
+/* -- Writing ------------------------------------------------------------------------------------------------------ */
+
+/* Writes the header and the tensors of this rank's shard; tensor i is the chunk entries[i]. */
+static bool tensors_write(
+    Chunks *chunks, Store *store, const char *name, const StoredTensor *tensors, ManifestInterval **entries, size_t count, Error *error) {
+    ManifestFile *shard = &chunks->files[0];
+    StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
+    char *path = store_path(store, name);
+    StoreSpan *spans = safetensors_layout(path, tensors, count, NULL, ranges, error);
+    if (spans) {
+        shard->header = ranges[0];
+        shard->bytes = ranges[count].end;
+    }
+    for (size_t i = 0; i < count && spans; i++) {
+        StoredRange *range = &entries[i]->range;
+        range->begin = ranges[i + 1].begin;
+        range->end = ranges[i + 1].end;
+        if (!chunks->hashed) spans[i + 1].hash = &range->hash;
+    }
+    bool good = spans && store_put(store, name, spans, count + 1, error);
+    free(path);
+    free(spans);
+    free(ranges);
+    return good;
+}
+
+bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *shard, Error *error) {
+    StoredTensor *tensors = memory_allocate((chunks->count + 1) * sizeof *tensors);
+    ManifestInterval **entries = memory_allocate((chunks->count + 1) * sizeof *entries);
+    size_t count = 0;
+    for (size_t i = 0; i < chunks->count; i++) {
+        const Interval *chunk = &chunks->entries[i].interval;
+        if (chunks->entries[i].file != 0) continue;
+        char *range = memory_format("%s[%lld:%lld]", chunk->name, (long long)chunk->first, (long long)(chunk->first + chunk->count));
+        entries[count] = &chunks->entries[i];
+        tensors[count++] = (StoredTensor){range, chunk->type, 1, {chunk->count}, chunk->data};
+    }
+    char *name = memory_format("%s/%s", folder, shard);
+    chunks->files[0].name = shard;
+    bool good = tensors_write(chunks, store, name, tensors, entries, count, error);
+    for (size_t i = 0; i < count; i++) free((char *)tensors[i].name);
+    free(name);
+    free(entries);
+    free(tensors);
+    return good;
+}
