@@ -12,8 +12,8 @@ double cost_best_interval(double checkpoint, double between) {
     return sqrt(2 * checkpoint * between) * (1 + sqrt(half) / 3 + half / 9) - checkpoint;
 }
 
-/* Seconds on the clock for `work` seconds of training in pieces of `interval`. An announced interruption that leaves time for a checkpoint costs that
- * and the restart. */
+/* Seconds on the clock for `work` seconds of training in pieces of `interval`. An announced interruption that leaves
+ * time for a checkpoint costs that and the restart. */
 static double with_interruptions(const Offer *offer, double work, double interval, double between) {
     double pieces = work / interval, checkpoints = offer->checkpoint > 0 ? pieces * offer->checkpoint : 0;
     if (!(between < INFINITY)) return work + (isfinite(interval) ? checkpoints : 0);

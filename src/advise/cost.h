@@ -1,7 +1,9 @@
-/* What a token budget costs: dollars and days from throughput and price, with what interruptions and checkpoints add.
+/* What a token budget costs: dollars and days from throughput and price, with what interruptions and checkpoints
+ * add.
  *
- * dollars = tokens / (tokens/s * 3600) * dollars per hour, per GPU. With interruptions the time grows by Daly's model of checkpoint and restart
- * (J. T. Daly, "A higher order estimate of the optimum checkpoint interval", 2006): eq. 20 for the time, eq. 37 for the interval. */
+ * dollars = tokens / (tokens/s * 3600) * dollars per hour, per GPU. With interruptions the time grows by Daly's
+ * model of checkpoint and restart (J. T. Daly, "A higher order estimate of the optimum checkpoint interval", 2006):
+ * eq. 20 for the time, eq. 37 for the interval. */
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +15,7 @@ typedef struct Offer {
     double interruptions; /* per node and day: reclaimed spot instances, failures */
     double checkpoint;    /* seconds that a checkpoint holds training up */
     double restart;       /* seconds from an interruption to the next step */
-    double warning;       /* seconds between the announcement of an interruption and it: enough for a checkpoint, and no work is lost */
+    double warning;       /* seconds from its announcement to an interruption; enough for a checkpoint: no work is lost */
     double interval;      /* seconds between checkpoints; 0: the best */
 } Offer;
 
@@ -26,6 +28,7 @@ typedef struct CostEstimate {
     double interruptions;            /* expected */
 } CostEstimate;
 
-/* Daly's best seconds of work between two checkpoints that take `checkpoint` seconds, with `between` seconds from one interruption to the next. */
+/* Daly's best seconds of work between two checkpoints that take `checkpoint` seconds, with `between` seconds from
+ * one interruption to the next. */
 double cost_best_interval(double checkpoint, double between);
 CostEstimate cost_of(const Offer *offer, double tokens);

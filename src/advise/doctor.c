@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/file.h"
 #include "base/memory.h"
 
@@ -21,19 +22,18 @@ static void make_printable(char *text) {
         if ((unsigned char)*text < ' ' || *text == 127) *text = ' ';
 }
 
-void doctor_add(Doctor *doctor, Health health, const char *check, const char *mend, const char *format, ...) {
+void doctor_add(Doctor *doctor, Health health, const char *check, const char *fix, const char *format, ...) {
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     make_printable(text);
-    doctor->lines = memory_resize(doctor->lines, ((size_t)doctor->count + 1) * sizeof *doctor->lines);
-    doctor->lines[doctor->count++] =
-        (DoctorLine){.health = health, .check = check, .text = memory_copy_string(text), .mend = memory_copy_string(mend)};
+    DoctorLine line = {.health = health, .check = check, .text = memory_copy_string(text), .fix = memory_copy_string(fix)};
+    array_append(doctor->lines, doctor->count, line);
 }
 
-void doctor_examine(Doctor *doctor, const char *root, const DoctorWish *wish) {
+void doctor_examine(Doctor *doctor, const char *root, const char *folder, bool self_test) {
     *doctor = (Doctor){.root = root};
     doctor_find_gpus(doctor);
     doctor_check_system(doctor);
@@ -42,8 +42,8 @@ void doctor_examine(Doctor *doctor, const char *root, const DoctorWish *wish) {
     doctor_check_gpus(doctor);
     doctor_check_network(doctor);
     doctor_check_variables(doctor);
-    if (*wish->folder) doctor_check_disk(doctor, wish->folder);
-    if (!wish->self_test) return;
+    if (*folder) doctor_check_disk(doctor, folder);
+    if (!self_test) return;
     doctor_check_collective(doctor);
     doctor_check_work(doctor);
 }
@@ -51,7 +51,7 @@ void doctor_examine(Doctor *doctor, const char *root, const DoctorWish *wish) {
 void doctor_free(Doctor *doctor) {
     for (int i = 0; i < doctor->count; i++) {
         free(doctor->lines[i].text);
-        free(doctor->lines[i].mend);
+        free(doctor->lines[i].fix);
     }
     free(doctor->lines);
     *doctor = (Doctor){0};
@@ -71,7 +71,7 @@ void doctor_print(const Doctor *doctor, FILE *file) {
     for (int i = 0; i < doctor->count; i++) {
         const DoctorLine *line = &doctor->lines[i];
         fprintf(file, "%-8s %-22s %s\n", words[line->health], line->check, line->text);
-        if (*line->mend) fprintf(file, "%-8s %-22s mend: %s\n", "", "", line->mend);
+        if (*line->fix) fprintf(file, "%-8s %-22s fix: %s\n", "", "", line->fix);
     }
     doctor_worst(doctor, &warnings, &errors);
     fprintf(file, "\n%d error%s, %d warning%s\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
@@ -89,7 +89,7 @@ void doctor_print_json(const Doctor *doctor, FILE *file) {
     for (int i = 0; i < doctor->count; i++) {
         const DoctorLine *line = &doctor->lines[i];
         json_array_append_new(lines, json_pack("{s:s, s:s, s:o, s:o}", "check", line->check, "health", words[line->health], "text",
-                                         json_text(line->text), "mend", json_text(line->mend)));
+                                         json_text(line->text), "fix", json_text(line->fix)));
     }
     int worst = doctor_worst(doctor, &warnings, &errors);
     json_t *all = json_pack("{s:s, s:i, s:i, s:o}", "health", words[worst], "errors", errors, "warnings", warnings, "lines", lines);

@@ -1,5 +1,5 @@
-/* Checks of AMD's GPUs by what the amdgpu driver shows below /sys: version, permissions, ECC counters, clocks, power, temperature, xGMI. The same
- * numbers that rocm-smi prints, read without its library. Owns nothing. */
+/* Checks of AMD's GPUs by what the amdgpu driver shows below /sys: version, permissions, ECC counters, clocks,
+ * power, temperature, xGMI. The same numbers that rocm-smi prints, read without its library. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -25,7 +25,8 @@ static void check_driver(Doctor *doctor) {
     free(device);
 }
 
-/* Without it DMA of every GPU goes through tables of the IOMMU, which costs bandwidth between GPUs and may hang RCCL. */
+/* Without it DMA of every GPU goes through tables of the IOMMU, which costs bandwidth between GPUs and may hang
+ * RCCL. */
 static void check_iommu(Doctor *doctor) {
     char line[4096];
     if (!doctor_read(doctor, line, sizeof line, "/proc/cmdline")) return;

@@ -1,5 +1,5 @@
-/* Collectives over the loopback: two child processes sum over TCP, as two ranks of a run would. Whatever goes wrong in them stays in them. Owns the
- * children. */
+/* Collectives over the loopback: two child processes sum over TCP, as two ranks of a run would. Whatever goes wrong
+ * in them stays in them. Owns the children. */
 #include <arpa/inet.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,8 @@
-/* Checks of GPUs that are the same for both vendors: what lies on the PCI bus, the driver, the libraries that smelt opens at run time, and what smelt
- * itself sees.
+/* Checks of GPUs that are the same for both vendors: what lies on the PCI bus, the driver, the libraries that smelt
+ * opens at run time, and what smelt itself sees.
  *
- * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is told and does no harm. */
+ * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is told and
+ * does no harm. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,8 @@ static void check_link(Doctor *doctor, const DoctorGpu *gpu) {
             doctor, "gpu.pci", "%s: x%lld at %s (most %s; an idle card slows its link down)", gpu->address, (long long)width, now, most);
 }
 
-/* With several NUMA nodes, a card that belongs to none was not described by the firmware: its process may run on the far side. */
+/* With several NUMA nodes, a card that belongs to none was not described by the firmware: its process may run on the
+ * far side. */
 static void check_node(Doctor *doctor, const DoctorGpu *gpu) {
     int64_t node = doctor_read_number(doctor, -1, "/sys/bus/pci/devices/%s/numa_node", gpu->address);
     if (node < 0 && doctor_exists(doctor, "/sys/devices/system/node/node1"))

@@ -1,4 +1,5 @@
-/* Checks of network cards, of which one lies near each GPU, and of the variables that steer collectives. Owns nothing. */
+/* Checks of network cards, of which one lies near each GPU, and of the variables that steer collectives. Owns
+ * nothing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@ enum { CARDS = 64 };
 
 /* -- Cards --------------------------------------------------------------------------------------------------------- */
 
-/* How many folders two devices share on their way from the root of the PCI bus: more is nearer. 0 when one of them is not known. */
+/* How many folders two devices share on their way from the root of the PCI bus: more is nearer. 0 when one of them
+ * is not known. */
 static int shared_folders(const char *a, const char *b) {
     int shared = 0;
     if (!a || !b) return 0;
@@ -85,7 +87,8 @@ void doctor_check_network(Doctor *doctor) {
 
 /* -- Variables ----------------------------------------------------------------------------------------------------- */
 
-/* Whether every name in a list such as "^mlx5_0:1,mlx5_1" begins a name in the folder; "=" asks for a whole one, "^" leaves out. */
+/* Whether every name in a list such as "^mlx5_0:1,mlx5_1" begins a name in the folder; "=" asks for a whole one, "^"
+ * leaves out. */
 static bool names_exist(const Doctor *doctor, const char *folder, const char *list) {
     char names[CARDS][DOCTOR_NAME];
     int count = doctor_list(doctor, names, CARDS, "%s", folder);
@@ -100,7 +103,7 @@ static bool names_exist(const Doctor *doctor, const char *folder, const char *li
     return true;
 }
 
-typedef struct Rule { const char *name, *value, *harm, *mend; } Rule; /* value NULL: any */
+typedef struct Rule { const char *name, *value, *harm, *fix; } Rule; /* value NULL: any */
 
 static const Rule rules[] = {
     {"NCCL_DEBUG", "TRACE", "logs every call and slows training down", "export NCCL_DEBUG=WARN"},
@@ -119,7 +122,7 @@ static void check_rules(Doctor *doctor) {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *value = getenv(rules[i].name);
         if (value && (!rules[i].value || !strcmp(value, rules[i].value)))
-            doctor_warn(doctor, "variable", rules[i].mend, "%s=%s %s", rules[i].name, value, rules[i].harm);
+            doctor_warn(doctor, "variable", rules[i].fix, "%s=%s %s", rules[i].name, value, rules[i].harm);
     }
 }
 

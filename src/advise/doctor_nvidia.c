@@ -1,5 +1,5 @@
-/* Checks of NVIDIA's GPUs: the driver's files, and through NVML, opened at run time, what nvidia-smi shows. NVML's numbers are those of its header.
- * Owns nothing. */
+/* Checks of NVIDIA's GPUs: the driver's files, and through NVML, opened at run time, what nvidia-smi shows. NVML's
+ * numbers are those of its header. Owns nothing. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The node self-test: does the machine compute right, and does memory move at a speed that one would expect; and the disk under a folder. All of it
- * under a minute. Owns its buffers for the length of a check. */
+/* The node self-test: does the machine compute right, and does memory move at a speed that one would expect; and the
+ * disk under a folder. All of it under a minute. Owns its buffers for the length of a check. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,16 +1,18 @@
-/* Width of experts: few wide ones make large GEMMs and train quickly, many narrow ones of which more are chosen cost the same in training's FLOP
- * but are read one by one when decoding. The ZAYA1 paper chooses widths that serve both; here both are computed side by side. Owns nothing. */
+/* Width of experts: few wide ones make large GEMMs and train quickly, many narrow ones of which more are chosen cost
+ * the same in training's FLOP but are read one by one when decoding. The ZAYA1 paper chooses widths that serve both;
+ * here both are computed side by side. Owns nothing. */
 #include <math.h>
 
 #include "model/model.h"
 #include "advise/size.h"
 
-/* Weights that a decoding step reads: all but the experts that no sequence chose, which with even routing are (1 - k / E)^sequences of them. */
+/* Weights that a decoding step reads: all but the experts that no sequence chose, which with even routing are (1 - k
+ * / E)^sequences of them. */
 static double decode_bytes(const ModelConfig *model, double parameters, double sequences) {
     double experts = 3.0 * (double)model->layers * (double)model->experts * (double)model->ffn * (double)model->width;
     double unread = pow(1 - (double)model->experts_per_token / (double)model->experts, sequences);
-    double table =
-        model->tied ? 0 : (double)model->vocabulary * (double)model->width; /* an embedding of its own gives one row for a sequence */
+    /* An embedding that the head does not share gives one row for a sequence. */
+    double table = model->tied ? 0 : (double)model->vocabulary * (double)model->width;
     return 2 * (parameters - table - experts * unread);
 }
 

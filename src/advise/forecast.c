@@ -1,6 +1,6 @@
-/* Forecasts. The program is built and planned as for training, on a description of the processor, so memory is the planner's own and cannot drift
- * from it; time is the sum over the program's nodes at the processor's rates, plus the optimizer, plus what of the collectives cannot hide. Owns
- * nothing that outlives a call. */
+/* Forecasts. The program is built and planned as for training, on a description of the processor, so memory is the
+ * planner's own and cannot drift from it; time is the sum over the program's nodes at the processor's rates, plus
+ * the optimizer, plus what of the collectives cannot hide. Owns nothing that outlives a call. */
 #include "advise/forecast.h"
 
 #include <math.h>
@@ -9,9 +9,9 @@
 #include "base/log.h"
 
 static const double bucket = 256 << 20;   /* bytes of one collective: large ones reach the measured bandwidth */
-static const double latency = 50e-6;      /* of one over a node: what AMD's table of all-reduces on 8 MI300X has beyond bytes / bandwidth */
+static const double latency = 50e-6;      /* of one over a node: AMD's all-reduces on 8 MI300X beyond bytes / bandwidth */
 static const double node_latency = 10e-6; /* more, each time that the nodes double */
-static const double usual_link = 0.72;    /* of a link's peak where no all-reduce was measured: H200 0.78, MI300X 0.70 */
+static const double usual_link = 0.72;    /* of a link's peak without a measurement: H200 0.78, MI300X 0.70 */
 static const double network_part = 0.94;  /* of a card's rate: RCCL's send and receive over 400 Gb/s cards */
 static const double hidden = 0.5;         /* of collectives, behind computing, where there is enough of it */
 
@@ -27,8 +27,9 @@ double forecast_node_bandwidth(const Cluster *cluster) {
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }
 
-/* Inside and between nodes at the same time, since collectives are pipelined: every GPU passes on (n - 1) / n of the bytes over its links, and of
- * what the GPUs of a node share out among their cards, its own part. The 330 to 350 GB/s of 16 MI300X on two nodes come out of it. */
+/* Inside and between nodes at the same time, since collectives are pipelined: every GPU passes on (n - 1) / n of the
+ * bytes over its links, and of what the GPUs of a node share out among their cards, its own part. The 330 to 350
+ * GB/s of 16 MI300X on two nodes come out of it. */
 double forecast_all_gather(const Cluster *cluster, double bytes) {
     if (cluster->gpus <= 1) return 0;
     double gpus = (double)cluster->gpus, inside = 0, between = 0;
@@ -58,14 +59,15 @@ static ForecastMemory rank_memory(const Session *session, const Cluster *cluster
 
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
-/* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM that updates X (optim/muon.c).
- */
+/* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM
+ * that updates X (optim/muon.c). / */
 static double newton_schulz_flops(double rows, double columns) {
     double order = fmin(rows, columns), other = fmax(rows, columns);
     return 3 * order * order * other + order * order * order;
 }
 
-/* Reads and writes of an update for each parameter: gradient (once more for its norm), master, momentum, variance, weight. */
+/* Reads and writes of an update for each parameter: gradient (once more for its norm), master, momentum, variance,
+ * weight. */
 static double optimizer_seconds(const Session *session, const Cluster *cluster, int zero) {
     const Graph *graph = session->model.graph;
     const OptimizerConfig *config = &session->config->optimizer;

@@ -26,12 +26,13 @@ static Exact exact_element(const Gemm *g, bool fnuz, int64_t row, int64_t column
     return e;
 }
 
-/* A sum of k terms of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32 times
- * k 2^-24 rms leaves room and is far from one term that is missing. GPUs truncate, each 16 or 8 terms, whose errors do not
- * cancel: half a unit in the last place of the largest sum in the mean, one at most. Hopper keeps sums of fp8 to about 14
- * bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an element that is wrong, which
- * is off by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms, each as good as at random, are off by
- * 0.8 sqrt(k) of that: 8 leaves room. C in bf16 is half a unit in its last place off besides. */
+/* A sum of k terms of size `rms` rounded to fp32 after each is off by about k 2^-25 rms, whatever the order: 32
+ * times k 2^-24 rms leaves room and is far from one term that is missing. GPUs truncate, each 16 or 8 terms, whose
+ * errors do not cancel: half a unit in the last place of the largest sum in the mean, one at most. Hopper keeps sums
+ * of fp8 to about 14 bits for some steps (DeepSeek-V3, arXiv 2412.19437, 3.3.2): k 2^-13 rms is still far from an
+ * element that is wrong, which is off by sqrt(k) rms. Operands that are rounded by up to `rounding` of their rms,
+ * each as good as at random, are off by 0.8 sqrt(k) of that: 8 leaves room. C in bf16 is half a unit in its last
+ * place off besides. */
 static double bound_of(const Gemm *g, const Exact *e, double rounding) {
     double k = (double)g->k, sums = g->input == GEMM_FP8 ? 0x1p-13 : 32 * 0x1p-24, last = g->output == GEMM_BF16 ? 0x1p-8 : 0x1p-23;
     return (k * sums + 8 * sqrt(k) * rounding) * sqrt(e->squares) + k / 8 * 0x1p-23 * e->peak + last * fabs(e->sum);

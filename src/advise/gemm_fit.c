@@ -1,8 +1,10 @@
-/* Tile and wave quantisation. A GEMM is cut into tiles of C, one per processor at a time: tiles over the edge are computed in vain, and so is the
- * time of processors without a tile in the last wave. Libraries choose among tiles; so does gemm_fit, by the least loss. Owns nothing.
+/* Tile and wave quantisation. A GEMM is cut into tiles of C, one per processor at a time: tiles over the edge are
+ * computed in vain, and so is the time of processors without a tile in the last wave. Libraries choose among tiles;
+ * so does gemm_fit, by the least loss. Owns nothing.
  *
- * Smaller tiles read more for each multiplication: a tile of r x c has r c / (r + c) of them per element read. The constants of that loss, and that
- * of rows which are not multiples of 16 bytes, are assumptions in the spirit of NVIDIA's guide to matrix multiplication; a measured table replaces them. */
+ * Smaller tiles read more for each multiplication: a tile of r x c has r c / (r + c) of them per element read. The
+ * constants of that loss, and that of rows which are not multiples of 16 bytes, are assumptions in the spirit of
+ * NVIDIA's guide to matrix multiplication; a measured table replaces them. */
 #include "advise/gemm_fit.h"
 
 #include "base/math.h"

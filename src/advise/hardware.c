@@ -1,17 +1,18 @@
 /* The table of hardware. Owns nothing.
  *
- * Sources. Peaks, memory, processors and links: the vendors' data sheets (AMD Instinct MI250, MI300X, MI325X, MI355X; NVIDIA A100 80GB SXM, H100 SXM,
- * H200 SXM; dense rates). Best rates: H100 and H200 GEMMs of 8192 cubed through cuBLASLt, random data, and device copies, measured
- * (docs/speed.md); MI300X 708 and MI325X 843 TFLOP/s: AMD's "maximum achievable FLOPS" study; MI300X 4.33 TB/s and the 200 GFLOP plateau: arXiv
- * 2511.17127; its 315 GB/s all-reduce: AMD's RCCL study of 8 GPUs; H200 351 GB/s: NCCL on 4 GPUs without multicast, which stands for the H100 as well
- * (same links). Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8 dies of a node of MI250 (MosaicML's
- * cluster).
+ * Sources. Peaks, memory, processors and links: the vendors' data sheets (AMD Instinct MI250, MI300X, MI325X,
+ * MI355X; NVIDIA A100 80GB SXM, H100 SXM, H200 SXM; dense rates). Best rates: H100 and H200 GEMMs of 8192 cubed
+ * through cuBLASLt, random data, and device copies, measured (docs/speed.md); MI300X 708 and MI325X 843 TFLOP/s:
+ * AMD's "maximum achievable FLOPS" study; MI300X 4.33 TB/s and the 200 GFLOP plateau: arXiv 2511.17127; its 315 GB/s
+ * all-reduce: AMD's RCCL study of 8 GPUs; H200 351 GB/s: NCCL on 4 GPUs without multicast, which stands for the H100
+ * as well (same links). Network: one 400 Gb/s card per GPU (ZAYA1's cluster), 200 Gb/s per A100, 800 Gb/s for the 8
+ * dies of a node of MI250 (MosaicML's cluster).
  *
  * A row's MI250 is one of its two dies, which is what the runtime calls a device.
  *
- * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and 343, attention 231-451
- * and 178-362 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, which the two constants below fit within 12%, elementwise work 2.3-3.0
- * TB/s, AdamW 2.88 TB/s. */
+ * Rates of the H100 are smelt's own of 2026-11-21 (docs/speed.md): linear 740-774, head 614-701, experts 440-460 and
+ * 343, attention 231-451 and 178-362 TFLOP/s over lengths of 1,024 to 8,192 and heads of 64 and 128, which the two
+ * constants below fit within 12%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
 #include "advise/hardware.h"
 
 #include <stdio.h>
@@ -82,7 +83,7 @@ static void multiply_rates(Rates *rates, double compute, double memory) {
 
 /* Of its best GEMM and copy a processor on which smelt was not measured makes what the H100 makes of its own. */
 static void scale_rates(Hardware *hardware) {
-    const double usual_best = 0.6, usual_copy = 0.85; /* of the peaks: between MI300X (0.54, 0.82) and H100 (0.79, 0.89) */
+    const double usual_best = 0.6, usual_copy = 0.85; /* of peaks; MI300X 0.54, 0.82; H100 0.79, 0.89 */
     double gemm = hardware->best_bf16 > 0 ? hardware->best_bf16 : usual_best * hardware->peak_bf16;
     double copy = hardware->best_bandwidth > 0 ? hardware->best_bandwidth : usual_copy * hardware->bandwidth;
     multiply_rates(&hardware->rates, gemm / measured_row()->best_bf16, copy / measured_row()->best_bandwidth);

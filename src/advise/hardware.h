@@ -1,12 +1,13 @@
-/* The one table of hardware: what sizing rules, forecasts and the doctor know of a processor. Peaks are the vendor's, "best" figures were measured; 0
- * is unknown, and is printed so. hardware.c names the source of every figure. */
+/* The one table of hardware: what sizing rules, forecasts and the doctor know of a processor. Peaks are the
+ * vendor's, "best" figures were measured; 0 is unknown, and is printed so. hardware.c names the source of every
+ * figure. */
 #pragma once
 
 #include "device/device.h"
 
 /* How fast classes of operations run. A GEMM of m x n x k reaches `gemm` FLOP/s times its tile and wave efficiency
- * (gemm_fit.h). Attention's rate grows with the length T of a sequence: rate * T / (T + rows), the rows being what starts
- * and ends of its tiles cost. */
+ * (gemm_fit.h). Attention's rate grows with the length T of a sequence: rate * T / (T + rows), the rows being what
+ * starts and ends of its tiles cost. */
 typedef struct Rates {
     double gemm;                                        /* FLOP/s of a layer's GEMMs */
     double head;                                        /* of the head with its cross-entropy */
@@ -30,22 +31,24 @@ typedef struct Hardware {
     double memory;                    /* bytes */
     double bandwidth, best_bandwidth; /* bytes/s; best: of a copy, read and written */
     int per_node;                     /* usual GPUs of a node */
-    bool switched;                    /* any two GPUs have the whole link; else it is divided among the others of the node */
-    double link, best_link; /* bytes/s of a GPU to all others of its node, one direction; best: bus bandwidth of a large all-reduce */
-    double network;         /* bytes/s of a GPU to other nodes, as the cards of usual clusters allow */
-    double runtime;         /* bytes that driver and libraries take of its memory */
+    bool switched;                    /* any two GPUs have the whole link; else all others share it */
+    double link, best_link;           /* bytes/s of a GPU to its node, one direction; best: bus bandwidth of an all-reduce */
+    double network;                   /* bytes/s of a GPU to other nodes, as the cards of usual clusters allow */
+    double runtime;                   /* bytes that driver and libraries take of its memory */
     Rates rates;
     bool measured; /* rates were measured with smelt; else they are another processor's, in proportion */
 } Hardware;
 
-/* A copy of the row `name`, ERROR_USAGE with all names when there is none. "cpu" is described for the cores and memory of this machine. */
+/* A copy of the row `name`, ERROR_USAGE with all names when there is none. "cpu" is described for the cores and
+ * memory of this machine. */
 bool hardware_find(Hardware *hardware, const char *name, Error *error);
 /* The row of an open device; false when the table does not have it. */
 bool hardware_of_device(Hardware *hardware, const Device *device);
 /* All names, with ", " between them. */
 const char *hardware_names(void);
 
-/* Rates in proportion to a measured GEMM (FLOP/s) and copy (bytes/s, read and written), which become the best; 0: not measured. */
+/* Rates in proportion to a measured GEMM (FLOP/s) and copy (bytes/s, read and written), which become the best; 0:
+ * not measured. */
 void hardware_calibrate(Hardware *hardware, double gemm, double copy);
 
 /* A device to plan programs for that is not here; the caller closes it. */

@@ -1,4 +1,5 @@
-/* Reading what `smelt bench` measured. Everything in the file is checked before use: it may come from anywhere. Owns the rows of a Measured. */
+/* Reading what `smelt bench` measured. Everything in the file is checked before use: it may come from anywhere. Owns
+ * the rows of a Measured. */
 #include "advise/measured.h"
 
 #include <jansson.h>
@@ -8,9 +9,9 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/memory.h"
+#include "base/array.h"
 
-static const double farthest = 2; /* sum of |log2| over the three dimensions at which a shape still tells about another */
+static const double farthest = 2; /* sum of |log2| of the ratios of m, n and k up to which shapes compare */
 static const double most_size = 1e9, most_rate = 1e6;
 
 static bool get_size(const json_t *row, const char *name, int64_t *value) {
@@ -38,8 +39,7 @@ static void add_gemm(Measured *measured, MeasuredGemm gemm) {
         old->tflops = fmax(old->tflops, gemm.tflops);
         return;
     }
-    measured->gemms = memory_resize(measured->gemms, ((size_t)measured->count + 1) * sizeof gemm);
-    measured->gemms[measured->count++] = gemm;
+    array_append(measured->gemms, measured->count, gemm);
 }
 
 static void read_row(Measured *measured, const json_t *row) {

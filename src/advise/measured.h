@@ -18,10 +18,11 @@ typedef struct Measured {
     double bandwidth; /* bytes/s of the best copy in memory; 0: none was measured */
 } Measured;
 
-/* Reads the JSON of `smelt bench`: a list of rows, or an object whose "rows" or "results" is one. Rows with m, n, k and tflops (and a `type` of bf16,
- * where it is given) are GEMMs; rows with a kernel "copy", level "memory" and gbps are copies. ERROR_DATA when it holds neither or is no such
- * file. */
+/* Reads the JSON of `smelt bench`: a list of rows, or an object whose "rows" or "results" is one. Rows with m, n, k
+ * and tflops (and a `type` of bf16, where it is given) are GEMMs; rows with a kernel "copy", level "memory" and gbps
+ * are copies. ERROR_DATA when it holds neither or is no such file. */
 bool measured_read(Measured *measured, const char *path, Error *error);
 void measured_free(Measured *measured);
-/* The measured shape nearest to m x n x k in ratio, NULL when all three ratios together are more than a factor of 4 away. */
+/* The measured shape nearest to m x n x k in ratio, NULL when all three ratios together are more than a factor of 4
+ * away. */
 const MeasuredGemm *measured_find(const Measured *measured, int64_t m, int64_t n, int64_t k);

@@ -1,5 +1,5 @@
-/* Better neighbours: every dimension is moved to good values near it, and the width of the MLP or of the experts is then solved for, since the number
- * of parameters is linear in it. Owns nothing. */
+/* Better neighbours: every dimension is moved to good values near it, and the width of the MLP or of the experts is
+ * then solved for, since the number of parameters is linear in it. Owns nothing. */
 #include <math.h>
 #include <string.h>
 

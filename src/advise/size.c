@@ -1,4 +1,5 @@
-/* The rules. Each looks at one dimension; its cost is the difference in modelled time to the same model with that dimension mended. Owns nothing. */
+/* The rules. Each looks at one dimension; its cost is the difference in modelled time to the same model with that
+ * dimension fixed. Owns nothing. */
 #include "advise/size.h"
 
 #include <math.h>
@@ -35,9 +36,9 @@ SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *mode
         .active = extend(two.active, three.active, model->layers)};
 }
 
-/* Part of the time that `mended` saves for each parameter that a token uses: a larger model may take longer. */
-static double saved_by(const SizeQuestion *question, const ModelConfig *mended) {
-    SizeEstimate now = size_estimate(question, &question->config->model), then = size_estimate(question, mended);
+/* Part of the time that `fixed` saves for each parameter that a token uses: a larger model may take longer. */
+static double saved_by(const SizeQuestion *question, const ModelConfig *fixed) {
+    SizeEstimate now = size_estimate(question, &question->config->model), then = size_estimate(question, fixed);
     return 1 - then.seconds / then.active / (now.seconds / now.active);
 }
 
@@ -59,31 +60,31 @@ static int64_t alignment(const SizeQuestion *question) { return question->hardwa
 static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 /* A dimension of GEMMs: rows of 16-byte loads, whole tiles. */
-static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, int64_t value, ModelConfig mended) {
+static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, int64_t value, ModelConfig fixed) {
     int64_t unit = alignment(question), next = round_up(value, unit);
     if (next == value) {
         add(sizing, VERDICT_OK, name, value, 0, "a multiple of %lld", (long long)unit);
         return;
     }
-    add(sizing, VERDICT_FAULT, name, value, saved_by(question, &mended), "not a multiple of %lld: partial tiles%s; %lld is",
-        (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)next);
+    add(sizing, VERDICT_FAULT, name, value, saved_by(question, &fixed), "not a multiple of %lld: partial tiles%s; %lld is", (long long)unit,
+        value % 8 ? " and loads narrower than 16 bytes" : "", (long long)next);
 }
 
 static void check_vocabulary(Sizing *sizing, const SizeQuestion *question) {
-    ModelConfig mended = question->config->model;
-    mended.vocabulary = round_up(mended.vocabulary, alignment(question));
-    check_multiple(sizing, question, "model.vocabulary", question->config->model.vocabulary, mended);
+    ModelConfig fixed = question->config->model;
+    fixed.vocabulary = round_up(fixed.vocabulary, alignment(question));
+    check_multiple(sizing, question, "model.vocabulary", question->config->model.vocabulary, fixed);
 }
 
 /* The same query width in heads of the next good size. */
 static ModelConfig with_head_dim(const ModelConfig *model, int64_t head_dim) {
-    ModelConfig mended = *model;
+    ModelConfig fixed = *model;
     int64_t group = model->heads / model->kv_heads,
             kv_heads = (int64_t)lround((double)model->kv_heads * model->head_dim / (double)head_dim);
-    mended.head_dim = head_dim;
-    mended.kv_heads = kv_heads > 0 ? kv_heads : 1;
-    mended.heads = mended.kv_heads * group;
-    return mended;
+    fixed.head_dim = head_dim;
+    fixed.kv_heads = kv_heads > 0 ? kv_heads : 1;
+    fixed.heads = fixed.kv_heads * group;
+    return fixed;
 }
 
 static void check_head(Sizing *sizing, const SizeQuestion *question) {
@@ -94,11 +95,11 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
             LARGEST_HEAD);
     } else if (model->head_dim % unit) {
-        ModelConfig mended =
+        ModelConfig fixed =
             with_head_dim(model, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit));
-        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &mended),
+        add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &fixed),
             "not a multiple of %lld: attention computes %lld columns for each %lld; heads of %lld suit it", (long long)unit,
-            (long long)width, (long long)model->head_dim, (long long)mended.head_dim);
+            (long long)width, (long long)model->head_dim, (long long)fixed.head_dim);
     } else if (model->head_dim < hardware->head_dim) {
         add(sizing, VERDICT_NOTE, "model.head_dim", model->head_dim, 0, "%s prefers heads of at least %d", hardware->title,
             hardware->head_dim);
@@ -132,7 +133,7 @@ static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
     } rules[] = {{"model.heads", model->heads, 1}, {"model.kv_heads", model->kv_heads, 1}, {"model.ffn", model->ffn, ALIGNMENT},
         {"model.vocabulary", model->vocabulary, ALIGNMENT}};
     for (int i = 0; i < 4; i++) {
-        bool good = rules[i].value % (parts * rules[i].unit) == 0, padded = i == 3; /* a vocabulary is padded when it is cut */
+        bool good = rules[i].value % (parts * rules[i].unit) == 0, padded = i == 3; /* a vocabulary is padded */
         add(sizing,
             good     ? VERDICT_OK
             : padded ? VERDICT_NOTE

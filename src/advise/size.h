@@ -1,6 +1,6 @@
-/* Sizing rules: whether the dimensions of a model suit a processor, and what it costs where they do not. The rules are those of arXiv 2401.14489 and
- * of the ZAYA1 paper (arXiv 2511.17127); the costs come from the work of the very program that would train, with tile and wave quantisation of each
- * of its GEMMs (gemm_fit.h). */
+/* Sizing rules: whether the dimensions of a model suit a processor, and what it costs where they do not. The rules
+ * are those of arXiv 2401.14489 and of the ZAYA1 paper (arXiv 2511.17127); the costs come from the work of the very
+ * program that would train, with tile and wave quantisation of each of its GEMMs (gemm_fit.h). */
 #pragma once
 
 #include <stdio.h>
@@ -9,14 +9,15 @@
 #include "advise/measured.h"
 #include "advise/work.h"
 
-typedef enum Verdict { VERDICT_OK, VERDICT_NOTE, VERDICT_FAULT } Verdict; /* notes: worth knowing, and no fault of the model's dimensions */
+/* A note is worth knowing, and no fault of the model's dimensions. */
+typedef enum Verdict { VERDICT_OK, VERDICT_NOTE, VERDICT_FAULT } Verdict;
 
 typedef struct Finding {
     Verdict verdict;
     const char *dimension; /* "model.vocabulary" */
     int64_t value;
     char text[256]; /* what the rule wants, and what follows */
-    double cost;    /* part of a step's time that mending it saves, for the same number of tokens; 0: not known or none */
+    double cost;    /* part of a step's time that the fix saves for as many tokens; 0: not known or none */
 } Finding;
 
 enum { SIZE_FINDINGS = 24 };
@@ -35,12 +36,13 @@ typedef struct Sizing {
 } Sizing;
 void size_check(Sizing *sizing, const SizeQuestion *question);
 
-/* Time of one microbatch per token, parameters: of any model, from programs of two and three layers (all that follow are alike). */
+/* Time of one microbatch per token, parameters: of any model, from programs of two and three layers (all that follow
+ * are alike). */
 typedef struct SizeEstimate { double seconds, parameters, active; } SizeEstimate;
 SizeEstimate size_estimate(const SizeQuestion *question, const ModelConfig *model);
 
-/* Models without faults, quicker than this one unless it has faults itself, and with the same number of parameters, within 1%, the quickest first;
- * the one with the fewest changes is among them (neighbours.c). */
+/* Models without faults, quicker than this one unless it has faults itself, and with the same number of parameters,
+ * within 1%, the quickest first; the one with the fewest changes is among them (neighbours.c). */
 typedef struct Neighbour {
     ModelConfig model;
     SizeEstimate estimate;
@@ -49,16 +51,18 @@ typedef struct Neighbour {
 enum { SIZE_NEIGHBOURS = 5 };
 int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]);
 
-/* Experts of other widths with the same number of parameters (experts.c): training's time per token against that of decoding. */
+/* Experts of other widths with the same number of parameters (experts.c): training's time per token against that of
+ * decoding. */
 typedef struct ExpertChoice {
     int64_t experts, width, chosen;
     double tokens;     /* rows of one expert's GEMMs in a microbatch */
     double efficiency; /* of the first of them, together */
     double training;   /* tokens/s */
-    double decode[2];  /* seconds of a step of decoding for 1 and for 32 sequences: bytes of the weights that it reads */
+    double decode[2];  /* seconds of a decoding step for 1 and 32 sequences, by the weights that it reads */
     double active;     /* parameters for a token */
 } ExpertChoice;
 enum { SIZE_EXPERT_CHOICES = 6 };
 int size_experts(const SizeQuestion *question, ExpertChoice choices[SIZE_EXPERT_CHOICES]);
 
-void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file); /* findings, then GEMMs, neighbours and experts */
+/* Findings, then GEMMs, neighbours and experts. */
+void size_print(const Sizing *sizing, const SizeQuestion *question, FILE *file);

@@ -15,7 +15,7 @@ static void print_findings(const Sizing *sizing, FILE *file) {
     for (int i = 0; i < sizing->count; i++) {
         const Finding *finding = &sizing->findings[i];
         fprintf(file, "%-6s %-18s %8lld  %s", words[finding->verdict], finding->dimension, (long long)finding->value, finding->text);
-        if (finding->cost > 0) fprintf(file, " (mended: %.1f%% less time per active parameter)", 100 * finding->cost);
+        if (finding->cost > 0) fprintf(file, " (fixed: %.1f%% less time per active parameter)", 100 * finding->cost);
         fprintf(file, "\n");
     }
 }

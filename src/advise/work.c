@@ -1,4 +1,5 @@
-/* From nodes to time. The shapes are read off the node's tensors, operations and bytes are those of the operation's own cost rule. Owns nothing. */
+/* From nodes to time. The shapes are read off the node's tensors, operations and bytes are those of the operation's
+ * own cost rule. Owns nothing. */
 #include "advise/work.h"
 
 #include <math.h>

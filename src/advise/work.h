@@ -1,4 +1,5 @@
-/* The work of a program on a processor: which GEMM, attention or memory operation a node is, and how long it takes at the processor's rates. */
+/* The work of a program on a processor: which GEMM, attention or memory operation a node is, and how long it takes
+ * at the processor's rates. */
 #pragma once
 
 #include "graph/graph.h"
@@ -32,5 +33,5 @@ double work_seconds(const Work *work, const Hardware *hardware, const Measured *
 int64_t work_head_width(int64_t head_dim);
 
 /* Seconds of one run of a program, by class; nodes that run once are left out. */
-typedef struct WorkTimes { double seconds[WORK_CLASSES], backward, total; } WorkTimes; /* backward: of which in the backward part */
+typedef struct WorkTimes { double seconds[WORK_CLASSES], backward, total; } WorkTimes; /* backward: of `total` */
 WorkTimes work_times(const Graph *graph, const Hardware *hardware, const Measured *measured);

@@ -26,7 +26,7 @@ static bool run(Invocation *invocation, Error *error) {
     Doctor doctor;
     int warnings, errors;
     (void)error;
-    doctor_examine(&doctor, "", &(DoctorWish){options->folder, options->self_test});
+    doctor_examine(&doctor, "", options->folder, options->self_test);
     (options->json ? doctor_print_json : doctor_print)(&doctor, stdout);
     int worst = doctor_worst(&doctor, &warnings, &errors);
     if (worst == HEALTH_ERROR || (options->strict && worst == HEALTH_WARNING)) invocation->code = ERROR_INTERNAL;
@@ -39,7 +39,7 @@ const Command command_doctor = {
     .summary = "what this machine has for training, and what would hurt: [self_test=true]",
     .words = "",
     .explanation =
-        "Says what this machine has for training and what would hurt, line by line: ok, warning or error, with what mends it. Needs "
+        "Says what this machine has for training and what would hurt, line by line: ok, warning or error, with what fixes it. Needs "
         "no rights and changes nothing;\n"
         "the disk is tried with a file that is removed again. Exits with 0 when there is no error, 1 when there is one. "
         "docs/doctor.md shows examples.\n",

@@ -1,9 +1,10 @@
-/* Benchmarks: what this machine can do, measured with the code that trains on it. One file is one benchmark; each is a row of a table: its name, its
- * options, its columns, and a function that measures and adds rows to a table of results. What they share is here: timing (timing.c), results as text, CSV and
- * JSON with the machine's description (results.c), a picture of them (plot.c).
+/* Benchmarks: what this machine can do, measured with the code that trains on it. One file is one benchmark; each is
+ * a row of a table: its name, its options, its columns, and a function that measures and adds rows to a table of
+ * results. What they share is here: timing (timing.c), results as text, CSV and JSON with the machine's description
+ * (results.c), a picture of them (plot.c).
  *
- * The command makes a Bench, gives it to one benchmark and writes what came of it. A Bench owns its results; the device is opened by the benchmark that
- * needs one and closed by the command. */
+ * The command makes a Bench, gives it to one benchmark and writes what came of it. A Bench owns its results; the
+ * device is opened by the benchmark that needs one and closed by the command. */
 #pragma once
 
 #include "config/config.h"
@@ -11,8 +12,8 @@
 
 /* -- Options ------------------------------------------------------------------------------------------------------- */
 
-/* What every benchmark is told. The options struct of a benchmark begins with it, and its table with BENCH_ROWS, or with BENCH_OUTPUT_ROWS
- * where nothing is measured on a device. */
+/* What every benchmark is told. The options struct of a benchmark begins with it, and its table with BENCH_ROWS, or
+ * with BENCH_OUTPUT_ROWS where nothing is measured on a device. */
 typedef struct BenchOptions {
     int device; /* DeviceKind */
     int64_t threads, repeats;
@@ -86,7 +87,7 @@ typedef struct Bench {
 typedef struct Benchmark {
     const char *name, *summary; /* one line */
     const char *explanation;    /* for its --help */
-    const char *positional;     /* name of an argument that it demands beside options, or NULL; with a configuration CONFIG.yaml */
+    const char *positional;     /* name of a demanded argument that is no option, or NULL */
     BenchConfig config;
     OptionTable table;
     size_t options_size;
@@ -96,7 +97,8 @@ typedef struct Benchmark {
     bool (*run)(Bench *bench, Error *error);
 } Benchmark;
 
-/* What every benchmark's file defines under these names: `rows` of options for the struct Options, `columns` and `run`. */
+/* What every benchmark's file defines under these names: `rows` of options for the struct Options, `columns` and
+ * `run`. */
 #define BENCH_PARTS(Options)                                                                                                                                   \
     .table = OPTION_TABLE(rows), .options_size = sizeof(Options), .columns = columns, .column_count = sizeof columns / sizeof *columns, .run = run
 
@@ -127,8 +129,8 @@ typedef struct BenchList {
     int count;
 } BenchList;
 
-/* Numbers of a text: "64,128,1Ki", "256..8192" (doubling) or "256..4096+256", in any mixture. ERROR_USAGE naming `option`
- * when it is none, or has a number outside 1 .. `most`, or more than BENCH_LIST_NUMBERS. */
+/* Numbers of a text: "64,128,1Ki", "256..8192" (doubling) or "256..4096+256", in any mixture. ERROR_USAGE naming
+ * `option` when it is none, or has a number outside 1 .. `most`, or more than BENCH_LIST_NUMBERS. */
 bool bench_list(BenchList *list, const char *option, const char *text, int64_t most, Error *error);
 
 /* -- Timing (timing.c) --------------------------------------------------------------------------------------------- */
@@ -142,8 +144,9 @@ typedef struct BenchTime {
     int64_t calls;  /* in all */
 } BenchTime;
 
-/* Calls as often as fill `seconds`, at least once, in `repeats` repeats, after half as many that are not counted: they bring clocks and power to where the
- * work holds them. On a GPU by the device's own clock, so that calls queue up behind each other. False when the device failed. */
+/* Calls as often as fill `seconds`, at least once, in `repeats` repeats, after half as many that are not counted:
+ * they bring clocks and power to where the work holds them. On a GPU by the device's own clock, so that calls queue
+ * up behind each other. False when the device failed. */
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error);
 /* How many calls that take `seconds` each fill the time of one repeat; 1 to 2^20. */
 int64_t bench_calls(const BenchOptions *options, double seconds);
@@ -157,8 +160,11 @@ typedef struct BenchSizes {
 } BenchSizes;
 const BenchSizes *bench_sizes(const Device *device);
 
-/* Memory of the device with random normal numbers in `type` (fp8: the device's own form), to be cut into sets that are used in turn: a set that comes again has
- * left all caches. */
+/* Whether the device has `bytes` for `what`, as far as it knows; else ERROR_MEMORY, which asks to give `less`. */
+bool bench_fits(const Device *device, int64_t bytes, const char *what, const char *less, Error *error);
+
+/* Memory of the device with random normal numbers in `type` (fp8: the device's own form), to be cut into sets that
+ * are used in turn: a set that comes again has left all caches. */
 typedef struct BenchArena {
     Device *device;
     char *memory;

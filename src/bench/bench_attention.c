@@ -1,5 +1,6 @@
-/* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a program of one node and its gradient. Only the
- * nodes are timed. Operations are counted as the operation's own cost rule says: the half of the products that causality (and a window) leaves. */
+/* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a
+ * program of one node and its gradient. Only the nodes are timed. Operations are counted as the operation's own cost
+ * rule says: the half of the products that causality (and a window) leaves. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,10 +85,8 @@ static bool open_program(Program *program, Bench *bench, const AttentionSpec *sp
     Backend backend;
     if (!op_backend(&backend, bench->device, precision, "", error)) return false;
     Plan plan = graph_plan(graph, &backend);
-    int64_t needed = plan.bytes[ARENA_INPUT] + plan.bytes[ARENA_ACTIVATION], available = device_available(bench->device);
-    if (available >= 0 && needed > available)
-        return error_set(error, ERROR_MEMORY, "attention over %lld tokens needs %lld bytes and %lld are free: give fewer tokens",
-            (long long)tokens, (long long)needed, (long long)available);
+    int64_t needed = plan.bytes[ARENA_INPUT] + plan.bytes[ARENA_ACTIVATION];
+    if (!bench_fits(bench->device, needed, "attention", "fewer tokens", error)) return false;
     program->executor = executor_create(graph, &plan, &backend, NULL, error);
     if (!program->executor) return false;
     for (int i = 0; i < 2; i++) fill(program, program->inputs[i], (uint64_t)i + 1);

@@ -1,7 +1,8 @@
-/* Collectives over message sizes and numbers of ranks, in the columns and by the conventions of nccl-tests: the size of a message is that of the whole buffer; algorithm
- * bandwidth is size over time; bus bandwidth scales it so that it can be compared with what a link carries, whatever the number of ranks. Every rank runs this
- * program (mpirun, srun, smelt launch); the first prints. Times are means over the ranks, and the median over repeats. Each operation is run once on small whole
- * numbers before it is timed and compared with what comes out of them exactly. */
+/* Collectives over message sizes and numbers of ranks, in the columns and by the conventions of nccl-tests: the size
+ * of a message is that of the whole buffer; algorithm bandwidth is size over time; bus bandwidth scales it so that
+ * it can be compared with what a link carries, whatever the number of ranks. Every rank runs this program (mpirun,
+ * srun, smelt launch); the first prints. Times are means over the ranks, and the median over repeats. Each operation
+ * is run once on small whole numbers before it is timed and compared with what comes out of them exactly. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>

@@ -1,16 +1,17 @@
-/* GEMMs: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so that each GEMM finds its
- * operands out of the caches, as in training. On a GPU smelt's own kernels and what training chooses (the vendor's library where it is there) side by side, and the
- * vendor's GEMMs of fp8; on a CPU smelt's own beside oneDNN's in fp32, where that library is there.
- * Three rows of every result are compared with dot products in double. */
+/* GEMMs: those of a model's training step, or a sweep of shapes. Random normal operands in buffers that rotate, so
+ * that each GEMM finds its operands out of the caches, as in training. On a GPU smelt's own kernels and what
+ * training chooses (the vendor's library where it is there) side by side, and the vendor's GEMMs of fp8; on a CPU
+ * smelt's own beside oneDNN's in fp32, where that library is there. Three rows of every result are compared with dot
+ * products in double. */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/log.h"
 #include "base/math.h"
-#include "base/memory.h"
 #include "advise/gemm_check.h"
 #include "bench/bench.h"
 #include "model/model.h"
@@ -28,7 +29,7 @@ typedef struct GemmOptions {
 enum { TYPE_ALL, TYPE_BF16, TYPE_FP8, TYPE_FP32 };    /* type= */
 enum { CACHE_COLD, CACHE_HOT };                       /* cache= */
 enum { LAYOUT_NT, LAYOUT_NN, LAYOUT_TN, LAYOUT_ALL }; /* layout= */
-static const int64_t MOST = 1 << 22;                  /* of a dimension: leading dimensions of GPU kernels are below 2^23 */
+static const int64_t MOST = 1 << 22;                  /* of m, n, k: leading dimensions of GPU kernels are below 2^23 */
 
 #define FIELD(name) offsetof(GemmOptions, name)
 static const Option rows[] = {
@@ -65,8 +66,7 @@ static void add_shape(Shapes *shapes, const Shape *shape) {
         s->calls += shape->calls;
         return;
     }
-    shapes->items = memory_resize(shapes->items, (size_t)(shapes->count + 1) * sizeof *shapes->items);
-    shapes->items[shapes->count++] = *shape;
+    array_append(shapes->items, shapes->count, *shape);
 }
 
 /* "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
@@ -78,7 +78,8 @@ static void short_name(const char *name, char text[48]) {
     if (weight) *weight = '\0';
 }
 
-/* The GEMM of a linear layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn), run `calls` times. */
+/* The GEMM of a linear layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn), run
+ * `calls` times. */
 static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, LinearShape linear, int64_t calls) {
     Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .calls = calls};
     short_name(name, shape.name);
@@ -204,7 +205,8 @@ static Sgemm find_sgemm(void **library) {
     return *library ? (Sgemm)dlsym(*library, "dnnl_sgemm") : NULL;
 }
 
-/* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random numbers for the next. */
+/* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random
+ * numbers for the next. */
 typedef struct Work {
     const Shape *shape;
     GemmType type;
@@ -259,7 +261,8 @@ static bool rows_are_right(const Work *work, const Gemm *g, const char *inputs, 
     return true;
 }
 
-/* Makes the GEMM once, with C zero before, and checks its first, middle and last row. `made` is false where nobody computes it. */
+/* Makes the GEMM once, with C zero before, and checks its first, middle and last row. `made` is false where nobody
+ * computes it. */
 static bool check_gemm(const Work *work, bool *made, bool *right, Error *error) {
     Device *device = work->inputs.device;
     Sizes sizes = sizes_of(work->shape, work->type);
@@ -419,7 +422,7 @@ const Benchmark bench_gemm = {
     .plot = {"GEMM", "m", "tflops", {"type", "provider", "layout"}, "rows of C", "TFLOP/s", .x_logarithmic = true},
 };
 
-/* -- The yardstick ------------------------------------------------------------------------------------------------- */
+/* -- The best GEMM ------------------------------------------------------------------------------------------------- */
 
 double bench_best_gemm(Bench *bench, Precision precision) {
     const int64_t *order = bench_sizes(bench->device)->best_gemm;

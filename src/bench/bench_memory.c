@@ -1,6 +1,8 @@
-/* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working sets from the first cache to most of memory; on a GPU also
- * copies to and from the host's memory, pageable and pinned. Bytes are counted as STREAM counts them: what a kernel reads and writes, without the lines that a cache fetches before they are
- * overwritten. On the CPU each thread works on a part of its own, over and over, so that small sets are not measured by how fast threads meet. */
+/* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working sets from the
+ * first cache to most of memory; on a GPU also copies to and from the host's memory, pageable and pinned. Bytes are
+ * counted as STREAM counts them: what a kernel reads and writes, without the lines that a cache fetches before they
+ * are overwritten. On the CPU each thread works on a part of its own, over and over, so that small sets are not
+ * measured by how fast threads meet. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +52,8 @@ typedef enum Kernel {
     KERNEL_COUNT
 } Kernel;
 enum { MOST_ARRAYS = 3 };
-/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a GPU. */
+/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a
+ * GPU. */
 static const struct {
     const char *name;
     int arrays, order[MOST_ARRAYS];
@@ -68,7 +71,8 @@ static const struct {
     [UPLOAD_PINNED] = {.name = "upload_pinned", .arrays = 1},
     [DOWNLOAD_PINNED] = {.name = "download_pinned", .arrays = 1},
 };
-/* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set of a cache: SKEW keeps them apart. */
+/* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set
+ * of a cache: SKEW keeps them apart. */
 enum { ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
 static const double FACTOR = 3;
 
@@ -200,8 +204,7 @@ static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error)
 }
 
 static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kernel, Error *error) {
-    const int64_t worth =
-        256 << 20; /* bytes that a call moves at least, about a millisecond in the first cache: threads meet once for them */
+    const int64_t worth = 256 << 20; /* bytes that a call moves at least: a millisecond in the first cache */
     int arrays = kernels[kernel].arrays;
     int64_t each = set / arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
@@ -212,7 +215,8 @@ static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kerne
     return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
 
-/* Ordinary (pageable) memory of the host, and pinned memory, which a GPU reaches by itself. None where nothing is copied to and fro. */
+/* Ordinary (pageable) memory of the host, and pinned memory, which a GPU reaches by itself. None where nothing is
+ * copied to and fro. */
 typedef struct Host {
     char *pageable, *pinned;
     int64_t bytes;
@@ -271,7 +275,8 @@ static void close_host(Host *host, Device *device) {
     if (host->pinned) device_free_host(device, host->pinned, host->bytes);
 }
 
-/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny ones may be slow to add. */
+/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny
+ * ones may be slow to add. */
 static void touch(char *memory, int64_t bytes) {
     double *values = (double *)memory;
 #pragma omp parallel for schedule(static)
@@ -280,17 +285,16 @@ static void touch(char *memory, int64_t bytes) {
 
 static bool measure_sizes(Bench *bench, const BenchList *sizes, Error *error) {
     const int64_t host_most = 1 << 30;
-    int64_t most = 0, available = device_available(bench->device);
+    int64_t most = 0;
     for (int i = 0; i < sizes->count; i++) most = int_max(most, sizes->numbers[i]);
-    if (available >= 0 && most > available)
-        return error_set(error, ERROR_MEMORY, "bytes=%lld are more than the %lld that are free", (long long)most, (long long)available);
+    if (!bench_fits(bench->device, most, "bytes=", "fewer", error)) return false;
     int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
     Host host = {0};
     char *memory = device_allocate(bench->device, room, error);
     bool good = memory && open_host(&host, bench, most / 2 < host_most ? most / 2 : host_most, error),
          on_host = device_info(bench->device)->host_memory;
     if (good && on_host && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
-        madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* a wish, like its opposite */
+        madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* advice, which may fail */
     if (good && on_host) touch(memory, room);
     for (int i = 0; good && i < sizes->count; i++) good = measure_size(bench, memory, &host, sizes->numbers[i], error);
     close_host(&host, bench->device);

@@ -1,5 +1,6 @@
-/* Optimizers: one update of all parameters of a model, or of square matrices, by AdamW and by Muon. Bytes are what an update has to move once: it reads master
- * weights, gradients and state, and writes master weights, state and the weights in the compute type. */
+/* Optimizers: one update of all parameters of a model, or of square matrices, by AdamW and by Muon. Bytes are what
+ * an update has to move once: it reads master weights, gradients and state, and writes master weights, state and the
+ * weights in the compute type. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,11 +59,8 @@ static bool open_update(Update *update, Bench *bench, const Graph *graph, const 
     GemmType type = graph->precision == PRECISION_PURE_BF16 ? GEMM_BF16 : GEMM_F32;
     bool copies = graph->precision == PRECISION_BF16;
     int64_t needed = 2 * kept + (copies ? kept / 2 : 0) + optimizer_state_bytes(graph, config, NULL) +
-                     optimizer_workspace_bytes(graph, config, NULL, device),
-            available = device_available(device);
-    if (available >= 0 && needed > available)
-        return error_set(error, ERROR_MEMORY, "an optimizer of %lld parameters needs %lld bytes and %lld are free: give fewer parameters",
-            (long long)model_parameters(graph), (long long)needed, (long long)available);
+                     optimizer_workspace_bytes(graph, config, NULL, device);
+    if (!bench_fits(device, needed, "an optimizer", "fewer parameters", error)) return false;
     return bench_arena_open(&update->master, device, kept, false, type, error) &&
            bench_arena_open(&update->gradients, device, kept, false, type, error) &&
            (!copies || bench_arena_open(&update->weights, device, bench_round(kept / 2), false, GEMM_BF16, error)) &&

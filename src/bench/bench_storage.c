@@ -1,6 +1,6 @@
-/* Storage: a folder's file system as training uses it. Checkpoints are written in order and made durable; data shards are read in order and, by samplers, in small
- * pieces anywhere. The file has no name while it is measured, so nothing is left behind however this ends. Pages that the system keeps in memory are dropped
- * before cold reads. */
+/* Storage: a folder's file system as training uses it. Checkpoints are written in order and made durable; data
+ * shards are read in order and, by samplers, in small pieces anywhere. The file has no name while it is measured, so
+ * nothing is left behind however this ends. Pages that the system keeps in memory are dropped before cold reads. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

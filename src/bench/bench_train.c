@@ -1,7 +1,9 @@
-/* Training speed of a configuration: whole steps on random tokens, with gradients added up over microbatches, the norm and the update, but without a loader, records
- * and checkpoints. The microbatch is searched: from the largest whose plan fits downwards by halves, for as long as smaller ones are not slower.
+/* Training speed of a configuration: whole steps on random tokens, with gradients added up over microbatches, the
+ * norm and the update, but without a loader, records and checkpoints. The microbatch is searched: from the largest
+ * whose plan fits downwards by halves, for as long as smaller ones are not slower.
  *
- * Master weights, weights, gradients and the optimizer are made once; every microbatch size has a program of its own over them. */
+ * Master weights, weights, gradients and the optimizer are made once; every microbatch size has a program of its own
+ * over them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,7 +165,8 @@ static bool run_step(Trainer *trainer, Error *error) {
     return true;
 }
 
-/* Seconds of one of `steps` steps, after one that chooses GEMM algorithms and one, where the device records, that records the program. */
+/* Seconds of one of `steps` steps, after one that chooses GEMM algorithms and one, where the device records, that
+ * records the program. */
 static bool time_steps(Trainer *trainer, int64_t steps, double *seconds, Error *error) {
     Device *device = trainer->bench->device;
     int64_t microbatch_runs = microbatches(&trainer->config), warm = device_info(device)->records && microbatch_runs == 1 ? 2 : 1;
@@ -196,8 +199,9 @@ static int64_t largest_fitting(const Trainer *trainer, int64_t most) {
     return largest;
 }
 
-/* From the largest down. Larger ones are usually at least as fast, so the search ends when two in a row fall behind the best. Compared at steps of as many
- * tokens as the largest has. One that is refused memory although its plan fits is passed over. */
+/* From the largest down. Larger ones are usually at least as fast, so the search ends when two in a row fall behind
+ * the best. Compared at steps of as many tokens as the largest has. One that is refused memory although its plan
+ * fits is passed over. */
 static bool search(Trainer *trainer, int64_t largest, int64_t *best, Error *error) {
     double best_rate = 0;
     int behind = 0;

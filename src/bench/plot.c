@@ -1,5 +1,5 @@
-/* A picture of results: curves over axes, a legend, as an SVG file that needs nothing else. Axes are those of the report
- * page (report/chart.h). Owns the points while it draws; called when results are written. */
+/* A picture of results: curves over axes, a legend, as an SVG file that needs nothing else. Axes are those of the
+ * report page (report/chart.h). Owns the points while it draws; called when results are written. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -9,7 +9,8 @@
 #include "bench/bench.h"
 #include "report/chart.h"
 
-enum { WIDTH = 960, HEIGHT = 540, LEFT = 76, RIGHT = WIDTH - 220, TOP = 64, BOTTOM = HEIGHT - 60 }; /* of the axes in the picture */
+/* The picture, and the sides of the axes in it. */
+enum { WIDTH = 960, HEIGHT = 540, LEFT = 76, RIGHT = WIDTH - 220, TOP = 64, BOTTOM = HEIGHT - 60 };
 enum { TICKS = 8, MOST_CURVES = 16, LABEL = 96 };
 
 static const char *const colours[] = {"#2a6f97", "#c2571a", "#3d8361", "#8a5a9e", "#b3261e", "#7a7a2a", "#4a7ab8", "#a35d3a"};

@@ -1,5 +1,6 @@
-/* Results of a benchmark: rows of cells, printed as they come, written as CSV and JSON when all is measured. CSV rows repeat the machine, so that files of
- * several machines can be put together; JSON has it once, with the settings. Owns the rows of a Bench. */
+/* Results of a benchmark: rows of cells, printed as they come, written as CSV and JSON when all is measured. CSV
+ * rows repeat the machine, so that files of several machines can be put together; JSON has it once, with the
+ * settings. Owns the rows of a Bench. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>

@@ -1,9 +1,10 @@
-/* What the memory benchmark's GPU kernels (src/kernel/stream.c) are given. */
+/* What the memory benchmark's GPU kernels (stream_gpu.c) are given. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
 
-/* Arrays of `count` floats, a multiple of 4, aligned to 16 bytes; what a kernel does not use may be NULL. Kernels walk over them with a grid of any size:
+/* Arrays of `count` floats, a multiple of 4, aligned to 16 bytes; what a kernel does not use may be NULL. Kernels
+ * walk over them with a grid of any size:
  *   stream_copy  c = a        stream_scale  b = factor c      stream_add    c = a + b
  *   stream_triad a = b + factor c           stream_write  a = factor
  *   stream_read  a[block] = sum of what the block read of b: stored so that the reads are needed */

@@ -1,5 +1,6 @@
-/* The table that vendors' and trainers' documents print: tokens/s and TFLOP/s per GPU of several models, by training mode, data type and sequence length; and the same
- * as a perf.csv in the columns of ROCm's MAD harness (madengine), so that its reports read ours. A model that does not run is a row too, and the suite goes on. */
+/* The table that vendors' and trainers' documents print: tokens/s and TFLOP/s per GPU of several models, by training
+ * mode, data type and sequence length; and the same as a perf.csv in the columns of ROCm's MAD harness (madengine),
+ * so that its reports read ours. A model that does not run is a row too, and the suite goes on. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -1,4 +1,5 @@
-/* Timing, and memory that is cold when it is read. Made and used by benchmarks; owns nothing but what a BenchArena holds. */
+/* Timing, and memory that is cold when it is read. Made and used by benchmarks; owns nothing but what a BenchArena
+ * holds. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 /* -- Sizes --------------------------------------------------------------------------------------------------------- */
 
 const BenchSizes *bench_sizes(const Device *device) {
-    /* gemm_m, attention_lengths, collective_bytes; attention_heads, attention_tokens, optimizer_parameters; memory_least; best_gemm */
+    /* gemm_m, attention_lengths, collective_bytes; attention_heads, attention_tokens, optimizer_parameters;
+     * memory_least; best_gemm */
     static const BenchSizes cpu = {"256..2048", "256..2048", "1Ki..64Mi", 8, 4096, 32000000, 16 << 10, {512, 1024}};
     static const BenchSizes massively_parallel = {"1024..8192", "1024..16384", "1Ki..1Gi", 32, 32768, 1000000000, 1 << 20, {4096, 8192}};
     return device_info(device)->massively_parallel ? &massively_parallel : &cpu;
@@ -51,8 +53,8 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
 
 /* -- Cold memory --------------------------------------------------------------------------------------------------- */
 
-/* A prime number of random values, laid over the memory again and again; powers of two and their small multiples leave large remainders: no row or column of a matrix
- * meets itself, or one of the other operand. */
+/* A prime number of random values, laid over the memory again and again; powers of two and their small multiples
+ * leave large remainders: no row or column of a matrix meets itself, or one of the other operand. */
 enum { POOL = 2592487 };
 
 static void *make_pool(GemmType type, bool fnuz, int64_t count) {
@@ -80,13 +82,17 @@ static void fill(const BenchArena *arena, GemmType type) {
     free(pool);
 }
 
+bool bench_fits(const Device *device, int64_t bytes, const char *what, const char *less, Error *error) {
+    int64_t available = device_available(device);
+    return available < 0 || bytes <= available ||
+           error_set(
+               error, ERROR_MEMORY, "%s needs %lld bytes and %lld are free: give %s", what, (long long)bytes, (long long)available, less);
+}
+
 bool bench_arena_open(BenchArena *arena, Device *device, int64_t set_bytes, bool cold, GemmType type, Error *error) {
     int64_t rotation = cold ? 2 * device_info(device)->cache_bytes : 0;
     *arena = (BenchArena){.device = device, .bytes = rotation > set_bytes ? rotation : set_bytes};
-    int64_t available = device_available(device);
-    if (available >= 0 && arena->bytes > available)
-        return error_set(error, ERROR_MEMORY, "%lld bytes are needed and %lld are free: give smaller sizes, or cache=hot",
-            (long long)arena->bytes, (long long)available);
+    if (!bench_fits(device, arena->bytes, "a set of operands", "smaller sizes, or cache=hot", error)) return false;
     arena->memory = device_allocate(device, arena->bytes, error);
     if (!arena->memory) return false;
     fill(arena, type);

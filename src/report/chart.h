@@ -1,5 +1,6 @@
-/* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width; labels are HTML, so text has
- * the same size on every screen. Colours are CSS classes of the page (report_style.h). Owns nothing; called by report.c. */
+/* Charts as HTML with inline SVG. The drawing stretches to its box while lines keep their width; labels are HTML, so
+ * text has the same size on every screen. Colours are CSS classes of the page (report_style.h). Owns nothing; called
+ * by report.c. */
 #pragma once
 
 #include <stdbool.h>
@@ -15,8 +16,8 @@ typedef struct Axis {
     int count;
 } Axis;
 
-/* From `low` to `high` with at most `wanted` round ticks (2 to AXIS_TICKS). Equal, not finite or (logarithmic) not positive
- * limits are widened to something that can be drawn. */
+/* From `low` to `high` with at most `wanted` round ticks (2 to AXIS_TICKS). Equal, not finite or (logarithmic) not
+ * positive limits are widened to something that can be drawn. */
 Axis axis_make(double low, double high, bool logarithmic, int wanted);
 /* The same with some air at both ends; values that come near to zero start at zero. */
 Axis axis_padded(double low, double high, bool logarithmic, int wanted);

@@ -1,7 +1,8 @@
-/* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not JSON objects
- * of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size; when one is full,
- * neighbours are merged (curves, heat-maps) or every second item is dropped (marks, samples), and from then on an item
- * stands for twice as many records. A History owns the sums of its LoadMap. Called by report.c. */
+/* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not
+ * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed
+ * size; when one is full, neighbours are merged (curves, heat-maps) or every second item is dropped (marks,
+ * samples), and from then on an item stands for twice as many records. A History owns the sums of its LoadMap.
+ * Called by report.c. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>

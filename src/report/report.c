@@ -1,6 +1,6 @@
-/* The report page. report_write reads a run into a History (bounded memory), prints the page into a memory stream and replaces the
- * file at once. Every text that comes from the run is escaped, and the page forbids itself scripts and network. Sections
- * that have nothing to show are left out. Called by `smelt report`. */
+/* The report page. report_write reads a run into a History (bounded memory), prints the page into a memory stream
+ * and replaces the file at once. Every text that comes from the run is escaped, and the page forbids itself scripts
+ * and network. Sections that have nothing to show are left out. Called by `smelt report`. */
 #include "report/report.h"
 
 #include <errno.h>
@@ -155,8 +155,9 @@ static Axis curve_axis(const Page *page, const Curve *curve) {
     return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
 }
 
-/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and Its Applications", 1996): unlike
- * a moving mean it follows slopes up to both ends. Over what is finite; a point that has no value itself gets none. */
+/* Local linear regression with Gaussian weights (Fan and Gijbels, "Local Polynomial Modelling and Its Applications",
+ * 1996): unlike a moving mean it follows slopes up to both ends. Over what is finite; a point that has no value
+ * itself gets none. */
 static void smooth(const double *values, double *smoothed, size_t count, double width) {
     const int64_t reach = (int64_t)ceil(3 * width);
     for (int64_t i = 0; i < (int64_t)count; i++) {
@@ -328,7 +329,8 @@ static void curve_section(const Page *page, const Curve *curve, bool smoothed) {
 
 enum { LEVELS = 11, EVEN = LEVELS / 2 }; /* classes h0 to h10 of the style sheet */
 
-/* Loads of a layer relative to an even share, [expert][HISTORY_COLUMNS], NaN where nothing was routed; the caller frees. */
+/* Loads of a layer relative to an even share, [expert][HISTORY_COLUMNS], NaN where nothing was routed; the caller
+ * frees. */
 static double *load_ratios(const LoadMap *map, int64_t layer) {
     const float *sums = map->sums + layer * map->experts * HISTORY_COLUMNS;
     double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios), totals[HISTORY_COLUMNS] = {0};

@@ -11,6 +11,6 @@ typedef struct ReportResult {
     int64_t ignored; /* lines of metrics.jsonl that could not be read */
 } ReportResult;
 
-/* Reads RUN/metrics.jsonl and, if there is one, RUN/config.yaml, and replaces `output` atomically. The same run gives the same
- * bytes. ERROR_USAGE when RUN is not a run. */
+/* Reads RUN/metrics.jsonl and, if there is one, RUN/config.yaml, and replaces `output` atomically. The same run
+ * gives the same bytes. ERROR_USAGE when RUN is not a run. */
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error);

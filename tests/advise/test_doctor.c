@@ -19,8 +19,6 @@
 #include "support/process.h"
 #include "advise/doctor.h"
 
-static const DoctorWish nothing_more = {.folder = ""};
-
 static int setup(void **state) {
     char *folder = memory_copy_string("/tmp/smelt-test-doctor-XXXXXX");
     assert_non_null(mkdtemp(folder));
@@ -105,10 +103,10 @@ static const DoctorLine *find(const Doctor *doctor, const char *check, Health le
     return NULL;
 }
 
-static void examine(Doctor *doctor, const char *root) { doctor_examine(doctor, root, &nothing_more); }
+static void examine(Doctor *doctor, const char *root) { doctor_examine(doctor, root, "", false); }
 
-/* One file differs from the good node: the check must tell, with what mends it. */
-static void assert_reported(const char *root, const char *path, const char *text, const char *check, Health health, const char *mend) {
+/* One file differs from the good node: the check must tell, with what fixes it. */
+static void assert_reported(const char *root, const char *path, const char *text, const char *check, Health health, const char *fix) {
     Doctor doctor;
     put_amd_node(root);
     if (text) put(root, path, text);
@@ -121,7 +119,7 @@ static void assert_reported(const char *root, const char *path, const char *text
     const DoctorLine *line = find(&doctor, check, HEALTH_WARNING);
     assert_non_null(line);
     assert_int_equal(line->health, health);
-    assert_non_null(strstr(line->mend, mend));
+    assert_non_null(strstr(line->fix, fix));
     doctor_free(&doctor);
 }
 
@@ -223,7 +221,7 @@ static void nonsense_in_system_files_does_no_harm(void **state) {
     doctor_free(&doctor);
 }
 
-static void json_has_every_line_with_health_and_mend(void **state) {
+static void json_has_every_line_with_health_and_fix(void **state) {
     Doctor doctor;
     char *text = NULL;
     size_t length;
@@ -243,7 +241,7 @@ static void json_has_every_line_with_health_and_mend(void **state) {
     for (size_t i = 0; i < json_array_size(lines); i++) {
         json_t *line = json_array_get(lines, i);
         assert_non_null(json_string_value(json_object_get(line, "check")));
-        assert_non_null(json_string_value(json_object_get(line, "mend")));
+        assert_non_null(json_string_value(json_object_get(line, "fix")));
         assert_int_equal(!strcmp(json_string_value(json_object_get(line, "health")), "ok"), doctor.lines[i].health == HEALTH_OK);
     }
     json_decref(root);
@@ -333,7 +331,7 @@ static void a_normal_user_is_examined_too(void **state) {
     if (child == 0) {
         Doctor doctor;
         if (getuid() == 0 && (setgid(65534) || setuid(65534))) _exit(3);
-        doctor_examine(&doctor, "", &(DoctorWish){.folder = "/"});
+        doctor_examine(&doctor, "", "/", false);
         _exit(find(&doctor, "disk.write", HEALTH_WARNING) && doctor.count > 10 ? 0 : 4);
     }
     int status;
@@ -358,7 +356,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_kernel_without_iommu_passthrough_is_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(an_empty_machine_is_examined_without_errors, setup, teardown),
         cmocka_unit_test_setup_teardown(nonsense_in_system_files_does_no_harm, setup, teardown),
-        cmocka_unit_test_setup_teardown(json_has_every_line_with_health_and_mend, setup, teardown),
+        cmocka_unit_test_setup_teardown(json_has_every_line_with_health_and_fix, setup, teardown),
         cmocka_unit_test_setup_teardown(a_disk_is_measured_and_left_as_it_was, setup, teardown),
         cmocka_unit_test_setup_teardown(a_product_and_a_copy_are_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(variables_that_name_what_is_not_here_give_exit_code_1, setup, teardown),
