@@ -136,7 +136,7 @@ check: packages ## what takes no running program: format, structure, documents, 
 	@tools/check-docs
 	@$(MAKE) --no-print-directory -s -j$(JOBS) host-objects BUILD=$(BUILD)/clang CC=clang-19
 	@echo "clang: every host file compiles without warnings"
-	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES)
+	@tools/check-tidy $(BASE_FLAGS) $(FLAGS_fp32) -DKERNEL_VARIANT=generic_fp32 -- $(HOST_SOURCES) src/app/main.c $(KERNEL_SOURCES) $(GEMM_KERNEL) $(NORMALS_KERNEL)
 
 host-objects: $(HOST_OBJECTS) $(KERNEL_OBJECTS) $(BUILD)/app/main.o
 
