@@ -78,10 +78,12 @@ static bool metadata_check(const char *path, json_t *metadata, Error *error) {
     if (!json_is_object(metadata)) return error_set(error, ERROR_CHECKPOINT, "%s: %s must be an object of strings", path, METADATA_KEY);
     const char *key;
     json_t *value;
-    json_object_foreach(metadata, key, value) if (!stored_name_is_plain(key)) return error_set(
-        error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
-    else if (!json_is_string(value)) return error_set(
-        error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path, METADATA_KEY, key);
+    json_object_foreach(metadata, key, value) {
+        if (!stored_name_is_plain(key))
+            return error_set(error, ERROR_CHECKPOINT, "%s: a key of %s holds a control character", path, METADATA_KEY);
+        if (!json_is_string(value))
+            return error_set(error, ERROR_CHECKPOINT, "%s: %s may hold only strings, but \"%s\" is none", path, METADATA_KEY, key);
+    }
     return true;
 }
 

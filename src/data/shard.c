@@ -56,6 +56,7 @@ static uint64_t read_u64(const unsigned char *bytes) {
 }
 
 static int64_t read_i64(const unsigned char *array, uint64_t index) {
+    assert(array);
     int64_t value;
     memcpy(&value, array + index * sizeof value, sizeof value);
     return value;
@@ -159,6 +160,7 @@ static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit,
 
 /* Walks sequences and documents together and fills shard->document_end. */
 static bool index_documents(const Index *index, Shard *shard, Error *error) {
+    assert(index->token_bytes > 0);
     int64_t limit = (int64_t)shard->map.size / index->token_bytes, tokens = 0;
     uint64_t sequence = 0;
     if (read_i64(index->documents, 0) != 0)

@@ -2,6 +2,7 @@
  * in bf16 where gradients are reduced in it; all other memory is that of the executor. Called by the session and, at comm points, by the executor. */
 #include "layout/exchange.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -75,6 +76,7 @@ static void cast_gradients_back(const Exchange *exchange, const LayoutBucket *bu
     Shard shard = shard_of(exchange, bucket);
     float *to = (float *)(gradients + shard.in_bucket);
     int64_t first = shard.in_bucket / (int64_t)sizeof *to, count = shard.bytes / (int64_t)sizeof *to;
+    assert(exchange->bf16_buffer);
     device_copy(device, exchange->bf16_buffer, (uint16_t *)gradients + first, count * (int64_t)sizeof *exchange->bf16_buffer);
     device_cast_to_float(device, to, exchange->bf16_buffer, count);
 }

@@ -2,6 +2,7 @@
  * `train plan=true`. */
 #include "train/session.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -69,6 +70,7 @@ bool session_plan(Session *session, const Config *config, Device *device, Error 
 int64_t session_step_rows(const Session *session) {
     const Config *config = session->config;
     int64_t microbatch = config->batch.sequences * config->data.length, microbatches = config->batch.tokens / microbatch;
+    assert(session->layout);
     int ranks = layout_all_ranks(session->layout);
     return (microbatches + ranks - 1) / ranks * microbatch;
 }
