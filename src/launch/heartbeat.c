@@ -28,13 +28,6 @@ Heartbeat *heartbeat_create(int ranks, int *file, Error *error) {
     return heartbeats;
 }
 
-void heartbeat_inherit(int file) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", file);
-    fcntl(file, F_SETFD, 0);
-    setenv("SMELT_HEARTBEATS", text, 1);
-}
-
 /* The file of SMELT_HEARTBEATS, if it is one that has room for this rank. */
 static int inherited(int local_rank) {
     const char *text = getenv("SMELT_HEARTBEATS");
