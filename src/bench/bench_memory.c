@@ -14,7 +14,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "bench/bench.h"
-#include "bench/stream.h"
+#include "bench/stream_internal.h"
 
 typedef struct MemoryOptions {
     BenchOptions common;

@@ -1,6 +1,6 @@
 /* The memory benchmark's kernels (bench_memory.c launches them): STREAM's four, and reading and writing alone.
  * Owns no memory. */
-#include "bench/stream.h"
+#include "bench/stream_internal.h"
 
 #ifdef GPU_DEVICE
 

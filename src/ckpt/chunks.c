@@ -1,7 +1,7 @@
 /* Chunks: intervals cut into what is hashed, shared and read as one. A rank's chunks become tensors of its shard and
  * entries of its manifest. Chunks that an older checkpoint has with the same contents refer to its files instead, which
  * are linked into the new checkpoint's folder. Owns the names and arrays of a Chunks. Called by save.c. */
-#include "ckpt/chunks.h"
+#include "ckpt/chunks_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

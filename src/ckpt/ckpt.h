@@ -1,6 +1,6 @@
 /* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
  *
- * A checkpoint is a folder checkpoints/step-00000040 of a store (store.h) with safetensors shards and manifest.json. A
+ * A checkpoint is a folder checkpoints/step-00000040 of a store (store_internal.h) with safetensors shards and manifest.json. A
  * shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks
  * can write them and any other number load them by intersecting intervals. Every rank writes a shard and, once that is
  * durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of the checkpoint, so ranks
@@ -8,7 +8,7 @@
  * metadata. On a file system everything is written to a folder with a temporary name, synced, the manifest last, and
  * then renamed: what has the final name is complete. In a bucket what has a manifest is complete.
  *
- * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store.h). Strings of the caller are not kept. Every
+ * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store_internal.h). Strings of the caller are not kept. Every
  * failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
 #pragma once
 

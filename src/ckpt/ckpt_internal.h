@@ -4,7 +4,7 @@
 #pragma once
 
 #include "ckpt/ckpt.h"
-#include "ckpt/store.h"
+#include "ckpt/store_internal.h"
 
 enum {
     BLOCK_BYTES = 1 << 20,            /* data moves and is hashed in blocks that stay in a core's cache between the two */

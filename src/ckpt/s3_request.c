@@ -2,7 +2,7 @@
  * which signs them itself (AWS Signature 4). Connections are kept in a pool and used by one thread at a time. Payloads
  * are not signed: the checkpoint's own checksums cover them from memory to memory. An S3 owns its settings and
  * connections; it is closed after its last request. Called by store_s3.c. */
-#include "ckpt/s3.h"
+#include "ckpt/s3_internal.h"
 
 #include <curl/curl.h>
 #include <ctype.h>

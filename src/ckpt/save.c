@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread.h"
-#include "ckpt/chunks.h"
+#include "ckpt/chunks_internal.h"
 
 /* A save under way: its names, and what it needs everywhere. */
 typedef struct Save {

@@ -1,6 +1,6 @@
 /* The choice between the kinds of stores, and what they have in common. A Store owns its kind's state until it is
  * closed. Called by the checkpoints. */
-#include "ckpt/store.h"
+#include "ckpt/store_internal.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/store_internal.h"
+#include "ckpt/store_kind_internal.h"
 
 Store *store_open(const char *where, Error *error) {
     if (strncmp(where, "s3://", 5) == 0) return store_s3_open(where, error);

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
-#include "ckpt/store_internal.h"
+#include "ckpt/store_kind_internal.h"
 
 enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES };
 

@@ -1,29 +1,71 @@
-/* What the two kinds of stores implement. Not for other modules. */
+/* Stores: where checkpoints lie. A store is a folder (local disk or NFS) or a prefix of an S3 bucket, behind one set of
+ * functions. Objects have names with slashes, relative to the store, and appear whole or not at all: what store_put
+ * acknowledged is on disk, or in the bucket, and what was interrupted has no name. Functions may be called from several
+ * threads at once. Failures are ERROR_CHECKPOINT with the full name and the reason; an object or folder that does not
+ * exist is named as such.
+ *
+ * S3 stores use libcurl, opened at run time, so that the program starts where it is missing; they sign with AWS
+ * Signature 4. As with Amazon's own tools: credentials are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
+ * AWS_SESSION_TOKEN, or the AWS_PROFILE (default "default") of ~/.aws/credentials and ~/.aws/config; AWS_REGION or
+ * AWS_DEFAULT_REGION; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for other servers than Amazon's; AWS_CA_BUNDLE;
+ * AWS_MAX_ATTEMPTS. None of them is ever printed. */
 #pragma once
 
-#include "ckpt/ckpt_internal.h"
-#include "ckpt/store.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-/* As the functions of store.h, but with paths ("WHERE/NAME") for names; NULL where a kind has nothing to do. */
-typedef struct StoreKind {
-    int64_t block_bytes;
-    int parallelism; /* 0: one for each core */
-    bool (*put)(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error);
-    bool (*object_open)(StoreObject *object, Error *error);
-    bool (*object_read)(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
-    bool (*list)(Store *store, const char *folder, FileList *list, Error *error);
-    bool (*link)(Store *store, const char *from, const char *to, Error *error);
-    bool (*remove)(Store *store, const char *path, Error *error);
-    bool (*clean)(Store *store, const char *folder, const char *except, Error *error);
-    bool (*rename)(Store *store, const char *from, const char *to, const char *aside, Error *error);
-    void (*close)(Store *store);
-} StoreKind;
+#include "base/error.h"
+#include "base/file.h"
 
-struct Store {
-    const StoreKind *kind;
-    char *where; /* without a slash at the end */
-};
+typedef struct Store Store;
 
-/* Fills the kind of an opened store (store_files.c, store_s3.c). */
-Store *store_files_open(const char *where, Error *error);
-Store *store_s3_open(const char *where, Error *error);
+/* `where` is a folder, which need not exist yet, or s3://BUCKET or s3://BUCKET/PREFIX. Nothing is sent yet. */
+Store *store_open(const char *where, Error *error);
+void store_close(Store *store);
+/* "WHERE/NAME", for messages; the caller frees. */
+char *store_path(const Store *store, const char *name);
+
+/* Consecutive bytes of an object in memory. Where `hash` is not NULL it receives their XXH3. */
+typedef struct StoreSpan {
+    const void *data;
+    int64_t bytes;
+    uint64_t *hash;
+} StoreSpan;
+/* Creates or replaces an object from its spans, in order; several threads write or upload. */
+bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error);
+
+/* An object opened for reading. */
+typedef struct StoreObject {
+    Store *store;
+    char *path; /* "WHERE/NAME" */
+    int64_t bytes;
+    File file; /* of a store on a file system */
+} StoreObject;
+bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error);
+/* Exactly `bytes` from `offset` on. Requests of store_block_bytes are efficient. */
+bool store_object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error);
+void store_object_close(StoreObject *object);
+int64_t store_block_bytes(const Store *store);
+/* How many threads at once make reading fast. */
+int store_parallelism(const Store *store);
+/* A whole object of at most `limit` bytes with a NUL behind it; the caller frees. NULL on failure. */
+char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error);
+
+/* What lies directly in a folder, for file_list_free; an absent folder is empty. */
+bool store_list(Store *store, const char *folder, FileList *list, Error *error);
+
+/* Makes `to` another name of the object `from` (hard link) or a copy made by the server; an existing `to` stays. */
+bool store_link(Store *store, const char *from, const char *to, Error *error);
+/* Removes an object or a folder with all that it holds; absence is fine. */
+bool store_remove(Store *store, const char *name, Error *error);
+/* Frees what uploads that were broken off take in a folder, but for objects whose name contains `except`. */
+bool store_clean(Store *store, const char *folder, const char *except, Error *error);
+
+/* Whether folders can be renamed: then a folder becomes complete by its name, else by the object that is put last. */
+bool store_renames(const Store *store);
+/* Renames a folder, making way for it: what had the name `to` has the name `from` or `aside` afterwards, or is back in
+ * its place after a failure. Synced. */
+bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error);
+/* Appends ", 1.50 GiB free" where the store knows what its disk has left. */
+void store_append_free(const Store *store, char *text, size_t size);

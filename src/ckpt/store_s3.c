@@ -10,8 +10,8 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
-#include "ckpt/s3.h"
-#include "ckpt/store_internal.h"
+#include "ckpt/s3_internal.h"
+#include "ckpt/store_kind_internal.h"
 
 static const char SCHEME[] = "s3://";
 enum {

@@ -3,7 +3,7 @@
  *     gram = X X^T        square = c gram gram + b gram + a I        Y = square X
  * or with the factors of the last one exchanged for a tall X and gram = X^T X. The passes around the GEMMs move 34 bytes a parameter in all, or 20 where
  * all of it is bf16; the one that writes directions reads momentum and gradient again instead of rounding a direction twice. Owns no memory. */
-#include "optim/optim_gpu.h"
+#include "optim/optim_gpu_internal.h"
 
 /* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
 typedef struct MuonGroup {

@@ -4,7 +4,7 @@
 
 #include "base/cpu_isa.h"
 #include "device/device.h"
-#include "optim/chunk.h"
+#include "optim/chunk_internal.h"
 #include "optim/optim.h"
 
 /* The quintic of Jordan 2024: steepest at zero among those that keep singular values within about 0.7 to 1.2. */

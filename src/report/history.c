@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sort.h"
-#include "report/history.h"
+#include "report/history_internal.h"
 
 #define STEP_LIMIT 1e15 /* exact in a double, with room for arithmetic */
 

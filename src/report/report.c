@@ -15,8 +15,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "report/chart.h"
-#include "report/history.h"
-#include "report/report_style.h"
+#include "report/history_internal.h"
+#include "report/report_style_internal.h"
 
 enum { TICKS_X = 8, TICKS_Y = 6, STRIPES = 160, TEXT = 400 };
 

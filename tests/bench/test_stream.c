@@ -11,7 +11,7 @@
 #include "backend/gpu/kernel_launch.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "bench/stream.h"
+#include "bench/stream_internal.h"
 #include "support/check.h"
 
 enum { ARRAYS = 3, BEYOND = 16 /* floats that must stay as they are */, MOST_BLOCKS = 7 };

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "ckpt/store.h"
+#include "ckpt/store_internal.h"
 #include "support/ckpt_fixture.h"
 
 /* -- The server ---------------------------------------------------------------------------------------------------- */

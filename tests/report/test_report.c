@@ -17,7 +17,7 @@
 #include "base/memory.h"
 #include "app/command.h"
 #include "report/chart.h"
-#include "report/history.h"
+#include "report/history_internal.h"
 #include "report/report.h"
 #include "support/files.h"
 

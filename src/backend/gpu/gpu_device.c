@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/gpu/autotune_cache.h"
+#include "backend/gpu/autotune_cache_internal.h"
 #include "backend/gpu/driver.h"
 #include "backend/gpu/gpu_gemm.h"
-#include "backend/gpu/vendor_gemm.h"
+#include "backend/gpu/vendor_gemm_internal.h"
 #include "base/log.h"
 #include "base/memory.h"
 

@@ -6,8 +6,8 @@
  * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles.
  *
  * On Hopper all this is for what its copy engine cannot reach; other products are gemm_hopper.h's. Either makes the same bits for the same arguments, always. */
-#include "backend/gpu/gpu_gemm_tile.h"
-#include "backend/gpu/gpu_gemm_hopper.h"
+#include "backend/gpu/gpu_gemm_tile_internal.h"
+#include "backend/gpu/gpu_gemm_hopper_internal.h"
 
 #ifdef GPU_DEVICE
 

@@ -2,7 +2,7 @@
  * ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the library's
  * handle, its workspace, descriptors of every product seen and, while a product is tried for the first time, memory for
  * a second C. */
-#include "backend/gpu/vendor_gemm.h"
+#include "backend/gpu/vendor_gemm_internal.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sort.h"
-#include "backend/gpu/autotune_cache.h"
+#include "backend/gpu/autotune_cache_internal.h"
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;

@@ -24,9 +24,9 @@
 #include "base/rng.h"
 #include "support/check.h"
 #include "support/files.h"
-#include "backend/gpu/autotune_cache.h"
+#include "backend/gpu/autotune_cache_internal.h"
 #include "backend/gpu/driver.h"
-#include "backend/gpu/vendor_gemm.h"
+#include "backend/gpu/vendor_gemm_internal.h"
 #include "backend/gpu/gpu_gemm.h"
 #include "backend/gpu/kernel_launch.h"
 

@@ -12,7 +12,7 @@
  * The loop of products fits into 168 registers; what follows it would like more, which costs 3% of the experts' products and nothing that shows of the others. */
 #pragma once
 
-#include "backend/gpu/gpu_gemm_tile.h"
+#include "backend/gpu/gpu_gemm_tile_internal.h"
 
 enum {
     HOPPER_ROWS = 128,

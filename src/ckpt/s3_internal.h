@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "ckpt/store.h"
+#include "ckpt/store_internal.h"
 
 /* -- s3_settings.c ------------------------------------------------------------------------------------------------- */
 

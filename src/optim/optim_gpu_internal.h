@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/gpu/gpu.h"
-#include "optim/chunk.h"
+#include "optim/chunk_internal.h"
 
 enum { OPTIM_THREADS = 256 };
 
