@@ -106,11 +106,15 @@ static char *path_below(const Doctor *doctor, const char *format, va_list argume
     return memory_format("%s%s", doctor->root, path);
 }
 
+/* Declares `path`, to be freed: below the root of `doctor`, as a variadic function's `format` and arguments say. */
+#define FORMAT_PATH(path)                                                                                                                 \
+    va_list arguments;                                                                                                                    \
+    va_start(arguments, format);                                                                                                          \
+    char *path = path_below(doctor, format, arguments);                                                                                   \
+    va_end(arguments)
+
 char *doctor_path(const Doctor *doctor, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    char *path = path_below(doctor, format, arguments);
-    va_end(arguments);
+    FORMAT_PATH(path);
     return path;
 }
 
@@ -128,10 +132,7 @@ static bool read_file(const char *path, char *text, size_t size) {
 }
 
 bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    char *path = path_below(doctor, format, arguments);
-    va_end(arguments);
+    FORMAT_PATH(path);
     bool done = read_file(path, text, size);
     free(path);
     return done;
@@ -139,10 +140,7 @@ bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *form
 
 int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *format, ...) {
     char text[64], *end;
-    va_list arguments;
-    va_start(arguments, format);
-    char *path = path_below(doctor, format, arguments);
-    va_end(arguments);
+    FORMAT_PATH(path);
     bool done = read_file(path, text, sizeof text);
     free(path);
     errno = 0;
@@ -153,10 +151,7 @@ int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *
 int doctor_list(const Doctor *doctor, char names[][DOCTOR_NAME], int most, const char *format, ...) {
     FileList list;
     Error ignored;
-    va_list arguments;
-    va_start(arguments, format);
-    char *path = path_below(doctor, format, arguments);
-    va_end(arguments);
+    FORMAT_PATH(path);
     int count = 0;
     file_list(path, &list, &ignored);
     free(path);

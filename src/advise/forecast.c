@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/math.h"
 
 static const double bucket = 256 << 20;   /* bytes of one collective: large ones reach the measured bandwidth */
 static const double latency = 50e-6;      /* of one over a node: AMD's all-reduces on 8 MI300X beyond bytes / bandwidth */
@@ -17,12 +17,10 @@ static const double hidden = 0.5;         /* of collectives, behind computing, w
 
 /* -- Collectives --------------------------------------------------------------------------------------------------- */
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Links that join GPUs one to one are of use only to the others that take part; a switch gives all of it to any two. */
 double forecast_node_bandwidth(const Cluster *cluster) {
     const Hardware *hardware = &cluster->hardware;
-    int64_t local = smaller(cluster->per_node, cluster->gpus);
+    int64_t local = int_min(cluster->per_node, cluster->gpus);
     double whole = hardware->best_link > 0 ? hardware->best_link : usual_link * hardware->link;
     return hardware->switched || hardware->per_node < 2 ? whole : whole * (double)(local - 1) / (hardware->per_node - 1);
 }
@@ -33,29 +31,13 @@ double forecast_node_bandwidth(const Cluster *cluster) {
 double forecast_all_gather(const Cluster *cluster, double bytes) {
     if (cluster->gpus <= 1) return 0;
     double gpus = (double)cluster->gpus, inside = 0, between = 0;
-    int64_t local = smaller(cluster->per_node, cluster->gpus), nodes = (cluster->gpus + local - 1) / local;
+    int64_t local = int_min(cluster->per_node, cluster->gpus), nodes = divide_up(cluster->gpus, local);
     if (local > 1) inside = bytes * (gpus - 1) / gpus / forecast_node_bandwidth(cluster);
     if (nodes > 1) between = bytes / (double)local * (double)(nodes - 1) / (double)nodes / (network_part * cluster->hardware.network);
     return fmax(inside, between) + ceil(bytes / bucket) * (latency + node_latency * log2((double)nodes));
 }
 
 double forecast_all_reduce(const Cluster *cluster, double bytes) { return 2 * forecast_all_gather(cluster, bytes); }
-
-/* -- Memory -------------------------------------------------------------------------------------------------------- */
-
-static ForecastMemory rank_memory(const Session *session, const Cluster *cluster) {
-    Budget budget = session_budget(session);
-    return (ForecastMemory){
-        .weights = (double)budget.weights,
-        .master = (double)budget.master,
-        .gradients = (double)budget.gradients,
-        .optimizer = (double)budget.optimizer,
-        .activations = (double)budget.activations,
-        .other = (double)(budget.scratch + budget.evaluation + budget.other),
-        .runtime = cluster->hardware.runtime,
-        .total = (double)budget.total + cluster->hardware.runtime,
-    };
-}
 
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
@@ -129,7 +111,7 @@ static void add_time(Forecast *forecast, const Session *session, const Cluster *
 
 bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cluster, const ForecastLayout *layout, Error *error) {
     int64_t microbatch = layout->sequences * config->data.length, round = microbatch * cluster->gpus;
-    *forecast = (Forecast){.layout = *layout, .microbatches = (config->batch.tokens + round - 1) / round};
+    *forecast = (Forecast){.layout = *layout, .microbatches = divide_up(config->batch.tokens, round)};
     forecast->tokens = (double)forecast->microbatches * (double)round;
     Config rank = *config;
     rank.batch.sequences = layout->sequences;
@@ -141,8 +123,9 @@ bool forecast_layout(Forecast *forecast, const Config *config, const Cluster *cl
     Session session;
     bool planned = session_plan_rank(&session, &rank, device, 0, (int)cluster->gpus, error);
     if (planned) {
-        forecast->memory = rank_memory(&session, cluster);
-        forecast->fits = cluster->hardware.memory <= 0 || forecast->memory.total <= cluster->hardware.memory;
+        forecast->memory = session_budget(&session);
+        forecast->memory.total += (int64_t)cluster->hardware.runtime;
+        forecast->fits = cluster->hardware.memory <= 0 || (double)forecast->memory.total <= cluster->hardware.memory;
         add_time(forecast, &session, cluster);
         session_free(&session);
     }

@@ -19,15 +19,11 @@ typedef struct ForecastLayout {
     int64_t sequences;
 } ForecastLayout;
 
-typedef struct ForecastMemory {
-    double weights, master, gradients, optimizer, activations, other, runtime, total;
-} ForecastMemory; /* bytes of rank 0, with what it gathers */
-
 typedef struct Forecast {
     ForecastLayout layout;
     int64_t microbatches; /* of a rank and step */
     double tokens;        /* of a step: batch.tokens, or the next multiple of what all ranks take */
-    ForecastMemory memory;
+    Budget memory;        /* of rank 0, with what it gathers; its total includes what driver and libraries take */
     bool fits;
     WorkTimes work;                        /* of a microbatch */
     double optimizer;                      /* seconds of a step */

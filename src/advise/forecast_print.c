@@ -5,27 +5,23 @@
 
 static const char *const policies[] = {"none", "norm", "attention", "block"};
 
-static void print_memory_row(FILE *file, const char *name, double bytes, double total) {
-    char text[32];
-    if (bytes <= 0) return;
-    log_format_bytes(bytes, text);
-    fprintf(file, "  %-28s %12s %6.1f%%\n", name, text, 100 * bytes / total);
-}
-
 static void print_memory(const Forecast *forecast, const Hardware *hardware, FILE *file) {
-    const ForecastMemory *m = &forecast->memory;
-    char have[32];
-    log_format_bytes(hardware->memory, have);
+    const Budget *m = &forecast->memory;
+    const struct {
+        const char *name;
+        int64_t bytes;
+    } rows[] = {{"weights", m->weights}, {"master weights", m->master}, {"gradients", m->gradients}, {"optimizer state", m->optimizer},
+        {"activations", m->activations}, {"scratch, inputs, evaluation", m->scratch + m->evaluation + m->other},
+        {"driver and libraries", (int64_t)hardware->runtime}, {"total", m->total}};
+    char text[32];
     fprintf(file, "memory of a rank\n");
-    print_memory_row(file, "weights", m->weights, m->total);
-    print_memory_row(file, "master weights", m->master, m->total);
-    print_memory_row(file, "gradients", m->gradients, m->total);
-    print_memory_row(file, "optimizer state", m->optimizer, m->total);
-    print_memory_row(file, "activations", m->activations, m->total);
-    print_memory_row(file, "scratch, inputs, evaluation", m->other, m->total);
-    print_memory_row(file, "driver and libraries", m->runtime, m->total);
-    print_memory_row(file, "total", m->total, m->total);
-    fprintf(file, "  %-28s %12s %s\n\n", "the processor has", have, forecast->fits ? "" : "  it does not fit");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].bytes <= 0) continue;
+        log_format_bytes((double)rows[i].bytes, text);
+        fprintf(file, "  %-28s %12s %6.1f%%\n", rows[i].name, text, 100 * (double)rows[i].bytes / (double)m->total);
+    }
+    log_format_bytes(hardware->memory, text);
+    fprintf(file, "  %-28s %12s %s\n\n", "the processor has", text, forecast->fits ? "" : "  it does not fit");
 }
 
 static void print_time_row(FILE *file, const char *name, double seconds, double step) {

@@ -4,13 +4,11 @@
 #include <string.h>
 
 #include "advise/size.h"
+#include "base/math.h"
 
 static const double tolerance = 0.01; /* of the number of parameters */
 
-static int64_t round_near(double value, int64_t to) {
-    int64_t rounded = (int64_t)llround(value / (double)to) * to;
-    return rounded > to ? rounded : to;
-}
+static int64_t round_near(double value, int64_t to) { return int_max((int64_t)llround(value / (double)to), 1) * to; }
 
 static int count_changes(const ModelConfig *a, const ModelConfig *b) {
     return (a->layers != b->layers) + (a->width != b->width) +
@@ -113,7 +111,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
                     model.layers = layers;
                     model.experts = experts[e];
                     model.width = widths[w];
-                    model.vocabulary = (from->vocabulary + shards - 1) / shards * shards;
+                    model.vocabulary = round_up(from->vocabulary, shards);
                     model.router_width = round_near((double)from->router_width, 64);
                     set_heads(&model, from, heads[h], whole_width);
                     try_widths(&search, model);

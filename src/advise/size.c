@@ -4,8 +4,10 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <string.h>
 
+#include "base/math.h"
 #include "model/model.h"
 #include "graph/op.h"
 
@@ -57,23 +59,16 @@ __attribute__((format(printf, 6, 7))) static void add(
 }
 
 static int64_t alignment(const SizeQuestion *question) { return question->hardware.kind == DEVICE_CPU ? CPU_ALIGNMENT : ALIGNMENT; }
-static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-/* A dimension of GEMMs: rows of 16-byte loads, whole tiles. */
-static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, int64_t value, ModelConfig fixed) {
-    int64_t unit = alignment(question), next = round_up(value, unit);
-    if (next == value) {
-        add(sizing, VERDICT_OK, name, value, 0, "a multiple of %lld", (long long)unit);
-        return;
-    }
-    add(sizing, VERDICT_FAULT, name, value, saved_by(question, &fixed), "not a multiple of %lld: partial tiles%s; %lld is", (long long)unit,
-        value % 8 ? " and loads narrower than 16 bytes" : "", (long long)next);
-}
-
-static void check_vocabulary(Sizing *sizing, const SizeQuestion *question) {
+/* A dimension of GEMMs, `offset` bytes into the model's configuration: rows of 16-byte loads, whole tiles. */
+static void check_multiple(Sizing *sizing, const SizeQuestion *question, const char *name, size_t offset) {
     ModelConfig fixed = question->config->model;
-    fixed.vocabulary = round_up(fixed.vocabulary, alignment(question));
-    check_multiple(sizing, question, "model.vocabulary", question->config->model.vocabulary, fixed);
+    int64_t *dimension = (int64_t *)((char *)&fixed + offset), value = *dimension, unit = alignment(question);
+    *dimension = round_up(value, unit);
+    if (*dimension == value) add(sizing, VERDICT_OK, name, value, 0, "a multiple of %lld", (long long)unit);
+    else
+        add(sizing, VERDICT_FAULT, name, value, saved_by(question, &fixed), "not a multiple of %lld: partial tiles%s; %lld is",
+            (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)*dimension);
 }
 
 /* The same query width in heads of the next good size. */
@@ -107,19 +102,6 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
         add(sizing, VERDICT_OK, "model.head_dim", model->head_dim, 0, "a multiple of %lld, tiles of %lld", (long long)unit,
             (long long)width);
     }
-}
-
-static void check_widths(Sizing *sizing, const SizeQuestion *question) {
-    const ModelConfig *model = &question->config->model;
-    ModelConfig width = *model, ffn = *model;
-    width.width = round_up(model->width, alignment(question));
-    ffn.ffn = round_up(model->ffn, alignment(question));
-    check_multiple(sizing, question, "model.width", model->width, width);
-    check_multiple(sizing, question, "model.ffn", model->ffn, ffn);
-    if (model->family != FAMILY_ZAYA) return;
-    ModelConfig router = *model;
-    router.router_width = round_up(model->router_width, alignment(question));
-    check_multiple(sizing, question, "model.router_width", model->router_width, router);
 }
 
 static void check_tensor(Sizing *sizing, const SizeQuestion *question) {
@@ -204,9 +186,12 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
 
 void size_check(Sizing *sizing, const SizeQuestion *question) {
     *sizing = (Sizing){0};
-    check_vocabulary(sizing, question);
+    check_multiple(sizing, question, "model.vocabulary", offsetof(ModelConfig, vocabulary));
     check_head(sizing, question);
-    check_widths(sizing, question);
+    check_multiple(sizing, question, "model.width", offsetof(ModelConfig, width));
+    check_multiple(sizing, question, "model.ffn", offsetof(ModelConfig, ffn));
+    if (question->config->model.family == FAMILY_ZAYA)
+        check_multiple(sizing, question, "model.router_width", offsetof(ModelConfig, router_width));
     check_tensor(sizing, question);
     if (question->config->model.experts) {
         check_expert_count(sizing, question);

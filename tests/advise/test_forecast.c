@@ -352,9 +352,10 @@ static void forecasts_agree_with_what_was_measured_on_gpus(void **state) {
         given.config.precision = rows[i].precision;
         Forecast made = forecast(&given.config, rows[i].gpu, 1, 0);
         print_message("%s %s: step %+.1f%%, memory %+.1f%%\n", rows[i].gpu, rows[i].settings[0],
-            100 * (rows[i].tokens_per_second / made.tokens_per_second - 1), 100 * (made.memory.total / 1073741824 / rows[i].gib - 1));
+            100 * (rows[i].tokens_per_second / made.tokens_per_second - 1),
+            100 * ((double)made.memory.total / 1073741824 / rows[i].gib - 1));
         assert_true(fabs(made.tokens_per_second / rows[i].tokens_per_second - 1) < 0.15); /* the aims of the forecast */
-        assert_true(fabs(made.memory.total / 1073741824 / rows[i].gib - 1) < 0.05);
+        assert_true(fabs((double)made.memory.total / 1073741824 / rows[i].gib - 1) < 0.05);
         options_free_strings(&given.strings);
     }
 }
@@ -366,9 +367,10 @@ static void zero_shares_out_what_it_says(void **state) {
     Forecast whole = forecast(&given.config, "mi300x", 8, 0), one = forecast(&given.config, "mi300x", 8, 1),
              two = forecast(&given.config, "mi300x", 8, 2), three = forecast(&given.config, "mi300x", 8, 3);
     const double shared = 1.1 / 8; /* padding, and vectors that every rank keeps */
-    assert_true(one.memory.master < shared * whole.memory.master && one.memory.optimizer < shared * whole.memory.optimizer);
-    assert_true(one.memory.gradients >= whole.memory.gradients && two.memory.gradients < 0.7 * whole.memory.gradients);
-    assert_true(three.memory.weights < 0.7 * whole.memory.weights);
+    assert_true((double)one.memory.master < shared * (double)whole.memory.master &&
+                (double)one.memory.optimizer < shared * (double)whole.memory.optimizer);
+    assert_true(one.memory.gradients >= whole.memory.gradients && (double)two.memory.gradients < 0.7 * (double)whole.memory.gradients);
+    assert_true((double)three.memory.weights < 0.7 * (double)whole.memory.weights);
     assert_true(whole.memory.total > one.memory.total && one.memory.total > two.memory.total && two.memory.total > three.memory.total);
     assert_true(whole.microbatches == 64 && whole.tokens == 4194304);
     options_free_strings(&given.strings);
@@ -414,7 +416,7 @@ static void the_best_layout_fits_where_the_plain_one_does_not(void **state) {
     GIVE(&given, "configs/llama3.1-8b.yaml", "batch.tokens=4Mi");
     assert_false(forecast(&given.config, "h100", 8, 0).fits);
     assert_true(forecast_best(&best, &given.config, &cluster, -1, true, &error));
-    assert_true(best.fits && best.memory.total <= cluster.hardware.memory && best.layout.zero > 0);
+    assert_true(best.fits && (double)best.memory.total <= cluster.hardware.memory && best.layout.zero > 0);
     options_free_strings(&given.strings);
 }
 
