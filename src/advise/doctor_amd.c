@@ -1,5 +1,5 @@
 /* Checks of AMD's GPUs by what the amdgpu driver shows below /sys: version, permissions, ECC counters, clocks,
- * power, temperature, xGMI. The same numbers that rocm-smi prints, read without its library. Owns nothing. */
+ * power, temperature, xGMI. These are the numbers of rocm-smi, read without its library. Owns nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>

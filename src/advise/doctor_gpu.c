@@ -1,7 +1,7 @@
 /* Checks of GPUs that are the same for both vendors: what lies on the PCI bus, the driver, the libraries that smelt
  * opens at run time, and what smelt itself sees.
  *
- * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is told and
+ * A library is tried in a child process first, so one that is broken, or that crashes when it is loaded, is reported and
  * does no harm. */
 #include <dlfcn.h>
 #include <stdlib.h>

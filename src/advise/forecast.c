@@ -4,7 +4,6 @@
 #include "advise/forecast.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/math.h"
 

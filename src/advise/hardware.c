@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
-#include "base/memory.h"
 
 #define TERA 1e12
 #define GIGA 1e9
@@ -81,7 +80,7 @@ static void multiply_rates(Rates *rates, double compute, double memory) {
     rates->optimizer *= memory;
 }
 
-/* Of its best GEMM and copy a processor on which smelt was not measured makes what the H100 makes of its own. */
+/* A processor on which smelt was not measured keeps the ratios of the H100: of each rate to its best GEMM or copy. */
 static void scale_rates(Hardware *hardware) {
     const double usual_best = 0.6, usual_copy = 0.85; /* of peaks; MI300X 0.54, 0.82; H100 0.79, 0.89 */
     double gemm = hardware->best_bf16 > 0 ? hardware->best_bf16 : usual_best * hardware->peak_bf16;

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <string.h>
 
 #include "base/math.h"
 #include "model/model.h"
@@ -71,7 +70,7 @@ static void check_multiple(Sizing *sizing, const SizeQuestion *question, const c
             (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)*dimension);
 }
 
-/* The same query width in heads of the next good size. */
+/* The model with its queries, about as wide, in heads of `head_dim`. */
 static ModelConfig with_head_dim(const ModelConfig *model, int64_t head_dim) {
     ModelConfig fixed = *model;
     int64_t group = model->heads / model->kv_heads,

@@ -7,12 +7,13 @@
  * device is opened by the benchmark that needs one and closed by the command. */
 #pragma once
 
+#include "base/math.h"
 #include "config/config.h"
 #include "graph/graph.h"
 
 /* -- Options ------------------------------------------------------------------------------------------------------- */
 
-/* What every benchmark is told. The options struct of a benchmark begins with it, and its table with BENCH_ROWS, or
+/* Options that every benchmark has. The options struct of a benchmark begins with it, and its table with BENCH_ROWS, or
  * with BENCH_OUTPUT_ROWS where nothing is measured on a device. */
 typedef struct BenchOptions {
     int device; /* DeviceKind */
@@ -177,7 +178,7 @@ void bench_arena_close(BenchArena *arena);
 char *bench_arena_set(const BenchArena *arena, int64_t set_bytes, int64_t call);
 
 static inline int64_t bench_type_bytes(GemmType type) { return type == GEMM_FP8 ? 1 : type == GEMM_BF16 ? 2 : type == GEMM_F32 ? 4 : 8; }
-static inline int64_t bench_round(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+static inline int64_t bench_round(int64_t bytes) { return round_up(bytes, 256); }
 
 /* -- Shared between benchmarks ------------------------------------------------------------------------------------- */
 

@@ -1,9 +1,7 @@
 /* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a
  * program of one node and its gradient. Only the nodes are timed. Operations are counted as the operation's own cost
  * rule says: the half of the products that causality (and a window) leaves. */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/bf16.h"
 #include "base/math.h"
@@ -34,7 +32,6 @@ static const Option rows[] = {
     INT_OPTION(window, "0", 0, 1 << 24, "tokens", "that a token sees at most; 0: that of the configuration, else all"),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32", "of queries, keys and values"),
 };
-#undef FIELD
 
 static const BenchColumn columns[] = {{"pass", BENCH_TEXT, 8}, {"type", BENCH_TEXT, 5}, {"length", 0, 8}, {"sequences", 0, 9},
     {"heads", 0, 6}, {"kv_heads", 0, 8}, {"head_dim", 0, 8}, {"window", 0, 7}, {"us", 1, 12}, {"tflops", 3, 9}, {"best_tflops", 3, 11},

@@ -4,9 +4,7 @@
  * srun, smelt launch); the first prints. Times are means over the ranks, and the median over repeats. Each operation
  * is run once on small whole numbers before it is timed and compared with what comes out of them exactly. */
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/backend.h"
 #include "base/element.h"
@@ -34,7 +32,6 @@ static const Option rows[] = {
     STRING_OPTION(ranks, "", "ranks", "that take part: numbers or ranges, the first so many of the run; empty: all"),
     CHOICE_OPTION(type, "float", "float|bf16", "of the elements"),
 };
-#undef FIELD
 
 static const BenchColumn columns[] = {{"operation", BENCH_TEXT, 14}, {"ranks", 0, 5}, {"size", 0, 12}, {"count", 0, 12},
     {"type", BENCH_TEXT, 5}, {"redop", BENCH_TEXT, 5}, {"root", 0, 4}, {"time", 2, 11}, {"algbw", 3, 9}, {"busbw", 3, 9}, {"wrong", 0, 6}};

@@ -43,7 +43,6 @@ static const Option rows[] = {
     CHOICE_OPTION(
         provider, "all", "all|own|chosen|vendor|onednn", "whose GEMMs: smelt's own, what training runs, the vendor's in fp8, oneDNN's"),
 };
-#undef FIELD
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
 

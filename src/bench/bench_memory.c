@@ -1,16 +1,14 @@
 /* Memory bandwidth: STREAM's four kernels (McCalpin), and reading and writing alone, over working sets from the
  * first cache to most of memory; on a GPU also copies to and from the host's memory, pageable and pinned. Bytes are
  * counted as STREAM counts them: what a kernel reads and writes, without the lines that a cache fetches before they
- * are overwritten. On the CPU each thread works on a part of its own, over and over, so that small sets are not
+ * are overwritten. On the CPU each thread works on another part, over and over, so that small sets are not
  * measured by how fast threads meet. */
 #include <omp.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "backend/gpu/kernel_launch.h"
-#include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
 #include "bench/bench.h"

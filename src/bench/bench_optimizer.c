@@ -2,7 +2,6 @@
  * an update has to move once: it reads master weights, gradients and state, and writes master weights, state and the
  * weights in the compute type. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "bench/bench.h"
@@ -25,7 +24,6 @@ static const Option rows[] = {
     INT_OPTION(width, "1024", 1, 65536, "", "of square matrices, without a configuration"),
     INT_OPTION(parameters, "0", 0, 1e12, "", "in as many matrices, at least one; 0: 32M, on a GPU 1G"),
 };
-#undef FIELD
 
 static const BenchColumn columns[] = {{"optimizer", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"parameters", 0, 13}, {"bytes", 0, 15},
     {"ms", 3, 11}, {"gbps", 2, 9}, {"best_gbps", 2, 9}, {"gparams_s", 3, 9}, {"state_bytes", 0, 15}};

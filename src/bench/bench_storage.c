@@ -2,7 +2,6 @@
  * shards are read in order and, by samplers, in small pieces anywhere. The file has no name while it is measured, so
  * nothing is left behind however this ends. Pages that the system keeps in memory are dropped before cold reads. */
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -24,7 +23,6 @@ static const Option rows[] = {
     INT_OPTION(block, "8Mi", 4096, 1 << 30, "bytes", "of one sequential read or write"),
     INT_OPTION(reads, "2000", 1, 1e9, "", "of 4 KiB at random places, and of small durable writes a tenth of it"),
 };
-#undef FIELD
 
 static const BenchColumn columns[] = {{"test", BENCH_TEXT, 22}, {"bytes", 0, 14}, {"block", 0, 10}, {"operations", 0, 11},
     {"seconds", 4, 10}, {"gbps", 3, 8}, {"per_second", 1, 12}, {"us", 1, 11}};

@@ -2,11 +2,10 @@
  * norm and the update, but without a loader, records and checkpoints. The microbatch is searched: from the largest
  * whose plan fits downwards by halves, for as long as smaller ones are not slower.
  *
- * Master weights, weights, gradients and the optimizer are made once; every microbatch size has a program of its own
+ * Master weights, weights, gradients and the optimizer are made once; every microbatch size has its program
  * over them. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -29,7 +28,6 @@ static const Option rows[] = {
     INT_OPTION(accumulation, "4", 0, 1 << 24, "microbatches", "of a step; 0: as batch.tokens of the configuration says"),
     {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
 };
-#undef FIELD
 
 enum { BUCKET_BYTES = 64 << 20 }; /* of the layout; nothing travels */
 

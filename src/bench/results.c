@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "bench/bench.h"
 #include "train/run.h"

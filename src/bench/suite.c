@@ -38,7 +38,6 @@ static const Option rows[] = {
     {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
     STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
 };
-#undef FIELD
 
 static const BenchColumn columns[] = {{"model", BENCH_TEXT, 20}, {"mode", BENCH_TEXT, 9}, {"type", BENCH_TEXT, 5}, {"gpus", 0, 5},
     {"length", 0, 8}, {"microbatch", 0, 10}, {"accumulation", 0, 12}, {"tokens_s_per_gpu", 1, 16}, {"tflops_per_gpu", 2, 14},

@@ -2,12 +2,10 @@
  * holds. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/bf16.h"
 #include "base/fp8.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/sort.h"

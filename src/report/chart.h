@@ -19,7 +19,7 @@ typedef struct Axis {
 /* From `low` to `high` with at most `wanted` round ticks (2 to AXIS_TICKS). Equal, not finite or (logarithmic) not
  * positive limits are widened to something that can be drawn. */
 Axis axis_make(double low, double high, bool logarithmic, int wanted);
-/* The same with some air at both ends; values that come near to zero start at zero. */
+/* An axis with some air at both ends; values that come near to zero start at zero. */
 Axis axis_padded(double low, double high, bool logarithmic, int wanted);
 double axis_place(const Axis *axis, double value); /* 0 at `low`, 1 at `high`, within [0, 1] */
 

@@ -155,7 +155,7 @@ static bool has_column(const char *name) {
     return false;
 }
 
-/* "name value, name value" of everything without a column of its own. */
+/* "name value, name value" of every field that has no column. */
 static void describe(char *text, size_t size, json_t *record) {
     char *all = NULL;
     size_t length;

@@ -1,4 +1,4 @@
-/* What RUN/metrics.jsonl tells, in bounded memory whatever its size: curves are thinned while they are read. */
+/* The contents of RUN/metrics.jsonl, in bounded memory whatever its size: curves are thinned while they are read. */
 #pragma once
 
 #include <stdbool.h>
