@@ -67,7 +67,8 @@ static TensorId recomputed(Recompute *r, TensorId tensor);
 static void clone_node(Recompute *r, int index) {
     Graph *graph = r->graph;
     Node node = graph->nodes[index];
-    TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS] = {0};
+    Inputs in = {0};
+    Outputs out = {0};
     for (int i = 0; i < node.inputs; i++) in[i] = recomputed(r, node.in[i]);
     graph_scope(graph, node.layer, "again.");
     for (int i = 0; i < node.outputs; i++) {
@@ -76,8 +77,7 @@ static void clone_node(Recompute *r, int index) {
         out[i] = graph_tensor(graph, ARENA_ACTIVATION, old.type, old.rank, old.shape, old.name);
         r->again[node.out[i]] = out[i];
     }
-    int clone = graph_node(graph, node.op, in, node.inputs, out, node.outputs, NULL, 0);
-    graph->nodes[clone].attributes = node.attributes;
+    int clone = graph_node(graph, node.op, in, out, node.attributes, 0);
     graph->nodes[clone].clone_of = index;
 }
 

@@ -84,6 +84,15 @@ TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const
     return append_tensor(graph, (Tensor){.name = full, .arena = arena, .type = type, .rank = rank, .offset = -1}, shape);
 }
 
+TensorId graph_activation(Graph *graph, TypeClass type, int64_t rows, int64_t columns, const char *name) {
+    return graph_tensor(graph, ARENA_ACTIVATION, type, 2, (int64_t[]){rows, columns}, name);
+}
+
+TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, const char *name) {
+    Tensor tensor = *graph_get(graph, like);
+    return graph_tensor(graph, ARENA_ACTIVATION, type, tensor.rank, tensor.shape, name);
+}
+
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused) {
     bool compute = kind == PARAMETER_MATRIX || kind == PARAMETER_EMBEDDING || kind == PARAMETER_CONVOLUTION;
@@ -163,17 +172,17 @@ int graph_append(Graph *graph, const Node *node) {
     return index;
 }
 
-int graph_node(Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes,
-    size_t attribute_bytes) {
-    assert(inputs <= NODE_MAX_INPUTS && outputs <= NODE_MAX_OUTPUTS);
-    Node node = {.op = op, .inputs = inputs, .outputs = outputs, .layer = graph->layer, .backward = graph->backward, .clone_of = -1};
-    memcpy(node.in, in, inputs * sizeof *in);
-    memcpy(node.out, out, outputs * sizeof *out);
-    if (attribute_bytes) {
-        void *copy = own(graph, memory_allocate(attribute_bytes));
-        memcpy(copy, attributes, attribute_bytes);
-        node.attributes = copy;
-    }
+static int operand_count(const TensorId *operands, int count) {
+    while (count > 0 && operands[count - 1] == TENSOR_NONE) count--;
+    return count;
+}
+
+int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const void *attributes, size_t attribute_bytes) {
+    Node node = {.op = op, .attributes = attributes, .layer = graph->layer, .backward = graph->backward, .clone_of = -1};
+    memcpy(node.in, in, sizeof node.in);
+    memcpy(node.out, out, sizeof node.out);
+    node.inputs = operand_count(in, NODE_MAX_INPUTS), node.outputs = operand_count(out, NODE_MAX_OUTPUTS);
+    if (attribute_bytes) node.attributes = memcpy(own(graph, memory_allocate(attribute_bytes)), attributes, attribute_bytes);
     node.name = own(graph, memory_format("%s%s", graph->scope, op_table[op]->name));
     return graph_append(graph, &node);
 }

@@ -34,6 +34,8 @@
 
 typedef int TensorId;
 enum { TENSOR_NONE = 0, TENSOR_MAX_RANK = 4, NODE_MAX_INPUTS = 12, NODE_MAX_OUTPUTS = 12 };
+/* Operands of a node by the enum of its operation; those that are absent are TENSOR_NONE. */
+typedef TensorId Inputs[NODE_MAX_INPUTS], Outputs[NODE_MAX_OUTPUTS];
 
 typedef enum TypeClass { TYPE_COMPUTE, TYPE_WIDE, TYPE_INT32 } TypeClass;
 typedef enum Precision { PRECISION_BF16, PRECISION_FP32, PRECISION_FP64, PRECISION_PURE_BF16 } Precision;
@@ -137,9 +139,10 @@ typedef struct ByteSpan { int64_t begin, end; } ByteSpan;
  * fill; an output that the operation does not add to (Op.adds_to) has this node as its producer; the scratch overlaps
  * no activation that is alive at this node. */
 typedef struct Node {
-    int op; /* OpId of graph/op.h */
-    int inputs, outputs;
-    TensorId in[NODE_MAX_INPUTS], out[NODE_MAX_OUTPUTS];
+    int op;              /* OpId of graph/op.h */
+    int inputs, outputs; /* numbers of operands, up to the last one that is present */
+    Inputs in;
+    Outputs out;
     const void *attributes; /* the operation's attribute struct, owned by the graph */
     int layer;              /* -1 outside the layers */
     bool backward;
@@ -177,6 +180,9 @@ void graph_scope(Graph *graph, int layer, const char *prefix);
 
 /* A new tensor in any arena but WEIGHT, MASTER and GRADIENT. */
 TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name);
+/* A new activation [rows, columns], or one of the shape of another tensor. */
+TensorId graph_activation(Graph *graph, TypeClass type, int64_t rows, int64_t columns, const char *name);
+TensorId graph_activation_like(Graph *graph, TypeClass type, TensorId like, const char *name);
 /* Declares a parameter. MATRIX, EMBEDDING and CONVOLUTION are read in the COMPUTE type, the others in the WIDE type. */
 TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
@@ -189,10 +195,11 @@ bool graph_is_parameter(const Graph *graph, TensorId tensor);
 /* The index of the parameter of this name, or -1. */
 int graph_find_parameter(const Graph *graph, const char *name);
 
-/* Appends a node. Outputs are new activation tensors or ones that the op adds to. Attributes are copied. The node is
- * returned by index, since the array moves when it grows. */
-int graph_node(
-    Graph *graph, int op, const TensorId *in, int inputs, const TensorId *out, int outputs, const void *attributes, size_t attribute_bytes);
+/* Appends a node:
+ *     graph_node(graph, OP_add, (Inputs){[ADD_A] = a, [ADD_B] = b}, (Outputs){[ADD_SUM] = sum}, &spec, sizeof spec);
+ * Outputs are new activation tensors or ones that the op adds to. `attribute_bytes` of attributes are copied; 0: the
+ * node shares the attributes of another node, or has none. Returns its index, since the array moves when it grows. */
+int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const void *attributes, size_t attribute_bytes);
 
 /* Appends a complete node, as graph_node does: for rewrites that move nodes. */
 int graph_append(Graph *graph, const Node *node);

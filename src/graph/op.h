@@ -76,6 +76,7 @@ typedef struct Op {
 
 /* Masks of operands, as in Op.adds_to. */
 #define OPERAND(index) (1u << (index))
+#define OPERANDS(first, last) ((2u << (last)) - (1u << (first))) /* first .. last */
 static inline bool operand_in(uint32_t mask, int index) { return mask & OPERAND(index); }
 
 extern const Op *const op_table[OP_COUNT]; /* by OpId */

@@ -14,20 +14,16 @@
 #include "ops/embed/embed.h"
 #include "ops/linear/linear.h"
 
-/* A vector [D] that starts as no change: scales of 1, biases of 0. */
-static TensorId declare_affine(Builder *b, const char *prefix, const char *name, ParameterKind kind) {
-    char full[96];
-    snprintf(full, sizeof full, "%s.%s", prefix, name);
-    return builder_vector(b, full, kind, b->config->width, kind == PARAMETER_NORM ? 1 : 0);
-}
-
+/* Scales start as 1, biases as 0: no change. */
 static AffineMerge merge(Builder *b, bool after_mlp) {
-    const char *prefix = after_mlp ? "post_mlp_residual_scale" : "post_attention_residual_scale";
+    static const char *const parts[AFFINE_VECTORS] = {"hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"};
     AffineMerge merge;
-    merge.block_scale = declare_affine(b, prefix, "hidden_states_scale", PARAMETER_NORM);
-    merge.block_bias = declare_affine(b, prefix, "hidden_states_bias", PARAMETER_BIAS);
-    merge.stream_scale = declare_affine(b, prefix, "residual_scale", PARAMETER_NORM);
-    merge.stream_bias = declare_affine(b, prefix, "residual_bias", PARAMETER_BIAS);
+    char name[96];
+    for (int i = 0; i < AFFINE_VECTORS; i++) {
+        bool scale = i == BLOCK_SCALE || i == STREAM_SCALE;
+        snprintf(name, sizeof name, "%s.%s", after_mlp ? "post_mlp_residual_scale" : "post_attention_residual_scale", parts[i]);
+        merge.vectors[i] = builder_vector(b, name, scale ? PARAMETER_NORM : PARAMETER_BIAS, b->config->width, scale);
+    }
     return merge;
 }
 

@@ -72,8 +72,8 @@ static void build_residual_norm(Check *check, const void *argument) {
     TensorId block = check_input(check, TYPE_COMPUTE, 2, shape, 0, 1), stream = check_input(check, TYPE_WIDE, 2, shape, 0.2, 1), affine[4];
     for (int i = 0; i < 4; i++) affine[i] = check_parameter(check, PARAMETER_NORM, 1, &c->columns, i % 2 ? 0 : 1, 0.3);
     Norm norm = check_norm(check, c->kind, c->biased, c->columns);
-    ResidualNorm merged =
-        op_residual_norm(check->graph, block, stream, c->affine ? &(AffineMerge){affine[0], affine[1], affine[2], affine[3]} : NULL, &norm);
+    ResidualNorm merged = op_residual_norm(
+        check->graph, block, stream, c->affine ? &(AffineMerge){{affine[0], affine[1], affine[2], affine[3]}} : NULL, &norm);
     check_output(check, merged.stream);
     check_output(check, merged.normed);
 }

@@ -5,10 +5,9 @@
 #include "ops/activation/activation.h"
 
 static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, const void *attributes, size_t bytes) {
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){graph_rows(graph, x), columns}, name);
+    TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), columns, name);
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
-    graph_node(graph, op, (TensorId[ACTIVATION_INPUTS]){[ACTIVATION_X] = x}, ACTIVATION_INPUTS,
-        (TensorId[ACTIVATION_OUTPUTS]){[ACTIVATION_Y] = y}, ACTIVATION_OUTPUTS, attributes, bytes);
+    graph_node(graph, op, (Inputs){[ACTIVATION_X] = x}, (Outputs){[ACTIVATION_Y] = y}, attributes, bytes);
     return y;
 }
 
@@ -34,9 +33,8 @@ static void append_gradient(Graph *graph, int op, const Node *node, const Tensor
     TensorId x = node->in[ACTIVATION_X];
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     TensorId d_x = d_in[ACTIVATION_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
-    graph_node(graph, op, (TensorId[ACTIVATION_GRAD_INPUTS]){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
-        ACTIVATION_GRAD_INPUTS, (TensorId[ACTIVATION_GRAD_OUTPUTS]){[ACTIVATION_GRAD_D_X] = d_x}, ACTIVATION_GRAD_OUTPUTS, node->attributes,
-        attribute_bytes);
+    graph_node(graph, op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
+        (Outputs){[ACTIVATION_GRAD_D_X] = d_x}, node->attributes, attribute_bytes);
 }
 
 static void gelu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {

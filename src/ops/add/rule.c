@@ -9,8 +9,7 @@ TensorId op_add(Graph *graph, TensorId a, TensorId b) {
     assert(like.type == graph_get(graph, b)->type && graph_elements(graph, a) == graph_elements(graph, b));
     AddAttributes attributes = {.wide = like.type == TYPE_WIDE};
     TensorId sum = graph_tensor(graph, ARENA_ACTIVATION, like.type, like.rank, like.shape, "sum");
-    graph_node(graph, OP_add, (TensorId[ADD_INPUTS]){[ADD_A] = a, [ADD_B] = b}, ADD_INPUTS, (TensorId[ADD_OUTPUTS]){[ADD_SUM] = sum},
-        ADD_OUTPUTS, &attributes, sizeof attributes);
+    graph_node(graph, OP_add, (Inputs){[ADD_A] = a, [ADD_B] = b}, (Outputs){[ADD_SUM] = sum}, &attributes, sizeof attributes);
     return sum;
 }
 
@@ -34,8 +33,8 @@ TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scal
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     assert(graph_elements(graph, previous) == shape[0] * shape[1] && graph_elements(graph, scale) == shape[1]);
     TensorId sum = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "scale_add");
-    TensorId in[SCALE_ADD_INPUTS] = {[SCALE_ADD_X] = x, [SCALE_ADD_PREVIOUS] = previous, [SCALE_ADD_SCALE] = scale};
-    graph_node(graph, OP_scale_add, in, SCALE_ADD_INPUTS, (TensorId[SCALE_ADD_OUTPUTS]){[SCALE_ADD_SUM] = sum}, SCALE_ADD_OUTPUTS, NULL, 0);
+    Inputs in = {[SCALE_ADD_X] = x, [SCALE_ADD_PREVIOUS] = previous, [SCALE_ADD_SCALE] = scale};
+    graph_node(graph, OP_scale_add, in, (Outputs){[SCALE_ADD_SUM] = sum}, NULL, 0);
     return sum;
 }
 
@@ -43,11 +42,9 @@ static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d
     TensorId previous = node->in[SCALE_ADD_PREVIOUS], scale = node->in[SCALE_ADD_SCALE], d_sum = d_out[SCALE_ADD_SUM];
     int64_t shape[] = {graph_rows(graph, previous), graph_columns(graph, previous)};
     TensorId d_previous = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_previous");
-    TensorId in[SCALE_ADD_GRAD_INPUTS] = {
-        [SCALE_ADD_GRAD_D_SUM] = d_sum, [SCALE_ADD_GRAD_PREVIOUS] = previous, [SCALE_ADD_GRAD_SCALE] = scale};
-    TensorId out[SCALE_ADD_GRAD_OUTPUTS] = {
-        [SCALE_ADD_GRAD_D_PREVIOUS] = d_previous, [SCALE_ADD_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale)};
-    graph_node(graph, OP_scale_add_grad, in, SCALE_ADD_GRAD_INPUTS, out, SCALE_ADD_GRAD_OUTPUTS, NULL, 0);
+    Inputs in = {[SCALE_ADD_GRAD_D_SUM] = d_sum, [SCALE_ADD_GRAD_PREVIOUS] = previous, [SCALE_ADD_GRAD_SCALE] = scale};
+    Outputs out = {[SCALE_ADD_GRAD_D_PREVIOUS] = d_previous, [SCALE_ADD_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale)};
+    graph_node(graph, OP_scale_add_grad, in, out, NULL, 0);
     d_in[SCALE_ADD_X] = d_sum;
     d_in[SCALE_ADD_PREVIOUS] = d_previous;
 }

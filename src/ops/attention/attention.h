@@ -26,31 +26,15 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
  * them). No gradient. */
 TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec);
 
-typedef enum AttentionOperand {
-    ATTENTION_QKV,       /* COMPUTE [R, heads_columns] */
-    ATTENTION_POSITIONS, /* int32 [R], within the document */
-    ATTENTION_INPUTS,
-    ATTENTION_OUT = 0, /* COMPUTE [R, heads * head_dim] */
-    ATTENTION_LOG_SUM, /* WIDE [R, heads]: natural log-sum-exp of each row's scores; training only */
-    ATTENTION_OUTPUTS
-} AttentionOperand;
+/* qkv COMPUTE [R, heads_columns], positions int32 [R] within the document -> out COMPUTE [R, heads * head_dim], log_sum
+ * WIDE [R, heads]: natural log-sum-exp of each row's scores, in training only */
+enum { ATTENTION_QKV, ATTENTION_POSITIONS };
+enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
 
-typedef enum AttentionGradOperand {
-    ATTENTION_GRAD_D_OUT, /* COMPUTE [R, heads * head_dim] */
-    ATTENTION_GRAD_QKV,   /* the forward operands */
-    ATTENTION_GRAD_POSITIONS,
-    ATTENTION_GRAD_OUT,
-    ATTENTION_GRAD_LOG_SUM,
-    ATTENTION_GRAD_INPUTS,
-    ATTENTION_GRAD_D_QKV = 0, /* COMPUTE [R, heads_columns] */
-    ATTENTION_GRAD_OUTPUTS
-} AttentionGradOperand;
+/* d_out like out, the forward operands -> d_qkv like qkv */
+enum { ATTENTION_GRAD_D_OUT, ATTENTION_GRAD_QKV, ATTENTION_GRAD_POSITIONS, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
+enum { ATTENTION_GRAD_D_QKV };
 
-typedef enum AttentionCachedOperand {
-    ATTENTION_CACHED_QKV,       /* COMPUTE [R, heads_columns] */
-    ATTENTION_CACHED_POSITIONS, /* int32 [R], rows of the cache */
-    ATTENTION_CACHED_INPUTS,
-    ATTENTION_CACHED_OUT = 0, /* COMPUTE [R, heads * head_dim] */
-    ATTENTION_CACHED_CACHE,   /* STATE COMPUTE [context, 2 * kv_heads * head_dim] */
-    ATTENTION_CACHED_OUTPUTS
-} AttentionCachedOperand;
+/* qkv as above, positions int32 [R] as rows of the cache -> out as above, cache as in op_attention_cached */
+enum { ATTENTION_CACHED_QKV, ATTENTION_CACHED_POSITIONS };
+enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };

@@ -9,11 +9,9 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
     assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0 && graph_elements(graph, positions) == rows);
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
-    TensorId out = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, "attended");
-    graph_node(graph, OP_attention_cached,
-        (TensorId[ATTENTION_CACHED_INPUTS]){[ATTENTION_CACHED_QKV] = qkv, [ATTENTION_CACHED_POSITIONS] = positions},
-        ATTENTION_CACHED_INPUTS, (TensorId[ATTENTION_CACHED_OUTPUTS]){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache},
-        ATTENTION_CACHED_OUTPUTS, spec, sizeof *spec);
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended");
+    graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_CACHED_QKV] = qkv, [ATTENTION_CACHED_POSITIONS] = positions},
+        (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
     return out;
 }
 

@@ -20,28 +20,19 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
     assert_shapes(graph, qkv, positions, spec);
     const Heads *h = &spec->heads;
     int64_t rows = graph_rows(graph, qkv);
-    TensorId out[ATTENTION_OUTPUTS] = {
-        [ATTENTION_OUT] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, h->heads * h->head_dim}, "attended")};
-    if (graph->training)
-        out[ATTENTION_LOG_SUM] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, h->heads}, "log_sum_exp");
-    graph_node(graph, OP_attention, (TensorId[ATTENTION_INPUTS]){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
-        ATTENTION_INPUTS, out, ATTENTION_OUTPUTS, spec, sizeof *spec);
+    Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended")};
+    if (graph->training) out[ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, h->heads, "log_sum_exp");
+    graph_node(graph, OP_attention, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, out, spec, sizeof *spec);
     return out[ATTENTION_OUT];
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[ATTENTION_OUT] == TENSOR_NONE) return;
-    const int64_t *shape = graph_get(graph, node->in[ATTENTION_QKV])->shape;
-    TensorId d_qkv = d_in[ATTENTION_QKV] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_qkv");
-    TensorId in[ATTENTION_GRAD_INPUTS] = {
-        [ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT],
-        [ATTENTION_GRAD_QKV] = node->in[ATTENTION_QKV],
-        [ATTENTION_GRAD_POSITIONS] = node->in[ATTENTION_POSITIONS],
-        [ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT],
-        [ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM],
-    };
-    graph_node(graph, OP_attention_grad, in, ATTENTION_GRAD_INPUTS, (TensorId[ATTENTION_GRAD_OUTPUTS]){[ATTENTION_GRAD_D_QKV] = d_qkv},
-        ATTENTION_GRAD_OUTPUTS, node->attributes, sizeof(AttentionSpec));
+    d_in[ATTENTION_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_QKV], "d_qkv");
+    Inputs in = {[ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT]};
+    in[ATTENTION_GRAD_QKV] = node->in[ATTENTION_QKV], in[ATTENTION_GRAD_POSITIONS] = node->in[ATTENTION_POSITIONS];
+    in[ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT], in[ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM];
+    graph_node(graph, OP_attention_grad, in, (Outputs){[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV]}, node->attributes, 0);
 }
 
 /* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees. Documents are not known here. */

@@ -17,39 +17,33 @@ typedef struct CcaParameters {
 TensorId op_cca(
     Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads);
 
-/* The inputs up to CCA_GROUPED_BIAS are also the first inputs of cca_grad, so that both passes read them by the same
- * names. */
-typedef enum CcaOperand {
-    CCA_U,                /* COMPUTE [R, columns] */
-    CCA_POSITIONS,        /* int32 [R], within the document */
-    CCA_ROPE_TABLE,       /* CONSTANT WIDE [positions, rotated channels of a head] */
-    CCA_DEPTHWISE_WEIGHT, /* COMPUTE [C, 1, 2] */
-    CCA_DEPTHWISE_BIAS,   /* WIDE [C] */
-    CCA_GROUPED_WEIGHT,   /* COMPUTE [C, head_dim, 2] */
-    CCA_TEMPERATURE,      /* WIDE [kv_heads] */
-    CCA_GROUPED_BIAS,     /* WIDE [C] */
-    CCA_INPUTS,
-    CCA_QKV = 0,     /* COMPUTE [R, columns] */
-    CCA_UNIT_KEYS,   /* COMPUTE [R, kv_heads * head_dim]: rotated keys before their temperature; training only */
-    CCA_HEAD_SCALES, /* WIDE [R, heads + kv_heads]: factor of each head's norm; training only */
-    CCA_STATE,       /* STATE COMPUTE [2, columns], or none */
-    CCA_OUTPUTS
-} CcaOperand;
+/* u COMPUTE [R, columns], positions int32 [R] within the document, rope_table CONSTANT WIDE [positions, rotated channels
+ * of a head], CcaParameters (weights COMPUTE, the others WIDE) -> qkv COMPUTE [R, columns]; in training unit_keys COMPUTE
+ * [R, kv_heads * head_dim], rotated keys before their temperature, and head_scales WIDE [R, heads + kv_heads], the factor
+ * of each head's norm; in generation state */
+enum {
+    CCA_U,
+    CCA_POSITIONS,
+    CCA_ROPE_TABLE,
+    CCA_DEPTHWISE_WEIGHT,
+    CCA_DEPTHWISE_BIAS,
+    CCA_GROUPED_WEIGHT,
+    CCA_TEMPERATURE,
+    CCA_GROUPED_BIAS
+};
+enum { CCA_QKV, CCA_UNIT_KEYS, CCA_HEAD_SCALES, CCA_STATE };
 
-typedef enum CcaGradOperand {
-    CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, /* COMPUTE [R, columns] */
-    CCA_GRAD_QKV,                      /* the forward outputs */
-    CCA_GRAD_UNIT_KEYS,
-    CCA_GRAD_HEAD_SCALES,
-    CCA_GRAD_INPUTS,
-    CCA_GRAD_D_U = 0,            /* COMPUTE [R, columns] */
-    CCA_GRAD_D_DEPTHWISE_WEIGHT, /* added to, as are those that follow */
+/* The inputs of cca before CCA_GROUPED_BIAS, so that both passes read them by the same names; d_qkv like qkv, the forward
+ * outputs -> d_u like u, and the gradients of the parameters, in their order, which are added to */
+enum { CCA_GRAD_D_QKV = CCA_GROUPED_BIAS, CCA_GRAD_QKV, CCA_GRAD_UNIT_KEYS, CCA_GRAD_HEAD_SCALES };
+enum {
+    CCA_GRAD_D_U,
+    CCA_GRAD_D_DEPTHWISE_WEIGHT,
     CCA_GRAD_D_DEPTHWISE_BIAS,
     CCA_GRAD_D_GROUPED_WEIGHT,
-    CCA_GRAD_D_GROUPED_BIAS,
     CCA_GRAD_D_TEMPERATURE,
-    CCA_GRAD_OUTPUTS
-} CcaGradOperand;
+    CCA_GRAD_D_GROUPED_BIAS
+};
 
 /* Columns of a row of u and of qkv: `convolved` (C) for queries and keys, then `values`; `group` query heads share a
  * key-value head. */

@@ -15,7 +15,4 @@ static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = s.rows * s.convolved * (8.0 * s.dim + 29), .bytes = op_tensor_bytes(graph, node)};
 }
 
-const Op op_rule_cca_grad = {.name = "cca_grad",
-    .adds_to = OPERAND(CCA_GRAD_D_DEPTHWISE_WEIGHT) | OPERAND(CCA_GRAD_D_DEPTHWISE_BIAS) | OPERAND(CCA_GRAD_D_GROUPED_WEIGHT) |
-               OPERAND(CCA_GRAD_D_GROUPED_BIAS) | OPERAND(CCA_GRAD_D_TEMPERATURE),
-    .cost = cost};
+const Op op_rule_cca_grad = {.name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .cost = cost};

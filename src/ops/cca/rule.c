@@ -8,6 +8,8 @@
  * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul. */
 #include "ops/cca/cca.h"
 
+#include <string.h>
+
 static void assert_shapes(
     const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads) {
     CcaShape s = cca_shape(heads, graph_rows(graph, u));
@@ -26,46 +28,31 @@ TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_tabl
     const Heads *heads) {
     assert_shapes(graph, u, rope_table, parameters, state, heads);
     CcaShape s = cca_shape(heads, graph_rows(graph, u));
-    TensorId in[CCA_INPUTS] = {
-        [CCA_U] = u,
-        [CCA_POSITIONS] = positions,
-        [CCA_ROPE_TABLE] = rope_table,
-        [CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight,
-        [CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias,
-        [CCA_GROUPED_WEIGHT] = parameters->grouped_weight,
-        [CCA_TEMPERATURE] = parameters->temperature,
-        [CCA_GROUPED_BIAS] = parameters->grouped_bias,
-    };
-    TensorId out[CCA_OUTPUTS] = {[CCA_STATE] = state};
-    out[CCA_QKV] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.columns}, "qkv");
+    Inputs in = {[CCA_U] = u, [CCA_POSITIONS] = positions, [CCA_ROPE_TABLE] = rope_table};
+    in[CCA_DEPTHWISE_WEIGHT] = parameters->depthwise_weight, in[CCA_DEPTHWISE_BIAS] = parameters->depthwise_bias;
+    in[CCA_GROUPED_WEIGHT] = parameters->grouped_weight, in[CCA_GROUPED_BIAS] = parameters->grouped_bias;
+    in[CCA_TEMPERATURE] = parameters->temperature;
+    Outputs out = {[CCA_STATE] = state};
+    out[CCA_QKV] = graph_activation(graph, TYPE_COMPUTE, s.rows, s.columns, "qkv");
     if (graph->training) {
-        out[CCA_UNIT_KEYS] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){s.rows, s.values}, "unit_keys");
-        out[CCA_HEAD_SCALES] =
-            graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){s.rows, s.heads + s.kv_heads}, "head_scales");
+        out[CCA_UNIT_KEYS] = graph_activation(graph, TYPE_COMPUTE, s.rows, s.values, "unit_keys");
+        out[CCA_HEAD_SCALES] = graph_activation(graph, TYPE_WIDE, s.rows, s.heads + s.kv_heads, "head_scales");
     }
-    graph_node(graph, OP_cca, in, CCA_INPUTS, out, CCA_OUTPUTS, heads, sizeof *heads);
+    graph_node(graph, OP_cca, in, out, heads, sizeof *heads);
     return out[CCA_QKV];
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[CCA_QKV] == TENSOR_NONE) return;
-    d_in[CCA_U] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, node->in[CCA_U])->shape, "d_u");
-    TensorId in[CCA_GRAD_INPUTS] = {
-        [CCA_GRAD_D_QKV] = d_out[CCA_QKV],
-        [CCA_GRAD_QKV] = node->out[CCA_QKV],
-        [CCA_GRAD_UNIT_KEYS] = node->out[CCA_UNIT_KEYS],
-        [CCA_GRAD_HEAD_SCALES] = node->out[CCA_HEAD_SCALES],
-    };
-    for (int i = CCA_U; i < CCA_GROUPED_BIAS; i++) in[i] = node->in[i];
-    TensorId out[CCA_GRAD_OUTPUTS] = {
-        [CCA_GRAD_D_U] = d_in[CCA_U],
-        [CCA_GRAD_D_DEPTHWISE_WEIGHT] = graph_parameter_gradient(graph, node->in[CCA_DEPTHWISE_WEIGHT]),
-        [CCA_GRAD_D_DEPTHWISE_BIAS] = graph_parameter_gradient(graph, node->in[CCA_DEPTHWISE_BIAS]),
-        [CCA_GRAD_D_GROUPED_WEIGHT] = graph_parameter_gradient(graph, node->in[CCA_GROUPED_WEIGHT]),
-        [CCA_GRAD_D_GROUPED_BIAS] = graph_parameter_gradient(graph, node->in[CCA_GROUPED_BIAS]),
-        [CCA_GRAD_D_TEMPERATURE] = graph_parameter_gradient(graph, node->in[CCA_TEMPERATURE]),
-    };
-    graph_node(graph, OP_cca_grad, in, CCA_GRAD_INPUTS, out, CCA_GRAD_OUTPUTS, node->attributes, sizeof(Heads));
+    Inputs in;
+    memcpy(in, node->in, sizeof in);
+    in[CCA_GRAD_D_QKV] = d_out[CCA_QKV], in[CCA_GRAD_QKV] = node->out[CCA_QKV];
+    in[CCA_GRAD_UNIT_KEYS] = node->out[CCA_UNIT_KEYS], in[CCA_GRAD_HEAD_SCALES] = node->out[CCA_HEAD_SCALES];
+    d_in[CCA_U] = graph_activation_like(graph, TYPE_COMPUTE, node->in[CCA_U], "d_u");
+    Outputs out = {[CCA_GRAD_D_U] = d_in[CCA_U]};
+    for (int i = CCA_DEPTHWISE_WEIGHT; i <= CCA_GROUPED_BIAS; i++) /* in the order of the parameters */
+        out[CCA_GRAD_D_DEPTHWISE_WEIGHT + i - CCA_DEPTHWISE_WEIGHT] = graph_parameter_gradient(graph, node->in[i]);
+    graph_node(graph, OP_cca_grad, in, out, node->attributes, 0);
 }
 
 /* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the

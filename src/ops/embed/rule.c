@@ -8,28 +8,28 @@ TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, 
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
     int64_t shape[] = {graph_elements(graph, tokens), graph_columns(graph, table)};
     TensorId stream = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "embedded");
-    TensorId in[EMBED_INPUTS] = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
-    graph_node(graph, OP_embed, in, EMBED_INPUTS, (TensorId[EMBED_OUTPUTS]){[EMBED_STREAM] = stream}, EMBED_OUTPUTS, NULL, 0);
+    Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
+    graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, NULL, 0);
     return stream;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     (void)d_in;
     TensorId table = node->in[EMBED_TABLE], bias = node->in[EMBED_BIAS], scale = node->in[EMBED_SCALE];
-    TensorId in[EMBED_GRAD_INPUTS] = {
+    Inputs in = {
         [EMBED_GRAD_D_STREAM] = d_out[EMBED_STREAM],
         [EMBED_GRAD_TOKENS] = node->in[EMBED_TOKENS],
         [EMBED_GRAD_TABLE] = table,
         [EMBED_GRAD_BIAS] = bias,
         [EMBED_GRAD_SCALE] = scale,
     };
-    TensorId out[EMBED_GRAD_OUTPUTS] = {
+    Outputs out = {
         [EMBED_GRAD_D_TABLE] = graph_parameter_gradient(graph, table),
         [EMBED_GRAD_D_BIAS] = graph_parameter_gradient(graph, bias),
         [EMBED_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale),
     };
     assert(out[EMBED_GRAD_D_TABLE] || (!out[EMBED_GRAD_D_BIAS] && !out[EMBED_GRAD_D_SCALE]));
-    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, EMBED_GRAD_INPUTS, out, EMBED_GRAD_OUTPUTS, NULL, 0);
+    if (out[EMBED_GRAD_D_TABLE]) graph_node(graph, OP_embed_grad, in, out, NULL, 0);
 }
 
 /* Bytes of as many rows of the table as there are tokens: the rest of it is not touched. */

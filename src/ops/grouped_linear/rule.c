@@ -10,35 +10,33 @@ TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId 
     assert(weight->shape[2] == graph_columns(graph, x_slots) && weight->shape[0] + 1 == graph_elements(graph, offset));
     int64_t shape[] = {graph_rows(graph, x_slots), weight->shape[1]};
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "y_slots");
-    graph_node(graph, OP_grouped_linear,
-        (TensorId[GROUPED_LINEAR_INPUTS]){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
-        GROUPED_LINEAR_INPUTS, (TensorId[GROUPED_LINEAR_OUTPUTS]){[GROUPED_LINEAR_Y] = y}, GROUPED_LINEAR_OUTPUTS, NULL, 0);
+    graph_node(graph, OP_grouped_linear, (Inputs){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
+        (Outputs){[GROUPED_LINEAR_Y] = y}, NULL, 0);
     return y;
 }
 
 static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y, TensorId d_w) {
-    TensorId in[GROUPED_LINEAR_GRAD_WEIGHT_INPUTS] = {
+    Inputs in = {
         [GROUPED_LINEAR_GRAD_WEIGHT_D_Y] = d_y,
         [GROUPED_LINEAR_GRAD_WEIGHT_X] = node->in[GROUPED_LINEAR_X],
         [GROUPED_LINEAR_GRAD_WEIGHT_OFFSET] = node->in[GROUPED_LINEAR_OFFSET],
     };
-    TensorId out[GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS] = {[GROUPED_LINEAR_GRAD_WEIGHT_D_W] = d_w};
-    graph_node(
-        graph, OP_grouped_linear_grad_weight, in, GROUPED_LINEAR_GRAD_WEIGHT_INPUTS, out, GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS, NULL, 0);
+    Outputs out = {[GROUPED_LINEAR_GRAD_WEIGHT_D_W] = d_w};
+    graph_node(graph, OP_grouped_linear_grad_weight, in, out, NULL, 0);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId d_y = d_out[GROUPED_LINEAR_Y], x = node->in[GROUPED_LINEAR_X], w = node->in[GROUPED_LINEAR_W];
     if (d_y == TENSOR_NONE) return;
     TensorId d_w = graph_parameter_gradient(graph, w);
-    TensorId in[GROUPED_LINEAR_GRAD_INPUT_INPUTS] = {
+    Inputs in = {
         [GROUPED_LINEAR_GRAD_INPUT_D_Y] = d_y,
         [GROUPED_LINEAR_GRAD_INPUT_W] = w,
         [GROUPED_LINEAR_GRAD_INPUT_OFFSET] = node->in[GROUPED_LINEAR_OFFSET],
     };
-    TensorId d_x = d_in[GROUPED_LINEAR_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, x)->shape, "d_x_slots");
-    TensorId out[GROUPED_LINEAR_GRAD_INPUT_OUTPUTS] = {[GROUPED_LINEAR_GRAD_INPUT_D_X] = d_x};
-    graph_node(graph, OP_grouped_linear_grad_input, in, GROUPED_LINEAR_GRAD_INPUT_INPUTS, out, GROUPED_LINEAR_GRAD_INPUT_OUTPUTS, NULL, 0);
+    TensorId d_x = d_in[GROUPED_LINEAR_X] = graph_activation_like(graph, TYPE_COMPUTE, x, "d_x_slots");
+    Outputs out = {[GROUPED_LINEAR_GRAD_INPUT_D_X] = d_x};
+    graph_node(graph, OP_grouped_linear_grad_input, in, out, NULL, 0);
     if (d_w) append_weight_gradient(graph, node, d_y, d_w);
 }
 

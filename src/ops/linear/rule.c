@@ -10,8 +10,8 @@ TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wid
     int64_t shape[] = {graph_rows(graph, x), graph_rows(graph, w)};
     assert(bias == TENSOR_NONE || graph_elements(graph, bias) == shape[1]);
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, wide ? TYPE_WIDE : TYPE_COMPUTE, 2, shape, "linear");
-    graph_node(graph, OP_linear, (TensorId[LINEAR_INPUTS]){[LINEAR_X] = x, [LINEAR_W] = w, [LINEAR_BIAS] = bias}, LINEAR_INPUTS,
-        (TensorId[LINEAR_OUTPUTS]){[LINEAR_Y] = y}, LINEAR_OUTPUTS, &attributes, sizeof attributes);
+    graph_node(graph, OP_linear, (Inputs){[LINEAR_X] = x, [LINEAR_W] = w, [LINEAR_BIAS] = bias}, (Outputs){[LINEAR_Y] = y}, &attributes,
+        sizeof attributes);
     return y;
 }
 
@@ -19,11 +19,8 @@ static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y)
     TensorId d_w = graph_parameter_gradient(graph, node->in[LINEAR_W]), d_bias = graph_parameter_gradient(graph, node->in[LINEAR_BIAS]);
     assert(d_w || !d_bias);
     if (d_w == TENSOR_NONE) return;
-    graph_node(graph, OP_linear_grad_weight,
-        (TensorId[LINEAR_GRAD_WEIGHT_INPUTS]){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = node->in[LINEAR_X]},
-        LINEAR_GRAD_WEIGHT_INPUTS,
-        (TensorId[LINEAR_GRAD_WEIGHT_OUTPUTS]){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias},
-        LINEAR_GRAD_WEIGHT_OUTPUTS, node->attributes, sizeof(LinearAttributes));
+    graph_node(graph, OP_linear_grad_weight, (Inputs){[LINEAR_GRAD_WEIGHT_D_Y] = d_y, [LINEAR_GRAD_WEIGHT_X] = node->in[LINEAR_X]},
+        (Outputs){[LINEAR_GRAD_WEIGHT_D_W] = d_w, [LINEAR_GRAD_WEIGHT_D_BIAS] = d_bias}, node->attributes, 0);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -31,10 +28,8 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     append_weight_gradient(graph, node, d_y);
     TensorId d_x = d_in[LINEAR_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
-    graph_node(graph, OP_linear_grad_input,
-        (TensorId[LINEAR_GRAD_INPUT_INPUTS]){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W]},
-        LINEAR_GRAD_INPUT_INPUTS, (TensorId[LINEAR_GRAD_INPUT_OUTPUTS]){[LINEAR_GRAD_INPUT_D_X] = d_x}, LINEAR_GRAD_INPUT_OUTPUTS,
-        node->attributes, sizeof(LinearAttributes));
+    graph_node(graph, OP_linear_grad_input, (Inputs){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W]},
+        (Outputs){[LINEAR_GRAD_INPUT_D_X] = d_x}, node->attributes, 0);
 }
 
 TensorId linear_node_weight(const Node *node) {

@@ -12,24 +12,20 @@ TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t
     for (int i = 0; i < adapters; i++) sum += attributes.columns[i] = columns[i];
     assert(sum == shape[1] && graph_rows(graph, b) == sum && graph_columns(graph, u) == adapters * graph_columns(graph, b));
     TensorId adapted = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "adapted");
-    graph_node(graph, OP_lora, (TensorId[LORA_INPUTS]){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, LORA_INPUTS,
-        (TensorId[LORA_OUTPUTS]){[LORA_ADAPTED] = adapted}, LORA_OUTPUTS, &attributes, sizeof attributes);
+    graph_node(graph, OP_lora, (Inputs){[LORA_Y] = y, [LORA_U] = u, [LORA_B] = b}, (Outputs){[LORA_ADAPTED] = adapted}, &attributes,
+        sizeof attributes);
     return adapted;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId d_adapted = d_out[LORA_ADAPTED], u = node->in[LORA_U], b = node->in[LORA_B];
     int64_t shape[] = {graph_rows(graph, u), graph_columns(graph, u)};
-    graph_node(graph, OP_lora_grad_weight,
-        (TensorId[LORA_GRAD_WEIGHT_INPUTS]){[LORA_GRAD_WEIGHT_D_ADAPTED] = d_adapted, [LORA_GRAD_WEIGHT_U] = u}, LORA_GRAD_WEIGHT_INPUTS,
-        (TensorId[LORA_GRAD_WEIGHT_OUTPUTS]){[LORA_GRAD_WEIGHT_D_B] = graph_parameter_gradient(graph, b)}, LORA_GRAD_WEIGHT_OUTPUTS,
-        node->attributes, sizeof(LoraAttributes));
+    graph_node(graph, OP_lora_grad_weight, (Inputs){[LORA_GRAD_WEIGHT_D_ADAPTED] = d_adapted, [LORA_GRAD_WEIGHT_U] = u},
+        (Outputs){[LORA_GRAD_WEIGHT_D_B] = graph_parameter_gradient(graph, b)}, node->attributes, 0);
     d_in[LORA_Y] = d_adapted;
     TensorId d_u = d_in[LORA_U] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_u");
-    graph_node(graph, OP_lora_grad_input,
-        (TensorId[LORA_GRAD_INPUT_INPUTS]){[LORA_GRAD_INPUT_D_ADAPTED] = d_adapted, [LORA_GRAD_INPUT_B] = b}, LORA_GRAD_INPUT_INPUTS,
-        (TensorId[LORA_GRAD_INPUT_OUTPUTS]){[LORA_GRAD_INPUT_D_U] = d_u}, LORA_GRAD_INPUT_OUTPUTS, node->attributes,
-        sizeof(LoraAttributes));
+    graph_node(graph, OP_lora_grad_input, (Inputs){[LORA_GRAD_INPUT_D_ADAPTED] = d_adapted, [LORA_GRAD_INPUT_B] = b},
+        (Outputs){[LORA_GRAD_INPUT_D_U] = d_u}, node->attributes, 0);
 }
 
 /* The GEMMs of all adapters, of rows x out x rank in all. */

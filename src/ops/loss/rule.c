@@ -9,13 +9,13 @@
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {
     int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     assert(graph_columns(graph, w) == shape[1] && graph_elements(graph, targets) == shape[0]);
-    TensorId in[LOSS_INPUTS] = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
-    TensorId out[LOSS_OUTPUTS] = {[LOSS_LOSS] = loss};
+    Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
+    Outputs out = {[LOSS_LOSS] = loss};
     if (graph->training) {
         out[LOSS_D_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
         out[LOSS_D_W] = graph_parameter_gradient(graph, w);
     }
-    graph_node(graph, OP_linear_cross_entropy, in, LOSS_INPUTS, out, LOSS_OUTPUTS, NULL, 0);
+    graph_node(graph, OP_linear_cross_entropy, in, out, NULL, 0);
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
@@ -35,8 +35,7 @@ TensorId op_last_row(Graph *graph, TensorId x) {
     int64_t shape[] = {1, graph_columns(graph, x)};
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "last_row");
-    graph_node(graph, OP_last_row, (TensorId[LAST_ROW_INPUTS]){[LAST_ROW_X] = x}, LAST_ROW_INPUTS,
-        (TensorId[LAST_ROW_OUTPUTS]){[LAST_ROW_Y] = y}, LAST_ROW_OUTPUTS, NULL, 0);
+    graph_node(graph, OP_last_row, (Inputs){[LAST_ROW_X] = x}, (Outputs){[LAST_ROW_Y] = y}, NULL, 0);
     return y;
 }
 

@@ -11,12 +11,11 @@
 Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
     int64_t rows = graph_rows(graph, index), k = graph_columns(graph, index), offsets = experts + 1;
     assert(graph_get(graph, index)->type == TYPE_INT32 && rows * k <= INT32_MAX);
-    Dispatch dispatch = {.slot = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 2, (int64_t[]){rows, k}, "slot"),
+    Dispatch dispatch = {.slot = graph_activation(graph, TYPE_INT32, rows, k, "slot"),
         .offset = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &offsets, "offset")};
     MoeSortAttributes attributes = {.experts = experts};
-    graph_node(graph, OP_moe_sort, (TensorId[MOE_SORT_INPUTS]){[MOE_SORT_INDEX] = index}, MOE_SORT_INPUTS,
-        (TensorId[MOE_SORT_OUTPUTS]){[MOE_SORT_SLOT] = dispatch.slot, [MOE_SORT_OFFSET] = dispatch.offset}, MOE_SORT_OUTPUTS, &attributes,
-        sizeof attributes);
+    graph_node(graph, OP_moe_sort, (Inputs){[MOE_SORT_INDEX] = index},
+        (Outputs){[MOE_SORT_SLOT] = dispatch.slot, [MOE_SORT_OFFSET] = dispatch.offset}, &attributes, sizeof attributes);
     return dispatch;
 }
 
@@ -24,9 +23,9 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, x) == graph_rows(graph, dispatch->slot));
     int64_t shape[] = {graph_elements(graph, dispatch->slot), graph_columns(graph, x)};
     TensorId x_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "x_slots");
-    TensorId in[MOE_PERMUTE_INPUTS] = {[MOE_PERMUTE_X] = x, [MOE_PERMUTE_SLOT] = dispatch->slot, [MOE_PERMUTE_OFFSET] = dispatch->offset};
-    TensorId out[MOE_PERMUTE_OUTPUTS] = {[MOE_PERMUTE_X_SLOTS] = x_slots};
-    graph_node(graph, OP_moe_permute, in, MOE_PERMUTE_INPUTS, out, MOE_PERMUTE_OUTPUTS, NULL, 0);
+    Inputs in = {[MOE_PERMUTE_X] = x, [MOE_PERMUTE_SLOT] = dispatch->slot, [MOE_PERMUTE_OFFSET] = dispatch->offset};
+    Outputs out = {[MOE_PERMUTE_X_SLOTS] = x_slots};
+    graph_node(graph, OP_moe_permute, in, out, NULL, 0);
     return x_slots;
 }
 
@@ -35,9 +34,9 @@ static void permute_gradient(Graph *graph, const Node *node, const TensorId *d_o
     const int64_t *x_shape = graph_get(graph, node->in[MOE_PERMUTE_X])->shape;
     if (d_x_slots == TENSOR_NONE) return;
     d_in[MOE_PERMUTE_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, x_shape, "d_x");
-    TensorId in[MOE_PERMUTE_GRAD_INPUTS] = {[MOE_PERMUTE_GRAD_D_X_SLOTS] = d_x_slots, [MOE_PERMUTE_GRAD_SLOT] = node->in[MOE_PERMUTE_SLOT]};
-    TensorId out[MOE_PERMUTE_GRAD_OUTPUTS] = {[MOE_PERMUTE_GRAD_D_X] = d_in[MOE_PERMUTE_X]};
-    graph_node(graph, OP_moe_permute_grad, in, MOE_PERMUTE_GRAD_INPUTS, out, MOE_PERMUTE_GRAD_OUTPUTS, NULL, 0);
+    Inputs in = {[MOE_PERMUTE_GRAD_D_X_SLOTS] = d_x_slots, [MOE_PERMUTE_GRAD_SLOT] = node->in[MOE_PERMUTE_SLOT]};
+    Outputs out = {[MOE_PERMUTE_GRAD_D_X] = d_in[MOE_PERMUTE_X]};
+    graph_node(graph, OP_moe_permute_grad, in, out, NULL, 0);
 }
 
 TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dispatch *dispatch) {
@@ -46,31 +45,30 @@ TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dis
     assert(graph_elements(graph, gate) == graph_elements(graph, dispatch->slot));
     int64_t shape[] = {graph_rows(graph, dispatch->slot), graph_columns(graph, y_slots)};
     TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "combined");
-    TensorId in[MOE_COMBINE_INPUTS] = {
+    Inputs in = {
         [MOE_COMBINE_Y_SLOTS] = y_slots,
         [MOE_COMBINE_GATE] = gate,
         [MOE_COMBINE_SLOT] = dispatch->slot,
         [MOE_COMBINE_OFFSET] = dispatch->offset,
     };
-    graph_node(
-        graph, OP_moe_combine, in, MOE_COMBINE_INPUTS, (TensorId[MOE_COMBINE_OUTPUTS]){[MOE_COMBINE_Y] = y}, MOE_COMBINE_OUTPUTS, NULL, 0);
+    graph_node(graph, OP_moe_combine, in, (Outputs){[MOE_COMBINE_Y] = y}, NULL, 0);
     return y;
 }
 
 static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId d_y = d_out[MOE_COMBINE_Y], y_slots = node->in[MOE_COMBINE_Y_SLOTS], gate = node->in[MOE_COMBINE_GATE];
     if (d_y == TENSOR_NONE) return;
-    TensorId in[MOE_COMBINE_GRAD_INPUTS] = {
+    Inputs in = {
         [MOE_COMBINE_GRAD_D_Y] = d_y,
         [MOE_COMBINE_GRAD_Y_SLOTS] = y_slots,
         [MOE_COMBINE_GRAD_GATE] = gate,
         [MOE_COMBINE_GRAD_SLOT] = node->in[MOE_COMBINE_SLOT],
         [MOE_COMBINE_GRAD_OFFSET] = node->in[MOE_COMBINE_OFFSET],
     };
-    TensorId d_y_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, y_slots)->shape, "d_y_slots");
-    TensorId d_gate = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, gate)->shape, "d_gate");
-    TensorId out[MOE_COMBINE_GRAD_OUTPUTS] = {[MOE_COMBINE_GRAD_D_Y_SLOTS] = d_y_slots, [MOE_COMBINE_GRAD_D_GATE] = d_gate};
-    graph_node(graph, OP_moe_combine_grad, in, MOE_COMBINE_GRAD_INPUTS, out, MOE_COMBINE_GRAD_OUTPUTS, NULL, 0);
+    TensorId d_y_slots = graph_activation_like(graph, TYPE_COMPUTE, y_slots, "d_y_slots");
+    TensorId d_gate = graph_activation_like(graph, TYPE_WIDE, gate, "d_gate");
+    Outputs out = {[MOE_COMBINE_GRAD_D_Y_SLOTS] = d_y_slots, [MOE_COMBINE_GRAD_D_GATE] = d_gate};
+    graph_node(graph, OP_moe_combine_grad, in, out, NULL, 0);
     d_in[MOE_COMBINE_Y_SLOTS] = d_y_slots;
     d_in[MOE_COMBINE_GATE] = d_gate;
 }

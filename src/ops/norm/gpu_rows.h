@@ -10,6 +10,7 @@
 #pragma once
 
 #include "backend/gpu/vector.h"
+#include "ops/norm/merge.h"
 
 enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512, NORM_GRAD_ROWS = 32 };
 
@@ -17,7 +18,6 @@ enum { NORM_THREADS = 256, NORM_UNITS = 8, NORM_WAVE_COLUMNS = 512, NORM_GRAD_RO
 #define NORM_WIDTHS(X) X(512, WAVE, 128 / WAVE) X(1024, 256, 1) X(2048, 256, 2) X(4096, 256, 4) X(8192, 256, 8)
 
 typedef enum Merge { MERGE_NONE, MERGE_SUM, MERGE_AFFINE } Merge;
-typedef enum AffineVector { BLOCK_SCALE, BLOCK_BIAS, STREAM_SCALE, STREAM_BIAS, AFFINE_VECTORS } AffineVector;
 
 typedef struct NormArguments {
     const bf16 GLOBAL *block;

@@ -4,6 +4,7 @@
 
 #include "graph/op.h"
 #include "ops/heads.h"
+#include "ops/norm/merge.h"
 
 /* NORM_RMS: y = x / sqrt(mean(x^2) + epsilon) * gain. NORM_LAYER: y = (x - mean(x)) / sqrt(variance(x) + epsilon) *
  * gain + bias; the bias may be TENSOR_NONE. */
@@ -17,10 +18,10 @@ typedef struct Norm {
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm);
 
 /* Vectors [D] of ZAYA1's learned merge of a block's output into the residual stream. */
-typedef struct AffineMerge { TensorId block_scale, block_bias, stream_scale, stream_bias; } AffineMerge;
+typedef struct AffineMerge { TensorId vectors[AFFINE_VECTORS]; } AffineMerge;
 
 /* In one pass, for block COMPUTE [R, D] and stream WIDE [R, D]:
- *     merged = (block + block_bias) * block_scale + (stream + stream_bias) * stream_scale
+ *     merged = (block + block bias) * block scale + (stream + stream bias) * stream scale
  *              or block + stream where affine is NULL
  *     normed = norm(merged)
  * merged is WIDE and the stream that follows; normed is COMPUTE. */
@@ -59,96 +60,60 @@ static inline int64_t qk_begin(const Heads *h, int part) {
     return part == QK_QUERIES ? 0 : (h->heads + (part - 1) * h->kv_heads) * h->head_dim;
 }
 
+/* Asserts that gain and bias fit norms of `columns` columns. */
+static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int64_t columns) {
+    assert(graph_elements(graph, norm->gain) == columns);
+    assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && graph_elements(graph, norm->bias) == columns));
+    (void)graph, (void)norm, (void)columns;
+}
+
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
 
-typedef enum NormOperand {
-    NORM_X,    /* WIDE [R, D] */
-    NORM_GAIN, /* WIDE [D] */
-    NORM_BIAS, /* WIDE [D], or none */
-    NORM_INPUTS,
-    NORM_Y = 0,      /* COMPUTE [R, D] */
-    NORM_STATISTICS, /* WIDE [R, norm_statistics] */
-    NORM_OUTPUTS
-} NormOperand;
+/* x WIDE [R, D], gain WIDE [D], bias WIDE [D] or none -> y COMPUTE [R, D], statistics WIDE [R, norm_statistics] */
+enum { NORM_X, NORM_GAIN, NORM_BIAS };
+enum { NORM_Y, NORM_STATISTICS };
 
-typedef enum NormGradOperand {
-    NORM_GRAD_D_Y, /* COMPUTE [R, D] */
-    NORM_GRAD_X,   /* the forward operands */
-    NORM_GRAD_GAIN,
-    NORM_GRAD_STATISTICS,
-    NORM_GRAD_INPUTS,
-    NORM_GRAD_D_X = 0, /* WIDE [R, D] */
-    NORM_GRAD_D_GAIN,  /* WIDE [D], added to */
-    NORM_GRAD_D_BIAS,
-    NORM_GRAD_OUTPUTS
-} NormGradOperand;
+/* d_y like y, the forward operands -> d_x like x; d_gain and d_bias, which are added to */
+enum { NORM_GRAD_D_Y, NORM_GRAD_X, NORM_GRAD_GAIN, NORM_GRAD_STATISTICS };
+enum { NORM_GRAD_D_X, NORM_GRAD_D_GAIN, NORM_GRAD_D_BIAS };
 
-typedef enum ResidualNormOperand {
-    RESIDUAL_NORM_BLOCK,       /* COMPUTE [R, D] */
-    RESIDUAL_NORM_STREAM,      /* WIDE [R, D] */
-    RESIDUAL_NORM_GAIN,        /* WIDE [D] */
-    RESIDUAL_NORM_BIAS,        /* WIDE [D], or none */
-    RESIDUAL_NORM_BLOCK_SCALE, /* WIDE [D]; these four: or none of them */
-    RESIDUAL_NORM_BLOCK_BIAS,
-    RESIDUAL_NORM_STREAM_SCALE,
-    RESIDUAL_NORM_STREAM_BIAS,
-    RESIDUAL_NORM_INPUTS,
-    RESIDUAL_NORM_MERGED = 0, /* WIDE [R, D] */
-    RESIDUAL_NORM_NORMED,     /* COMPUTE [R, D] */
-    RESIDUAL_NORM_STATISTICS, /* WIDE [R, norm_statistics] */
-    RESIDUAL_NORM_OUTPUTS
-} ResidualNormOperand;
+/* block COMPUTE [R, D], stream WIDE [R, D], gain and bias as above, the vectors of an affine merge WIDE [D] or none, by
+ * AffineVector -> merged WIDE [R, D], normed COMPUTE [R, D], statistics as above */
+enum { RESIDUAL_NORM_BLOCK, RESIDUAL_NORM_STREAM, RESIDUAL_NORM_GAIN, RESIDUAL_NORM_BIAS, RESIDUAL_NORM_AFFINE };
+enum { RESIDUAL_NORM_MERGED, RESIDUAL_NORM_NORMED, RESIDUAL_NORM_STATISTICS };
 
-typedef enum ResidualNormGradOperand {
-    RESIDUAL_NORM_GRAD_D_MERGED, /* WIDE [R, D], or none: zero */
-    RESIDUAL_NORM_GRAD_D_NORMED, /* COMPUTE [R, D], or none: zero */
-    RESIDUAL_NORM_GRAD_BLOCK,    /* the forward operands; block and stream only of an affine merge */
+/* d_merged like merged and d_normed like normed, or none: zero; the forward operands, block and stream only of an affine
+ * merge -> d_block like block, d_stream like stream; the gradients of the parameters, which are added to */
+enum {
+    RESIDUAL_NORM_GRAD_D_MERGED,
+    RESIDUAL_NORM_GRAD_D_NORMED,
+    RESIDUAL_NORM_GRAD_BLOCK,
     RESIDUAL_NORM_GRAD_STREAM,
     RESIDUAL_NORM_GRAD_MERGED,
     RESIDUAL_NORM_GRAD_STATISTICS,
     RESIDUAL_NORM_GRAD_GAIN,
-    RESIDUAL_NORM_GRAD_BLOCK_SCALE,
-    RESIDUAL_NORM_GRAD_BLOCK_BIAS,
-    RESIDUAL_NORM_GRAD_STREAM_SCALE,
-    RESIDUAL_NORM_GRAD_STREAM_BIAS,
-    RESIDUAL_NORM_GRAD_INPUTS,
-    RESIDUAL_NORM_GRAD_D_BLOCK = 0, /* COMPUTE [R, D] */
-    RESIDUAL_NORM_GRAD_D_STREAM,    /* WIDE [R, D] */
-    RESIDUAL_NORM_GRAD_D_GAIN,      /* WIDE [D], added to, as are those that follow */
+    RESIDUAL_NORM_GRAD_AFFINE
+};
+enum {
+    RESIDUAL_NORM_GRAD_D_BLOCK,
+    RESIDUAL_NORM_GRAD_D_STREAM,
+    RESIDUAL_NORM_GRAD_D_GAIN,
     RESIDUAL_NORM_GRAD_D_BIAS,
-    RESIDUAL_NORM_GRAD_D_BLOCK_SCALE,
-    RESIDUAL_NORM_GRAD_D_BLOCK_BIAS,
-    RESIDUAL_NORM_GRAD_D_STREAM_SCALE,
-    RESIDUAL_NORM_GRAD_D_STREAM_BIAS,
-    RESIDUAL_NORM_GRAD_OUTPUTS
-} ResidualNormGradOperand;
+    RESIDUAL_NORM_GRAD_D_AFFINE
+};
 
-/* Operands of keys follow those of queries: NAME + part. */
-typedef enum QkNormOperand {
-    QK_NORM_QKV,  /* COMPUTE [R, heads_columns] */
-    QK_NORM_GAIN, /* WIDE [columns of a norm], of queries */
-    QK_NORM_KEY_GAIN,
-    QK_NORM_BIAS, /* likewise, or none */
-    QK_NORM_KEY_BIAS,
-    QK_NORM_INPUTS,
-    QK_NORM_OUT = 0,    /* COMPUTE [R, heads_columns] */
-    QK_NORM_STATISTICS, /* WIDE [R, norms of a row, norm_statistics], of queries */
-    QK_NORM_KEY_STATISTICS,
-    QK_NORM_OUTPUTS
-} QkNormOperand;
+/* qkv COMPUTE [R, heads_columns], gain and bias (or none) WIDE [columns of a norm] -> out like qkv, statistics WIDE [R,
+ * norms of a row, norm_statistics]. Operands of keys follow those of queries: NAME + part. */
+enum { QK_NORM_QKV, QK_NORM_GAIN, QK_NORM_KEY_GAIN, QK_NORM_BIAS, QK_NORM_KEY_BIAS };
+enum { QK_NORM_OUT, QK_NORM_STATISTICS, QK_NORM_KEY_STATISTICS };
 
-typedef enum QkNormGradOperand {
-    QK_NORM_GRAD_D_OUT, /* COMPUTE [R, heads_columns] */
-    QK_NORM_GRAD_QKV,   /* the forward operands */
+/* d_out like out, the forward operands -> d_qkv like qkv; the gradients of the parameters, which are added to */
+enum {
+    QK_NORM_GRAD_D_OUT,
+    QK_NORM_GRAD_QKV,
     QK_NORM_GRAD_GAIN,
     QK_NORM_GRAD_KEY_GAIN,
     QK_NORM_GRAD_STATISTICS,
-    QK_NORM_GRAD_KEY_STATISTICS,
-    QK_NORM_GRAD_INPUTS,
-    QK_NORM_GRAD_D_QKV = 0, /* COMPUTE [R, heads_columns] */
-    QK_NORM_GRAD_D_GAIN,    /* WIDE, added to, as are those that follow */
-    QK_NORM_GRAD_D_KEY_GAIN,
-    QK_NORM_GRAD_D_BIAS,
-    QK_NORM_GRAD_D_KEY_BIAS,
-    QK_NORM_GRAD_OUTPUTS
-} QkNormGradOperand;
+    QK_NORM_GRAD_KEY_STATISTICS
+};
+enum { QK_NORM_GRAD_D_QKV, QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_GAIN, QK_NORM_GRAD_D_BIAS, QK_NORM_GRAD_D_KEY_BIAS };

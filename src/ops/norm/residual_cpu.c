@@ -11,16 +11,22 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
     int64_t bias = node->out[RESIDUAL_NORM_GRAD_D_BIAS] ? kernel_partials_bytes(graph, rows, columns) : 0;
-    int64_t sums = node->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] ? AFFINE_SUMS : PLAIN_SUMS;
+    int64_t sums = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? AFFINE_SUMS : PLAIN_SUMS;
     return kernel_partials_bytes(graph, rows + KERNEL_BLOCK, sums * columns) + bias; /* one block more for the total */
 }
 
-/* The vectors of an affine merge; block_scale is NULL for a plain sum. */
-typedef struct Affine { const W *block_scale, *block_bias, *stream_scale, *stream_bias; } Affine;
+/* The vectors of an affine merge, at `first` of the inputs; NULL for a plain sum. */
+typedef struct Affine { const W *vectors[AFFINE_VECTORS]; } Affine;
+
+static Affine affine_of(const OpCall *call, int first) {
+    Affine affine;
+    for (int i = 0; i < AFFINE_VECTORS; i++) affine.vectors[i] = call->in[first + i];
+    return affine;
+}
 
 static void merge_row(W *restrict merged, const T *restrict block, const W *restrict stream, const Affine *affine, int64_t columns) {
-    const W *restrict block_scale = affine->block_scale, *restrict block_bias = affine->block_bias;
-    const W *restrict stream_scale = affine->stream_scale, *restrict stream_bias = affine->stream_bias;
+    const W *restrict block_scale = affine->vectors[BLOCK_SCALE], *restrict block_bias = affine->vectors[BLOCK_BIAS];
+    const W *restrict stream_scale = affine->vectors[STREAM_SCALE], *restrict stream_bias = affine->vectors[STREAM_BIAS];
     if (block_scale)
         for (int64_t j = 0; j < columns; j++)
             merged[j] = (to_wide(block[j]) + block_bias[j]) * block_scale[j] + (stream[j] + stream_bias[j]) * stream_scale[j];
@@ -32,10 +38,7 @@ CPU_OP(residual_norm) {
     const NormAttributes *attributes = call->attributes;
     const T *block = call->in[RESIDUAL_NORM_BLOCK];
     const W *stream = call->in[RESIDUAL_NORM_STREAM];
-    Affine affine = {.block_scale = call->in[RESIDUAL_NORM_BLOCK_SCALE],
-        .block_bias = call->in[RESIDUAL_NORM_BLOCK_BIAS],
-        .stream_scale = call->in[RESIDUAL_NORM_STREAM_SCALE],
-        .stream_bias = call->in[RESIDUAL_NORM_STREAM_BIAS]};
+    Affine affine = affine_of(call, RESIDUAL_NORM_AFFINE);
     W *merged = call->out[RESIDUAL_NORM_MERGED], *statistics = call->out[RESIDUAL_NORM_STATISTICS];
     T *normed = call->out[RESIDUAL_NORM_NORMED];
     int64_t rows = call->in_shape[RESIDUAL_NORM_STREAM][0], columns = call->in_shape[RESIDUAL_NORM_STREAM][1],
@@ -54,7 +57,7 @@ CPU_OP(residual_norm) {
 /* From ds in d_stream to the gradients of both branches, and the column sums. */
 static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restrict sums, const T *restrict block, const W *restrict stream,
     const Affine *affine, int64_t columns) {
-    const W *restrict block_scale = affine->block_scale, *restrict stream_scale = affine->stream_scale;
+    const W *restrict block_scale = affine->vectors[BLOCK_SCALE], *restrict stream_scale = affine->vectors[STREAM_SCALE];
     W *restrict sum_block = sums, *restrict sum_stream = sums + columns, *restrict sum = sums + 2 * columns;
     for (int64_t j = 0; j < columns; j++) {
         W ds = d_stream[j];
@@ -66,11 +69,13 @@ static void merge_row_grad(T *restrict d_block, W *restrict d_stream, W *restric
     }
 }
 
-/* Gradients of one branch's scale and bias, from `weighted` = sum of ds * branch and `sum` = sum of ds over rows. */
-static void branch_grad(W *d_scale, W *d_bias, const W *scale, const W *bias, const W *weighted, const W *sum, int64_t columns) {
+/* Gradients of the scale and bias of one branch, whose scale is vector `scale`, from `weighted` = sum of ds * branch and
+ * `sum` = sum of ds over rows. */
+static void branch_grad(const OpCall *call, const Affine *affine, int scale, const W *weighted, const W *sum, int64_t columns) {
+    W *d_scale = call->out[RESIDUAL_NORM_GRAD_D_AFFINE + scale], *d_bias = call->out[RESIDUAL_NORM_GRAD_D_AFFINE + scale + 1];
     for (int64_t j = 0; j < columns; j++) {
-        d_scale[j] += weighted[j] + bias[j] * sum[j];
-        d_bias[j] += scale[j] * sum[j];
+        d_scale[j] += weighted[j] + affine->vectors[scale + 1][j] * sum[j];
+        d_bias[j] += affine->vectors[scale][j] * sum[j];
     }
 }
 
@@ -82,13 +87,11 @@ CPU_OP(residual_norm_grad, grad_workspace) {
     const T *d_normed = call->in[RESIDUAL_NORM_GRAD_D_NORMED], *block = call->in[RESIDUAL_NORM_GRAD_BLOCK];
     T *d_block = call->out[RESIDUAL_NORM_GRAD_D_BLOCK];
     W *d_stream = call->out[RESIDUAL_NORM_GRAD_D_STREAM], *d_bias = call->out[RESIDUAL_NORM_GRAD_D_BIAS];
-    Affine affine = {.block_scale = call->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE],
-        .block_bias = call->in[RESIDUAL_NORM_GRAD_BLOCK_BIAS],
-        .stream_scale = call->in[RESIDUAL_NORM_GRAD_STREAM_SCALE],
-        .stream_bias = call->in[RESIDUAL_NORM_GRAD_STREAM_BIAS]};
+    Affine affine = affine_of(call, RESIDUAL_NORM_GRAD_AFFINE);
+    const bool is_affine = affine.vectors[BLOCK_SCALE] != NULL;
     int64_t rows = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][0], columns = call->in_shape[RESIDUAL_NORM_GRAD_MERGED][1],
             blocks = kernel_blocks(rows);
-    int64_t width = (affine.block_scale ? AFFINE_SUMS : PLAIN_SUMS) * columns, kept = norm_statistics(attributes->kind);
+    int64_t width = (is_affine ? AFFINE_SUMS : PLAIN_SUMS) * columns, kept = norm_statistics(attributes->kind);
     W *partials = call->workspace, *sums = partials + blocks * width, *biases = sums + width;
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; b++) {
@@ -102,8 +105,7 @@ CPU_OP(residual_norm_grad, grad_workspace) {
             if (d_normed)
                 norm_row_grad(
                     attributes->kind, d_stream + at, partial, bias_sum, d_normed + at, merged + at, gain, statistics + r * kept, columns);
-            if (affine.block_scale)
-                merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &affine, columns);
+            if (is_affine) merge_row_grad(d_block + at, d_stream + at, partial + columns, block + at, stream + at, &affine, columns);
             else
                 for (int64_t j = 0; j < columns; j++) d_block[at + j] = to_compute(d_stream[at + j]);
         }
@@ -113,10 +115,8 @@ CPU_OP(residual_norm_grad, grad_workspace) {
     W *d_gain = call->out[RESIDUAL_NORM_GRAD_D_GAIN];
     for (int64_t j = 0; j < columns && d_gain; j++) d_gain[j] += sums[j];
     kernel_add_partials(d_bias, biases, blocks, columns);
-    if (!call->out[RESIDUAL_NORM_GRAD_D_BLOCK_SCALE]) return;
+    if (!call->out[RESIDUAL_NORM_GRAD_D_AFFINE]) return;
     const W *block_sum = sums + columns, *stream_sum = block_sum + columns, *sum = stream_sum + columns;
-    branch_grad(call->out[RESIDUAL_NORM_GRAD_D_BLOCK_SCALE], call->out[RESIDUAL_NORM_GRAD_D_BLOCK_BIAS], affine.block_scale,
-        affine.block_bias, block_sum, sum, columns);
-    branch_grad(call->out[RESIDUAL_NORM_GRAD_D_STREAM_SCALE], call->out[RESIDUAL_NORM_GRAD_D_STREAM_BIAS], affine.stream_scale,
-        affine.stream_bias, stream_sum, sum, columns);
+    branch_grad(call, &affine, BLOCK_SCALE, block_sum, sum, columns);
+    branch_grad(call, &affine, STREAM_SCALE, stream_sum, sum, columns);
 }

@@ -53,15 +53,11 @@ GPU_OP(residual_norm) {
         [LAYER_AFFINE] = {[NORM_ANY] = launch_any},
     };
     const NormAttributes *attributes = call->attributes;
-    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_BLOCK_SCALE] != NULL;
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_AFFINE] != NULL;
     int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
     NormArguments arguments = {
         .block = call->in[RESIDUAL_NORM_BLOCK],
         .stream = call->in[RESIDUAL_NORM_STREAM],
-        .affine = {[BLOCK_SCALE] = call->in[RESIDUAL_NORM_BLOCK_SCALE],
-            [BLOCK_BIAS] = call->in[RESIDUAL_NORM_BLOCK_BIAS],
-            [STREAM_SCALE] = call->in[RESIDUAL_NORM_STREAM_SCALE],
-            [STREAM_BIAS] = call->in[RESIDUAL_NORM_STREAM_BIAS]},
         .gain = call->in[RESIDUAL_NORM_GAIN],
         .bias = call->in[RESIDUAL_NORM_BIAS],
         .merged = call->out[RESIDUAL_NORM_MERGED],
@@ -73,6 +69,7 @@ GPU_OP(residual_norm) {
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
         .epsilon = attributes->epsilon,
     };
+    for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
     LaunchShape shape = norm_shape(call->device, width, &arguments);
     launch[form(layer, affine)][width](call->device, shape, &arguments);
 }
@@ -83,7 +80,7 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
     const NormAttributes *attributes = node->attributes;
     int64_t rows = graph_rows(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]),
             columns = graph_columns(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
-    return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] != TENSOR_NONE));
+    return norm_grad_scratch(rows, columns, sums(attributes->kind == NORM_LAYER, node->in[RESIDUAL_NORM_GRAD_AFFINE] != TENSOR_NONE));
 }
 
 static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks, int64_t columns) {
@@ -91,7 +88,7 @@ static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks
     int count = 0;
     targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_GAIN];
     if (layer) targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_BIAS];
-    for (int i = RESIDUAL_NORM_GRAD_D_BLOCK_SCALE; affine && i <= RESIDUAL_NORM_GRAD_D_STREAM_BIAS; i++) targets[count++] = call->out[i];
+    for (int i = 0; affine && i < AFFINE_VECTORS; i++) targets[count++] = call->out[RESIDUAL_NORM_GRAD_D_AFFINE + i];
     gpu_add_partial_sums(call->device, targets, count, call->workspace, blocks, columns);
 }
 
@@ -103,7 +100,7 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         [RMS_AFFINE] = {launch_affine_grad_1024, launch_affine_grad_1024, launch_affine_grad_2048, launch_affine_grad_4096},
     };
     const NormAttributes *attributes = call->attributes;
-    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] != NULL;
+    bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_AFFINE] != NULL;
     NormGradArguments arguments = {
         .d_merged = call->in[RESIDUAL_NORM_GRAD_D_MERGED],
         .d_normed = call->in[RESIDUAL_NORM_GRAD_D_NORMED],
@@ -112,10 +109,6 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         .merged = call->in[RESIDUAL_NORM_GRAD_MERGED],
         .statistics = call->in[RESIDUAL_NORM_GRAD_STATISTICS],
         .gain = call->in[RESIDUAL_NORM_GRAD_GAIN],
-        .affine = {[BLOCK_SCALE] = call->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE],
-            [BLOCK_BIAS] = call->in[RESIDUAL_NORM_GRAD_BLOCK_BIAS],
-            [STREAM_SCALE] = call->in[RESIDUAL_NORM_GRAD_STREAM_SCALE],
-            [STREAM_BIAS] = call->in[RESIDUAL_NORM_GRAD_STREAM_BIAS]},
         .d_block = call->out[RESIDUAL_NORM_GRAD_D_BLOCK],
         .d_stream = call->out[RESIDUAL_NORM_GRAD_D_STREAM],
         .partials = call->workspace,
@@ -124,6 +117,7 @@ GPU_OP(residual_norm_grad, grad_workspace) {
         .layer = layer,
         .merge = affine ? MERGE_AFFINE : MERGE_SUM,
     };
+    for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
     LaunchShape shape = norm_grad_shape(&arguments);
     void (*fitting)(Device *, LaunchShape, const NormGradArguments *) = launch[form(layer, affine)][norm_width(arguments.columns)];
     if (fitting) fitting(call->device, shape, &arguments);

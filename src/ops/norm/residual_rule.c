@@ -10,80 +10,58 @@
 #include "ops/norm/norm.h"
 
 ResidualNorm op_residual_norm(Graph *graph, TensorId block, TensorId stream, const AffineMerge *affine, const Norm *norm) {
-    int64_t rows = graph_rows(graph, stream), columns = graph_columns(graph, stream), kept = norm_statistics(norm->kind);
-    assert(graph_elements(graph, block) == rows * columns && graph_elements(graph, norm->gain) == columns);
-    assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && graph_elements(graph, norm->bias) == columns));
-    int64_t shape[] = {rows, columns};
-    TensorId in[RESIDUAL_NORM_INPUTS] = {
-        [RESIDUAL_NORM_BLOCK] = block,
-        [RESIDUAL_NORM_STREAM] = stream,
-        [RESIDUAL_NORM_GAIN] = norm->gain,
-        [RESIDUAL_NORM_BIAS] = norm->bias,
-        [RESIDUAL_NORM_BLOCK_SCALE] = affine ? affine->block_scale : TENSOR_NONE,
-        [RESIDUAL_NORM_BLOCK_BIAS] = affine ? affine->block_bias : TENSOR_NONE,
-        [RESIDUAL_NORM_STREAM_SCALE] = affine ? affine->stream_scale : TENSOR_NONE,
-        [RESIDUAL_NORM_STREAM_BIAS] = affine ? affine->stream_bias : TENSOR_NONE,
-    };
-    TensorId out[RESIDUAL_NORM_OUTPUTS];
-    out[RESIDUAL_NORM_MERGED] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "stream");
-    out[RESIDUAL_NORM_NORMED] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "normed");
-    out[RESIDUAL_NORM_STATISTICS] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, kept}, "statistics");
-    NormAttributes attributes = {.kind = norm->kind, .epsilon = norm->epsilon};
-    graph_node(graph, OP_residual_norm, in, RESIDUAL_NORM_INPUTS, out, RESIDUAL_NORM_OUTPUTS, &attributes, sizeof attributes);
+    assert(graph_elements(graph, block) == graph_elements(graph, stream));
+    norm_assert_vectors(graph, norm, graph_columns(graph, stream));
+    Inputs in = {[RESIDUAL_NORM_BLOCK] = block, [RESIDUAL_NORM_STREAM] = stream};
+    in[RESIDUAL_NORM_GAIN] = norm->gain, in[RESIDUAL_NORM_BIAS] = norm->bias;
+    for (int i = 0; affine && i < AFFINE_VECTORS; i++) in[RESIDUAL_NORM_AFFINE + i] = affine->vectors[i];
+    Outputs out = {[RESIDUAL_NORM_MERGED] = graph_activation_like(graph, TYPE_WIDE, stream, "stream")};
+    out[RESIDUAL_NORM_NORMED] = graph_activation_like(graph, TYPE_COMPUTE, stream, "normed");
+    out[RESIDUAL_NORM_STATISTICS] =
+        graph_activation(graph, TYPE_WIDE, graph_rows(graph, stream), norm_statistics(norm->kind), "statistics");
+    NormAttributes attributes = {norm->kind, norm->epsilon};
+    graph_node(graph, OP_residual_norm, in, out, &attributes, sizeof attributes);
     return (ResidualNorm){.stream = out[RESIDUAL_NORM_MERGED], .normed = out[RESIDUAL_NORM_NORMED]};
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    const TensorId *x = node->in;
-    bool affine = x[RESIDUAL_NORM_BLOCK_SCALE] != TENSOR_NONE;
-    int64_t shape[] = {graph_rows(graph, x[RESIDUAL_NORM_STREAM]), graph_columns(graph, x[RESIDUAL_NORM_STREAM])};
-    TensorId in[RESIDUAL_NORM_GRAD_INPUTS] = {
-        [RESIDUAL_NORM_GRAD_D_MERGED] = d_out[RESIDUAL_NORM_MERGED],
-        [RESIDUAL_NORM_GRAD_D_NORMED] = d_out[RESIDUAL_NORM_NORMED],
-        [RESIDUAL_NORM_GRAD_BLOCK] = affine ? x[RESIDUAL_NORM_BLOCK] : TENSOR_NONE,
-        [RESIDUAL_NORM_GRAD_STREAM] = affine ? x[RESIDUAL_NORM_STREAM] : TENSOR_NONE,
-        [RESIDUAL_NORM_GRAD_MERGED] = node->out[RESIDUAL_NORM_MERGED],
-        [RESIDUAL_NORM_GRAD_STATISTICS] = node->out[RESIDUAL_NORM_STATISTICS],
-        [RESIDUAL_NORM_GRAD_GAIN] = x[RESIDUAL_NORM_GAIN],
-        [RESIDUAL_NORM_GRAD_BLOCK_SCALE] = x[RESIDUAL_NORM_BLOCK_SCALE],
-        [RESIDUAL_NORM_GRAD_BLOCK_BIAS] = x[RESIDUAL_NORM_BLOCK_BIAS],
-        [RESIDUAL_NORM_GRAD_STREAM_SCALE] = x[RESIDUAL_NORM_STREAM_SCALE],
-        [RESIDUAL_NORM_GRAD_STREAM_BIAS] = x[RESIDUAL_NORM_STREAM_BIAS],
-    };
-    TensorId out[RESIDUAL_NORM_GRAD_OUTPUTS];
-    out[RESIDUAL_NORM_GRAD_D_BLOCK] = d_in[RESIDUAL_NORM_BLOCK] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_block");
-    out[RESIDUAL_NORM_GRAD_D_STREAM] = d_in[RESIDUAL_NORM_STREAM] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_stream");
-    for (int i = RESIDUAL_NORM_GRAD_D_GAIN; i < RESIDUAL_NORM_GRAD_OUTPUTS; i++) /* in the order of the parameters */
-        out[i] = graph_parameter_gradient(graph, x[RESIDUAL_NORM_GAIN + i - RESIDUAL_NORM_GRAD_D_GAIN]);
-    graph_node(graph, OP_residual_norm_grad, in, RESIDUAL_NORM_GRAD_INPUTS, out, RESIDUAL_NORM_GRAD_OUTPUTS, node->attributes,
-        sizeof(NormAttributes));
+    const TensorId *x = node->in, *y = node->out, stream = x[RESIDUAL_NORM_STREAM];
+    Inputs in = {[RESIDUAL_NORM_GRAD_GAIN] = x[RESIDUAL_NORM_GAIN]};
+    in[RESIDUAL_NORM_GRAD_D_MERGED] = d_out[RESIDUAL_NORM_MERGED], in[RESIDUAL_NORM_GRAD_D_NORMED] = d_out[RESIDUAL_NORM_NORMED];
+    in[RESIDUAL_NORM_GRAD_MERGED] = y[RESIDUAL_NORM_MERGED], in[RESIDUAL_NORM_GRAD_STATISTICS] = y[RESIDUAL_NORM_STATISTICS];
+    if (x[RESIDUAL_NORM_AFFINE]) in[RESIDUAL_NORM_GRAD_BLOCK] = x[RESIDUAL_NORM_BLOCK], in[RESIDUAL_NORM_GRAD_STREAM] = stream;
+    Outputs out = {0};
+    out[RESIDUAL_NORM_GRAD_D_BLOCK] = d_in[RESIDUAL_NORM_BLOCK] = graph_activation_like(graph, TYPE_COMPUTE, stream, "d_block");
+    out[RESIDUAL_NORM_GRAD_D_STREAM] = d_in[RESIDUAL_NORM_STREAM] = graph_activation_like(graph, TYPE_WIDE, stream, "d_stream");
+    out[RESIDUAL_NORM_GRAD_D_GAIN] = graph_parameter_gradient(graph, x[RESIDUAL_NORM_GAIN]);
+    out[RESIDUAL_NORM_GRAD_D_BIAS] = graph_parameter_gradient(graph, x[RESIDUAL_NORM_BIAS]);
+    for (int i = 0; i < AFFINE_VECTORS; i++) {
+        in[RESIDUAL_NORM_GRAD_AFFINE + i] = x[RESIDUAL_NORM_AFFINE + i];
+        out[RESIDUAL_NORM_GRAD_D_AFFINE + i] = graph_parameter_gradient(graph, x[RESIDUAL_NORM_AFFINE + i]);
+    }
+    graph_node(graph, OP_residual_norm_grad, in, out, node->attributes, 0);
 }
 
 /* Only the norm is computed again, from the merged stream that is kept. */
 static TensorId recompute(Graph *graph, const Node *node, int index) {
     const NormAttributes *attributes = node->attributes;
     if (index != RESIDUAL_NORM_NORMED) return TENSOR_NONE;
-    Norm norm = {.kind = attributes->kind,
-        .gain = node->in[RESIDUAL_NORM_GAIN],
-        .bias = node->in[RESIDUAL_NORM_BIAS],
-        .epsilon = attributes->epsilon};
+    Norm norm = {attributes->kind, node->in[RESIDUAL_NORM_GAIN], node->in[RESIDUAL_NORM_BIAS], attributes->epsilon};
     return op_norm(graph, node->out[RESIDUAL_NORM_MERGED], &norm);
 }
 
 /* An element of an affine merge takes four flops, of a plain one one; backward seven and none. */
 static Cost cost(const Graph *graph, const Node *node) {
-    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]), merge = node->in[RESIDUAL_NORM_BLOCK_SCALE] ? 4 : 1;
+    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]), merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
     return (Cost){.flops = (merge + norm_flops(node->attributes)) * elements, .bytes = op_tensor_bytes(graph, node)};
 }
 static Cost grad_cost(const Graph *graph, const Node *node) {
-    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]), merge = node->in[RESIDUAL_NORM_GRAD_BLOCK_SCALE] ? 7 : 0;
+    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]), merge = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
     return (Cost){.flops = (merge + 2 * norm_flops(node->attributes)) * elements, .bytes = op_tensor_bytes(graph, node)};
 }
 
 const Op op_rule_residual_norm = {
     .name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .cost = cost};
 const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad",
-    .adds_to = OPERAND(RESIDUAL_NORM_GRAD_D_GAIN) | OPERAND(RESIDUAL_NORM_GRAD_D_BIAS) | OPERAND(RESIDUAL_NORM_GRAD_D_BLOCK_SCALE) |
-               OPERAND(RESIDUAL_NORM_GRAD_D_BLOCK_BIAS) | OPERAND(RESIDUAL_NORM_GRAD_D_STREAM_SCALE) |
-               OPERAND(RESIDUAL_NORM_GRAD_D_STREAM_BIAS),
+    .adds_to = OPERANDS(RESIDUAL_NORM_GRAD_D_GAIN, RESIDUAL_NORM_GRAD_D_AFFINE + STREAM_BIAS),
     .cost = grad_cost};

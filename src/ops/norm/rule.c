@@ -4,40 +4,32 @@
 #include "ops/norm/norm.h"
 
 TensorId op_norm(Graph *graph, TensorId x, const Norm *norm) {
-    int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, x), kept = norm_statistics(norm->kind);
-    assert(graph_get(graph, x)->type == TYPE_WIDE && columns == graph_elements(graph, norm->gain));
-    assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && columns == graph_elements(graph, norm->bias)));
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, (int64_t[]){rows, columns}, "normed");
-    TensorId statistics = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, (int64_t[]){rows, kept}, "statistics");
-    NormAttributes attributes = {.kind = norm->kind, .epsilon = norm->epsilon};
-    graph_node(graph, OP_norm, (TensorId[NORM_INPUTS]){[NORM_X] = x, [NORM_GAIN] = norm->gain, [NORM_BIAS] = norm->bias}, NORM_INPUTS,
-        (TensorId[NORM_OUTPUTS]){[NORM_Y] = y, [NORM_STATISTICS] = statistics}, NORM_OUTPUTS, &attributes, sizeof attributes);
+    assert(graph_get(graph, x)->type == TYPE_WIDE);
+    norm_assert_vectors(graph, norm, graph_columns(graph, x));
+    TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, "normed");
+    TensorId statistics = graph_activation(graph, TYPE_WIDE, graph_rows(graph, x), norm_statistics(norm->kind), "statistics");
+    NormAttributes attributes = {norm->kind, norm->epsilon};
+    graph_node(graph, OP_norm, (Inputs){[NORM_X] = x, [NORM_GAIN] = norm->gain, [NORM_BIAS] = norm->bias},
+        (Outputs){[NORM_Y] = y, [NORM_STATISTICS] = statistics}, &attributes, sizeof attributes);
     return y;
 }
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    TensorId x = node->in[NORM_X], gain = node->in[NORM_GAIN];
-    d_in[NORM_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, x)->shape, "d_x");
-    TensorId in[NORM_GRAD_INPUTS] = {
-        [NORM_GRAD_D_Y] = d_out[NORM_Y],
-        [NORM_GRAD_X] = x,
-        [NORM_GRAD_GAIN] = gain,
-        [NORM_GRAD_STATISTICS] = node->out[NORM_STATISTICS],
-    };
-    TensorId out[NORM_GRAD_OUTPUTS] = {
-        [NORM_GRAD_D_X] = d_in[NORM_X],
-        [NORM_GRAD_D_GAIN] = graph_parameter_gradient(graph, gain),
-        [NORM_GRAD_D_BIAS] = graph_parameter_gradient(graph, node->in[NORM_BIAS]),
-    };
-    graph_node(graph, OP_norm_grad, in, NORM_GRAD_INPUTS, out, NORM_GRAD_OUTPUTS, node->attributes, sizeof(NormAttributes));
+    TensorId x = node->in[NORM_X], gain = node->in[NORM_GAIN], statistics = node->out[NORM_STATISTICS];
+    Outputs out = {[NORM_GRAD_D_GAIN] = graph_parameter_gradient(graph, gain)};
+    out[NORM_GRAD_D_BIAS] = graph_parameter_gradient(graph, node->in[NORM_BIAS]);
+    out[NORM_GRAD_D_X] = d_in[NORM_X] = graph_activation_like(graph, TYPE_WIDE, x, "d_x");
+    graph_node(graph, OP_norm_grad,
+        (Inputs){[NORM_GRAD_D_Y] = d_out[NORM_Y], [NORM_GRAD_X] = x, [NORM_GRAD_GAIN] = gain, [NORM_GRAD_STATISTICS] = statistics}, out,
+        node->attributes, 0);
 }
 
 static Cost cost(const Graph *graph, const Node *node) {
     return (Cost){.flops = norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]), .bytes = op_tensor_bytes(graph, node)};
 }
 static Cost grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){
-        .flops = 2 * norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_GRAD_X]), .bytes = op_tensor_bytes(graph, node)};
+    double elements = graph_elements(graph, node->in[NORM_GRAD_X]);
+    return (Cost){.flops = 2 * norm_flops(node->attributes) * elements, .bytes = op_tensor_bytes(graph, node)};
 }
 
 const Op op_rule_norm = {.name = "norm", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};

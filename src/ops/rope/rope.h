@@ -22,21 +22,13 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec);
  * values are copied. */
 TensorId op_rope(Graph *graph, TensorId qkv, TensorId positions, TensorId table, const Heads *heads);
 
-typedef enum RopeTableOperand {
-    ROPE_TABLE_INPUTS,
-    ROPE_TABLE_OUT = 0,
-    /* CONSTANT WIDE [positions, dimensions] */ ROPE_TABLE_OUTPUTS
-} RopeTableOperand;
+/* -> table CONSTANT WIDE [positions, dimensions] */
+enum { ROPE_TABLE_OUT };
 
-/* The gradient of a rotation is the rotation by the negative angle, so one op serves both passes. */
-typedef enum RopeOperand {
-    ROPE_X,         /* COMPUTE [R, heads_columns]: packed qkv, or the gradient of it */
-    ROPE_POSITIONS, /* int32 [R], rows of the table */
-    ROPE_TABLE,     /* CONSTANT WIDE [positions, dimensions] */
-    ROPE_INPUTS,
-    ROPE_Y = 0, /* COMPUTE [R, heads_columns] */
-    ROPE_OUTPUTS
-} RopeOperand;
+/* x COMPUTE [R, heads_columns], positions int32 [R] as rows of the table, table -> y like x. x is packed qkv, or its
+ * gradient: the gradient of a rotation is the rotation by the negative angle, so one op serves both passes. */
+enum { ROPE_X, ROPE_POSITIONS, ROPE_TABLE };
+enum { ROPE_Y };
 typedef struct RopeAttributes {
     Heads heads;
     double sign; /* of the angle: 1 forward, -1 in the backward pass */

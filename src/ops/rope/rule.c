@@ -9,16 +9,15 @@ TensorId op_rope_table(Graph *graph, const RopeSpec *spec) {
     assert(spec->dimensions > 0 && spec->dimensions % 2 == 0 && spec->positions > 0 && spec->theta > 0);
     assert(!(spec->factor > 1) || (spec->high_frequency > spec->low_frequency && spec->original_positions > 0));
     TensorId table = graph_tensor(graph, ARENA_CONSTANT, TYPE_WIDE, 2, (int64_t[]){spec->positions, spec->dimensions}, "rope_table");
-    graph_node(graph, OP_rope_table, (TensorId[]){TENSOR_NONE}, ROPE_TABLE_INPUTS, (TensorId[ROPE_TABLE_OUTPUTS]){[ROPE_TABLE_OUT] = table},
-        ROPE_TABLE_OUTPUTS, spec, sizeof *spec);
+    graph_node(graph, OP_rope_table, (Inputs){0}, (Outputs){[ROPE_TABLE_OUT] = table}, spec, sizeof *spec);
     return table;
 }
 
 static TensorId rotate(Graph *graph, TensorId x, TensorId positions, TensorId table, const Heads *heads, double sign) {
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, graph_get(graph, x)->shape, sign > 0 ? "rotated" : "d_qkv");
+    TensorId y = graph_activation_like(graph, TYPE_COMPUTE, x, sign > 0 ? "rotated" : "d_qkv");
     RopeAttributes attributes = {.heads = *heads, .sign = sign};
-    graph_node(graph, OP_rope, (TensorId[ROPE_INPUTS]){[ROPE_X] = x, [ROPE_POSITIONS] = positions, [ROPE_TABLE] = table}, ROPE_INPUTS,
-        (TensorId[ROPE_OUTPUTS]){[ROPE_Y] = y}, ROPE_OUTPUTS, &attributes, sizeof attributes);
+    graph_node(graph, OP_rope, (Inputs){[ROPE_X] = x, [ROPE_POSITIONS] = positions, [ROPE_TABLE] = table}, (Outputs){[ROPE_Y] = y},
+        &attributes, sizeof attributes);
     return y;
 }
 

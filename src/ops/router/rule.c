@@ -21,8 +21,8 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     TensorId probabilities = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, all, "probabilities");
     TensorId count = TENSOR_NONE;
     if (graph->training) count = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &classes, "count");
-    TensorId in[ROUTER_INPUTS] = {[ROUTER_LOGITS] = logits, [ROUTER_BIAS] = bias, [ROUTER_SHARE] = share};
-    TensorId out[ROUTER_OUTPUTS] = {
+    Inputs in = {[ROUTER_LOGITS] = logits, [ROUTER_BIAS] = bias, [ROUTER_SHARE] = share};
+    Outputs out = {
         [ROUTER_INDEX] = routing.index,
         [ROUTER_GATE] = routing.gate,
         [ROUTER_PROBABILITIES] = probabilities,
@@ -30,7 +30,7 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
         [ROUTER_D_BIAS] = balanced ? graph_parameter_gradient(graph, bias) : TENSOR_NONE,
         [ROUTER_LOSS] = auxiliary ? loss : TENSOR_NONE,
     };
-    graph_node(graph, OP_router, in, ROUTER_INPUTS, out, ROUTER_OUTPUTS, spec, sizeof *spec);
+    graph_node(graph, OP_router, in, out, spec, sizeof *spec);
     return routing;
 }
 
@@ -38,17 +38,16 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     const RouterSpec *spec = node->attributes;
     TensorId logits = node->in[ROUTER_LOGITS], d_gate = d_out[ROUTER_GATE];
     if (d_gate == TENSOR_NONE && node->out[ROUTER_LOSS] == TENSOR_NONE) return;
-    TensorId d_logits = d_in[ROUTER_LOGITS] =
-        graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, graph_get(graph, logits)->shape, "d_logits");
-    TensorId in[ROUTER_GRAD_INPUTS] = {
+    TensorId d_logits = d_in[ROUTER_LOGITS] = graph_activation_like(graph, TYPE_WIDE, logits, "d_logits");
+    Inputs in = {
         [ROUTER_GRAD_D_GATE] = d_gate,
         [ROUTER_GRAD_PROBABILITIES] = node->out[ROUTER_PROBABILITIES],
         [ROUTER_GRAD_INDEX] = node->out[ROUTER_INDEX],
         [ROUTER_GRAD_COUNT] = node->out[ROUTER_COUNT],
         [ROUTER_GRAD_SHARE] = node->in[ROUTER_SHARE],
     };
-    TensorId out[ROUTER_GRAD_OUTPUTS] = {[ROUTER_GRAD_D_LOGITS] = d_logits};
-    graph_node(graph, OP_router_grad, in, ROUTER_GRAD_INPUTS, out, ROUTER_GRAD_OUTPUTS, spec, sizeof *spec);
+    Outputs out = {[ROUTER_GRAD_D_LOGITS] = d_logits};
+    graph_node(graph, OP_router_grad, in, out, spec, sizeof *spec);
 }
 
 /* Maximum, subtract, exponential (about ten), sum, scale, and one comparison for each of the k. */
