@@ -237,7 +237,8 @@ static void default_sizes(BenchList *sizes, const Device *device) {
     sizes->count = 0;
     for (int64_t size = bench_sizes(device)->memory_least; size <= most && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
         sizes->numbers[sizes->count++] = size;
-    if (free_bytes / 2 > sizes->numbers[sizes->count - 1]) sizes->numbers[sizes->count++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
+    int64_t largest = sizes->count ? sizes->numbers[sizes->count - 1] : 0;
+    if (free_bytes / 2 > largest) sizes->numbers[sizes->count++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
 }
 
 static bool is_wanted(const Bench *bench, Kernel kernel) {
