@@ -10,28 +10,22 @@
 #include <stdlib.h>
 
 #include "base/file.h"
-#include "base/memory.h"
+#include "base/array.h"
 #include "token/token_internal.h"
 
 enum { END_OF_TEXT = 0, FIRST_BYTE = 1, CHUNK = 1 << 22, WORDS_LIMIT = INT32_MAX };
 
-/* A list of numbers that grows. */
-typedef struct Places {
-    uint32_t *items;
-    uint32_t count, capacity;
-} Places;
-
+/* A pair that may be merged, how often it was seen when it became a candidate, and the words that may hold it. */
 typedef struct Candidate {
     int64_t count;
     uint64_t pair;
-    Places words; /* that may hold it */
+    uint32_t *words, word_count;
 } Candidate;
 
 /* Words by their bytes; the id in the map is the index of the count. */
 typedef struct WordCounts {
     TokenMap words;
     int64_t *counts;
-    size_t capacity;
 } WordCounts;
 
 struct TokenizerTrainer {
@@ -46,7 +40,7 @@ struct TokenizerTrainer {
     uint32_t *length;
     PairMap pairs; /* pair to index into pair_count */
     int64_t *pair_count;
-    size_t pair_capacity;
+    size_t pair_counts;
     Candidate *heap;
     size_t heap_count, heap_capacity;
 
@@ -54,7 +48,7 @@ struct TokenizerTrainer {
     Span *token;      /* their bytes; owned, except of <|endoftext|> */
     int32_t token_count;
     uint64_t *merges; /* left << 32 | right */
-    size_t merge_count, merge_capacity;
+    size_t merge_count;
 };
 
 /* -- Counting words ------------------------------------------------------------------------------------------------ */
@@ -62,15 +56,12 @@ struct TokenizerTrainer {
 static void count_word(WordCounts *counts, const char *bytes, size_t size, int64_t times) {
     int32_t index = token_map_get(&counts->words, bytes, size);
     if (index == TOKEN_NONE) {
-        index = (int32_t)counts->words.count;
+        size_t count = counts->words.count;
+        index = (int32_t)count;
+        array_append(counts->counts, count, 0);
         token_map_put(&counts->words, bytes, size, index);
-        if ((size_t)index >= counts->capacity) {
-            counts->capacity = counts->capacity * 2 + 1024;
-            counts->counts = memory_resize(counts->counts, counts->capacity * sizeof *counts->counts);
-        }
-        counts->counts[index] = 0;
     }
-    assert((size_t)index < counts->capacity && counts->counts);
+    assert(counts->counts);
     counts->counts[index] += times;
 }
 
@@ -82,7 +73,7 @@ static void free_counts(WordCounts *counts) {
 static bool count_well_formed(const Regex *regex, RegexScratch *scratch, Span text, WordCounts *counts, Error *error) {
     size_t at = 0, start, end;
     while (at < text.size) {
-        int found = regex_find(regex, scratch, text.bytes, text.size, at, &start, &end, error);
+        int found = regex_find(regex, scratch, text, at, &start, &end, error);
         if (found < 0) return false;
         if (found == 0 || end == start) start = end = text.size;
         if (start > at) count_word(counts, text.bytes + at, start - at, 1);
@@ -164,10 +155,7 @@ static bool comes_before(const Candidate *left, const Candidate *right) {
 }
 
 static void heap_push(TokenizerTrainer *trainer, Candidate candidate) {
-    if (trainer->heap_count == trainer->heap_capacity) {
-        trainer->heap_capacity = trainer->heap_capacity * 2 + 1024;
-        trainer->heap = memory_resize(trainer->heap, trainer->heap_capacity * sizeof *trainer->heap);
-    }
+    array_reserve(trainer->heap, trainer->heap_capacity, trainer->heap_count + 1);
     size_t at = trainer->heap_count++;
     for (; at > 0 && comes_before(&candidate, &trainer->heap[(at - 1) / 2]); at = (at - 1) / 2)
         trainer->heap[at] = trainer->heap[(at - 1) / 2];
@@ -188,61 +176,42 @@ static Candidate heap_pop(TokenizerTrainer *trainer) {
 
 /* -- Learning ------------------------------------------------------------------------------------------------------ */
 
-static void append_place(Places *places, uint32_t word) {
-    if (places->count > 0 && places->items[places->count - 1] == word) return;
-    if (places->count == places->capacity) {
-        places->capacity = places->capacity * 2 + 4;
-        places->items = memory_resize(places->items, places->capacity * sizeof *places->items);
-    }
-    places->items[places->count++] = word;
-}
-
 static int64_t *count_of(TokenizerTrainer *trainer, uint64_t pair) {
     uint64_t *index = pair_map_put(&trainer->pairs, pair);
     if (*index == PAIR_NONE) {
-        *index = trainer->pairs.count - 1;
-        if (*index >= trainer->pair_capacity) {
-            trainer->pair_capacity = trainer->pair_capacity * 2 + 4096;
-            trainer->pair_count = memory_resize(trainer->pair_count, trainer->pair_capacity * sizeof *trainer->pair_count);
-        }
-        trainer->pair_count[*index] = 0;
+        *index = trainer->pair_counts;
+        array_append(trainer->pair_count, trainer->pair_counts, 0);
     }
     return &trainer->pair_count[*index];
 }
 
-/* Pairs that one step found, with the words that hold them. */
+/* Pairs that one step found, with the words that hold them; not counted yet. */
 typedef struct Found {
     PairMap index;
-    uint64_t *pairs;
-    Places *words;
-    size_t count, capacity;
+    Candidate *items;
+    size_t count;
 } Found;
 
 static void note_found(Found *found, uint64_t pair, uint32_t word) {
     uint64_t *index = pair_map_put(&found->index, pair);
     if (*index == PAIR_NONE) {
-        if (found->count == found->capacity) {
-            found->capacity = found->capacity * 2 + 64;
-            found->pairs = memory_resize(found->pairs, found->capacity * sizeof *found->pairs);
-            found->words = memory_resize(found->words, found->capacity * sizeof *found->words);
-        }
         *index = found->count;
-        found->pairs[found->count] = pair;
-        found->words[found->count++] = (Places){0};
+        array_append(found->items, found->count, (Candidate){.pair = pair});
     }
-    append_place(&found->words[*index], word);
+    Candidate *item = &found->items[*index];
+    if (item->word_count == 0 || item->words[item->word_count - 1] != word) array_append(item->words, item->word_count, word);
 }
 
 /* Found pairs become candidates, their words with them. */
 static void push_found(TokenizerTrainer *trainer, Found *found) {
     for (size_t i = 0; i < found->count; i++) {
-        int64_t count = *count_of(trainer, found->pairs[i]);
-        if (count > 0) heap_push(trainer, (Candidate){count, found->pairs[i], found->words[i]});
-        else free(found->words[i].items);
+        Candidate item = found->items[i];
+        item.count = *count_of(trainer, item.pair);
+        if (item.count > 0) heap_push(trainer, item);
+        else free(item.words);
     }
     pair_map_free(&found->index);
-    free(found->pairs);
-    free(found->words);
+    free(found->items);
     *found = (Found){0};
 }
 
@@ -337,14 +306,6 @@ static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
     return id;
 }
 
-static void note_merge(TokenizerTrainer *trainer, uint64_t pair) {
-    if (trainer->merge_count == trainer->merge_capacity) {
-        trainer->merge_capacity = trainer->merge_capacity * 2 + 1024;
-        trainer->merges = memory_resize(trainer->merges, trainer->merge_capacity * sizeof *trainer->merges);
-    }
-    trainer->merges[trainer->merge_count++] = pair;
-}
-
 static void learn(TokenizerTrainer *trainer) {
     while (trainer->token_count < trainer->options.vocabulary && trainer->heap_count > 0) {
         Candidate top = heap_pop(trainer);
@@ -355,15 +316,15 @@ static void learn(TokenizerTrainer *trainer) {
             continue;
         }
         if (count < trainer->options.minimum_count) {
-            free(top.words.items);
+            free(top.words);
             break;
         }
         Found found = {0};
         int32_t left = (int32_t)(top.pair >> 32), right = (int32_t)(uint32_t)top.pair, joined = join(trainer, left, right);
-        note_merge(trainer, top.pair);
-        for (uint32_t i = 0; i < top.words.count; i++) merge_in_word(trainer, top.words.items[i], left, right, joined, &found);
+        array_append(trainer->merges, trainer->merge_count, top.pair);
+        for (uint32_t i = 0; i < top.word_count; i++) merge_in_word(trainer, top.words[i], left, right, joined, &found);
         push_found(trainer, &found);
-        free(top.words.items);
+        free(top.words);
     }
 }
 
@@ -470,7 +431,7 @@ void tokenizer_trainer_free(TokenizerTrainer *trainer) {
     if (!trainer) return;
     regex_free(trainer->regex);
     free_counts(&trainer->total);
-    for (size_t i = 0; i < trainer->heap_count; i++) free(trainer->heap[i].words.items);
+    for (size_t i = 0; i < trainer->heap_count; i++) free(trainer->heap[i].words);
     for (int32_t i = FIRST_BYTE; i < trainer->token_count; i++) free((char *)trainer->token[i].bytes);
     free(trainer->symbols);
     free(trainer->start);

@@ -18,8 +18,6 @@ static void replace_all(Buffer *text, Span from, Span to) {
     *text = out;
 }
 
-static Span span_of(const Buffer *buffer) { return (Span){buffer->bytes, buffer->size}; }
-
 /* "<0xE2>" */
 static int fallback_byte(Span text) {
     static const char digits[] = "0123456789ABCDEF0123456789abcdef";
@@ -41,9 +39,9 @@ static void decode_token(const Decoding *decoding, Span token, bool first, Buffe
         free(bytes);
     }
     if (decoding->metaspace.size > 0)
-        replace_all(out, span_of(&decoding->metaspace), (Span){" ", first && decoding->metaspace_first ? 0 : 1});
-    for (int i = 0; i < decoding->replaces; i++) replace_all(out, span_of(&decoding->from[i]), span_of(&decoding->to[i]));
-    int byte = decoding->byte_fallback && out->size > 0 ? fallback_byte(span_of(out)) : -1;
+        replace_all(out, buffer_span(&decoding->metaspace), (Span){" ", first && decoding->metaspace_first ? 0 : 1});
+    for (int i = 0; i < decoding->replaces; i++) replace_all(out, buffer_span(&decoding->from[i]), buffer_span(&decoding->to[i]));
+    int byte = decoding->byte_fallback && out->size > 0 ? fallback_byte(buffer_span(out)) : -1;
     if (byte >= 0) {
         out->size = 0;
         buffer_append(out, &(char){(char)byte}, 1);
@@ -70,7 +68,7 @@ static void decode_all(Tokenizer *tokenizer, const Decoding *decoding, bool firs
         decode_into(tokenizer, decoding, first, (Span){map->pool.bytes + slot->at, slot->length}, slot->id, at);
     }
     for (int32_t i = 0; i < tokenizer->added_count; i++)
-        decode_into(tokenizer, decoding, first, span_of(&tokenizer->added[i].content), tokenizer->added[i].id, at);
+        decode_into(tokenizer, decoding, first, buffer_span(&tokenizer->added[i].content), tokenizer->added[i].id, at);
 }
 
 void decoding_build(Tokenizer *tokenizer, const Decoding *decoding) {

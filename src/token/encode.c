@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/array.h"
 #include "base/hash.h"
-#include "base/memory.h"
 #include "token/token_internal.h"
 
 enum { CACHE_WORD = 128, CACHE_SLOTS = 1 << 17, CACHE_BYTES = 1 << 23, TEXT_LIMIT = 1 << 30 };
@@ -51,10 +51,7 @@ void tokenizer_encoder_free(TokenizerEncoder *encoder) {
 }
 
 void token_ids_append(TokenIds *ids, int32_t id) {
-    if (ids->count == ids->capacity) {
-        ids->capacity = ids->capacity * 2 + 64;
-        ids->items = memory_resize(ids->items, ids->capacity * sizeof *ids->items);
-    }
+    array_reserve(ids->items, ids->capacity, ids->count + 1);
     ids->items[ids->count++] = id;
 }
 
@@ -173,21 +170,12 @@ static bool take(Division *division, bool matched, size_t start, size_t end, Err
     return true;
 }
 
-static int find_split(const SplitStep *step, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
-    if (step->regex) return regex_find(step->regex, scratch, text.bytes, text.size, from, start, end, error);
-    const char *found = memmem(text.bytes + from, text.size - from, step->text.bytes, step->text.size);
-    if (!found) return 0;
-    *start = (size_t)(found - text.bytes);
-    *end = *start + step->text.size;
-    return 1;
-}
-
 /* An empty match divides the text where it lies. */
 static bool divide_by_pattern(Division *division, const SplitStep *step, Error *error) {
     Span text = division->text;
     size_t taken = 0, from = 0, start, end, size;
     while (taken < text.size && from <= text.size) {
-        int found = find_split(step, division->encoder->scratch, text, from, &start, &end, error);
+        int found = pattern_find(&step->pattern, division->encoder->scratch, text, from, &start, &end, error);
         if (found < 0) return false;
         if (found == 0) break;
         if (start > taken && !take(division, step->invert, taken, start, error)) return false;
@@ -205,12 +193,12 @@ static Span with_prefix(Buffer *buffer, Span prefix, Span piece) {
     buffer->size = 0;
     buffer_append(buffer, prefix.bytes, prefix.size);
     buffer_append(buffer, piece.bytes, piece.size);
-    return (Span){buffer->bytes, buffer->size};
+    return buffer_span(buffer);
 }
 
 /* Spaces become the step's character; then one may be put in front. */
 static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span piece, bool at_start) {
-    Span mark = {step->text.bytes, step->text.size};
+    Span mark = buffer_span(&step->pattern.text);
     bool marked = piece.bytes[0] == ' ' || (piece.size >= mark.size && memcmp(piece.bytes, mark.bytes, mark.size) == 0);
     buffer->size = 0;
     if (!marked && (step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start)))
@@ -222,7 +210,7 @@ static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span piece, b
         if (space) buffer_append(buffer, mark.bytes, mark.size);
         at = end + 1;
     }
-    return (Span){buffer->bytes, buffer->size};
+    return buffer_span(buffer);
 }
 
 static bool divide(TokenizerEncoder *encoder, int step_index, Span piece, bool at_start, Error *error) {

@@ -1,15 +1,14 @@
 /* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair of the lowest rank is merged, the
  * leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest; long ones keep a heap over a linked list,
  * so a word of n characters takes O(n log n). A Merger owns the arrays and is used by one encoder. */
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "base/memory.h"
+#include "base/array.h"
 #include "token/token_internal.h"
 
 enum { SCAN_LIMIT = 96, FEW = 256, KEEP_SYMBOLS = 1 << 20 };
 
-static void release(Merger *merger) {
+void merger_free(Merger *merger) {
     free(merger->symbol);
     free(merger->pair);
     free(merger->next);
@@ -21,15 +20,13 @@ static void release(Merger *merger) {
 /* Room for one symbol per byte; the lists and the heap only where they are used. */
 static void reserve(Merger *merger, size_t length) {
     if (length <= merger->capacity) return;
-    release(merger);
+    merger_free(merger);
     merger->capacity = length < FEW ? FEW : length;
     merger->symbol = memory_resize(NULL, merger->capacity * sizeof *merger->symbol);
     merger->pair = memory_resize(NULL, merger->capacity * sizeof *merger->pair);
     merger->next = memory_resize(NULL, merger->capacity * sizeof *merger->next);
     merger->previous = memory_resize(NULL, merger->capacity * sizeof *merger->previous);
 }
-
-void merger_free(Merger *merger) { release(merger); }
 
 /* -- Symbols ------------------------------------------------------------------------------------------------------- */
 
@@ -116,10 +113,7 @@ static void sink(uint64_t *heap, size_t count, size_t at) {
 }
 
 static void heap_push(Merger *merger, uint64_t value) {
-    if (merger->heap_count == merger->heap_capacity) {
-        merger->heap_capacity = merger->heap_capacity * 2 + FEW;
-        merger->heap = memory_resize(merger->heap, merger->heap_capacity * sizeof *merger->heap);
-    }
+    array_reserve(merger->heap, merger->heap_capacity, merger->heap_count + 1);
     size_t at = merger->heap_count++;
     for (; at > 0 && merger->heap[(at - 1) / 2] > value; at = (at - 1) / 2) merger->heap[at] = merger->heap[(at - 1) / 2];
     merger->heap[at] = value;
@@ -129,10 +123,7 @@ static uint64_t heap_entry(const Merger *merger, size_t at) { return (merger->pa
 
 static void heap_fill(Merger *merger) {
     merger->heap_count = 0;
-    if (merger->heap_capacity < merger->count) {
-        merger->heap_capacity = merger->count + FEW;
-        merger->heap = memory_resize(merger->heap, merger->heap_capacity * sizeof *merger->heap);
-    }
+    array_reserve(merger->heap, merger->heap_capacity, merger->count);
     for (size_t i = 0; i < merger->count; i++)
         if (merger->pair[i] != PAIR_NONE) merger->heap[merger->heap_count++] = heap_entry(merger, i);
     for (size_t i = merger->heap_count / 2; i-- > 0;) sink(merger->heap, merger->heap_count, i);
@@ -185,5 +176,5 @@ void merge_word(const Tokenizer *tokenizer, Merger *merger, const char *word, si
     (tokenizer->byte_level ? push_raw : push_characters)(tokenizer, merger, word, length);
     (merger->count <= SCAN_LIMIT ? merge_by_scan : merge_by_heap)(tokenizer, merger);
     for (size_t i = 0; i < merger->count; i++) token_ids_append(out, merger->symbol[i]);
-    if (merger->capacity > KEEP_SYMBOLS) release(merger);
+    if (merger->capacity > KEEP_SYMBOLS) merger_free(merger);
 }

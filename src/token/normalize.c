@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-#include "base/memory.h"
 #include "token/token_internal.h"
 
 /* Text below this lead byte is the same in the normal form, unless a later character combines with it: NFC leaves all below U+0300. */
@@ -40,20 +39,10 @@ static bool apply_form(int form, Span text, Buffer *out, Error *error) {
     return true;
 }
 
-/* The next match of a step's pattern at or after `from`: as regex_find. */
-static int find_replaced(const NormalStep *step, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
-    if (step->regex) return regex_find(step->regex, scratch, text.bytes, text.size, from, start, end, error);
-    const char *found = memmem(text.bytes + from, text.size - from, step->text.bytes, step->text.size);
-    if (!found) return 0;
-    *start = (size_t)(found - text.bytes);
-    *end = *start + step->text.size;
-    return 1;
-}
-
 static bool apply_replace(const NormalStep *step, RegexScratch *scratch, Span text, Buffer *out, Error *error) {
     size_t copied = 0, from = 0, start, end;
     int found = 0;
-    while (from <= text.size && (found = find_replaced(step, scratch, text, from, &start, &end, error)) > 0) {
+    while (from <= text.size && (found = pattern_find(&step->pattern, scratch, text, from, &start, &end, error)) > 0) {
         buffer_append(out, text.bytes + copied, start - copied);
         buffer_append(out, step->with.bytes, step->with.size);
         copied = end;
@@ -77,7 +66,7 @@ static Span stripped(const NormalStep *step, Span text) {
 static bool apply(const NormalStep *step, RegexScratch *scratch, Span text, Buffer *out, Error *error) {
     switch (step->kind) {
     case NORMAL_PREPEND:
-        buffer_append(out, step->text.bytes, text.size > 0 ? step->text.size : 0);
+        buffer_append(out, step->with.bytes, text.size > 0 ? step->with.size : 0);
         buffer_append(out, text.bytes, text.size);
         return true;
     case NORMAL_REPLACE: return apply_replace(step, scratch, text, out, error);
@@ -93,9 +82,8 @@ bool normalize(const Tokenizer *tokenizer, RegexScratch *scratch, Span text, Buf
     *result = text;
     for (int i = 0; i < tokenizer->normal_count; i++) {
         out->size = 0;
-        buffer_append(out, "", 0);
         if (!apply(&tokenizer->normals[i], scratch, *result, out, error)) return false;
-        *result = (Span){out->bytes, out->size};
+        *result = buffer_span(out);
         Buffer *used = out;
         out = spare;
         spare = used;

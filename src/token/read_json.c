@@ -59,11 +59,11 @@ static bool read_id(const json_t *value, int32_t *id, Error *error) {
 }
 
 /* {"String": "..."} or {"Regex": "..."}. A fixed text is never empty. */
-static bool read_pattern(const json_t *pattern, Regex **regex, Buffer *text, const char *part, Error *error) {
-    Span expression = text_of(json_object_get(pattern, "Regex"));
-    if (expression.bytes) return (*regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
-    if (!copy_text(text, json_is_string(pattern) ? pattern : json_object_get(pattern, "String"), part, error)) return false;
-    return text->size > 0 || refuse(error, part, "replaces or splits at an empty text");
+static bool read_pattern(Pattern *pattern, const json_t *value, const char *part, Error *error) {
+    Span expression = text_of(json_object_get(value, "Regex"));
+    if (expression.bytes) return (pattern->regex = regex_open(expression.bytes, expression.size, REGEX_ONIGURUMA, error)) != NULL;
+    if (!copy_text(&pattern->text, json_is_string(value) ? value : json_object_get(value, "String"), part, error)) return false;
+    return pattern->text.size > 0 || refuse(error, part, "replaces or splits at an empty text");
 }
 
 /* Calls `read` for the object, or for each member of a Sequence, in order. */
@@ -98,10 +98,10 @@ static bool read_normal(Tokenizer *tokenizer, const json_t *object, Error *error
         step->kind = NORMAL_FORM;
     } else if (is_kind(object, "Prepend")) {
         step->kind = NORMAL_PREPEND;
-        return copy_text(&step->text, json_object_get(object, "prepend"), "normalizer", error);
+        return copy_text(&step->with, json_object_get(object, "prepend"), "normalizer", error);
     } else if (is_kind(object, "Replace")) {
         step->kind = NORMAL_REPLACE;
-        return read_pattern(json_object_get(object, "pattern"), &step->regex, &step->text, "normalizer", error) &&
+        return read_pattern(&step->pattern, json_object_get(object, "pattern"), "normalizer", error) &&
                copy_text(&step->with, json_object_get(object, "content"), "normalizer", error);
     } else if (is_kind(object, "Strip")) {
         step->kind = NORMAL_STRIP;
@@ -127,8 +127,8 @@ static bool read_behavior(SplitBehavior *behavior, const json_t *value, Error *e
 static bool set_pattern(SplitStep *step, const char *pattern, SplitBehavior behavior, Error *error) {
     step->kind = SPLIT_PATTERN;
     step->behavior = behavior;
-    step->regex = regex_open(pattern, strlen(pattern), REGEX_ONIGURUMA, error);
-    return step->regex != NULL;
+    step->pattern.regex = regex_open(pattern, strlen(pattern), REGEX_ONIGURUMA, error);
+    return step->pattern.regex != NULL;
 }
 
 static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) {
@@ -139,8 +139,8 @@ static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) 
     if (is_text(scheme, "never")) step->prepend = PREPEND_NEVER;
     else if (is_text(scheme, "first")) step->prepend = PREPEND_FIRST;
     else if (!scheme && !flag_of(object, "add_prefix_space", true)) step->prepend = PREPEND_NEVER;
-    return copy_text(&step->text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
-           (step->text.size > 0 || refuse(error, "pre_tokenizer", "replaces spaces by nothing"));
+    return copy_text(&step->pattern.text, json_object_get(object, "replacement"), "pre_tokenizer", error) &&
+           (step->pattern.text.size > 0 || refuse(error, "pre_tokenizer", "replaces spaces by nothing"));
 }
 
 static SplitStep *new_split(Tokenizer *tokenizer, Error *error) {
@@ -179,7 +179,7 @@ static bool read_split(Tokenizer *tokenizer, const json_t *object, Error *error)
     step->kind = SPLIT_PATTERN;
     step->invert = flag_of(object, "invert", false);
     return read_behavior(&step->behavior, json_object_get(object, "behavior"), error) &&
-           read_pattern(json_object_get(object, "pattern"), &step->regex, &step->text, "pre_tokenizer", error);
+           read_pattern(&step->pattern, json_object_get(object, "pattern"), "pre_tokenizer", error);
 }
 
 /* -- Model --------------------------------------------------------------------------------------------------------- */

@@ -174,7 +174,7 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
     const KnownPattern *known = known_pattern(family->pattern);
     const char *expression = known->tiktoken ? known->tiktoken : known->json;
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];
-    if (!(step->regex = regex_open(expression, strlen(expression), REGEX_RUST, error))) return false;
+    if (!(step->pattern.regex = regex_open(expression, strlen(expression), REGEX_RUST, error))) return false;
     add_specials(tokenizer, family, ranks);
     decoding_build(tokenizer, &(Decoding){0});
     return true;

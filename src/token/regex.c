@@ -213,9 +213,9 @@ static uint32_t match_limit(size_t length) {
     return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
 }
 
-int regex_find(
-    const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end, Error *error) {
-    PCRE2_SPTR subject = (PCRE2_SPTR)text;
+int regex_find(const Regex *regex, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
+    PCRE2_SPTR subject = (PCRE2_SPTR)text.bytes;
+    size_t length = text.size;
     int code = PCRE2_ERROR_JIT_STACKLIMIT;
     pcre2_set_match_limit(scratch->context, match_limit(length - from));
     pcre2_set_depth_limit(scratch->context, match_limit(length - from));
@@ -234,4 +234,18 @@ int regex_find(
     *start = bounds[0];
     *end = bounds[1] > bounds[0] ? bounds[1] : bounds[0]; /* \K is refused, so a match never ends before it starts */
     return 1;
+}
+
+int pattern_find(const Pattern *pattern, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error) {
+    if (pattern->regex) return regex_find(pattern->regex, scratch, text, from, start, end, error);
+    const char *found = memmem(text.bytes + from, text.size - from, pattern->text.bytes, pattern->text.size);
+    if (!found) return 0;
+    *start = (size_t)(found - text.bytes);
+    *end = *start + pattern->text.size;
+    return 1;
+}
+
+void pattern_free(Pattern *pattern) {
+    regex_free(pattern->regex);
+    free(pattern->text.bytes);
 }

@@ -2,14 +2,11 @@
  * Owns nothing; called by every file of the tokenizer. */
 #include <stdlib.h>
 
-#include "base/memory.h"
+#include "base/array.h"
 #include "token/token_internal.h"
 
 void buffer_append(Buffer *buffer, const char *bytes, size_t size) {
-    if (buffer->capacity - buffer->size < size) {
-        buffer->capacity = (buffer->size + size) * 2 + 32;
-        buffer->bytes = memory_resize(buffer->bytes, buffer->capacity);
-    }
+    array_reserve(buffer->bytes, buffer->capacity, buffer->size + size);
     if (size > 0) memcpy(buffer->bytes + buffer->size, bytes, size);
     buffer->size += size;
 }

@@ -18,6 +18,12 @@ typedef struct Buffer {
     size_t size, capacity;
 } Buffer;
 void buffer_append(Buffer *buffer, const char *bytes, size_t size);
+/* Bytes that somebody else owns. */
+typedef struct Span {
+    const char *bytes;
+    size_t size;
+} Span;
+static inline Span buffer_span(const Buffer *buffer) { return (Span){buffer->bytes, buffer->size}; }
 
 /* The length of the longest well-formed prefix (Unicode 15, table 3-7). */
 size_t text_well_formed(const char *text, size_t length);
@@ -87,8 +93,15 @@ void regex_free(Regex *regex);
 RegexScratch *regex_scratch_open(void);
 void regex_scratch_free(RegexScratch *scratch);
 /* The first match at or after `from` in well-formed text: 1 with its bounds, 0 for none, -1 with `error`. */
-int regex_find(
-    const Regex *regex, RegexScratch *scratch, const char *text, size_t length, size_t from, size_t *start, size_t *end, Error *error);
+int regex_find(const Regex *regex, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error);
+
+/* What a tokenizer.json searches for: a regular expression or, where `regex` is NULL, a fixed text, which is not empty. */
+typedef struct Pattern {
+    Regex *regex;
+    Buffer text;
+} Pattern;
+int pattern_find(const Pattern *pattern, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error);
+void pattern_free(Pattern *pattern);
 
 typedef struct KnownPattern {
     const char *name;
@@ -99,18 +112,13 @@ const KnownPattern *known_pattern(const char *name); /* NULL when unknown */
 
 /* -- The tokenizer ------------------------------------------------------------------------------------------------- */
 
-typedef struct Span {
-    const char *bytes;
-    size_t size;
-} Span;
-
 typedef enum NormalKind { NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_FORM, NORMAL_STRIP } NormalKind;
 typedef struct NormalStep {
     NormalKind kind;
-    Regex *regex;      /* NORMAL_REPLACE: this, or `text` when NULL */
-    Buffer text, with; /* what is replaced, and by what; NORMAL_PREPEND uses `text` */
-    int form;          /* NORMAL_FORM: utf8proc's options */
-    bool left, right;  /* NORMAL_STRIP */
+    Pattern pattern;  /* NORMAL_REPLACE: what is replaced */
+    Buffer with;      /* NORMAL_REPLACE: by what; NORMAL_PREPEND: what is prepended */
+    int form;         /* NORMAL_FORM: utf8proc's options */
+    bool left, right; /* NORMAL_STRIP */
 } NormalStep;
 
 typedef enum SplitKind { SPLIT_PATTERN, SPLIT_PREFIX_SPACE, SPLIT_METASPACE } SplitKind;
@@ -118,8 +126,7 @@ typedef enum SplitBehavior { SPLIT_ISOLATED, SPLIT_REMOVED, SPLIT_CONTIGUOUS, SP
 typedef enum PrependScheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER } PrependScheme;
 typedef struct SplitStep {
     SplitKind kind;
-    Regex *regex; /* SPLIT_PATTERN: this, or `text` when NULL */
-    Buffer text;  /* a fixed pattern, or the character that stands for a space */
+    Pattern pattern; /* SPLIT_METASPACE: the character that stands for a space */
     SplitBehavior behavior;
     bool invert;
     PrependScheme prepend; /* SPLIT_METASPACE */
@@ -136,7 +143,7 @@ typedef struct AddedToken {
 typedef struct Trie {
     PairMap edges;    /* (node, byte) to node; node 0 is the root */
     int32_t *pattern; /* by node; TOKEN_NONE: none ends here */
-    size_t nodes, capacity;
+    size_t nodes;
     bool first[BYTES]; /* bytes that a pattern begins with */
 } Trie;
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/file.h"
-#include "base/memory.h"
+#include "base/array.h"
 #include "token/token_internal.h"
 
 enum { FILE_LIMIT = 1 << 28, WORD_LIMIT = 1 << 16 };
@@ -60,8 +60,7 @@ bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, 
 void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token) {
     token_map_put(&tokenizer->contents, token->content.bytes, token->content.size, token->id);
     note_id(tokenizer, token->id);
-    tokenizer->added = memory_resize(tokenizer->added, ((size_t)tokenizer->added_count + 1) * sizeof *tokenizer->added);
-    tokenizer->added[tokenizer->added_count++] = *token;
+    array_append(tokenizer->added, tokenizer->added_count, *token);
 }
 
 /* A token that is matched after normalisation is matched in its normalised form. */
@@ -71,7 +70,7 @@ static bool build_tries(Tokenizer *tokenizer, Error *error) {
     bool good = true;
     for (int32_t i = 0; good && i < tokenizer->added_count; i++) {
         const AddedToken *token = &tokenizer->added[i];
-        Span content = {token->content.bytes, token->content.size};
+        Span content = buffer_span(&token->content);
         if (token->normalized) good = normalize(tokenizer, scratch, content, &buffers[0], &buffers[1], &content, error);
         if (good) trie_add(token->normalized ? &tokenizer->normal : &tokenizer->raw, content.bytes, content.size, i);
     }
@@ -168,11 +167,9 @@ static void free_trie(Trie *trie) {
 
 static void free_steps(Tokenizer *tokenizer) {
     for (int i = 0; i < STEPS; i++) {
-        regex_free(tokenizer->normals[i].regex);
-        free(tokenizer->normals[i].text.bytes);
+        pattern_free(&tokenizer->normals[i].pattern);
         free(tokenizer->normals[i].with.bytes);
-        regex_free(tokenizer->splits[i].regex);
-        free(tokenizer->splits[i].text.bytes);
+        pattern_free(&tokenizer->splits[i].pattern);
     }
 }
 

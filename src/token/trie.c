@@ -1,15 +1,11 @@
 /* Tries of added tokens: the longest pattern that a text begins with. Edges lie in one hash table. Built when a tokenizer is read, then
  * read-only. */
-#include "base/memory.h"
+#include "base/array.h"
 #include "token/token_internal.h"
 
 static size_t new_node(Trie *trie) {
-    if (trie->nodes == trie->capacity) {
-        trie->capacity = trie->capacity * 2 + 64;
-        trie->pattern = memory_resize(trie->pattern, trie->capacity * sizeof *trie->pattern);
-    }
-    trie->pattern[trie->nodes] = TOKEN_NONE;
-    return trie->nodes++;
+    array_append(trie->pattern, trie->nodes, TOKEN_NONE);
+    return trie->nodes - 1;
 }
 
 void trie_add(Trie *trie, const char *bytes, size_t length, int32_t pattern) {
