@@ -1,6 +1,7 @@
-/* bfloat16, the upper half of an fp32, as the CPU reads and writes it one by one: loops over these vectorise. Kept as its bits. */
+/* bfloat16, the upper half of an fp32, and IEEE fp16, as the CPU reads and writes them one by one: loops over these vectorise. Kept as their bits. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 static inline float bf16_to_float(uint16_t x) {
@@ -9,6 +10,18 @@ static inline float bf16_to_float(uint16_t x) {
         float value;
     } u = {.bits = (uint32_t)x << 16};
     return u.value;
+}
+
+/* The exponents of fp16 are 112 below those of fp32; a multiplication moves those of subnormal numbers too. */
+static inline float fp16_to_float(uint16_t x) {
+    uint32_t rest = (uint32_t)(x & 0x7fff) << 13;
+    bool finite = rest < 0x0f800000;
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = finite ? rest : rest | 0x7f800000};
+    if (finite) u.value *= 0x1p112f;
+    return x & 0x8000 ? -u.value : u.value;
 }
 
 /* Round to nearest even; NaN stays NaN. */

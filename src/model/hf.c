@@ -95,7 +95,7 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
     return target;
 }
 
-/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Turned matrices take twice their space. */
+/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Transposed matrices take twice their space. */
 static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = stored ? stored->type : rearranged_type(w, from), .rank = from->rank};
@@ -145,17 +145,8 @@ static void writer_end(Writer *w) { memory_unmap(w->values, (size_t)w->capacity 
 /* -- The folder ----------------------------------------------------------------------------------------------------- */
 
 /* What makes text to tokens, and what concerns generation, in the folders of others. */
-static const char *const copied_files[] = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-};
+static const char *const copied_files[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"};
 enum { COPIED_FILES = sizeof copied_files / sizeof *copied_files, COPY_LIMIT = 1 << 30 };
 
 /* "model.safetensors", its shards and their index. */
@@ -281,14 +272,14 @@ bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error 
     if (!hf_check(export->config, error) || !check_folder(folder, overwrite, error)) return false;
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/') length--;
-    char *target = memory_format("%.*s", (int)length, folder), *fresh = memory_format("%s.partial-%ld", target, (long)getpid());
+    char *target = memory_format("%.*s", (int)length, folder), *temporary = memory_format("%s.partial-%ld", target, (long)getpid());
     Model model = model_build(export->config, export->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool written = check_biases(export, model.graph, error) && write_files(export, model.graph, fresh, error) &&
-                   file_replace_folder(fresh, target, error);
+    bool written = check_biases(export, model.graph, error) && write_files(export, model.graph, temporary, error) &&
+                   file_replace_folder(temporary, target, error);
     Error ignored = {0};
-    if (!written) file_remove(fresh, &ignored);
+    if (!written) file_remove(temporary, &ignored);
     model_free(&model);
-    free(fresh);
+    free(temporary);
     free(target);
     return written;
 }

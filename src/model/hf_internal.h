@@ -1,5 +1,5 @@
 /* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under which names and in which
- * pieces a class stores our parameters. */
+ * parts a class stores our parameters. */
 #pragma once
 
 #include "ckpt/ckpt.h"
@@ -55,8 +55,8 @@ StoredType hf_reader_type(const HfReader *reader, int parameter);
 /* It was used: its pages need not stay in memory. */
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
 
-/* Elements of a file, which may be unaligned, as elements of an arena. F32, F16 and BF16 (hf_read.c). */
-void hf_convert(Precision to, void *target, StoredType from, const char *source, int64_t count);
+/* Converts elements of a file, F32, F16 or BF16 and perhaps unaligned, to elements of `to` bytes (base/element.h). In hf_read.c. */
+void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
 
 /* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */
 

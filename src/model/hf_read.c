@@ -1,5 +1,5 @@
 /* Reading Hugging Face folders. A reader keeps the safetensors files mapped while their tensors are converted into the caller's memory, one parameter
- * after another and each by all threads, so that a folder is read once and in order; pages that were read are let go, so that a folder of any size
+ * after another and each by all threads, so that a folder is read once and in order; pages that were read are dropped, so that a folder of any size
  * takes no more memory than its largest parameter. */
 #include <assert.h>
 #include <stdio.h>
@@ -10,7 +10,9 @@
 
 #include "base/bf16.h"
 #include "base/file.h"
+#include "base/element.h"
 #include "base/memory.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "model/hf_internal.h"
 
@@ -195,53 +197,36 @@ static bool folder_open(Folder *folder, const char *name, Error *error) {
 
 /* -- Converting ----------------------------------------------------------------------------------------------------- */
 
-static float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* The exponents of halves are 112 below those of floats; a product moves the subnormal ones too. */
-static float from_half(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
-    float value = rest < 0x0f800000 ? from_bits(rest) * 0x1p112f : from_bits(rest | 0x7f800000);
-    return sign ? -value : value;
-}
-
-/* `source` may be unaligned. */
-static float load(StoredType type, const char *source, int64_t index) {
+/* Element `index` of a file's tensor, which may be unaligned. */
+static inline __attribute__((always_inline)) float load(StoredType type, const char *source, int64_t index) {
     uint16_t half;
     float value;
     if (type == STORED_F32) return memcpy(&value, source + index * 4, 4), value;
     memcpy(&half, source + index * 2, 2);
-    return type == STORED_BF16 ? from_bits((uint32_t)half << 16) : from_half(half);
+    return type == STORED_BF16 ? bf16_to_float(half) : fp16_to_float(half);
 }
 
-void hf_convert(Precision to, void *target, StoredType from, const char *source, int64_t count) {
-    if (to == PRECISION_FP64) {
+/* Converts on all threads. Compiled once for each pair of types that hf_convert names, so that its loop has no branches. */
+static inline __attribute__((always_inline)) void convert(size_t to, void *target, StoredType from, const char *source, int64_t count) {
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) ((double *)target)[i] = load(from, source, i);
-    } else if (from == STORED_F32) {
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) memcpy((float *)target + i, source + i * 4, 4);
-    } else if (from == STORED_BF16) {
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) ((float *)target)[i] = load(STORED_BF16, source, i);
-    } else {
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) ((float *)target)[i] = load(STORED_F16, source, i);
-    }
+    for (int64_t i = 0; i < count; i++) element_set(to, target, i, load(from, source, i));
 }
 
-/* Row by row of the target, whose columns are the rows of the source. */
-static void convert_transposed(Precision to, void *target, StoredType from, const char *source, int64_t rows, int64_t columns) {
+void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count) {
+    if (to == sizeof(float) && from == STORED_F32) convert(sizeof(float), target, STORED_F32, source, count);
+    else if (to == sizeof(float) && from == STORED_BF16) convert(sizeof(float), target, STORED_BF16, source, count);
+    else if (to == sizeof(float)) convert(sizeof(float), target, STORED_F16, source, count);
+    else if (to == sizeof(uint16_t) && from == STORED_F32) convert(sizeof(uint16_t), target, STORED_F32, source, count);
+    else if (to == sizeof(uint16_t) && from == STORED_BF16) memcpy(target, source, (size_t)count * sizeof(uint16_t));
+    else if (to == sizeof(uint16_t)) convert(sizeof(uint16_t), target, STORED_F16, source, count);
+    else convert(to, target, from, source, count);
+}
+
+/* From [columns, rows] in the file to [rows, columns]. */
+static void convert_transposed(size_t to, void *target, StoredType from, const char *source, int64_t rows, int64_t columns) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) {
-            float value = load(from, source, c * rows + r);
-            if (to == PRECISION_FP64) ((double *)target)[r * columns + c] = value;
-            else ((float *)target)[r * columns + c] = value;
-        }
+        for (int64_t c = 0; c < columns; c++) element_set(to, target, r * columns + c, load(from, source, c * rows + r));
 }
 
 /* -- Weights -------------------------------------------------------------------------------------------------------- */
@@ -281,12 +266,7 @@ static bool match_tensors(HfReader *reader, const char *name, Error *error) {
     return true;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), tail = strlen(end);
-    return length >= tail && !strcmp(text + length - tail, end);
-}
-
-/* The table of embeddings among the model's tensors: one that only has a name of it was never checked. */
+/* The table of embeddings among the model's tensors: another family's tensor of such a name was never checked. */
 static const StoredTensor *embedding_of(const Folder *folder) {
     static const char *const names[] = {"model.embed_tokens.weight", "transformer.wte.weight", HF_BARE_MARK};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -379,8 +359,8 @@ void hf_reader_close(HfReader *reader) {
     free(reader);
 }
 
-/* The whole pages of a tensor, which would be read from the file again. */
-static void let_go(const StoredTensor *tensor, int64_t count) {
+/* Drops the whole pages of a tensor from memory; a later use reads them from the file again. */
+static void drop_pages(const StoredTensor *tensor, int64_t count) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data,
               end = begin + count * stored_type_bytes(tensor->type);
     begin = (begin + page - 1) / page * page;
@@ -388,50 +368,30 @@ static void let_go(const StoredTensor *tensor, int64_t count) {
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
-void hf_reader_load(const HfReader *reader, int parameter, void *values) {
-    const Parameter *p = &reader->graph->parameters[parameter];
-    Precision precision = reader->graph->precision;
-    size_t unit = precision_bytes(precision, TYPE_WIDE);
-    if (reader->first[parameter] == reader->first[parameter + 1]) memset(values, 0, p->count * unit);
+/* Converts a parameter to elements of `to` bytes (base/element.h). */
+static void load_parameter(const HfReader *reader, int parameter, size_t to, void *values) {
     for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
         const HfTensor *item = &reader->list.items[i];
         const StoredTensor *tensor = reader->entries[i]->tensor;
-        char *target = (char *)values + item->first * unit;
-        if (item->transposed) convert_transposed(precision, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
-        else hf_convert(precision, target, tensor->type, tensor->data, item->count);
-        let_go(tensor, item->count);
+        char *target = (char *)values + item->first * (int64_t)to;
+        if (item->transposed) convert_transposed(to, target, tensor->type, tensor->data, item->shape[1], item->shape[0]);
+        else hf_convert(to, target, tensor->type, tensor->data, item->count);
+        drop_pages(tensor, item->count);
     }
+}
+
+void hf_reader_load(const HfReader *reader, int parameter, void *values) {
+    const Parameter *p = &reader->graph->parameters[parameter];
+    Precision precision = reader->graph->precision;
+    size_t to = precision_bytes(precision, TYPE_WIDE);
+    if (reader->first[parameter] == reader->first[parameter + 1]) memset(values, 0, p->count * to);
+    load_parameter(reader, parameter, to, values);
     if (is_scaled(reader, parameter)) scale_values(precision, values, p->count, reader->scale);
-}
-
-static void round_blocks(StoredType from, const char *source, uint16_t *target, int64_t count) {
-    enum { BLOCK = 1 << 20 };
-    float *block = memory_allocate(BLOCK * sizeof *block);
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        int64_t length = count - at < BLOCK ? count - at : BLOCK;
-        hf_convert(PRECISION_FP32, block, from, source + at * (int64_t)stored_type_bytes(from), length);
-        bf16_from_floats(target + at, block, length);
-    }
-    free(block);
-}
-
-static void round_transposed(StoredType from, const char *source, uint16_t *target, int64_t rows, int64_t columns) {
-    float *turned = memory_allocate(rows * columns * sizeof *turned);
-    convert_transposed(PRECISION_FP32, turned, from, source, rows, columns);
-    bf16_from_floats(target, turned, rows * columns);
-    free(turned);
 }
 
 void hf_reader_load_bf16(const HfReader *reader, int parameter, uint16_t *values) {
     assert(!is_scaled(reader, parameter) && reader->first[parameter] < reader->first[parameter + 1]);
-    for (int i = reader->first[parameter]; i < reader->first[parameter + 1]; i++) {
-        const HfTensor *item = &reader->list.items[i];
-        const StoredTensor *tensor = reader->entries[i]->tensor;
-        if (item->transposed) round_transposed(tensor->type, tensor->data, values + item->first, item->shape[1], item->shape[0]);
-        else if (tensor->type == STORED_BF16) memcpy(values + item->first, tensor->data, item->count * sizeof *values);
-        else round_blocks(tensor->type, tensor->data, values + item->first, item->count);
-        let_go(tensor, item->count);
-    }
+    load_parameter(reader, parameter, sizeof *values, values);
 }
 
 /* Neighbours in the list are parts of one parameter. */
@@ -456,7 +416,7 @@ StoredType hf_reader_type(const HfReader *reader, int parameter) {
 
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted) {
     const StoredTensor *tensor = hf_reader_stored(reader, wanted);
-    if (tensor) let_go(tensor, wanted->count);
+    if (tensor) drop_pages(tensor, wanted->count);
 }
 
 bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph *graph, void *master, Error *error) {

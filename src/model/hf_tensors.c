@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "base/array.h"
+#include "base/strings.h"
 #include "model/hf_internal.h"
 
 /* Takes over `name`. */
 static HfTensor *append(HfTensorList *list, char *name, int parameter, const Parameter *p) {
-    list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
-    HfTensor *tensor = &list->items[list->count++];
-    *tensor = (HfTensor){.name = name, .parameter = parameter, .count = p->count, .rank = p->rank};
+    array_append(list->items, list->count, (HfTensor){.name = name, .parameter = parameter, .count = p->count, .rank = p->rank});
+    HfTensor *tensor = &list->items[list->count - 1];
     memcpy(tensor->shape, p->shape, sizeof p->shape);
     if (p->transposed) {
         tensor->transposed = true;
@@ -30,13 +30,6 @@ static void append_part(HfTensorList *list, char *name, int parameter, const Par
     tensor->shape[1] = p->shape[2];
     tensor->count = p->count / parts;
     tensor->first = index * tensor->count;
-}
-
-static bool starts_with(const char *text, const char *start) { return !strncmp(text, start, strlen(start)); }
-
-static bool ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), tail = strlen(end);
-    return length >= tail && !strcmp(text + length - tail, end);
 }
 
 /* The layer of "model.layers.N.REST" and its REST; -1 for other names. */

@@ -3,31 +3,13 @@
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf_internal.h"
-
-/* The printable character that stands for a byte in byte-level BPE vocabularies (GPT-2): the byte itself where Latin-1 shows it, and for the
- * others the characters from U+0100 on, in order. */
-static void byte_character(int byte, char text[3]) {
-    int code = 0x100;
-    for (int b = 0; b <= byte; b++) {
-        bool shown = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad);
-        if (b == byte && shown) code = b;
-        else if (b < byte && !shown) code++;
-    }
-    int length = 0;
-    if (code < 0x80) {
-        text[length++] = (char)code;
-    } else {
-        text[length++] = (char)(0xc0 | code >> 6);
-        text[length++] = (char)(0x80 | (code & 0x3f));
-    }
-    text[length] = '\0';
-}
+#include "token/tokenizer.h"
 
 json_t *hf_tokenizer(void) {
     json_t *vocabulary = json_object();
     for (int byte = 0; byte < BYTE_SEPARATOR; byte++) {
-        char text[3];
-        byte_character(byte, text);
+        char text[5];
+        tokenizer_spell_byte(byte, text);
         hf_put_integer(vocabulary, text, byte);
     }
     json_t *separator = json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", BYTE_SEPARATOR, "content", HF_SEPARATOR, "single_word", 0,

@@ -18,20 +18,9 @@ enum { HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, PADDING = 128 
 enum { AT_MAGIC, AT_VERSION, AT_CONTEXT, AT_VOCABULARY, AT_LAYERS, AT_HEADS, AT_WIDTH, AT_PADDED };
 enum { AT_SEQUENCES = 2, AT_LENGTH }; /* of a state */
 
-static const char *const layer_names[] = {
-    "ln_1.weight",
-    "ln_1.bias",
-    "attn.c_attn.weight",
-    "attn.c_attn.bias",
-    "attn.c_proj.weight",
-    "attn.c_proj.bias",
-    "ln_2.weight",
-    "ln_2.bias",
-    "mlp.c_fc.weight",
-    "mlp.c_fc.bias",
-    "mlp.c_proj.weight",
-    "mlp.c_proj.bias",
-};
+/* Of one layer, in the order of the file. */
+static const char *const layer_names[] = {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
+    "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"};
 enum { LAYER_NAMES = sizeof layer_names / sizeof *layer_names };
 
 static int64_t padded_rows(int64_t vocabulary) { return round_up(vocabulary, PADDING); }
@@ -119,7 +108,7 @@ static void load(const Graph *graph, const ModelConfig *model, Precision precisi
     const Parameter **order = in_file_order(graph, model->layers);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = order[i];
-        hf_convert(graph->precision, parameter_in(p, master), type, source, p->count);
+        hf_convert(precision_bytes(graph->precision, TYPE_WIDE), parameter_in(p, master), type, source, p->count);
         source += (i == 0 ? padded * model->width : p->count) * (int64_t)stored_type_bytes(type);
     }
     free(order);

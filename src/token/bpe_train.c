@@ -330,11 +330,11 @@ static void learn(TokenizerTrainer *trainer) {
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
-/* A token in GPT-2's alphabet, with a zero behind it. */
+/* Appends a token in GPT-2's alphabet. */
 static void spell(Buffer *text, Span token) {
     for (size_t i = 0; i < token.size; i++) {
-        char character[4];
-        buffer_append(text, character, text_put_character(text_byte_character((unsigned char)token.bytes[i]), character));
+        char character[5];
+        buffer_append(text, character, tokenizer_spell_byte((unsigned char)token.bytes[i], character));
     }
 }
 

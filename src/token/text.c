@@ -99,6 +99,12 @@ uint32_t text_byte_character(int byte) {
     return byte == 0xAD ? 0x143 : 0x100 + 0x21 + (uint32_t)byte - 0x7F;
 }
 
+size_t tokenizer_spell_byte(int byte, char out[5]) {
+    size_t size = text_put_character(text_byte_character(byte), out);
+    out[size] = '\0';
+    return size;
+}
+
 /* The byte that a character stands for, or -1. */
 static int character_byte(uint32_t character) {
     if (character < 0x100) return stands_for_itself((int)character) ? (int)character : -1;

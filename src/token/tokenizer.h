@@ -63,7 +63,10 @@ TokenizerDecoder tokenizer_decoder(const Tokenizer *tokenizer, bool skip_special
 /* The bytes that `id` adds, owned by the tokenizer; none for an unknown id. */
 const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *length);
 
-/* -- Training (train.c) -------------------------------------------------------------------------------------------- */
+/* The printable character that stands for a byte in byte-level vocabularies (GPT-2's alphabet), in UTF-8. Returns its bytes. */
+size_t tokenizer_spell_byte(int byte, char out[5]);
+
+/* -- Training (bpe_train.c) -------------------------------------------------------------------------------------------- */
 
 typedef struct TokenizerTraining {
     const char *pattern;   /* gpt2, llama3 or qwen: how text is divided into words */
