@@ -1,4 +1,5 @@
-/* bfloat16, the upper half of an fp32, and IEEE fp16, as the CPU reads and writes them one by one: loops over these vectorise. Kept as their bits. */
+/* bfloat16, the upper half of an fp32, and IEEE fp16, as the CPU reads and writes them one by one: loops over these
+ * vectorise. Kept as their bits. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* What the families share while they build: the naming and declaring of parameters, attention, experts, and layers around a residual
- * stream. Owns nothing; called by the families. */
+/* What the families share while they build: the naming and declaring of parameters, attention, experts, and layers
+ * around a residual stream. Owns nothing; called by the families. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "ops/moe/moe.h"
 #include "ops/rope/rope.h"
 
-/* -- Parameters ----------------------------------------------------------------------------------------------------- */
+/* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
 /* `fused`: begins right behind the parameter before, so that graph_fuse can view both as one. */
 static TensorId declare(Builder *b, const char *name, const char *suffix, ParameterKind kind, int rank, const int64_t *shape, double mean,
@@ -64,7 +64,7 @@ TensorId builder_embedding(Builder *b, const char *name) {
 
 TensorId builder_head(Builder *b, TensorId embedding) { return b->config->tied ? embedding : builder_embedding(b, "lm_head.weight"); }
 
-/* -- Operations ----------------------------------------------------------------------------------------------------- */
+/* -- Operations ---------------------------------------------------------------------------------------------------- */
 
 Norm builder_norm(Builder *b, const char *name, NormKind kind, bool biased, int64_t columns) {
     Norm norm = {.kind = kind, .epsilon = b->config->norm_epsilon};
@@ -110,7 +110,7 @@ TensorId builder_experts(Builder *b, const char *prefix, TensorId x, Routing rou
     return op_moe_combine(graph, op_grouped_linear(graph, hidden, down, dispatch.offset), routing.gate, &dispatch);
 }
 
-/* -- Layers --------------------------------------------------------------------------------------------------------- */
+/* -- Layers -------------------------------------------------------------------------------------------------------- */
 
 void builder_layer(Builder *b, int layer) {
     char prefix[32] = "";

@@ -1,5 +1,5 @@
-/* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere, head and embedding the same. Its
- * released code stores the matrices of linear layers as [in, out]. */
+/* GPT-2 (Radford et al., 2019): learned positions, LayerNorm before attention and MLP, tanh GELU, biases everywhere,
+ * head and embedding the same. Its released code stores the matrices of linear layers as [in, out]. */
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"

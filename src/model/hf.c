@@ -1,5 +1,6 @@
-/* Writing Hugging Face folders. The tensors of one file are made in memory, in the type of the folder, and written together, so that the most that is
- * needed besides the weights is one file. What another folder holds as it is wanted goes from file to file. Called by `smelt convert`. */
+/* Writing Hugging Face folders. The tensors of one file are made in memory, in the type of the folder, and written
+ * together, so that the most that is needed besides the weights is one file. What another folder holds as it is
+ * wanted goes from file to file. Called by `smelt convert`. */
 #include "base/bf16.h"
 #include "model/hf.h"
 
@@ -15,7 +16,7 @@
 #include "data/data.h"
 #include "model/hf_internal.h"
 
-/* -- Tensors -------------------------------------------------------------------------------------------------------- */
+/* -- Tensors ------------------------------------------------------------------------------------------------------- */
 
 /* Biases that are equal for all experts choose nothing; others cannot be left out. */
 static bool check_biases(const HfExport *export, const Graph *graph, Error *error) {
@@ -95,7 +96,8 @@ static char *take_copy(StoredTensor *tensor, char **copy, int64_t bytes) {
     return target;
 }
 
-/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Transposed matrices take twice their space. */
+/* The master's memory and stored tensors serve where types and order agree; otherwise `copy` is filled. Transposed
+ * matrices take twice their space. */
 static StoredTensor make_tensor(Writer *w, const HfTensor *from, char **copy) {
     const StoredTensor *stored = find_stored(w, from);
     StoredTensor tensor = {.name = from->name, .type = stored ? stored->type : rearranged_type(w, from), .rank = from->rank};
@@ -142,7 +144,7 @@ static bool writer_start(Writer *w, const HfExport *export, const Graph *graph, 
 
 static void writer_end(Writer *w) { memory_unmap(w->values, (size_t)w->capacity * sizeof *w->values); }
 
-/* -- The folder ----------------------------------------------------------------------------------------------------- */
+/* -- The folder ---------------------------------------------------------------------------------------------------- */
 
 /* What makes text to tokens, and what concerns generation, in the folders of others. */
 static const char *const copied_files[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "tokenizer.model",

@@ -1,7 +1,8 @@
-/* Hugging Face folders: config.json, model.safetensors or its shards with an index, generation_config.json and, for the byte tokenizer, tokenizer.json
- * with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM, AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM,
- * or MistralForCausalLM where Llama's code lacks something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1
- * folders, with attention and experts as layers of their own, are read too. */
+/* Hugging Face folders: config.json, model.safetensors or its shards with an index, generation_config.json and, for
+ * the byte tokenizer, tokenizer.json with tokenizer_config.json, as transformers 5 loads them (AutoModelForCausalLM,
+ * AutoTokenizer). The classes are ZayaForCausalLM; LlamaForCausalLM, or MistralForCausalLM where Llama's code lacks
+ * something that Mistral's has; MixtralForCausalLM for a llama with experts. Zyphra's first ZAYA1 folders, with
+ * attention and experts as layers of their own, are read too. */
 #pragma once
 
 #include <jansson.h>
@@ -28,8 +29,9 @@ void hf_release(HfModel *model);
 
 /* The weights of a folder, to be read parameter by parameter. */
 typedef struct HfReader HfReader;
-/* Maps the files. `graph`, of the folder's model in any precision, outlives the reader. Every tensor of the model must be there with its shape, in fp32,
- * fp16 or bf16, and no other. NULL with ERROR_CHECKPOINT naming file and tensor. */
+/* Maps the files. `graph`, of the folder's model in any precision, outlives the reader. Every tensor of the model
+ * must be there with its shape, in fp32, fp16 or bf16, and no other. NULL with ERROR_CHECKPOINT naming file and
+ * tensor. */
 HfReader *hf_reader_open(const char *folder, const ModelConfig *config, const Graph *graph, Error *error);
 /* Converts parameter `parameter` of the graph into `values`, of the WIDE type. */
 void hf_reader_load(const HfReader *reader, int parameter, void *values);
@@ -43,11 +45,10 @@ bool hf_load_weights(const char *folder, const ModelConfig *config, const Graph 
 
 typedef struct HfExport {
     const ModelConfig *config;
-    Precision precision; /* BF16 or FP32: the type of the tensors; a zaya router's balancing biases are always fp32 */
-    const float
-        *master; /* the WIDE arena of a graph of `config`, in either of the two precisions, or NULL, and the weights are those of ... */
-    const HfReader *reader; /* ... a folder, read as they are written; NULL when there is a master */
-    bool keep;              /* with a reader: tensors keep their types; only what must be rearranged and is not bf16 becomes fp32 */
+    Precision precision;    /* BF16 or FP32: the type of the tensors, but of balancing biases, which are fp32 */
+    const float *master;    /* the WIDE arena of a graph of `config` in either precision, or NULL with a reader */
+    const HfReader *reader; /* the weights of another folder, read as they are written; NULL with a master */
+    bool keep;              /* with a reader: tensors keep their types; what must be rearranged and is not bf16 becomes fp32 */
     bool bytes;             /* the tokens are those of the byte tokenizer: write it too */
     int64_t shard_bytes;    /* of tensors in a file, at most, unless one tensor is larger; 0: one file */
     const char *source;     /* a folder whose tokenizer's files are copied, and ... */
@@ -61,10 +62,12 @@ json_t *hf_config(const HfExport *export);
 /* The content of tokenizer.json: token b is byte b, without merges; the separator is a special token. */
 json_t *hf_tokenizer(void);
 
-/* Matrices that folders hold the other way round (Parameter.transposed): `rows` x `columns` elements of `unit` bytes become columns x rows. */
+/* Matrices that folders hold the other way round (Parameter.transposed): `rows` x `columns` elements of `unit` bytes
+ * become columns x rows. */
 void hf_transpose(const char *from, char *to, int64_t rows, int64_t columns, size_t unit);
 
-/* Writes the folder under a temporary name beside it and renames it, so that it is complete or not there. An existing folder must be empty, or,
- * with `overwrite`, hold nothing but files that an export writes. ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is
- * in use or the model cannot be expressed. */
+/* Writes the folder under a temporary name beside it and renames it, so that it is complete or not there. An
+ * existing folder must be empty, or, with `overwrite`, hold nothing but files that an export writes.
+ * ERROR_CHECKPOINT when a file cannot be written, ERROR_USAGE when the folder is in use or the model cannot be
+ * expressed. */
 bool hf_write(const HfExport *export, const char *folder, bool overwrite, Error *error);

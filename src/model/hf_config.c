@@ -1,6 +1,7 @@
-/* config.json in both directions. A class of transformers is a row of `classes`: its name, what holds where a file is silent, and the function that
- * reads what is its own. Reading keeps the first error and goes on with zeros, so that the readers are lists of fields; what our models cannot
- * compute is refused by name, never ignored. Owns nothing. */
+/* config.json in both directions. A class of transformers is a row of `classes`: its name, what holds where a file
+ * is silent, and the function that reads what is its own. Reading keeps the first error and goes on with zeros, so
+ * that the readers are lists of fields; what our models cannot compute is refused by name, never ignored. Owns
+ * nothing. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -85,7 +86,7 @@ bool hf_check(const ModelConfig *c, Error *error) {
     return true;
 }
 
-/* -- Reading fields ------------------------------------------------------------------------------------------------- */
+/* -- Reading fields ------------------------------------------------------------------------------------------------ */
 
 /* NULL for absent fields and for null. */
 static const json_t *field(const json_t *object, const char *key) {
@@ -99,7 +100,8 @@ static void fail(Reader *r, const char *key, const char *reason) {
     if (r->good) r->good = error_set(r->error, ERROR_CHECKPOINT, "%s %s", key, reason);
 }
 
-/* Fields that must be there; in lists with one entry per layer, the largest: entries are 0 where the field does not apply. */
+/* Fields that must be there; in lists with one entry per layer, the largest: entries are 0 where the field does not
+ * apply. */
 static int64_t integer(Reader *r, const char *key) {
     const json_t *value = field(r->object, key), *item;
     size_t index;
@@ -140,9 +142,10 @@ static void require_integer(Reader *r, const char *key, int64_t wanted, const ch
     if (integer_or(r, key, wanted) != wanted) fail(r, key, reason);
 }
 
-/* -- Reading classes ------------------------------------------------------------------------------------------------ */
+/* -- Reading classes ----------------------------------------------------------------------------------------------- */
 
-/* Both spellings: rope_parameters with all in it (transformers 5), or rope_scaling beside rope_theta. `rope` may be NULL. */
+/* Both spellings: rope_parameters with all in it (transformers 5), or rope_scaling beside rope_theta. `rope` may be
+ * NULL. */
 static void read_rope(Reader *r, const json_t *rope) {
     ModelConfig *c = r->model;
     const json_t *type = field(rope, "rope_type") ? field(rope, "rope_type") : field(rope, "type");
@@ -217,8 +220,9 @@ static void read_mistral(Reader *r) {
     r->model->window = integer_or(r, "sliding_window", absent ? classes[r->class].window : 0);
 }
 
-/* What transformers' coefficient of the router's loss is times ours. Both sum E f_e P_e, but it has means over all layers' tokens together,
- * with f the choices per token, k in all; we have a loss for each layer, with f their shares, 1 in all. */
+/* What transformers' coefficient of the router's loss is times ours. Both sum E f_e P_e, but it has means over all
+ * layers' tokens together, with f the choices per token, k in all; we have a loss for each layer, with f their
+ * shares, 1 in all. */
 static double router_loss_ratio(const ModelConfig *c) { return (double)c->layers / (double)c->experts_per_token; }
 
 static void read_mixtral(Reader *r) {
@@ -386,7 +390,7 @@ static void read_zaya(Reader *r) {
     if (c->experts_per_token != 1) fail(r, "num_experts_per_tok", "is not 1");
 }
 
-/* -- Reading the file ----------------------------------------------------------------------------------------------- */
+/* -- Reading the file ---------------------------------------------------------------------------------------------- */
 
 static bool find_class(const json_t *object, HfClass *class, Error *error) {
     const char *type = json_string_value(json_object_get(object, "model_type"));
@@ -456,7 +460,7 @@ bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precis
     return reader.good && check_model(model, error);
 }
 
-/* -- Writing -------------------------------------------------------------------------------------------------------- */
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 void hf_put(json_t *object, const char *key, json_t *value) {
     if (json_object_set_new(object, key, value)) memory_refused(strlen(key)); /* the strings are ours and valid */
@@ -576,9 +580,9 @@ static void put_token_ids(json_t *object, const HfExport *export) {
 
 /* A folder whose tensors keep their types keeps what it says of them. */
 static json_t *dtype(const HfExport *export) {
-    json_t *own = json_object_get(export->origin, "dtype");
-    if (!own) own = json_object_get(export->origin, "torch_dtype");
-    if (export->keep && json_is_string(own)) return json_incref(own);
+    json_t *stored = json_object_get(export->origin, "dtype");
+    if (!stored) stored = json_object_get(export->origin, "torch_dtype");
+    if (export->keep && json_is_string(stored)) return json_incref(stored);
     return json_string(export->precision == PRECISION_BF16 ? "bfloat16" : "float32");
 }
 

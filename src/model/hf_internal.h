@@ -1,5 +1,5 @@
-/* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under which names and in which
- * parts a class stores our parameters. */
+/* What the files that read and write Hugging Face folders share: the classes of transformers that we know, and under
+ * which names and in which parts a class stores our parameters. */
 #pragma once
 
 #include "ckpt/ckpt.h"
@@ -9,7 +9,8 @@ typedef enum HfClass { HF_ZAYA, HF_LLAMA, HF_MISTRAL, HF_MIXTRAL, HF_QWEN2, HF_Q
 
 /* -- config.json (hf_config.c) ------------------------------------------------------------------------------------- */
 
-/* Reads the content of config.json; what it says of the model has passed config_check. Messages do not name the file. ERROR_CHECKPOINT. */
+/* Reads the content of config.json; what it says of the model has passed config_check. Messages do not name the
+ * file. ERROR_CHECKPOINT. */
 bool hf_parse_config(const json_t *object, ModelConfig *model, Precision *precision, Error *error);
 /* What the logits of an mpt are multiplied with (logit_scale): 1 when it is absent, NaN when it makes no sense. */
 double hf_logit_scale(const json_t *object, const ModelConfig *config);
@@ -22,8 +23,8 @@ static inline void hf_put_integer(json_t *object, const char *key, int64_t value
 
 /* -- Tensors (hf_tensors.c) ---------------------------------------------------------------------------------------- */
 
-/* How tensors are called: as transformers writes them today; as Zyphra's first ZAYA1 folders call them, with attention and experts as layers of their
- * own; or without the leading "transformer.", as in OpenAI's GPT-2 folders. */
+/* How tensors are called: as transformers writes them today; as Zyphra's first ZAYA1 folders call them, with
+ * attention and experts as layers of their own; or without the leading "transformer.", as in OpenAI's GPT-2 folders. */
 typedef enum HfLayout { LAYOUT_NATIVE, LAYOUT_LEGACY_ZAYA, LAYOUT_BARE } HfLayout;
 /* Tensors that only folders in the second or third layout have. */
 #define HF_LEGACY_MARK "model.final_norm.weight"
@@ -43,19 +44,21 @@ typedef struct HfTensorList {
     size_t count;
 } HfTensorList;
 
-/* Every tensor of the model's folder, in the order of the parameters. Parameters that the class does not have are left out. */
+/* Every tensor of the model's folder, in the order of the parameters. Parameters that the class does not have are
+ * left out. */
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout);
 void hf_tensors_free(HfTensorList *list);
 
-/* The tensor of the reader's folder that holds just what `wanted`, an item of LAYOUT_NATIVE, does, in the same order; NULL when none does. `data` is in the
- * mapped file. */
+/* The tensor of the reader's folder that holds just what `wanted`, an item of LAYOUT_NATIVE, does, in the same
+ * order; NULL when none does. `data` is in the mapped file. */
 const StoredTensor *hf_reader_stored(const HfReader *reader, const HfTensor *wanted);
 /* The type of (the first part of) a parameter in the folder; F32 where it is not there. */
 StoredType hf_reader_type(const HfReader *reader, int parameter);
 /* It was used: its pages need not stay in memory. */
 void hf_reader_done(const HfReader *reader, const HfTensor *wanted);
 
-/* Converts elements of a file, F32, F16 or BF16 and perhaps unaligned, to elements of `to` bytes (base/element.h). In hf_read.c. */
+/* Converts elements of a file, F32, F16 or BF16 and perhaps unaligned, to elements of `to` bytes (base/element.h).
+ * In hf_read.c. */
 void hf_convert(size_t to, void *target, StoredType from, const char *source, int64_t count);
 
 /* -- The byte tokenizer (hf_tokenizer.c) --------------------------------------------------------------------------- */

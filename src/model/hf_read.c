@@ -1,6 +1,7 @@
-/* Reading Hugging Face folders. A reader keeps the safetensors files mapped while their tensors are converted into the caller's memory, one parameter
- * after another and each by all threads, so that a folder is read once and in order; pages that were read are dropped, so that a folder of any size
- * takes no more memory than its largest parameter. */
+/* Reading Hugging Face folders. A reader keeps the safetensors files mapped while their tensors are converted into
+ * the caller's memory, one parameter after another and each by all threads, so that a folder is read once and in
+ * order; pages that were read are dropped, so that a folder of any size takes no more memory than its largest
+ * parameter. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +41,7 @@ static json_t *read_json(const char *folder, const char *name, Error *error) {
     return content;
 }
 
-/* -- The configuration ---------------------------------------------------------------------------------------------- */
+/* -- The configuration --------------------------------------------------------------------------------------------- */
 
 bool hf_is_folder(const char *folder) { return exists(folder, "config.json"); }
 
@@ -69,7 +70,7 @@ void hf_release(HfModel *model) {
     model->content = NULL;
 }
 
-/* -- The files ------------------------------------------------------------------------------------------------------ */
+/* -- The files ----------------------------------------------------------------------------------------------------- */
 
 typedef struct Entry {
     const StoredTensor *tensor;
@@ -195,7 +196,7 @@ static bool folder_open(Folder *folder, const char *name, Error *error) {
     return error_set(error, ERROR_CHECKPOINT, "%s has neither model.safetensors nor model.safetensors.index.json", name);
 }
 
-/* -- Converting ----------------------------------------------------------------------------------------------------- */
+/* -- Converting ---------------------------------------------------------------------------------------------------- */
 
 /* Element `index` of a file's tensor, which may be unaligned. */
 static inline __attribute__((always_inline)) float load(StoredType type, const char *source, int64_t index) {
@@ -206,7 +207,8 @@ static inline __attribute__((always_inline)) float load(StoredType type, const c
     return type == STORED_BF16 ? bf16_to_float(half) : fp16_to_float(half);
 }
 
-/* Converts on all threads. Compiled once for each pair of types that hf_convert names, so that its loop has no branches. */
+/* Converts on all threads. Compiled once for each pair of types that hf_convert names, so that its loop has no
+ * branches. */
 static inline __attribute__((always_inline)) void convert(size_t to, void *target, StoredType from, const char *source, int64_t count) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++) element_set(to, target, i, load(from, source, i));
@@ -229,7 +231,7 @@ static void convert_transposed(size_t to, void *target, StoredType from, const c
         for (int64_t c = 0; c < columns; c++) element_set(to, target, r * columns + c, load(from, source, c * rows + r));
 }
 
-/* -- Weights -------------------------------------------------------------------------------------------------------- */
+/* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 static void format_shape(char text[128], int rank, const int64_t *shape) {
     int used = snprintf(text, 128, "[");
@@ -281,7 +283,8 @@ static bool same_matrix(const StoredTensor *a, const StoredTensor *b) {
            !memcmp(a->data, b->data, a->shape[0] * a->shape[1] * (int64_t)stored_type_bytes(a->type));
 }
 
-/* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers: frequencies and masks. */
+/* Files may hold a copy of the table as the head of a tied model, and what older programs kept as buffers:
+ * frequencies and masks. */
 static bool is_redundant(const Folder *folder, const Entry *entry, const ModelConfig *config) {
     const StoredTensor *tensor = entry->tensor, *table = embedding_of(folder);
     if (ends_with(tensor->name, ".rotary_emb.inv_freq")) return true;
@@ -302,7 +305,8 @@ static bool check_rest(const Folder *folder, const ModelConfig *config, Error *e
     return true;
 }
 
-/* The norm before an mpt's head has no bias, so its gain takes the scale of the logits: the same function, in programs that know no logit_scale too. */
+/* The norm before an mpt's head has no bias, so its gain takes the scale of the logits: the same function, in
+ * programs that know no logit_scale too. */
 static bool read_scale(HfReader *reader, const char *name, const ModelConfig *config, Error *error) {
     HfModel model;
     reader->scale = 1;

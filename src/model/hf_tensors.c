@@ -1,6 +1,7 @@
-/* Which tensors a folder holds. Our parameters have the names of the folder already, with two exceptions: Mixtral's experts are stored one by one,
- * which is a matter of names, since the parts of our stacked matrices are contiguous; and ZAYA1's first folders count attention and experts as
- * layers of their own and have other names for most of their parts. GPT-2 stores matrices the other way round. Called by the reader and the writer of folders. */
+/* Which tensors a folder holds. Our parameters have the names of the folder already, with two exceptions: Mixtral's
+ * experts are stored one by one, which is a matter of names, since the parts of our stacked matrices are contiguous;
+ * and ZAYA1's first folders count attention and experts as layers of their own and have other names for most of
+ * their parts. GPT-2 stores matrices the other way round. Called by the reader and the writer of folders. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +41,10 @@ static int split_layer(const char *name, const char **rest) {
     return layer;
 }
 
-/* -- Mixtral -------------------------------------------------------------------------------------------------------- */
+/* -- Mixtral ------------------------------------------------------------------------------------------------------- */
 
-/* Mixtral chooses by probability alone: its routers have no biases. w1 is the gate, w3 the upward and w2 the downward projection. */
+/* Mixtral chooses by probability alone: its routers have no biases. w1 is the gate, w3 the upward and w2 the
+ * downward projection. */
 static void append_mixtral(HfTensorList *list, int parameter, const Parameter *p) {
     const char *rest = "";
     int layer = split_layer(p->name, &rest);
@@ -64,10 +66,10 @@ static void append_mixtral(HfTensorList *list, int parameter, const Parameter *p
     }
 }
 
-/* -- ZAYA1's first folders ------------------------------------------------------------------------------------------ */
+/* -- ZAYA1's first folders ----------------------------------------------------------------------------------------- */
 
-/* Beginnings of names in layer N and in layer 2 N + step of a legacy folder; the first that fits holds. A merge belongs to the step after the
- * block that it merges. */
+/* Beginnings of names in layer N and in layer 2 N + step of a legacy folder; the first that fits holds. A merge
+ * belongs to the step after the block that it merges. */
 static const struct {
     const char *native, *legacy;
     int step;
@@ -121,7 +123,7 @@ static void append_legacy(HfTensorList *list, int parameter, const Parameter *p,
             parameter, p, i, p->shape[0]);
 }
 
-/* -- All classes ---------------------------------------------------------------------------------------------------- */
+/* -- All classes --------------------------------------------------------------------------------------------------- */
 
 HfTensorList hf_tensors(const ModelConfig *config, const Graph *graph, HfLayout layout) {
     static const char trunk[] = "transformer.";

@@ -1,5 +1,5 @@
-/* The byte tokenizer as transformers and other readers of tokenizer.json know it. Called by the writer of model folders, and by their reader to
- * recognise it. */
+/* The byte tokenizer as transformers and other readers of tokenizer.json know it. Called by the writer of model
+ * folders, and by their reader to recognise it. */
 #include "base/memory.h"
 #include "data/data.h"
 #include "model/hf_internal.h"

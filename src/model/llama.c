@@ -1,6 +1,7 @@
-/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with rotary embedding and grouped queries, SwiGLU MLP, plain residual sums; and what differs
- * from it by a setting: Mistral's sliding window (arXiv 2310.06825), Qwen2's biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of
- * each query and key head before the rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
+/* Llama (arXiv 2302.13971, 2407.21783): pre-norm attention with rotary embedding and grouped queries, SwiGLU MLP,
+ * plain residual sums; and what differs from it by a setting: Mistral's sliding window (arXiv 2310.06825), Qwen2's
+ * biases of queries, keys and values (arXiv 2407.10671), Qwen3's norms of each query and key head before the
+ * rotation (arXiv 2505.09388), and Mixtral's top-k mixture of experts with softmax routing in place of the MLP
  * (arXiv 2401.04088). */
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"

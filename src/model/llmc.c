@@ -1,5 +1,6 @@
-/* One walk over the parameters in llm.c's order serves reading and writing, of models and of gradients in states. Files are mapped and converted straight
- * into the arena. */
+/* One walk over the parameters in llm.c's order serves reading and writing, of models and of gradients in states.
+ * Files are mapped and converted straight into the arena. Called by `smelt convert` and by the check against llm.c's
+ * states. */
 #include "base/bf16.h"
 #include "model/llmc.h"
 
@@ -48,7 +49,7 @@ static const Parameter **in_file_order(const Graph *graph, int64_t layers) {
     return order;
 }
 
-/* -- Reading -------------------------------------------------------------------------------------------------------- */
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
 
 /* False unless the file has a header with this magic number; `bytes` is its size. */
 static bool read_header(const char *path, int32_t magic, int32_t header[HEADER_INTEGERS], int64_t *bytes) {
@@ -128,7 +129,7 @@ bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error
     return true;
 }
 
-/* -- States --------------------------------------------------------------------------------------------------------- */
+/* -- States -------------------------------------------------------------------------------------------------------- */
 
 bool llmc_is_state(const char *path) {
     int32_t header[HEADER_INTEGERS];
@@ -186,7 +187,7 @@ void llmc_state_close(LlmcState *state) {
     *state = (LlmcState){0};
 }
 
-/* -- Writing -------------------------------------------------------------------------------------------------------- */
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 static bool check(const ModelConfig *c, const char *path, bool overwrite, Error *error) {
     if (c->family != FAMILY_GPT2 || c->window || !c->tied || c->ffn != 4 * c->width || c->norm_epsilon != 1e-5)

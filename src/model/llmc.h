@@ -1,5 +1,6 @@
-/* llm.c's GPT-2 files (model_*.bin, gpt2_124M.bin): a header of 256 int32 and all parameters end to end, kind by kind over the layers, in fp32 (version 3)
- * or bf16 (version 5). Matrices are [out, in]; the embedding has rows of zeros up to a multiple of 128. */
+/* llm.c's GPT-2 files (model_*.bin, gpt2_124M.bin): a header of 256 int32 and all parameters end to end, kind by
+ * kind over the layers, in fp32 (version 3) or bf16 (version 5). Matrices are [out, in]; the embedding has rows of
+ * zeros up to a multiple of 128. */
 #pragma once
 
 #include "base/file.h"
@@ -11,14 +12,15 @@ bool llmc_is_model(const char *path);
 bool llmc_read(const char *path, ModelConfig *model, Precision *precision, Error *error);
 /* Fills `master`, the WIDE arena of a graph of the file's model. ERROR_CHECKPOINT. */
 bool llmc_load_weights(const char *path, const Graph *graph, void *master, Error *error);
-/* Writes version 3 for FP32 and version 5 for BF16, under a temporary name first. ERROR_USAGE when the model is no GPT-2 as llm.c has it, or the file
- * exists and `overwrite` is false; ERROR_CHECKPOINT. */
+/* Writes version 3 for FP32 and version 5 for BF16, under a temporary name first. ERROR_USAGE when the model is no
+ * GPT-2 as llm.c has it, or the file exists and `overwrite` is false; ERROR_CHECKPOINT. */
 bool llmc_write(const char *path, const ModelConfig *model, Precision precision, const float *master, bool overwrite, Error *error);
 
-/* -- States --------------------------------------------------------------------------------------------------------- */
+/* -- States -------------------------------------------------------------------------------------------------------- */
 
-/* What llm.c's train_gpt2.py writes beside a model (*_debug_state.bin, version 2): a batch and what PyTorch makes of it, in fp32. After the same header:
- * tokens, targets, logits, the loss, and the gradients in the order of the model's parameters. */
+/* What llm.c's train_gpt2.py writes beside a model (*_debug_state.bin, version 2): a batch and what PyTorch makes of
+ * it, in fp32. After the same header: tokens, targets, logits, the loss, and the gradients in the order of the
+ * model's parameters. */
 typedef struct LlmcState {
     int64_t sequences, length;
     const int32_t *tokens, *targets; /* [sequences * length]; a target of -1 is none */
@@ -29,7 +31,8 @@ typedef struct LlmcState {
 
 /* Whether `path` is a file that opens with the number of a state. */
 bool llmc_is_state(const char *path);
-/* ERROR_CHECKPOINT when the file is none, or not one of `model`. It must not be overwritten in place while it is open. */
+/* ERROR_CHECKPOINT when the file is none, or not one of `model`. It must not be overwritten in place while it is
+ * open. */
 bool llmc_state_open(LlmcState *state, const char *path, const ModelConfig *model, Error *error);
 /* Fills `gradients`, laid out as the gradient arena of `graph`, a graph of `model`. */
 void llmc_state_gradients(const LlmcState *state, const Graph *graph, const ModelConfig *model, void *gradients);

@@ -1,10 +1,11 @@
-/* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen gets y = W x + (alpha / rank) B (A x) with A [rank, in]
- * and B [out, rank], which alone are trained. A starts with normal values of the deviation of PEFT's, which draws them from
- * kaiming_uniform_(a = sqrt(5)), that is U(-1 / sqrt(in), 1 / sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the
- * model starts as it was. Called by the families; owns nothing.
+/* Low-rank adapters (LoRA, arXiv 2106.09685, as PEFT builds them): a linear layer W that is frozen gets y = W x +
+ * (alpha / rank) B (A x) with A [rank, in] and B [out, rank], which alone are trained. A starts with normal values
+ * of the deviation of PEFT's, which draws them from kaiming_uniform_(a = sqrt(5)), that is U(-1 / sqrt(in), 1 /
+ * sqrt(in)) (peft/tuners/lora/layer.py): 1 / sqrt(3 in). B starts at zero, so that the model starts as it was.
+ * Called by the families; owns nothing.
  *
- * The parameters of NAME.weight's adapter are NAME.lora_A.weight and NAME.lora_B.weight. Layers that are one GEMM have their A one after another, which
- * are one GEMM too. */
+ * The parameters of NAME.weight's adapter are NAME.lora_A.weight and NAME.lora_B.weight. Layers that are one GEMM
+ * have their A one after another, which are one GEMM too. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -16,8 +17,8 @@
 #include "ops/linear/linear.h"
 #include "ops/lora/lora.h"
 
-/* The parameters that `weight` is a view of, NAME.weight [out, in], in order; returns their number and the rows of each. Copies: the graph's own
- * move when it grows. */
+/* The parameters that `weight` is a view of, NAME.weight [out, in], in order; returns their number and the rows of
+ * each. Copies: the graph's own move when it grows. */
 static int find_layers(const Graph *graph, TensorId weight, char *names[LORA_MAX_ADAPTERS], int64_t rows[LORA_MAX_ADAPTERS]) {
     ByteSpan span = graph_state_span(graph, weight);
     int count = 0;
@@ -52,8 +53,9 @@ TensorId builder_linear(Builder *b, TensorId x, TensorId weight, TensorId bias, 
     int count = find_layers(graph, weight, names, outs);
     for (int i = 0; i < count; i++) ranks[i] = lora->rank;
     graph->frozen = false;
-    TensorId down = declare(graph, names, count, "lora_A", ranks, in, 1 / sqrt(3.0 * (double)in)); /* [count * rank, in] */
-    TensorId up = declare(graph, names, count, "lora_B", outs, lora->rank, 0);                     /* [sum of out, rank] */
+    /* [count * rank, in] and [sum of out, rank] */
+    TensorId down = declare(graph, names, count, "lora_A", ranks, in, 1 / sqrt(3.0 * (double)in));
+    TensorId up = declare(graph, names, count, "lora_B", outs, lora->rank, 0);
     graph->frozen = true;
     for (int i = 0; i < count; i++) free(names[i]);
     TensorId u = op_linear(graph, x, down, TENSOR_NONE, false);

@@ -1,5 +1,6 @@
-/* From configuration to graph: inputs, the family's trunk, head and loss; and what concerns all parameters: counting, initial values,
- * casting. Owns nothing but the graph that it hands out. Called by whatever trains, evaluates, generates or sizes a model. */
+/* From configuration to graph: inputs, the family's trunk, head and loss; and what concerns all parameters:
+ * counting, initial values, casting. Owns nothing but the graph that it hands out. Called by whatever trains,
+ * evaluates, generates or sizes a model. */
 #include "model/model.h"
 
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "ops/linear/linear.h"
 #include "ops/loss/loss.h"
 
-/* -- Building ------------------------------------------------------------------------------------------------------- */
+/* -- Building ------------------------------------------------------------------------------------------------------ */
 
 static Trunk (*const families[])(Builder *) = {
     [FAMILY_ZAYA] = zaya_build,
@@ -71,7 +72,7 @@ void model_free(Model *model) {
     *model = (Model){0};
 }
 
-/* -- All parameters ------------------------------------------------------------------------------------------------- */
+/* -- All parameters ------------------------------------------------------------------------------------------------ */
 
 static int64_t count_parameters(const Graph *graph, bool frozen_too) {
     int64_t count = 0;

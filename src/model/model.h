@@ -1,6 +1,7 @@
-/* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor names of the family's
- * Hugging Face folder, so export needs no mapping of names. A Parameter that is `transposed` lies in that folder as [in, out]; our arenas and checkpoints
- * always hold [out, in], so only import and export transpose it. */
+/* Models: a family is a C function that appends its fused operations to a graph. Parameter names are the tensor
+ * names of the family's Hugging Face folder, so export needs no mapping of names. A Parameter that is `transposed`
+ * lies in that folder as [in, out]; our arenas and checkpoints always hold [out, in], so only import and export
+ * transpose it. */
 #pragma once
 
 #include "config/config.h"
@@ -27,8 +28,8 @@ typedef struct Model {
     TensorId logits;            /* WIDE [1, vocabulary]; MODEL_LOGITS: [sequences * length, vocabulary] */
 } Model;
 
-/* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration must have passed
- * config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
+/* Builds the graph for one microbatch; in MODEL_TRAIN also differentiates it. Not planned yet. The configuration
+ * must have passed config_check. MODEL_GENERATE and MODEL_SCORE: sequences is 1. */
 Model model_build(
     const ModelConfig *config, Precision precision, ModelMode mode, int64_t sequences, int64_t length, RecomputePolicy recompute);
 /* With adapters for training (model/lora.c) when `lora` has a rank: all but these is frozen. In bf16 a layout
@@ -37,18 +38,20 @@ Model model_build_adapted(const ModelConfig *config, const LoraConfig *lora, Pre
     int64_t length, RecomputePolicy recompute);
 void model_free(Model *model);
 
-/* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one token. */
+/* Parameters that a gradient trains (routers' balancing biases are buffers and do not count), and those used for one
+ * token. */
 int64_t model_parameters(const Graph *graph);
 int64_t model_trained_parameters(const Graph *graph); /* those of the first that are not frozen */
 int64_t model_active_parameters(const Graph *graph, const ModelConfig *config);
 
-/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the parameter's state dtype (a frozen
- * matrix: in the type of the weights). `to` is memory of the device. */
+/* Initial weights: a pure function of seed, parameter name and element, with the same bits on any device, in the
+ * parameter's state dtype (a frozen matrix: in the type of the weights). `to` is memory of the device. */
 void model_initialize_interval(
     const Graph *graph, const ModelConfig *config, uint64_t seed, const ParameterInterval *interval, Device *device, void *to);
 /* All of them, into a MASTER arena of the device; none is frozen. */
 void model_initialize(const Graph *graph, const ModelConfig *config, uint64_t seed, Device *device, void *master);
-/* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the device. */
+/* Copies the master arena into the COMPUTE type (no-op where the arenas are the same). Both are memory of the
+ * device. */
 void model_cast_weights(const Graph *graph, Device *device, const void *master, void *weights);
 /* The initial weights of all parameters, frozen ones in `weights`, then model_cast_weights. ERROR_DEVICE. */
 bool model_initialize_on(

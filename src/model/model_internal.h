@@ -1,9 +1,11 @@
-/* What a family builds with: parameters, linear layers, norms, and whole layers of attention and MLP. A family is one function,
- * NAME_build, which declares the parameters and appends the operations of one forward pass (builder.c, lora.c).
+/* What a family builds with: parameters, linear layers, norms, and whole layers of attention and MLP. A family is
+ * one function, NAME_build, which declares the parameters and appends the operations of one forward pass (builder.c,
+ * lora.c).
  *
- * In shapes, R = sequences * length is the rows of a microbatch, D = width, F = ffn, E = experts, V = vocabulary. Activations are
- * [R, columns]. Parameters lie in memory in the order in which they are declared; matrices are [out, in]. Their names are those of
- * the family's Hugging Face folder: LAYER_NAMES.N.NAME inside of a layer, NAME outside. */
+ * In shapes, R = sequences * length is the rows of a microbatch, D = width, F = ffn, E = experts, V = vocabulary.
+ * Activations are [R, columns]. Parameters lie in memory in the order in which they are declared; matrices are [out,
+ * in]. Their names are those of the family's Hugging Face folder: LAYER_NAMES.N.NAME inside of a layer, NAME
+ * outside. */
 #pragma once
 
 #include "graph/op.h"
@@ -33,7 +35,7 @@ Trunk llama_build(Builder *builder);
 Trunk mpt_build(Builder *builder);
 Trunk gpt2_build(Builder *builder);
 
-/* -- Parameters ----------------------------------------------------------------------------------------------------- */
+/* -- Parameters ---------------------------------------------------------------------------------------------------- */
 
 /* Normal values of mean 0 and deviation init_std. `name` is the whole name, with ".weight" where there is one. */
 TensorId builder_parameter(Builder *builder, const char *name, ParameterKind kind, int rank, const int64_t *shape);
@@ -43,8 +45,8 @@ TensorId builder_vector(Builder *builder, const char *name, ParameterKind kind, 
 TensorId builder_matrix(Builder *builder, const char *name, int64_t out, int64_t in, double std);
 /* NAME.bias [count], zeros. */
 TensorId builder_bias(Builder *builder, const char *name, int64_t count);
-/* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so that the
- * stream does not grow with depth. */
+/* The deviation of a matrix whose output is added to the residual stream: init_std / sqrt(2 layers), as in GPT-2, so
+ * that the stream does not grow with depth. */
 double builder_residual_std(const Builder *builder);
 
 /* Linear layers of one input, stored apart and computed by one GEMM. */
@@ -62,23 +64,23 @@ TensorId builder_embedding(Builder *builder, const char *name);
 /* The head [V, D]: the embedding when the model is tied, else lm_head.weight. */
 TensorId builder_head(Builder *builder, TensorId embedding);
 
-/* -- Operations ----------------------------------------------------------------------------------------------------- */
+/* -- Operations ---------------------------------------------------------------------------------------------------- */
 
 /* A norm of `columns` with the parameters NAME.weight and, if `biased`, NAME.bias. */
 Norm builder_norm(Builder *builder, const char *name, NormKind kind, bool biased, int64_t columns);
-/* x weight^T + bias: [R, in] to [R, out]. `kind`, LORA_ATTENTION or LORA_MLP, says which adapters the layer gets where the
- * configuration has them: one for each matrix that `weight` is a view of. */
+/* x weight^T + bias: [R, in] to [R, out]. `kind`, LORA_ATTENTION or LORA_MLP, says which adapters the layer gets
+ * where the configuration has them: one for each matrix that `weight` is a view of. */
 TensorId builder_linear(Builder *builder, TensorId x, TensorId weight, TensorId bias, LoraTargets kind);
 /* Cosines and sines of the configuration's rotary positions. */
 TensorId builder_rope_table(Builder *builder);
-/* Attention over packed qkv (ops/heads.h), [R, (heads + 2 kv_heads) * head_dim] to [R, heads * head_dim]; with a cache when
- * generating. */
+/* Attention over packed qkv (ops/heads.h), [R, (heads + 2 kv_heads) * head_dim] to [R, heads * head_dim]; with a
+ * cache when generating. */
 TensorId builder_attention(Builder *builder, TensorId qkv);
 /* SwiGLU experts, [R, D] to [R, D], over the rows that `routing` gives them: PREFIX.gate_up_proj [E, 2F, D] and
  * PREFIX.down_proj [E, D, F]. */
 TensorId builder_experts(Builder *builder, const char *prefix, TensorId x, Routing routing);
 
-/* -- Layers --------------------------------------------------------------------------------------------------------- */
+/* -- Layers -------------------------------------------------------------------------------------------------------- */
 
 /* Sets where parameters and operations that follow belong: a layer, or -1, outside. */
 void builder_layer(Builder *builder, int layer);
@@ -87,14 +89,16 @@ void builder_layer(Builder *builder, int layer);
  *
  *     h = merge(attention(norm(h)), h);  h = merge(mlp(norm(h)), h)
  *
- * where merge(a, h) = a + h, or the affine merge of the family. Each norm is fused with the merge before it, so that the residual
- * stream h is read and written once per block. */
+ * where merge(a, h) = a + h, or the affine merge of the family. Each norm is fused with the merge before it, so that
+ * the residual stream h is read and written once per block. */
 typedef struct Layers {
     const char *first, *second, *last; /* names of the norms: before attention, before the MLP, at the end */
     NormKind norm;
     bool biased;
-    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x); /* [R, D] to [R, D] */
-    AffineMerge (*merge)(Builder *builder, bool after_mlp);                                    /* declares its parameters; NULL: a + h */
+    /* [R, D] to [R, D] */
+    TensorId (*attention)(Builder *builder, TensorId x), (*mlp)(Builder *builder, TensorId x);
+    /* Declares the vectors of a merge; NULL: a + h. */
+    AffineMerge (*merge)(Builder *builder, bool after_mlp);
 } Layers;
 /* Appends all layers to the residual stream [R, D] and returns its last norm [R, D]. */
 TensorId builder_layers(Builder *builder, TensorId stream, const Layers *layers);

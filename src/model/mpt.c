@@ -1,5 +1,6 @@
-/* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of positions, LayerNorm and linear layers without biases, GELU MLP.
- * Options that its models use: clamped queries, keys and values, LayerNorm over all queries and over all keys (arXiv 2302.05442), fewer key heads. */
+/* MPT (MosaicML, 2023): pre-norm attention with ALiBi (arXiv 2108.12409) in place of positions, LayerNorm and linear
+ * layers without biases, GELU MLP. Options that its models use: clamped queries, keys and values, LayerNorm over all
+ * queries and over all keys (arXiv 2302.05442), fewer key heads. */
 #include "model/model_internal.h"
 #include "ops/activation/activation.h"
 #include "ops/embed/embed.h"

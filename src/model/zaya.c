@@ -1,9 +1,11 @@
-/* ZAYA1 (arXiv 2605.05365 and 2511.17127, in the form of the released code): per layer compressed convolutional attention (CCA) and a top-1 mixture of
- * experts, both merged into an fp32 residual stream by learned scales and biases. The router is a small MLP whose state is averaged over depth;
- * its load-balancing biases are updated from the experts' loads, not by the gradient.
+/* ZAYA1 (arXiv 2605.05365 and 2511.17127, in the form of the released code): per layer compressed convolutional
+ * attention (CCA) and a top-1 mixture of experts, both merged into an fp32 residual stream by learned scales and
+ * biases. The router is a small MLP whose state is averaged over depth; its load-balancing biases are updated from
+ * the experts' loads, not by the gradient.
  *
  *     h = (embedding[token] + bias) * scale
- *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)        merge(a, h) = (a + b1) * s1 + (h + b2) * s2
+ *     per layer:  h = merge(CCA(norm(h)), h);  h = merge(MoE(norm(h)), h)
+ *     merge(a, h) = (a + b1) * s1 + (h + b2) * s2
  *     logits = norm(h) embedding^T */
 #include <stdio.h>
 
@@ -50,7 +52,8 @@ static TensorId attention(Builder *b, TensorId x) {
     cca.grouped_bias = builder_bias(b, "self_attn.qkv_proj.conv_qk_grouped", channels);
     cca.temperature = builder_vector(b, "self_attn.qk_norm.temp", PARAMETER_NORM, c->kv_heads, 1);
     TensorId output = builder_matrix(b, "self_attn.o_proj", c->width, queries, c->init_std);
-    TensorId u = builder_linear(b, x, qkv_weight, TENSOR_NONE, LORA_ATTENTION), state = TENSOR_NONE; /* u: [R, queries + 2 keys] */
+    TensorId u = builder_linear(b, x, qkv_weight, TENSOR_NONE, LORA_ATTENTION); /* [R, queries + 2 keys] */
+    TensorId state = TENSOR_NONE;
     if (b->mode == MODEL_GENERATE)
         state = graph_tensor(b->graph, ARENA_STATE, TYPE_COMPUTE, 2, (int64_t[]){2, channels + keys}, "cca_state");
     TensorId qkv = op_cca(b->graph, u, b->positions, b->rope_table, &cca, state, &heads);

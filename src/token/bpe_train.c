@@ -1,8 +1,9 @@
-/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table; then the most frequent
- * pair of adjacent symbols becomes a token, again and again. Counts of pairs are kept up to date: a merge touches only the words that hold
- * its pair. A heap gives the next pair; an entry whose count is out of date goes back with the right one. Pairs that count alike are taken
- * by their ids, lower first, which is the order of the `tokenizers` library, so the same text gives the same file. A trainer owns
- * everything until tokenizer_trainer_free. */
+/* Learns a byte-level BPE vocabulary. Documents are divided into words by a pre-tokenizer and counted in a table;
+ * then the most frequent pair of adjacent symbols becomes a token, again and again. Counts of pairs are kept up to
+ * date: a merge touches only the words that hold its pair. A heap gives the next pair; an entry whose count is out
+ * of date goes back with the right one. Pairs that count alike are taken by their ids, lower first, which is the
+ * order of the `tokenizers` library, so the same text gives the same file. A trainer owns everything until
+ * tokenizer_trainer_free. */
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>

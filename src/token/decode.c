@@ -1,5 +1,6 @@
-/* Ids to bytes. What a token adds to a text is worked out once, when the tokenizer is read, for its place at the start of a text and for
- * any other; decoding then only looks it up, and strips the blanks that some tokenizers put before a text. */
+/* Ids to bytes. What a token adds to a text is worked out once, when the tokenizer is read, for its place at the
+ * start of a text and for any other; decoding then only looks it up, and strips the blanks that some tokenizers put
+ * before a text. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -58,8 +59,8 @@ static void decode_into(Tokenizer *tokenizer, const Decoding *decoding, bool fir
     free(text.bytes);
 }
 
-/* The bytes of all tokens, end to end; spans point to them only when all lie there, because the buffer moves while it grows. An added token
- * comes before a word with the same id. */
+/* The bytes of all tokens, end to end; spans point to them only when all lie there, because the buffer moves while
+ * it grows. An added token comes before a word with the same id. */
 static void decode_all(Tokenizer *tokenizer, const Decoding *decoding, bool first, size_t *at) {
     const TokenMap *map = &tokenizer->contents;
     for (size_t i = 0; map->slots && i <= map->mask; i++) {

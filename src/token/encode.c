@@ -1,7 +1,7 @@
-/* Text to ids, in the order of the `tokenizers` library: added tokens are cut out of the raw text; what lies between them is normalised;
- * added tokens that are matched after normalisation are cut out; the rest is divided into words, and words are merged. Ordinary words
- * repeat, so each encoder keeps the ids of those that it saw lately. An encoder owns all that changes while encoding; the tokenizer is
- * shared. */
+/* Text to ids, in the order of the `tokenizers` library: added tokens are cut out of the raw text; what lies between
+ * them is normalised; added tokens that are matched after normalisation are cut out; the rest is divided into words,
+ * and words are merged. Ordinary words repeat, so each encoder keeps the ids of those that it saw lately. An encoder
+ * owns all that changes while encoding; the tokenizer is shared. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -261,7 +261,8 @@ static bool encode_between(TokenizerEncoder *encoder, bool raw, Span text, bool 
     return raw ? encode_raw(encoder, text, at_start, error) : divide(encoder, 0, text, at_start, error);
 }
 
-/* Whether a match counts; its bounds take in the white space that the token wants. `taken` is where the text before it begins. */
+/* Whether a match counts; its bounds take in the white space that the token wants. `taken` is where the text before
+ * it begins. */
 static bool accept(const TokenizerEncoder *encoder, const AddedToken *token, Span text, size_t taken, size_t *start, size_t *end) {
     if (token->special && (encoder->flags & TOKENIZER_PLAIN_SPECIAL)) return false;
     if (token->single_word &&

@@ -1,5 +1,5 @@
-/* The two hash tables of the tokenizer: byte strings to ids, and pairs of numbers to numbers. Linear probing, at most half full.
- * A table owns its slots and copies of its strings. */
+/* The two hash tables of the tokenizer: byte strings to ids, and pairs of numbers to numbers. Linear probing, at
+ * most half full. A table owns its slots and copies of its strings. */
 #include <stdlib.h>
 
 #include "base/hash.h"

@@ -1,6 +1,7 @@
-/* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair of the lowest rank is merged, the
- * leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest; long ones keep a heap over a linked list,
- * so a word of n characters takes O(n log n). A Merger owns the arrays and is used by one encoder. */
+/* Byte-pair encoding of one word. Its characters (or bytes) become symbols; then the adjacent pair of the lowest
+ * rank is merged, the leftmost first, until no pair merges. Short words scan for the lowest rank, which is quickest;
+ * long ones keep a heap over a linked list, so a word of n characters takes O(n log n). A Merger owns the arrays and
+ * is used by one encoder. */
 #include <stdlib.h>
 
 #include "base/array.h"
@@ -43,7 +44,8 @@ static bool push_bytes(const Tokenizer *tokenizer, Merger *merger, const char *b
     return true;
 }
 
-/* Adjacent unknown characters are one symbol with fuse_unknown, also when fallen-back bytes lie between them: so does the library. */
+/* Adjacent unknown characters are one symbol with fuse_unknown, also when fallen-back bytes lie between them: so
+ * does the library. */
 static void push_characters(const Tokenizer *tokenizer, Merger *merger, const char *word, size_t length) {
     size_t unknown = 0; /* symbols that wait */
     for (size_t at = 0, size; at < length; at += size) {

@@ -1,11 +1,13 @@
-/* Normalisation of well-formed text before it is divided into words: Unicode's normal forms (by utf8proc), replacing, prepending and
- * stripping. Steps write to the two buffers of the caller in turn. Called by the encoder, and for added tokens when a tokenizer is read. */
+/* Normalisation of well-formed text before it is divided into words: Unicode's normal forms (by utf8proc),
+ * replacing, prepending and stripping. Steps write to the two buffers of the caller in turn. Called by the encoder,
+ * and for added tokens when a tokenizer is read. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
 #include "token/token_internal.h"
 
-/* Text below this lead byte is the same in the normal form, unless a later character combines with it: NFC leaves all below U+0300. */
+/* Text below this lead byte is the same in the normal form, unless a later character combines with it: NFC leaves
+ * all below U+0300. */
 static unsigned char plain_limit(int form) { return form == (UTF8PROC_STABLE | UTF8PROC_COMPOSE) ? 0xCC : 0x80; }
 
 static bool form_run(const char *text, size_t size, int form, Buffer *out, Error *error) {
@@ -17,8 +19,8 @@ static bool form_run(const char *text, size_t size, int form, Buffer *out, Error
     return true;
 }
 
-/* A run that needs work begins one character before the first that does, with which it may combine, and ends before an ASCII one, which
- * never combines with what is before it. */
+/* A run that needs work begins one character before the first that does, with which it may combine, and ends before
+ * an ASCII one, which never combines with what is before it. */
 static bool apply_form(int form, Span text, Buffer *out, Error *error) {
     unsigned char limit = plain_limit(form);
     size_t copied = 0, at = 0;

@@ -1,6 +1,7 @@
-/* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model, post_processor, decoder, added tokens)
- * becomes steps of the tokenizer's own; a part of a kind that is not known here is an error, because leaving it out would give other ids.
- * JSON is parsed by jansson, which bounds nesting; duplicate keys are refused. Owns nothing after it returns. */
+/* Reads a tokenizer.json into a Tokenizer. Each part of the file (normalizer, pre_tokenizer, model, post_processor,
+ * decoder, added tokens) becomes steps of the tokenizer's own; a part of a kind that is not known here is an error,
+ * because leaving it out would give other ids. JSON is parsed by jansson, which bounds nesting; duplicate keys are
+ * refused. Owns nothing after it returns. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
-/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma (Ruby's syntax),
- * tiktoken Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused where that cannot be done. White space
- * is spelled out, because PCRE2 counts U+180E as white space. A Regex is read-only; matching needs a RegexScratch per thread. */
+/* Regular expressions by PCRE2, made to mean what they mean where the files come from. `tokenizers` uses Oniguruma
+ * (Ruby's syntax), tiktoken Rust's fancy-regex; a pattern is rewritten where PCRE2 reads it differently, and refused
+ * where that cannot be done. White space is spelled out, because PCRE2 counts U+180E as white space. A Regex is
+ * read-only; matching needs a RegexScratch per thread. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
@@ -155,7 +156,8 @@ static bool compile(Regex *regex, Span pattern, RegexSyntax syntax, Error *error
     int code;
     size_t offset;
     uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
-    options |= syntax == REGEX_RUST ? PCRE2_DOLLAR_ENDONLY : PCRE2_MULTILINE; /* $ is the end of the text, or of a line */
+    /* $ is the end of the text, or of a line */
+    options |= syntax == REGEX_RUST ? PCRE2_DOLLAR_ENDONLY : PCRE2_MULTILINE;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pcre2_set_parens_nest_limit(context, 100);

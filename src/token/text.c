@@ -1,5 +1,5 @@
-/* Characters: well-formed UTF-8, white space, and GPT-2's alphabet of bytes; and the growing buffer that the module's text lies in.
- * Owns nothing; called by every file of the tokenizer. */
+/* Characters: well-formed UTF-8, white space, and GPT-2's alphabet of bytes; and the growing buffer that the
+ * module's text lies in. Owns nothing; called by every file of the tokenizer. */
 #include <stdlib.h>
 
 #include "base/array.h"

@@ -1,5 +1,5 @@
-/* What the files of the tokenizer share: hash tables, regular expressions, and the tokenizer itself as the readers (read_json.c,
- * read_tiktoken.c) fill it and the encoder and decoder use it. */
+/* What the files of the tokenizer share: hash tables, regular expressions, and the tokenizer itself as the readers
+ * (read_json.c, read_tiktoken.c) fill it and the encoder and decoder use it. */
 #pragma once
 
 #include <stdbool.h>
@@ -55,7 +55,8 @@ typedef struct TokenMap {
     size_t mask, count;
     Buffer pool;
 } TokenMap;
-bool token_map_put(TokenMap *map, const char *bytes, size_t length, int32_t id); /* false when it is there: nothing changes */
+/* False when the string is there: nothing changes. */
+bool token_map_put(TokenMap *map, const char *bytes, size_t length, int32_t id);
 int32_t token_map_get(const TokenMap *map, const char *bytes, size_t length);
 void token_map_free(TokenMap *map);
 
@@ -95,7 +96,8 @@ void regex_scratch_free(RegexScratch *scratch);
 /* The first match at or after `from` in well-formed text: 1 with its bounds, 0 for none, -1 with `error`. */
 int regex_find(const Regex *regex, RegexScratch *scratch, Span text, size_t from, size_t *start, size_t *end, Error *error);
 
-/* What a tokenizer.json searches for: a regular expression or, where `regex` is NULL, a fixed text, which is not empty. */
+/* What a tokenizer.json searches for: a regular expression or, where `regex` is NULL, a fixed text, which is not
+ * empty. */
 typedef struct Pattern {
     Regex *regex;
     Buffer text;
@@ -182,7 +184,8 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
 /* eos_token of a tokenizer_config.json's bytes, or TOKEN_NONE. */
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
 
-/* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the fields. */
+/* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the
+ * fields. */
 typedef struct Decoding {
     bool fused, spaced; /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
     bool byte_level;

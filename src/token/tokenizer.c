@@ -1,5 +1,6 @@
-/* Opens, builds and frees tokenizers. The readers hand over tokens one by one; this file keeps the tables that encoding and decoding share
- * consistent: contents, words, characters, bytes, added tokens and their tries. A Tokenizer owns all of it. */
+/* Opens, builds and frees tokenizers. The readers hand over tokens one by one; this file keeps the tables that
+ * encoding and decoding share consistent: contents, words, characters, bytes, added tokens and their tries. A
+ * Tokenizer owns all of it. */
 #include <stdio.h>
 #include <stdlib.h>
 

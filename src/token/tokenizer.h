@@ -1,14 +1,15 @@
-/* Tokenizers: text to token ids and back, the same ids that Hugging Face's `tokenizers` and OpenAI's `tiktoken` give.
+/* Tokenizers: text to token ids and back, the same ids that Hugging Face's `tokenizers` and OpenAI's `tiktoken`
+ * give.
  *
- * Read are `tokenizer.json` files with a BPE model (byte-level like GPT-2, Llama 3 and Qwen; SentencePiece-like with byte
- * fallback like Llama 2, Mistral and Gemma) and `.tiktoken` files. A part of a file that smelt does not know is refused by name,
- * never ignored; only "truncation" and "padding" are left to the caller.
+ * Read are `tokenizer.json` files with a BPE model (byte-level like GPT-2, Llama 3 and Qwen; SentencePiece-like with
+ * byte fallback like Llama 2, Mistral and Gemma) and `.tiktoken` files. A part of a file that smelt does not know is
+ * refused by name, never ignored; only "truncation" and "padding" are left to the caller.
  *
- * A Tokenizer is read-only once opened and shared by all threads; each thread encodes with a TokenizerEncoder of its own. Encoding
- * takes O(n log n) time on any text.
+ * A Tokenizer is read-only once opened and shared by all threads; each thread encodes with a TokenizerEncoder of its
+ * own. Encoding takes O(n log n) time on any text.
  *
- * Text need not be valid UTF-8: an ill-formed stretch of bytes is encoded by itself, byte by byte and then merged, so a vocabulary
- * that has all bytes loses nothing. The stretches around it are encoded as if the text ended there. */
+ * Text need not be valid UTF-8: an ill-formed stretch of bytes is encoded by itself, byte by byte and then merged,
+ * so a vocabulary that has all bytes loses nothing. The stretches around it are encoded as if the text ended there. */
 #pragma once
 
 #include <stdbool.h>
@@ -28,9 +29,9 @@ typedef struct TokenIds {
 void token_ids_append(TokenIds *ids, int32_t id);
 void token_ids_free(TokenIds *ids);
 
-/* `path`: a tokenizer.json, a folder that holds one, or a .tiktoken file (lines of base64 and rank). `pattern` names the
- * pre-tokenizer of a .tiktoken file: gpt2, cl100k, o200k, llama3 or qwen; "" guesses it by the number of ranks. It must be "" for
- * a tokenizer.json, which holds its own. NULL with ERROR_DATA or ERROR_USAGE. */
+/* `path`: a tokenizer.json, a folder that holds one, or a .tiktoken file (lines of base64 and rank). `pattern` names
+ * the pre-tokenizer of a .tiktoken file: gpt2, cl100k, o200k, llama3 or qwen; "" guesses it by the number of ranks.
+ * It must be "" for a tokenizer.json, which holds its own. NULL with ERROR_DATA or ERROR_USAGE. */
 Tokenizer *tokenizer_open(const char *path, const char *pattern, Error *error);
 void tokenizer_free(Tokenizer *tokenizer); /* after all its encoders; NULL is fine */
 
@@ -44,13 +45,13 @@ int32_t tokenizer_end_of_text(const Tokenizer *tokenizer);
 
 enum {
     TOKENIZER_ADD_SPECIAL = 1,   /* add what the file's template puts around a text, such as bos */
-    TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text; the default is to match them */
+    TOKENIZER_PLAIN_SPECIAL = 2, /* special tokens spelled in the text are ordinary text, not matched */
 };
 
 TokenizerEncoder *tokenizer_encoder_open(const Tokenizer *tokenizer);
 void tokenizer_encoder_free(TokenizerEncoder *encoder); /* NULL is fine */
-/* Appends the ids of `text` to `out`. At most 1 GiB of text. ERROR_DATA when the text is too long or the file's regular expression
- * gives up on it; `out` then holds a part. */
+/* Appends the ids of `text` to `out`. At most 1 GiB of text. ERROR_DATA when the text is too long or the file's
+ * regular expression gives up on it; `out` then holds a part. */
 bool tokenizer_encode(TokenizerEncoder *encoder, const char *text, size_t length, unsigned flags, TokenIds *out, Error *error);
 
 /* Decoding gives bytes, token by token; they make UTF-8 only together (see infer/utf8.h). */
@@ -63,10 +64,11 @@ TokenizerDecoder tokenizer_decoder(const Tokenizer *tokenizer, bool skip_special
 /* The bytes that `id` adds, owned by the tokenizer; none for an unknown id. */
 const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *length);
 
-/* The printable character that stands for a byte in byte-level vocabularies (GPT-2's alphabet), in UTF-8. Returns its bytes. */
+/* The printable character that stands for a byte in byte-level vocabularies (GPT-2's alphabet), in UTF-8. Returns
+ * its bytes. */
 size_t tokenizer_spell_byte(int byte, char out[5]);
 
-/* -- Training (bpe_train.c) -------------------------------------------------------------------------------------------- */
+/* -- Training (bpe_train.c) ---------------------------------------------------------------------------------------- */
 
 typedef struct TokenizerTraining {
     const char *pattern;   /* gpt2, llama3 or qwen: how text is divided into words */
@@ -77,9 +79,10 @@ typedef struct TokenizerTraining {
 typedef struct TokenizerTrainer TokenizerTrainer;
 /* Byte-level BPE as the `tokenizers` library trains it: the most frequent pair first, ties to the lower ids. */
 TokenizerTrainer *tokenizer_trainer_open(const TokenizerTraining *training, Error *error);
-/* Counts the words of one document; uses all OpenMP threads on a long one. The result does not depend on their number. */
+/* Counts the words of one document; uses all OpenMP threads on a long one. The result does not depend on their
+ * number. */
 bool tokenizer_trainer_add(TokenizerTrainer *trainer, const char *text, size_t length, Error *error);
-/* Learns the merges and writes `path`, a tokenizer.json (it appears whole or not at all). *learned is the vocabulary reached: less
- * than asked for when the text has too few pairs. Once per trainer. */
+/* Learns the merges and writes `path`, a tokenizer.json (it appears whole or not at all). *learned is the vocabulary
+ * reached: less than asked for when the text has too few pairs. Once per trainer. */
 bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32_t *learned, Error *error);
 void tokenizer_trainer_free(TokenizerTrainer *trainer); /* NULL is fine */
