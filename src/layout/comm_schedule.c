@@ -1,5 +1,5 @@
-/* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations, by lifetime. Owns the schedule's
- * lists. Called by session_plan. */
+/* One pass over the nodes notes for every bucket when it is read and written; slots are then placed like activations,
+ * by lifetime. Owns the schedule's lists. Called by session_plan. */
 #include "layout/comm_schedule.h"
 
 #include <stdlib.h>
@@ -7,13 +7,9 @@
 #include "base/memory.h"
 
 static int bucket_at(const Layout *layout, int64_t offset) {
-    int low = 0, high = layout->bucket_count - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (layout->buckets[middle].begin <= offset) low = middle;
-        else high = middle - 1;
-    }
-    return low;
+    int b = layout->bucket_count - 1;
+    while (b > 0 && layout->buckets[b].begin > offset) b--;
+    return b;
 }
 
 /* -- Reads and writes ---------------------------------------------------------------------------------------------- */
@@ -96,7 +92,8 @@ static int next_complete(const CommSchedule *schedule, const Layout *layout, int
     return next < 0 ? node : next;
 }
 
-/* Bytes of all slots for gradients. A slot stays while its bucket is reduced, until the program has completed the next one. */
+/* Bytes of all slots for gradients. A slot stays while its bucket is reduced, until the program has completed the next
+ * one. */
 static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
     PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;

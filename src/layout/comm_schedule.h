@@ -1,10 +1,12 @@
-/* The communication schedule of a program: when it reads and writes each bucket of the layout, which is known before it runs since the program is static;
- * the comm points at which communication starts or is waited for; and the memory of buckets that a rank holds only for a while, called slots.
+/* The communication schedule of a program: when it reads and writes each bucket of the layout, which is known before it
+ * runs since the program is static; the comm points at which communication starts or is waited for; and the memory of
+ * buckets that a rank holds only for a while, called slots.
  *
  * Arenas of a rank by ZeRO stage:
- *   WEIGHT    1, 2: the whole one. 3: the rank's shards at local offsets; then slots, in which buckets are gathered for as long as they are read
- *   GRADIENT  1: the whole one. 2, 3: sums of the rank's shards at local offsets; then slots, in which buckets are while the program adds to them and until
- *             they are reduced
+ *   WEIGHT    1, 2: the whole one. 3: the rank's shards at local offsets; then slots, in which buckets are gathered for
+ *             as long as they are read
+ *   GRADIENT  1: the whole one. 2, 3: sums of the rank's shards at local offsets; then slots, in which buckets are while
+ *             the program adds to them and until they are reduced
  * Made by session_plan for each program, between layout_place and executor_create. */
 #pragma once
 
@@ -32,6 +34,7 @@ typedef struct CommSchedule {
     int64_t weight_bytes, gradient_bytes; /* of the arenas */
 } CommSchedule;
 
-/* Moves the graph's weights and gradients to where the schedule has them; its parameters' offsets stay those of the whole arenas. */
+/* Moves the graph's weights and gradients to where the schedule has them; its parameters' offsets stay those of the
+ * whole arenas. */
 CommSchedule *comm_schedule_create(const Layout *layout, Graph *graph);
 void comm_schedule_free(CommSchedule *schedule);

@@ -1,5 +1,6 @@
-/* Issues the collectives of a communication schedule at its comm points and keeps their tickets, bucket by bucket. Owns the tickets, and a buffer for a bucket
- * in bf16 where gradients are reduced in it; all other memory is that of the executor. Called by the session and, at comm points, by the executor. */
+/* Issues the collectives of a communication schedule at its comm points and keeps their tickets, bucket by bucket. Owns
+ * the tickets, and a buffer for a bucket in bf16 where gradients are reduced in it; all other memory is that of the
+ * executor. Called by the session and, at comm points, by the executor. */
 #include "layout/exchange.h"
 
 #include <assert.h>
@@ -8,7 +9,6 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
-#include "backend/gpu/kernel_launch.h"
 #include "model/model.h"
 #include "ops/add/add.h"
 
@@ -50,8 +50,9 @@ static void wait_for(Exchange *exchange, CommTicket *ticket) {
     *ticket = 0;
 }
 
-/* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on: the bytes before the shard's begin are another rank's, and what is written to
- * them is never read. The distances are the same in the WEIGHT arena after precision_weight_offset. */
+/* This rank's shard of a bucket in bytes of MASTER, from an aligned offset on: the bytes before the shard's begin are
+ * another rank's, and what is written to them is never read. The distances are the same in the WEIGHT arena after
+ * precision_weight_offset. */
 typedef struct Shard { int64_t in_bucket, local, bytes; } Shard;
 
 static Shard shard_of(const Exchange *exchange, const LayoutBucket *bucket) {

@@ -1,8 +1,10 @@
-/* Collectives of a training step. The gradients of a bucket are reduced as soon as the program has computed them, beside the rest of the backward pass; its
- * weights are gathered as soon as they are updated, beside the other updates and the next step's forward pass. All ranks issue the same collectives in the
- * same order, which the schedule and the layout decide. With one rank there are none.
+/* Collectives of a training step. The gradients of a bucket are reduced as soon as the program has computed them,
+ * beside the rest of the backward pass; its weights are gathered as soon as they are updated, beside the other updates
+ * and the next step's forward pass. All ranks issue the same collectives in the same order, which the schedule and the
+ * layout decide. With one rank there are none.
  *
- * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are sent, and this rank's shard back to fp32 when it is reduced.
+ * With layout->reduces_in_bf16, gradients of matrices are cast to bf16 in place before they are sent, and this rank's
+ * shard back to fp32 when it is reduced.
  *
  * Owned by the session; the layout, the schedule, the comms and the executor outlive it. */
 #pragma once
@@ -30,5 +32,6 @@ void exchange_finish_gradients(Exchange *exchange);
 void exchange_make_weights(Exchange *exchange, int bucket);
 /* Gathers the weights of a bucket from the ranks' shards; an OptimizerHook. */
 void exchange_send_weights(void *exchange, int bucket);
-/* Waits until the weights of all buckets are here. Not needed before a run of the program itself, which waits for each when it reads it. */
+/* Waits until the weights of all buckets are here. Not needed before a run of the program itself, which waits for each
+ * when it reads it. */
 void exchange_finish_weights(Exchange *exchange);

@@ -1,16 +1,15 @@
-/* Cuts the parameters into buckets and these into shards, and moves the parameters of graphs to where the layout has them. Owns the lists of the layout.
- * Called by session_plan, for a plan of any rank. */
+/* Cuts the parameters into buckets and these into shards, and moves the parameters of graphs to where the layout has
+ * them. Owns the lists of the layout. Called by session_plan, for a plan of any rank. */
 #include "layout/layout.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/math.h"
 #include "base/memory.h"
 
 typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_COUNT } Class;
-
-static int64_t round_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, const Parameter *p) {
     if (graph_get(graph, p->tensor)->arena == ARENA_MASTER) return CLASS_VECTOR;
@@ -22,16 +21,13 @@ static Class class_of(const Graph *graph, const OptimizerConfig *optimizer, cons
 
 /* The parameter that an offset in MASTER lies in. */
 static int parameter_at(const Graph *graph, int64_t offset) {
-    int low = 0, high = graph->parameter_count - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (graph->parameters[middle].offset <= offset) low = middle;
-        else high = middle - 1;
-    }
-    return low;
+    int i = graph->parameter_count - 1;
+    while (i > 0 && graph->parameters[i].offset > offset) i--;
+    return i;
 }
 
-/* The layer of the first node that reads each parameter, for the caller to free. The parameters are still in the order of their declaration. */
+/* The layer of the first node that reads each parameter, for the caller to free. The parameters are still in the order
+ * of their declaration. */
 static int *layers_of(const Graph *graph) {
     int *layers = memory_allocate((graph->parameter_count + 1) * sizeof *layers);
     bool *seen = memory_allocate(graph->parameter_count + 1);
@@ -118,8 +114,8 @@ static void cut_evenly(const Layout *layout, LayoutBucket *bucket) {
 
 /* -- Shards of Muon's buckets --------------------------------------------------------------------------------------- */
 
-/* A matrix: its first element in the bucket, and what it costs its rank: two GEMMs with its smaller side squared for each iteration, in proportion to
- * rows x columns x order. */
+/* A matrix: its first element in the bucket, and what it costs its rank: two GEMMs with its smaller side squared for
+ * each iteration, in proportion to rows x columns x order. */
 typedef struct Atom {
     int64_t first;
     double cost;
@@ -137,12 +133,13 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
         atoms = memory_resize(atoms, (size_t)(*count + matrices) * sizeof *atoms);
         for (int64_t k = 0; k < matrices; k++)
             atoms[(*count)++] = (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
-                .cost = (double)rows * columns * (rows < columns ? rows : columns)};
+                .cost = (double)rows * columns * int_min(rows, columns)};
     }
     return atoms;
 }
 
-/* Gives matrices in order to ranks in order, each as much as keeps its load within `limit`. Returns how many were given; ends[r] is one past rank r's last. */
+/* Gives matrices in order to ranks in order, each as much as keeps its load within `limit`. Returns how many were
+ * given; ends[r] is one past rank r's last. */
 static int give(const Atom *atoms, int count, const double *load, int size, double limit, int *ends) {
     int given = 0;
     for (int r = 0; r < size; r++) {
@@ -194,7 +191,7 @@ static void append_intervals(Layout *layout, const Graph *graph, int b) {
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         int64_t parameter_end = p->offset + p->count * p->element_bytes;
-        int64_t begin = p->offset > held.begin ? p->offset : held.begin, end = parameter_end < held.end ? parameter_end : held.end;
+        int64_t begin = int_max(p->offset, held.begin), end = int_min(parameter_end, held.end);
         if (begin >= end || p->frozen) continue;
         assert((begin - p->offset) % p->element_bytes == 0 && (end - begin) % p->element_bytes == 0);
         shard->intervals = memory_resize(shard->intervals, (shard->interval_count + 1) * sizeof *shard->intervals);

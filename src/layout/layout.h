@@ -1,21 +1,25 @@
-/* Which rank holds what. Data parallelism keeps a copy of the program on every rank; ZeRO (arXiv 1910.02054) shards what belongs to the parameters:
+/* Which rank holds what. Data parallelism keeps a copy of the program on every rank; ZeRO (arXiv 1910.02054) shards
+ * what belongs to the parameters:
  *   stage 0   nothing: gradients are all-reduced, and every rank makes every update;
  *   stage 1   master weights and optimizer state: gradients are reduce-scattered, updated weights all-gathered;
  *   stage 2   gradients too;
  *   stage 3   weights too: gathered for each bucket when the program needs it.
  *
- * Parameters lie in buckets, a bucket being what one collective moves, and a bucket is cut into one shard for each rank. The parameters are ordered by
- * class, each class in layer order and in buckets of its own:
- *   vectors   (read in the WIDE type: norms, biases, load-balancing biases) whole on every rank, since they are small; updated everywhere alike;
+ * Parameters lie in buckets, a bucket being what one collective moves, and a bucket is cut into one shard for each
+ * rank. The parameters are ordered by class, each class in layer order and in buckets of its own:
+ *   vectors   (read in the WIDE type: norms, biases, load-balancing biases) whole on every rank, as they are small; updated everywhere
+ *             alike;
  *   AdamW's   equal shards, buckets padded so that they are;
- *   Muon's    shards that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all buckets together is even;
- *   frozen    matrices (beside adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen vectors lie among the vectors.
- * Instead of all ranks, groups of consecutive ones (of a node) can shard among themselves: such groups are "replicas" of each other, between which only
- * gradients are summed. Ranks and sizes below are those inside a group.
+ *   Muon's    shards that end where a matrix ends, so that an update needs no other rank; chosen so that the work of all
+ *             buckets together is even;
+ *   frozen    matrices (beside adapters: model/lora.c), whole on every rank and in the WEIGHT arena alone. Frozen
+ *             vectors lie among the vectors.
+ * Instead of all ranks, groups of consecutive ones (of a node) can shard among themselves: such groups are "replicas"
+ * of each other, between which only gradients are summed. Ranks and sizes below are those inside a group.
  *
- * Offsets are bytes of the MASTER arena (graph.h), either of the whole model's or of the rank's own, which is called local: it holds the vectors and the
- * rank's shards of all buckets, one after another. Names and shapes of parameters do not change, so any layout reads a checkpoint of any other through the
- * list of intervals that a rank holds.
+ * Offsets are bytes of the MASTER arena (graph.h), either of the whole model's or of the rank's own, which is called
+ * local: it holds the vectors and the rank's shards of all buckets, one after another. Names and shapes of parameters
+ * do not change, so any layout reads a checkpoint of any other through the list of intervals that a rank holds.
  *
  * The layout owns its lists; graphs that it has placed must all describe the same parameters. Made by session_plan. */
 #pragma once
@@ -24,8 +28,9 @@
 #include "graph/graph.h"
 #include "optim/optim.h"
 
-/* Buckets cover [0, bytes) without overlap, in ascending order; begin and end are multiples of precision_alignment. Local offsets have the same distance
- * from such a multiple as the offsets in the whole arena, so that vector loads stay aligned. */
+/* Buckets cover [0, bytes) without overlap, in ascending order; begin and end are multiples of precision_alignment.
+ * Local offsets have the same distance from such a multiple as the offsets in the whole arena, so that vector loads
+ * stay aligned. */
 typedef struct LayoutBucket {
     int64_t begin, end;    /* in the whole MASTER arena */
     int64_t element_bytes; /* of the state dtype of its parameters, which is one */
@@ -50,7 +55,8 @@ typedef struct Layout {
     OptimizerShard shard; /* what this rank holds of the master weights, and updates; its list is the layout's */
 } Layout;
 
-/* The layout of the graph's parameters for one of `ranks`, with the graph placed. `bucket_bytes` are of gradients. config->shard divides `ranks`. */
+/* The layout of the graph's parameters for one of `ranks`, with the graph placed. `bucket_bytes` are of gradients.
+ * config->shard divides `ranks`. */
 Layout *layout_create(
     Graph *graph, const OptimizerConfig *optimizer, const LayoutConfig *config, int64_t bucket_bytes, int rank, int ranks);
 void layout_free(Layout *layout);

@@ -1,5 +1,6 @@
-/* AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of torch.optim.AdamW: decay, moments, step. One pass that reads and writes
- * every element once, over all parameters in one parallel loop (optim_cpu.c) or one grid (adamw_gpu.c). Owns no memory; called by optimizer_step. */
+/* AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of torch.optim.AdamW: decay, moments, step. One pass
+ * that reads and writes every element once, over all parameters in one parallel loop (optim_cpu.c) or one grid
+ * (adamw_gpu.c). Owns no memory; called by optimizer_step. */
 #include "optim/optim_internal.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
-/* AdamW on a GPU (optim/adamw.c says which): one pass that reads master, gradient, momentum and variance once and writes three of them and the bf16
- * weights, 30 bytes a parameter (14 where all of them are bf16) and nothing but memory to wait for. Owns no memory. */
+/* AdamW on a GPU (optim/adamw.c says which): one pass that reads master, gradient, momentum and variance once and
+ * writes three of them and the bf16 weights, 30 bytes a parameter (14 where all of them are bf16) and nothing but
+ * memory to wait for. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
 typedef struct AdamwArguments {

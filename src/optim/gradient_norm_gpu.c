@@ -1,6 +1,7 @@
-/* Norms over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a chunk in double; then one block for
- * each norm adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the threads' sums by a tree: bits depend on the list of chunks
- * alone. Reads every gradient once: 4 bytes a parameter, or 2. Owns no memory. */
+/* Norms over chunks: of all gradients, which clipping needs, and of Muon's directions (muon.c). A block sums a chunk in
+ * double; then one block for each norm adds the chunks' sums, thread t those at t, t + OPTIM_THREADS, ..., and the
+ * threads' sums by a tree: bits depend on the list of chunks alone. Reads every gradient once: 4 bytes a parameter, or
+ * 2. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
 enum { SUMS_AHEAD = 8 }; /* loads in flight of a thread */

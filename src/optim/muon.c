@@ -1,12 +1,15 @@
-/* Muon (Jordan 2024) with Nesterov momentum, scaled and decayed as in arXiv 2502.16982: the update of a matrix is its momentum with all
- * singular values brought near 1 by Newton-Schulz iterations X <- aX + (bA + cA^2)X, A = X X^T, times 0.2 sqrt(max(rows, columns)).
+/* Muon (Jordan 2024) with Nesterov momentum, scaled and decayed as in arXiv 2502.16982: the update of a matrix is its
+ * momentum with all singular values brought near 1 by Newton-Schulz iterations X <- aX + (bA + cA^2)X, A = X X^T, times
+ * 0.2 sqrt(max(rows, columns)).
  *
- * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <- X(aI + bA + cA^2), which is the same
- * polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then mirrored, which costs little over half.
- * aI + bA + cA^2 is rounded once, so that the last GEMM is the whole update of X.
+ * The iteration works on the smaller side without transposing: a tall X takes A = X^T X and X <- X(aI + bA + cA^2),
+ * which is the same polynomial. A and A^2 are symmetric: only tiles on and below the diagonal are computed, then
+ * mirrored, which costs little over half. aI + bA + cA^2 is rounded once, so that the last GEMM is the whole update of
+ * X.
  *
- * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. This file says which matrices, groups and GEMMs
- * there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the optimizer. */
+ * Matrices that fit into the back end's scratch together form a group whose GEMMs run as one batch. This file says
+ * which matrices, groups and GEMMs there are; optim_cpu.c and muon_gpu.c run them. The scratch belongs to the
+ * optimizer. */
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"

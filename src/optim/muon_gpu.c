@@ -1,11 +1,14 @@
-/* Muon's step on a GPU (muon.c says what it is). The matrices of a group have one shape and lie at one distance in scratch, so that every pass and every
- * GEMM of the iteration is one launch for all of them; the symmetric GEMMs compute on and below the diagonal alone (backend/gpu/gpu_gemm.c):
+/* Muon's step on a GPU (muon.c says what it is). The matrices of a group have one shape and lie at one distance in
+ * scratch, so that every pass and every GEMM of the iteration is one launch for all of them; the symmetric GEMMs
+ * compute on and below the diagonal alone (backend/gpu/gpu_gemm.c):
  *     gram = X X^T        square = c gram gram + b gram + a I        Y = square X
- * or with the factors of the last one exchanged for a tall X and gram = X^T X. The passes around the GEMMs move 34 bytes a parameter in all, or 20 where
- * all of it is bf16; the one that writes directions reads momentum and gradient again instead of rounding a direction twice. Owns no memory. */
+ * or with the factors of the last one exchanged for a tall X and gram = X^T X. The passes around the GEMMs move 34
+ * bytes a parameter in all, or 20 where all of it is bf16; the one that writes directions reads momentum and gradient
+ * again instead of rounding a direction twice. Owns no memory. */
 #include "optim/optim_gpu_internal.h"
 
-/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks each. */
+/* What Muon does before and after the products with a group of `matrices` of one shape, cut into `chunks_each` chunks
+ * each. */
 typedef struct MuonGroup {
     OptimArenas arenas;
     const Chunk GLOBAL *chunks; /* of these matrices alone */
@@ -43,7 +46,8 @@ INLINE f32x4 momentum_at(const MuonGroup *a, int64_t at, bool pure_bf16, int uni
     return load_state(a->arenas.momentum, at, pure_bf16, unit);
 }
 
-/* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction added. */
+/* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction
+ * added. */
 INLINE double update_momentum(
     const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool pure_bf16, int unit) {
     int64_t at = chunk->index + i;
@@ -153,7 +157,8 @@ static void load_directions(Device *device, const MuonGroup *group) {
 
 /* -- GEMMs --------------------------------------------------------------------------------------------------------- */
 
-/* The GEMMs of a group, whose matrices have one shape and lie at one distance in scratch; pointers are to the first matrix's. */
+/* The GEMMs of a group, whose matrices have one shape and lie at one distance in scratch; pointers are to the first
+ * matrix's. */
 typedef struct GroupGemms {
     Device *device;
     const Matrix *matrix;
@@ -175,7 +180,8 @@ static void multiply(const GroupGemms *p, Gemm first, bool symmetric, double alp
     gpu_gemm_batch(p->device, &(GemmBatch){first, p->count, stride, stride, stride, alpha, beta, d, symmetric});
 }
 
-/* square = a I + b gram + c gram^2. The GEMM rounds once; diagonals are made anew from the rows of gram, so that they too are rounded once. */
+/* square = a I + b gram + c gram^2. The GEMM rounds once; diagonals are made anew from the rows of gram, so that they
+ * too are rounded once. */
 static void multiply_square(const GroupGemms *p) {
     int64_t order = p->matrix->order;
     Gemm square = muon_square_gemm(p->matrix, GEMM_BF16, GEMM_BF16, p->gram, p->square);
@@ -185,7 +191,8 @@ static void multiply_square(const GroupGemms *p) {
     launch_add_identity(p->device, shape, &arguments);
 }
 
-/* y = square x, or x square of a tall x. Over half of all work: it is left to the vendor's library where one matrix keeps the GPU busy. */
+/* y = square x, or x square of a tall x. Over half of all work: it is left to the vendor's library where one matrix
+ * keeps the GPU busy. */
 static void multiply_update(const GroupGemms *p, bool busy) {
     Gemm update = muon_update_gemm(p->matrix, GEMM_BF16, p->x, p->square, p->y);
     if (!busy) {

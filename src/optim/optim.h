@@ -1,9 +1,11 @@
-/* Optimizers over arenas. They know parameters as intervals of the master arena, never the graph's program. All arenas, theirs and those they are
- * given, are memory of one device; on a GPU their work is queued on its stream like any other.
+/* Optimizers over arenas. They know parameters as intervals of the master arena, never the graph's program. All arenas,
+ * theirs and those they are given, are memory of one device; on a GPU their work is queued on its stream like any
+ * other.
  *
- * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024; scaling and decay of
- * arXiv 2502.16982) for matrices, each matrix of a fused or stacked parameter by itself, AdamW for everything else. The routers'
- * balancing biases are AdamW without decay at their own rate, on the load error that the router left in their gradient. */
+ * AdamW (arXiv 1711.05101) in one fused pass over master, gradient, moments and compute weights. Muon (Jordan 2024;
+ * scaling and decay of arXiv 2502.16982) for matrices, each matrix of a fused or stacked parameter by itself, AdamW for
+ * everything else. The routers' balancing biases are AdamW without decay at their own rate, on the load error that the
+ * router left in their gradient. */
 #pragma once
 
 #include "config/config.h"
@@ -14,7 +16,8 @@ typedef struct Optimizer Optimizer;
 
 bool optimizer_uses_muon(const OptimizerConfig *config, const Parameter *parameter);
 
-/* Elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates, intervals are whole matrices. */
+/* Elements of one parameter that this rank holds (layout/layout.h). Muon updates whole matrices: of what it updates,
+ * intervals are whole matrices. */
 typedef struct ShardInterval {
     ParameterInterval elements;
     int64_t offset; /* of the first one in the rank's own MASTER arena, and in its momentum */
@@ -22,8 +25,9 @@ typedef struct ShardInterval {
     bool primary;   /* of the ranks that hold them, this one counts them in norms and writes them into checkpoints */
 } ShardInterval;
 
-/* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `bytes` with offsets of their own, called local; weights
- * and gradients are those of the whole model, at the parameters' offsets, unless they are local too. */
+/* What an optimizer updates: all that one rank holds. Its master weights and momentum are arenas of `bytes` with
+ * offsets of their own, called local; weights and gradients are those of the whole model, at the parameters' offsets,
+ * unless they are local too. */
 typedef struct OptimizerShard {
     ShardInterval *intervals;
     int interval_count, bucket_count;
@@ -37,24 +41,27 @@ typedef struct OptimizerShard {
 int64_t optimizer_state_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard);
 int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, const Device *device);
 
-/* State starts at zero. Graph and device must outlive it; on a GPU the graph's precision is bf16. ERROR_MEMORY when refused. */
+/* State starts at zero. Graph and device must outlive it; on a GPU the graph's precision is bf16. ERROR_MEMORY when
+ * refused. */
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error);
 void optimizer_free(Optimizer *optimizer);
 
-/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of primary intervals, in fixed blocks and order: independent of threads.
- * NaN or infinity if any gradient is. Waits for a GPU. */
+/* sqrt of the sum of squares over all gradients but those of load-balancing biases, of primary intervals, in fixed
+ * blocks and order: independent of threads. NaN or infinity if any gradient is. Waits for a GPU. */
 double optimizer_gradient_norm(const Optimizer *optimizer, const void *gradients);
 /* Whether all master weights are finite. Waits for a GPU. */
 bool optimizer_is_finite(const Optimizer *optimizer, const void *master);
 
-/* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients (clipping). Writes master and the same
- * elements of `weights`, rounded, unless the arenas are the same. */
+/* One update. `step` counts from 1 (bias correction). `lr` is the scheduled rate, `scale` multiplies gradients
+ * (clipping). Writes master and the same elements of `weights`, rounded, unless the arenas are the same. */
 void optimizer_step(Optimizer *optimizer, void *master, void *weights, const void *gradients, int64_t step, double lr, double scale);
-/* `updated` is called in every optimizer_step for each bucket in order, when the update of its intervals, if there are any, is queued. */
+/* `updated` is called in every optimizer_step for each bucket in order, when the update of its intervals, if there are
+ * any, is queued. */
 typedef void (*OptimizerHook)(void *context, int bucket);
 void optimizer_set_hook(Optimizer *optimizer, OptimizerHook updated, void *context);
 
-/* The state as named intervals, in the device's memory, for checkpoints: "momentum" of all, "variance" of what AdamW updates. */
+/* The state as named intervals, in the device's memory, for checkpoints: "momentum" of all, "variance" of what AdamW
+ * updates. */
 typedef struct OptimizerState {
     const char *kind;
     ParameterInterval elements;
@@ -65,7 +72,8 @@ size_t optimizer_states(const Optimizer *optimizer, OptimizerState *states, size
 
 /* Learning rate of `step` (from 1): linear warmup, then the schedule (optim/schedule.c). */
 double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, int64_t steps);
-/* Tokens of the step's global batch: a multiple of `microbatch` growing linearly from ramp_tokens to tokens over ramp_steps. */
+/* Tokens of the step's global batch: a multiple of `microbatch` growing linearly from ramp_tokens to tokens over
+ * ramp_steps. */
 int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int64_t step);
 /* Samples (sequences) drawn before `step` (from 1): what resuming needs, a pure function of the configuration. */
 int64_t schedule_samples_before(const BatchConfig *batch, int64_t length, int64_t step);

@@ -1,6 +1,7 @@
-/* The optimizer's back end on the CPU: parallel loops over chunks, and Muon's GEMMs as one batch for each group. Loops that read and write the arenas share
- * chunks out statically, so that pages touched first by a thread stay with it from step to step. Arithmetic is in passes_cpu.c, which pure_bf16.c wraps where
- * the state dtype is bf16. Owns no memory but lists of GEMMs while they run; called by optimizer.c, adamw.c and muon.c through OptimBackend. */
+/* The optimizer's back end on the CPU: parallel loops over chunks, and Muon's GEMMs as one batch for each group. Loops
+ * that read and write the arenas share chunks out statically, so that pages touched first by a thread stay with it from
+ * step to step. Arithmetic is in passes_cpu.c, which pure_bf16.c wraps where the state dtype is bf16. Owns no memory
+ * but lists of GEMMs while they run; called by optimizer.c, adamw.c and muon.c through OptimBackend. */
 #include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
@@ -134,8 +135,8 @@ static void multiply_update(const Group *group) {
 
 /* ---- Muon's passes ---- */
 
-/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread takes which rows
- * has no influence on the values, so tasks are handed out as threads come. */
+/* Completes gram from its lower tiles; with `polynomial`, turns it into aI + b gram + c square on the way. Which thread
+ * takes which rows has no influence on the values, so tasks are handed out as threads come. */
 static void complete_gram(const Group *group, bool polynomial) {
     const OptimKernels *kernels = group->optimizer->kernels;
     int64_t most = 0;

@@ -1,6 +1,7 @@
-/* What the optimizer's GPU files share: adamw_gpu.c, gradient_norm_gpu.c and muon_gpu.c. A pass is one grid with a block of OPTIM_THREADS for each
- * chunk. The formulas are those of passes_cpu.c, in fp32, with sums of squares in double. Owns no memory: all pointers are device memory; lists of
- * chunks are parts of the one that optimizer_create has put there. */
+/* What the optimizer's GPU files share: adamw_gpu.c, gradient_norm_gpu.c and muon_gpu.c. A pass is one grid with a
+ * block of OPTIM_THREADS for each chunk. The formulas are those of passes_cpu.c, in fp32, with sums of squares in
+ * double. Owns no memory: all pointers are device memory; lists of chunks are parts of the one that optimizer_create
+ * has put there. */
 #pragma once
 
 #include "backend/gpu/gpu.h"
@@ -8,7 +9,8 @@
 
 enum { OPTIM_THREADS = 256 };
 
-/* fp32 but for the weights, or where `pure_bf16` all bf16; `variance` has its own offsets (Chunk.second_index), the others share theirs. */
+/* fp32 but for the weights, or where `pure_bf16` all bf16; `variance` has its own offsets (Chunk.second_index), the
+ * others share theirs. */
 typedef struct OptimArenas {
     void GLOBAL *master;
     bf16 GLOBAL *weights; /* NULL: the master weights serve */
@@ -35,8 +37,8 @@ void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const do
 
 #include "backend/gpu/vector.h"
 
-/* A thread walks its chunk four elements at a time (vector.h's unit) where the chunk starts at a multiple of four, as most do; what is left goes one
- * by one. How many elements go by fours: */
+/* A thread walks its chunk four elements at a time (vector.h's unit) where the chunk starts at a multiple of four, as
+ * most do; what is left goes one by one. How many elements go by fours: */
 INLINE int64_t chunk_fours(const Chunk GLOBAL *chunk) { return (chunk->index | chunk->second_index) % 4 == 0 ? chunk->count / 4 * 4 : 0; }
 
 enum { OPTIM_STEP = 4 * OPTIM_THREADS }; /* elements that a block walks by fours at once */

@@ -1,5 +1,5 @@
-/* Shared by the files of the optimizer and their tests: the optimizer's struct, its two back ends, and the CPU's kernels. What GPU kernels share with
- * them is in chunk.h. */
+/* Shared by the files of the optimizer and their tests: the optimizer's struct, its two back ends, and the CPU's
+ * kernels. What GPU kernels share with them is in chunk_internal.h. */
 #pragma once
 
 #include "base/cpu_isa.h"
@@ -12,9 +12,10 @@
 #define NEWTON_SCHULZ_B -4.7750
 #define NEWTON_SCHULZ_C 2.0315
 
-/* A matrix that Muon updates. Its scratch (in the COMPUTE type; on the CPU `square` in the WIDE type) lies at byte offsets that the matrices of
- * one group share out. X and Y are rows x columns, Gram and square are order x order with order = min(rows, columns). On a GPU all matrices of
- * a group have one shape, and lie have their scratch at one distance from each other. */
+/* A matrix that Muon updates. Its scratch (in the COMPUTE type; on the CPU `square` in the WIDE type) lies at byte
+ * offsets that the matrices of one group share out. X and Y are rows x columns, Gram and square are order x order with
+ * order = min(rows, columns). On a GPU all matrices of a group have one shape, and lie have their scratch at one
+ * distance from each other. */
 typedef struct Matrix {
     int64_t offset; /* in the rank's MASTER arena */
     int64_t rows, columns, order;
@@ -23,8 +24,8 @@ typedef struct Matrix {
     int group, interval;        /* a group has one segment's matrices */
 } Matrix;
 
-/* Chunks [first, end), which have one state dtype. In arenas of the whole model their gradients lie `shift` bytes after the local offsets of their master
- * weights, and their weights precision_weight_offset(shift) bytes. */
+/* Chunks [first, end), which have one state dtype. In arenas of the whole model their gradients lie `shift` bytes after
+ * the local offsets of their master weights, and their weights precision_weight_offset(shift) bytes. */
 typedef struct Segment {
     int64_t first, end;
     int64_t shift;
@@ -32,8 +33,9 @@ typedef struct Segment {
     bool primary, pure_bf16;
 } Segment;
 
-/* The CPU's passes over memory, for one precision and instruction set (passes_cpu.c): T is the COMPUTE type, W the WIDE type and that of all arithmetic.
- * Counts are in elements; nothing overlaps but `weights` and `master`, which may be one where T is W. */
+/* The CPU's passes over memory, for one precision and instruction set (passes_cpu.c): T is the COMPUTE type, W the WIDE
+ * type and that of all arithmetic. Counts are in elements; nothing overlaps but `weights` and `master`, which may be
+ * one where T is W. */
 typedef struct OptimKernels {
     GemmType compute, wide;
     /* The whole AdamW update of `count` elements, weights included. */
@@ -59,7 +61,8 @@ const OptimKernels *optim_best_kernels(Precision precision);
 
 typedef struct OptimBackend OptimBackend;
 
-/* Chunks are those of the load-balancing biases, then other AdamW chunks, then Muon's, matrix by matrix. Segments follow their order. */
+/* Chunks are those of the load-balancing biases, then other AdamW chunks, then Muon's, matrix by matrix. Segments
+ * follow their order. */
 struct Optimizer {
     const Graph *graph;
     OptimizerConfig config;
@@ -79,7 +82,8 @@ struct Optimizer {
     int matrix_count; /* in groups that use the scratch one after another */
     int64_t busy;     /* elements of a matrix whose GEMMs keep a GPU busy by themselves */
 
-    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, where the back end reads it, `device_chunks`. */
+    /* In the device's memory. Scratch is Muon's, then `partials`, `norms` and, where the back end reads it,
+     * `device_chunks`. */
     void *momentum, *variance, *scratch; /* momentum has the offsets of the master arena */
     int64_t momentum_bytes, variance_bytes, muon_bytes, scratch_bytes;
     double *partials;     /* one per chunk */
@@ -97,8 +101,8 @@ static inline const void *optim_gradients(const Optimizer *optimizer, const Segm
     return (const char *)gradients + (optimizer->shard.local_gradients ? 0 : segment->shift);
 }
 
-/* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand. `weights` is NULL where the master weights are
- * what the program reads. */
+/* One update: what optimizer_step was given, shifted so that all arenas have the offsets of the chunks at hand.
+ * `weights` is NULL where the master weights are what the program reads. */
 typedef struct Update {
     void *master, *weights;
     const void *gradients;
@@ -106,9 +110,11 @@ typedef struct Update {
     double lr, scale;
 } Update;
 
-/* How one back end runs the passes over a segment's chunks, as OpKernel is for operations. The two are listed in optimizer.c. */
+/* How one back end runs the passes over a segment's chunks, as OpKernel is for operations. The two are listed in
+ * optimizer.c. */
 struct OptimBackend {
-    /* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`, or of their `gradients` in it. Waits. */
+    /* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`,
+     * or of their `gradients` in it. Waits. */
     void (*sum_squares)(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
     void (*adamw)(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
     /* One step of the matrices first .. end - 1, which are a group. */
@@ -130,7 +136,8 @@ void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *
 /* Updates a segment of AdamW's chunks (adamw.c). */
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
 
-/* Lists the matrices that Muon updates with their groups and scratch, without chunks: sets matrices, matrix_count and muon_bytes (muon.c). */
+/* Lists the matrices that Muon updates with their groups and scratch, without chunks: sets matrices, matrix_count and
+ * muon_bytes (muon.c). */
 void muon_lay_out(Optimizer *optimizer);
 /* Updates the matrices whose chunks are in the segment. */
 void muon_step(const Optimizer *optimizer, const Segment *segment, const Update *update);
@@ -141,8 +148,8 @@ Gemm muon_gram_gemm(const Matrix *matrix, GemmType type, const void *x, void *gr
 Gemm muon_square_gemm(const Matrix *matrix, GemmType type, GemmType wide, const void *gram, void *square);
 Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const void *polynomial, void *y);
 
-/* The kernels' passes over a chunk in bf16, a block of elements at a time: cast to fp32, updated, cast back with stochastic rounding (pure_bf16.c). Memory is
- * that of the chunk's elements, all bf16. */
+/* The kernels' passes over a chunk in bf16, a block of elements at a time: cast to fp32, updated, cast back with
+ * stochastic rounding (pure_bf16.c). Memory is that of the chunk's elements, all bf16. */
 void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
     uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance);
 double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);

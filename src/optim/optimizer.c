@@ -1,7 +1,9 @@
-/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm, the step. Owns the list of chunks and, in the device's
- * memory, the state (momentum for all parameters at the offsets of the master arena, variance for those that AdamW updates, one after another) and
- * scratch. Called by the training loop, checkpoints and the memory table. */
+/* The optimizer as callers see it: who updates what, the state and its layout, the gradient norm, the step. Owns the
+ * list of chunks and, in the device's memory, the state (momentum for all parameters at the offsets of the master
+ * arena, variance for those that AdamW updates, one after another) and scratch. Called by the training loop,
+ * checkpoints and the memory table. */
 #include "base/hash.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "optim/optim_internal.h"
 
@@ -69,8 +71,7 @@ static int64_t place_variance(Optimizer *optimizer) {
         bool muon = optimizer_uses_muon(&optimizer->config, parameter);
         optimizer->variance_offset[i] = muon ? -1 : bytes;
         if (muon) continue;
-        bytes += optimizer->shard.intervals[i].elements.count * parameter->element_bytes;
-        bytes = (bytes + alignment - 1) / alignment * alignment;
+        bytes = round_up(bytes + optimizer->shard.intervals[i].elements.count * parameter->element_bytes, alignment);
     }
     return bytes;
 }
@@ -99,15 +100,13 @@ static void extend_segments(Optimizer *optimizer, int64_t first, int index) {
     optimizer->segments[optimizer->segment_count++] = segment;
 }
 
-static int64_t chunks_of(int64_t count) { return (count + OPTIM_CHUNK - 1) / OPTIM_CHUNK; }
-
 /* What of a chunk its parameter decides. */
 static Chunk chunk_of(const Parameter *parameter, int64_t first) {
     return (Chunk){.first = first, .key = (uint32_t)hash_bytes(parameter->name, strlen(parameter->name))};
 }
 
 static void append_chunks(Optimizer *optimizer, Chunk whole) {
-    int64_t needed = optimizer->chunk_count + chunks_of(whole.count);
+    int64_t needed = optimizer->chunk_count + divide_up(whole.count, OPTIM_CHUNK);
     if (needed > optimizer->chunk_room) {
         optimizer->chunk_room = 2 * needed;
         optimizer->chunks = memory_resize(optimizer->chunks, (size_t)optimizer->chunk_room * sizeof(Chunk));
@@ -117,7 +116,7 @@ static void append_chunks(Optimizer *optimizer, Chunk whole) {
         chunk.index += first;
         chunk.second_index += first;
         chunk.first += first;
-        chunk.count = whole.count - first < OPTIM_CHUNK ? whole.count - first : OPTIM_CHUNK;
+        chunk.count = int_min(OPTIM_CHUNK, whole.count - first);
         optimizer->chunks[optimizer->chunk_count++] = chunk;
     }
 }
@@ -251,7 +250,8 @@ int64_t optimizer_workspace_bytes(const Graph *graph, const OptimizerConfig *con
 
 /* ---- Use ---- */
 
-/* The sum of squares of what lies at the chunks' offsets from `arena`, or of their gradients in it: of all segments from `first` on, or the primary ones. */
+/* The sum of squares of what lies at the chunks' offsets from `arena`, or of their gradients in it: of all segments
+ * from `first` on, or the primary ones. */
 static double sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, bool primary) {
     double *squares = memory_allocate((size_t)optimizer->segment_count * sizeof *squares), sum = 0;
     optimizer->backend->sum_squares(optimizer, first, arena, gradients, squares);

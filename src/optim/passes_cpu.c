@@ -1,5 +1,6 @@
-/* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set (Makefile: VARIANTS). T is the COMPUTE type, W the WIDE type
- * and that of all arithmetic. The table of variants is in optimizer.c. Owns no memory. */
+/* The optimizer's passes over memory on the CPU; compiled once per precision and instruction set (Makefile: VARIANTS).
+ * T is the COMPUTE type, W the WIDE type and that of all arithmetic. The table of variants is in optimizer.c. Owns no
+ * memory. */
 #include "backend/cpu/kernel.h"
 #include "optim/optim_internal.h"
 
@@ -12,8 +13,9 @@ static inline void cast_weights(int64_t count, const W *restrict p, T *restrict 
     for (int64_t i = 0; i < count; i++) w[i] = to_compute(p[i]);
 }
 
-/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads that follow a store in an iteration
- * would wait for it (4K aliasing): all loads come first, and without `restrict` compilers leave them there. */
+/* `count` elements of an AdamW update, without the cast. Arenas often start at the same distance from a page, so loads
+ * that follow a store in an iteration would wait for it (4K aliasing): all loads come first, and without `restrict`
+ * compilers leave them there. */
 static inline void update_adamw(const AdamwRates *rates, int64_t count, W *p_at, const W *g_at, W *m_at, W *v_at) {
     const W scale = (W)rates->scale, one_minus_beta1 = (W)(1 - rates->beta1);
     const W beta2 = (W)rates->beta2, one_minus_beta2 = (W)(1 - rates->beta2);
@@ -83,8 +85,8 @@ static void polynomial(void *gram, const void *square, int64_t order, int64_t fi
     }
 }
 
-/* Copies row[j] to column[j * order]. Whole tiles have a constant count, which compilers unroll: the speed of a loop as short as this one would depend on
- * where its code happens to lie. */
+/* Copies row[j] to column[j * order]. Whole tiles have a constant count, which compilers unroll: the speed of a loop as
+ * short as this one would depend on where its code happens to lie. */
 static inline void mirror_row(const T *row, T *column, int64_t order, int64_t count) {
     if (count >= MIRROR_SIDE)
         for (int64_t j = 0; j < MIRROR_SIDE; j++) column[j * order] = row[j];

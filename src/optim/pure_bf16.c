@@ -1,12 +1,12 @@
-/* Parameters, gradients and optimizer state that are bf16 (precision pure_bf16): a block of elements is cast to fp32, goes through the fp32 kernels, and is
- * cast back with stochastic rounding (optim_round), with different bits of noise for the weight and its state. Called on the CPU for each chunk of a segment
- * whose state dtype is bf16, by adamw.c, muon.c and optimizer.c; the GPU's kernels do this in registers. Owns no memory. */
+/* Parameters, gradients and optimizer state that are bf16 (precision pure_bf16): a block of elements is cast to fp32,
+ * goes through the fp32 kernels, and is cast back with stochastic rounding (optim_round), with different bits of noise
+ * for the weight and its state. Called on the CPU for each chunk of a segment whose state dtype is bf16, by adamw.c,
+ * muon.c and optimizer.c; the GPU's kernels do this in registers. Owns no memory. */
 #include "base/bf16.h"
+#include "base/math.h"
 #include "optim/optim_internal.h"
 
 enum { BLOCK = 1024 };
-
-static int64_t block_of(int64_t left) { return left < BLOCK ? left : BLOCK; }
 
 static void load_block(float *restrict to, const uint16_t *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
@@ -30,7 +30,7 @@ void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chun
     float p[BLOCK], g[BLOCK], m[BLOCK], v[BLOCK];
     uint16_t ignored[BLOCK];
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
-        int64_t count = block_of(chunk->count - first), element = chunk->first + first;
+        int64_t count = int_min(BLOCK, chunk->count - first), element = chunk->first + first;
         load_block(p, master + first, count);
         load_block(g, gradient + first, count);
         load_block(m, momentum + first, count);
@@ -47,7 +47,7 @@ double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16
     float g[BLOCK];
     double sum = 0;
     for (int64_t first = 0; first < count; first += BLOCK) {
-        int64_t block = block_of(count - first);
+        int64_t block = int_min(BLOCK, count - first);
         load_block(g, gradient + first, block);
         sum += kernels->sum_squares(block, g);
     }
@@ -59,7 +59,7 @@ double bf16_momentum(const OptimKernels *kernels, double decay, double scale, co
     float m[BLOCK], g[BLOCK];
     double sum = 0;
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
-        int64_t count = block_of(chunk->count - first);
+        int64_t count = int_min(BLOCK, chunk->count - first);
         load_block(m, momentum + first, count);
         load_block(g, gradient + first, count);
         sum += kernels->momentum(decay, scale, count, m, g);
@@ -72,7 +72,7 @@ void bf16_direction(const OptimKernels *kernels, double decay, double scale, dou
     const uint16_t *momentum, const uint16_t *gradient) {
     float m[BLOCK], g[BLOCK];
     for (int64_t first = 0; first < count; first += BLOCK) {
-        int64_t block = block_of(count - first);
+        int64_t block = int_min(BLOCK, count - first);
         load_block(m, momentum + first, block);
         load_block(g, gradient + first, block);
         kernels->direction(decay, scale, factor, block, x + first, m, g);
@@ -84,7 +84,7 @@ void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chu
     float p[BLOCK];
     uint16_t ignored[BLOCK];
     for (int64_t first = 0; first < chunk->count; first += BLOCK) {
-        int64_t count = block_of(chunk->count - first);
+        int64_t count = int_min(BLOCK, chunk->count - first);
         load_block(p, master + first, count);
         kernels->apply(keep, rate, count, p, ignored, x + first);
         round_block(master + first, p, count, seed, chunk->first + first, 0);

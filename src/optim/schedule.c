@@ -1,5 +1,5 @@
-/* Learning rate and batch size as pure functions of the step, so that resuming needs nothing but the configuration. No memory. Called by
- * the training loop and by `smelt size`. */
+/* Learning rate and batch size as pure functions of the step, so that resuming needs nothing but the configuration. No
+ * memory. Called by the training loop and by `smelt size`. */
 #include "optim/optim.h"
 
 #include <assert.h>
@@ -32,7 +32,8 @@ double schedule_lr(const ScheduleConfig *schedule, double peak, int64_t step, in
 
 /* ---- Batch size ---- */
 
-/* The ramp in microbatches: step s of the first `steps` draws first + floor(growth * (s - 1) / steps), every later one first + growth. */
+/* The ramp in microbatches: step s of the first `steps` draws first + floor(growth * (s - 1) / steps), every later one
+ * first + growth. */
 typedef struct Ramp { int64_t first, growth, steps; } Ramp;
 
 static Ramp ramp_of(const BatchConfig *batch, int64_t microbatch) {
@@ -50,8 +51,8 @@ int64_t schedule_batch_tokens(const BatchConfig *batch, int64_t microbatch, int6
     return (ramp.first + (int64_t)((__int128)ramp.growth * (step - 1) / ramp.steps)) * microbatch;
 }
 
-/* Sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0, counted as lattice points under a line: whole slopes are taken
- * out, then rows and columns change places, as in Euclid's algorithm, so the time is logarithmic. */
+/* Sum over i in [0, n) of floor((a i + b) / m), with a, b >= 0 and m > 0, counted as lattice points under a line: whole
+ * slopes are taken out, then rows and columns change places, as in Euclid's algorithm, so the time is logarithmic. */
 static __int128 sum_of_floors(__int128 n, __int128 m, __int128 a, __int128 b) {
     __int128 sum = 0;
     while (n > 0) {

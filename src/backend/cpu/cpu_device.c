@@ -1,5 +1,5 @@
-/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static and lives as long as the process; it owns
- * nothing. Called through device/device.h; opened by backend.c. */
+/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static and
+ * lives as long as the process; it owns nothing. Called through device/device.h; opened by backend.c. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +9,7 @@
 #include "base/bf16.h"
 #include "base/element.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
 
@@ -42,7 +43,7 @@ static void cpu_view_close(UNUSED Device *device, UNUSED void *view, UNUSED void
 static void cpu_fill(UNUSED Device *device, void *memory, int byte, int64_t bytes) {
     const int64_t block = 1 << 20;
 #pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < bytes; at += block) memset((char *)memory + at, byte, (size_t)(bytes - at < block ? bytes - at : block));
+    for (int64_t at = 0; at < bytes; at += block) memset((char *)memory + at, byte, (size_t)int_min(block, bytes - at));
 }
 
 static void cpu_copy(UNUSED Device *device, void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
@@ -60,7 +61,7 @@ static void fill_normals(void *to, int element_bytes, int64_t first, int64_t cou
     enum { BLOCK = 4096 };
     float noise[BLOCK] = {0};
     for (int64_t at = 0; at < count; at += BLOCK) {
-        int64_t block = count - at < BLOCK ? count - at : BLOCK;
+        int64_t block = int_min(BLOCK, count - at);
         if (normals->deviation > 0) rng_normals(normals->seed, normals->stream, (uint64_t)(first + at), block, noise);
         for (int64_t j = 0; j < block; j++) element_set((size_t)element_bytes, to, at + j, normals->mean + normals->deviation * noise[j]);
     }
@@ -70,7 +71,7 @@ static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, int6
     const int64_t task = 1 << 18;
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < count; at += task)
-        fill_normals((char *)to + at * element_bytes, element_bytes, first + at, count - at < task ? count - at : task, normals);
+        fill_normals((char *)to + at * element_bytes, element_bytes, first + at, int_min(task, count - at), normals);
 }
 
 static void cpu_gemm(UNUSED Device *device, const Gemm *g) { gemm(g); }
@@ -110,43 +111,14 @@ static double cpu_timer_stop(Device *device) { return log_seconds() - ((CpuDevic
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
-static const DeviceMethods methods = {
-    .close = cpu_close,
-    .ok = cpu_ok,
-    .available = cpu_available,
-    .allocate = cpu_allocate,
-    .free = cpu_free,
-    .allocate_host = cpu_allocate,
-    .free_host = cpu_free,
-    .view = cpu_view,
-    .view_close = cpu_view_close,
-    .fill = cpu_fill,
-    .upload = cpu_copy,
-    .download = cpu_copy,
-    .copy = cpu_copy,
-    .synchronize = cpu_synchronize,
-    .cast_to_bf16 = cpu_cast_to_bf16,
-    .cast_to_float = cpu_cast_to_float,
-    .normals = cpu_normals,
-    .gemm = cpu_gemm,
-    .gemm_own = cpu_gemm,
-    .gemm_fp8 = cpu_gemm_fp8,
-    .gemm_rounding = cpu_gemm_rounding,
-    .gemm_library = cpu_gemm_library,
-    .prepare_begin = cpu_cannot,
-    .record_begin = cpu_cannot,
-    .stream_open = cpu_stream_open,
-    .stream_close = cpu_stream_close,
-    .event_open = cpu_event_open,
-    .event_close = cpu_event_close,
-    .event_record = cpu_event_record,
-    .event_wait = cpu_event_wait,
-    .event_done = cpu_event_done,
-    .event_seconds = cpu_event_seconds,
-    .use_thread = cpu_use_thread,
-    .timer_start = cpu_timer_start,
-    .timer_stop = cpu_timer_stop,
-};
+#define METHOD(name) .name = cpu_##name
+
+static const DeviceMethods methods = {METHOD(close), METHOD(ok), METHOD(available), METHOD(allocate), METHOD(free), METHOD(view),
+    METHOD(view_close), METHOD(fill), METHOD(copy), METHOD(synchronize), .allocate_host = cpu_allocate, .free_host = cpu_free,
+    .upload = cpu_copy, .download = cpu_copy, METHOD(cast_to_bf16), METHOD(cast_to_float), METHOD(normals), METHOD(gemm), METHOD(gemm_fp8),
+    METHOD(gemm_rounding), METHOD(gemm_library), .gemm_own = cpu_gemm, .prepare_begin = cpu_cannot, .record_begin = cpu_cannot,
+    METHOD(stream_open), METHOD(stream_close), METHOD(event_open), METHOD(event_close), METHOD(event_record), METHOD(event_wait),
+    METHOD(event_done), METHOD(event_seconds), METHOD(use_thread), METHOD(timer_start), METHOD(timer_stop)};
 
 static CpuDevice cpu = {.device = {.info = {.kind = DEVICE_CPU,
                                        .name = "CPU",

@@ -1,14 +1,16 @@
 /* GEMM on the CPU: cutting, packing and threads; the arithmetic is in cpu_gemm_kernel.c.
  *
- * The scheme is that of BLIS. C is cut into tiles. One thread computes a tile alone: for each block of K it packs the tile's columns of B, then
- * takes a panel of A at a time, packs it while the first-level cache holds it and multiplies it by all of B. Meanwhile it prefetches what comes
- * next, up to the first block of the tile that the thread will probably get. Packing again what another thread has packed costs little at these
- * tile sizes and buys the absence of barriers: gemm, gemm_serial and gemm_batch are one loop over tiles. Tiles may be cut freely, because an
- * element's value depends only on the blocks of K: any tile of any thread finds the same bits. Where C is small and K long (weight gradients),
- * tiles for all threads would be mostly packing: the GEMM is split along K as well (split-K), by its shape alone, and the partial sums are added
- * in order.
+ * The scheme is that of BLIS. C is cut into tiles. One thread computes a tile alone: for each block of K it packs the
+ * tile's columns of B, then takes a panel of A at a time, packs it while the first-level cache holds it and multiplies
+ * it by all of B. Meanwhile it prefetches what comes next, up to the first block of the tile that the thread will
+ * probably get. Packing again what another thread has packed costs little at these tile sizes and buys the absence of
+ * barriers: gemm, gemm_serial and gemm_batch are one loop over tiles. Tiles may be cut freely, because an element's
+ * value depends only on the blocks of K: any tile of any thread finds the same bits. Where C is small and K long
+ * (weight gradients), tiles for all threads would be mostly packing: the GEMM is split along K as well (split-K), by
+ * its shape alone, and the partial sums are added in order.
  *
- * Memory: each thread that ever computes keeps one scratch of fixed size until it exits; pages of it that were never needed are never touched. */
+ * Memory: each thread that ever computes keeps one scratch of fixed size until it exits; pages of it that were never
+ * needed are never touched. */
 #include "backend/cpu/cpu_gemm_internal.h"
 #include "base/math.h"
 #include "base/memory.h"
@@ -53,6 +55,25 @@ typedef struct Tiling { int64_t row_tiles, column_tiles, first_task; } Tiling;
 typedef struct Tile { int64_t row, rows, column, columns; } Tile;
 
 /* ---- Choosing the kernel ---- */
+
+extern const GemmKernel kernel_gemm_generic_fp32, kernel_gemm_generic_fp64;
+#ifdef __x86_64__
+extern const GemmKernel kernel_gemm_avx2_fp32, kernel_gemm_avx2_fp64, kernel_gemm_avx512_fp32, kernel_gemm_avx512_fp64;
+extern const GemmKernel kernel_gemm_avx512vnni_bf16, kernel_gemm_avx512bf16_bf16;
+#endif
+
+#define KERNELS(f32, bf16, f64) {[GEMM_F32] = &kernel_gemm_##f32, [GEMM_BF16] = &kernel_gemm_##bf16, [GEMM_F64] = &kernel_gemm_##f64}
+
+const GemmIsa gemm_isas[] = {
+#ifdef __x86_64__
+    {CPU_AVX512BF16, KERNELS(avx512_fp32, avx512bf16_bf16, avx512_fp64)},
+    {CPU_AVX512VNNI, KERNELS(avx512_fp32, avx512vnni_bf16, avx512_fp64)},
+    {CPU_AVX512, KERNELS(avx512_fp32, avx512_fp32, avx512_fp64)},
+    {CPU_AVX2, KERNELS(avx2_fp32, avx2_fp32, avx2_fp64)},
+#endif
+    {CPU_GENERIC, KERNELS(generic_fp32, generic_fp32, generic_fp64)},
+};
+const int gemm_isa_count = sizeof gemm_isas / sizeof *gemm_isas;
 
 static _Atomic(const GemmIsa *) chosen_isa;
 static bool exact_gemm;
@@ -138,8 +159,8 @@ static void pack_columns(const GemmKernel *kernel, char *to, GemmSource source, 
         }
 }
 
-/* What becomes of the sums of block `index` of `blocks` from row `row` of the tile: the first takes C and the bias in, the last writes C;
- * between them sums are kept in C itself, or in scratch where C is bf16. */
+/* What becomes of the sums of block `index` of `blocks` from row `row` of the tile: the first takes C and the bias in,
+ * the last writes C; between them sums are kept in C itself, or in scratch where C is bf16. */
 static GemmUpdate update_for(const Gemm *g, Tile t, float *sums, int64_t index, int64_t blocks, int64_t row) {
     bool first = index == 0, last = index == blocks - 1, to_bf16 = g->output == GEMM_BF16;
     int64_t offset = (t.row + row) * g->ldc + t.column;
@@ -208,8 +229,9 @@ static bool same_b(const TilePlan *a, const TilePlan *b) {
     return a->g == b->g && a->blocks == 1 && a->tile.column == b->tile.column && a->tile.columns == b->tile.columns;
 }
 
-/* Plans what to prefetch while a block is multiplied: A of the next one, and from the first rows of a block of K on B of the next block of K. After the
- * last ones come those of the tile that this thread will probably get `then`, if any. */
+/* Plans what to prefetch while a block is multiplied: A of the next one, and from the first rows of a block of K on B
+ * of the next block of K. After the last ones come those of the tile that this thread will probably get next
+ * (`following`), if any. */
 static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *following, GemmPrefetch prefetch[2]) {
     Block next = block_after(plan, block);
     bool last = next.index == plan->blocks, last_block = block.index == plan->blocks - 1;
@@ -224,8 +246,8 @@ static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *fol
     prefetch[1] = prefetch_of(b_of(b, of_b), b->tile.columns, of_b.depth, b->g->input);
 }
 
-/* A panel of A needs no packing where its rows lie side by side as the kernel reads them, unless its depths drive each other out of the
- * first-level cache: following multiplying takes a sixth longer, and packing a tenth at most. */
+/* A panel of A needs no packing where its rows lie side by side as the kernel reads them, unless its depths drive each
+ * other out of the first-level cache: then multiplying takes a sixth longer, and packing a tenth at most. */
 static bool in_place(GemmSource a, int64_t element) { return !a.depth_contiguous && !a.bf16 && a.ld * element % CROWDED != 0; }
 
 static void multiply_block(const TilePlan *plan, Scratch *s, Block block, GemmPrefetch prefetch[2]) {
@@ -257,8 +279,9 @@ static void multiply_tile(const TilePlan *plan, const TilePlan *before, const Ti
 
 /* ---- Cutting ---- */
 
-/* Cuts C into at least `wanted` tiles where it is large enough: the longer side of a tile first, as square tiles pack least. No thread
- * is left to compute the last tile alone while the others wait: the tiles of one GEMM are a multiple of the threads. */
+/* Cuts C into at least `wanted` tiles where it is large enough: the longer side of a tile first, as square tiles pack
+ * least. No thread is left to compute the last tile alone while the others wait: the tiles of one GEMM are a multiple
+ * of the threads. */
 static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
     if (g->m == 0 || g->n == 0) return (Tiling){0};
     int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = divide_up(g->m, kernel->panel_rows);
@@ -320,7 +343,8 @@ static TilePlan plan_of_task(const Gemm *gemms, const Tiling *tilings, int64_t c
     return plan_of(kernel, &gemms[i], tile_of(kernel, &gemms[i], tilings[i], task - tilings[i].first_task));
 }
 
-/* Runs a task; `before` is the tile that this thread ran last and becomes this one. Threads that take turns leave task + threads for it. */
+/* Runs a task; `before` is the tile that this thread ran last and becomes this one. Threads that take turns leave task
+ * + threads for it. */
 static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, int64_t task, int64_t tasks, int threads, TilePlan *before) {
     TilePlan plan = plan_of_task(gemms, tilings, count, task), following;
     bool more = task + threads < tasks;
@@ -331,8 +355,8 @@ static void run_task(const Gemm *gemms, const Tiling *tilings, int64_t count, in
 
 /* ---- Split-K ---- */
 
-/* GEMMs that are computed at once. One with a long k and a small C is split along K: the first part adds to C, each other one makes a partial sum,
- * which is added to C in the end. So all threads have work, though tiles stay large. */
+/* GEMMs that are computed at once. One with a long k and a small C is split along K: the first part adds to C, each
+ * other one makes a partial sum, which is added to C in the end. So all threads have work, though tiles stay large. */
 typedef struct Batch {
     Gemm parts[MOST_GEMMS];
     int splits[MOST_GEMMS];  /* of the GEMM whose first part this is; 0 for its other parts */

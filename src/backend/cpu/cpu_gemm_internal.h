@@ -1,5 +1,5 @@
-/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). Otherwise only tests and the bench include this, which force an
- * instruction set. */
+/* Between cpu_gemm.c (cutting, packing buffers, threads) and cpu_gemm_kernel.c (instructions). Otherwise only tests and
+ * the bench include this, which force an instruction set. */
 #pragma once
 
 #include "base/cpu_isa.h"
@@ -26,8 +26,8 @@ typedef struct GemmSource {
     bool bf16;
 } GemmSource;
 
-/* Memory to prefetch into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows `stride` bytes apart that
- * are `width` bytes of whole cache lines. */
+/* Memory to prefetch into the second-level cache, row by row: `left` cache lines, the next one at `at`, in rows
+ * `stride` bytes apart that are `width` bytes of whole cache lines. */
 typedef struct GemmPrefetch {
     const char *at, *row_end;
     int64_t width, stride, left;
@@ -36,7 +36,8 @@ typedef struct GemmPrefetch {
 /* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
 typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
 
-/* A register tile: the sums of `depth` depths of a panel of A, `step` elements apart, and a panel of B go `to` rows `ld` elements apart. */
+/* A register tile: the sums of `depth` depths of a panel of A, `step` elements apart, and a panel of B go `to` rows
+ * `ld` elements apart. */
 typedef struct GemmTile {
     const void *a, *b;
     int64_t step, depth;
@@ -47,18 +48,19 @@ typedef struct GemmTile {
     int64_t share; /* most cache lines to prefetch meanwhile */
 } GemmTile;
 
-/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block does not divide
- * evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of one depth lie side by side;
- * a depth is `unit` neighbouring k. Where elements are integers, `scaled` depths of a line (0: none) share a scale: the lines' scales
- * stand before them, like one more depth. */
+/* The kernels of one input type. Packed operands are cut into panels: `panel_rows` rows of A (fewer where the block
+ * does not divide evenly, always at a stride of `stride_rows`), `panel_columns` columns of B. In a panel the lines of
+ * one depth lie side by side; a depth is `unit` neighbouring k. Where elements are integers, `scaled` depths of a line
+ * (0: none) share a scale: the lines' scales stand before them, like one more depth. */
 typedef struct GemmKernel {
     int panel_rows, stride_rows, panel_columns, unit, scaled;
     size_t element; /* bytes of one packed line and depth, and of one sum */
-    /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is slow to multiply. */
+    /* Writes one panel, `width` lines wide; what lines beyond `lines` hold is of no account, but never garbage that is
+     * slow to multiply. */
     void (*pack)(void *panel, int width, const GemmSource *source, int64_t lines, int64_t depth);
-    /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart, against all panels
-     * of B. Meanwhile at most `share` cache lines for every panel of B are prefetched, from prefetch[0] until nothing is left of it, then from
-     * prefetch[1]. */
+    /* rows x columns of sums over `depth` packed depths: one panel of A, whose depths are `step` packed elements apart,
+     * against all panels of B. Meanwhile at most `share` cache lines for every panel of B are prefetched, from
+     * prefetch[0] until nothing is left of it, then from prefetch[1]. */
     void (*multiply)(const void *a, int64_t step, const void *b, int rows, int64_t columns, int64_t depth, const GemmUpdate *update,
         GemmPrefetch prefetch[2], int64_t share);
 } GemmKernel;

@@ -1,14 +1,17 @@
-/* The packed kernels of our GEMM, over vectors of LANES sums; compiled once per instruction set and type (Makefile: GEMM_VARIANTS). cpu_gemm.c packs
- * operands by `pack` and multiplies packed panels by `multiply_panels`; the table of variants is cpu_gemm_variants.c. Owns no memory.
+/* The packed kernels of our GEMM, over vectors of LANES sums; compiled once per instruction set and type (Makefile:
+ * GEMM_VARIANTS). cpu_gemm.c packs operands by `pack` and multiplies packed panels by `multiply_panels`; the table of
+ * variants is there too. Owns no memory.
  *
- * The register tile is ROWS x 2 vectors: every step of depth broadcasts ROWS values of A against two vectors of B, so the two FMA ports are
- * kept busy while the load ports have room. A sum of one block of depth is a chain of fused multiply-adds in order of k, whatever the tile it
- * falls in, which is why bits do not depend on how C was cut. Scaled integers are such chains too, of whole sums of SCALED depths.
+ * The register tile is ROWS x 2 vectors: every step of depth broadcasts ROWS values of A against two vectors of B, so
+ * the two FMA ports are kept busy while the load ports have room. A sum of one block of depth is a chain of fused
+ * multiply-adds in order of k, whatever the tile it falls in, which is why bits do not depend on how C was cut. Scaled
+ * integers are such chains too, of whole sums of SCALED depths.
  *
- * bf16 has three ways. Casting to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps multiplies pairs, at
- * twice the fp32 rate on AMD (Zen 4 and later), but at half of it on Intel: measured on an Emerald Rapids core, 85 GFLOP/s against 172 for
- * fp32 FMA. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the fp32 rate on Intel too; gemm.h says how bf16 becomes integers.
- * The last two flush subnormals to zero; the cast does not. */
+ * bf16 has three ways. Casting to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps
+ * multiplies pairs, at twice the fp32 rate on AMD (Zen 4 and later), but at half of it on Intel: measured on an Emerald
+ * Rapids core, 85 GFLOP/s against 172 for fp32 FMA. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the
+ * fp32 rate on Intel too; gemm.h says how bf16 becomes integers. The last two flush subnormals to zero; the cast does
+ * not. */
 #include "backend/cpu/cpu_gemm_internal.h"
 #include "backend/cpu/kernel.h"
 
@@ -25,9 +28,10 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* What a variant is made of: Sum, the type of sums and packed elements; LANES; ROWS of the register tile and STRIDE, these rounded up to vectors;
- * PAIRS: packed elements are two bf16; SCALED: or, where it is not 0, two integers, whose scale so many depths share; FROM_BF16: bf16 may come in and go out;
- * MASKS: 512-bit byte masks exist; MULTIPLY_ADD(sum, scalar, vector); ZIP_LOW and ZIP_HIGH, which interleave the halves of two vectors. */
+/* What a variant is made of: Sum, the type of sums and packed elements; LANES; ROWS of the register tile and STRIDE,
+ * these rounded up to vectors; PAIRS: packed elements are two bf16; SCALED: or, where it is not 0, two integers, whose
+ * scale so many depths share; FROM_BF16: bf16 may come in and go out; MASKS: 512-bit byte masks exist;
+ * MULTIPLY_ADD(sum, scalar, vector); ZIP_LOW and ZIP_HIGH, which interleave the halves of two vectors. */
 
 #if defined KERNEL_FP64
 typedef double Sum;
@@ -144,8 +148,9 @@ INLINE void transpose(Vector *rows) {
     }
 }
 
-/* Loads a vector's worth of bytes (`bytes` of it where the depth ends) of each of LANES lines; the last of `lines` stands in for
- * those that are not there. Asks for what lies AHEAD in each line: so many streams are more than the hardware follows. */
+/* Loads a vector's worth of bytes (`bytes` of it where the depth ends) of each of LANES lines; the last of `lines`
+ * stands in for those that are not there. Asks for what lies AHEAD in each line: so many streams are more than the
+ * hardware follows. */
 INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_t lines, size_t bytes) {
     enum { AHEAD = 256 };
     if (bytes >= sizeof(Vector)) {
@@ -159,7 +164,8 @@ INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_
     }
 }
 
-/* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs, whose bits are only moved. */
+/* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs, whose bits are
+ * only moved. */
 static void pack_transposed(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t bytes) {
     int64_t depth = (bytes + (int64_t)sizeof(Sum) - 1) / (int64_t)sizeof(Sum);
     for (int64_t p = 0; p < depth; p += LANES) {
@@ -192,16 +198,17 @@ INLINE Bits load_halves(const void *from, int64_t lines) {
 }
 
 #if SCALED
-/* Adds the squares of a vector of pairs of bf16, each half's to its own sums. The low half's bits only add to the high one. */
+/* Adds the squares of a vector of pairs of bf16, each half's to its own sums. The low half's bits only add to the high
+ * one. */
 INLINE void add_squares(__m512 sums[2], const Sum *from) {
     __m512i pair = (__m512i)load(from);
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
     sums[0] = _mm512_fmadd_ps(low, low, sums[0]), sums[1] = _mm512_fmadd_ps(high, high, sums[1]);
 }
 
-/* An x for each of `lines` lines, such that the squares of its `depths` pairs of bf16 add up to less than 2^(x - 254). Sums that fp32 may
- * not hold are bounded by the largest element: they are below 128 times 4 times the square of its power of two. Lines with an infinity or
- * a NaN are marked. */
+/* An x for each of `lines` lines, such that the squares of its `depths` pairs of bf16 add up to less than 2^(x - 254).
+ * Sums that fp32 may not hold are bounded by the largest element: they are below 128 times 4 times the square of its
+ * power of two. Lines with an infinity or a NaN are marked. */
 INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t depths, __mmask16 *infinite) {
     enum { MAGNITUDE = 0x7fff, BIAS = 127, SPECIAL = 255, LEAST = 30, MOST = 250, BITS_OF_512 = 9 };
     __m512 sums[4] = {0};
@@ -228,9 +235,9 @@ INLINE __m512i bound_squares(const Sum *pairs, int width, int64_t lines, int64_t
     return _mm512_mask_add_epi32(bound, lost, _mm512_add_epi32(exponent, exponent), _mm512_set1_epi32(BITS_OF_512));
 }
 
-/* Turns a vector of lines, pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: for each line the least power
- * of two with which its integers' squares add up to less than 2^30. NaN is the scale of a line with an infinity or a NaN. Scales and their
- * reciprocals stay normal numbers. */
+/* Turns a vector of lines, pairs of bf16 behind `to`, into pairs of integers, and writes their scales to `to`: for each
+ * line the least power of two with which its integers' squares add up to less than 2^30. NaN is the scale of a line
+ * with an infinity or a NaN. Scales and their reciprocals stay normal numbers. */
 static void scale_lines(Sum *to, int width, int64_t lines, int64_t depths) {
     enum { BIAS = 127, INTEGER_BITS = 15, QUIET_NAN = 0x7fc00000 };
     Sum *pairs = to + width;
@@ -292,9 +299,7 @@ static void pack_straight(Sum *to, int width, const char *from, int64_t stride, 
     else
         for (int64_t p = 0; p < depth; p++) store(to + p * width, load_bytes(from + p * stride, bytes));
 }
-#endif
 
-#if !PAIRS
 /* A whole panel of B whose lines lie side by side: two vectors of each depth. */
 static void pack_wide(Sum *to, const char *from, int64_t stride, int64_t depth, bool bf16) {
     if (bf16) {
@@ -354,7 +359,8 @@ static void pack(void *panel, int width, const GemmSource *source, int64_t lines
 static const uint16_t upper_halves[32] = {
     1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
-/* Bits whose upper half is the sum in bf16, to nearest even. A NaN stays as it is: arithmetic leaves none that would become an infinity. */
+/* Bits whose upper half is the sum in bf16, to nearest even. A NaN stays as it is: arithmetic leaves none that would
+ * become an infinity. */
 INLINE __m512i round_bits(Vector sum) {
     Bits bits = (Bits)sum;
     return _mm512_mask_add_epi32(
@@ -375,9 +381,9 @@ typedef struct Cursor {
     int64_t share;
 } Cursor;
 
-/* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller, so sums stay in registers.
- * Every fourth step of depth also asks for a cache line of what is packed next: more often, and those on their way would leave no buffers
- * for what the loop itself loads from the second level. */
+/* Adds the products of `depth` depths to sums. `rows` and `vectors` are constants in every caller, so sums stay in
+ * registers. Every fourth step of depth also asks for a cache line of what is packed next: more often, and those on
+ * their way would leave no buffers for what the loop itself loads from the second level. */
 INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     const Sum *a = at->a, *b = at->b;
     for (int64_t p = 0; p < depth; p++) {
@@ -401,8 +407,9 @@ INLINE void add_products(Accumulator sums[ROWS][2], Cursor *at, int64_t step, in
 }
 
 #if SCALED
-/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones that do. One scale
- * after the other: the product of two, where lines are zero or tiny, is a subnormal number, which takes a hundred cycles. */
+/* Adds the sums of integer products, times their lines' scales: of the depths that share scales, then of the next ones
+ * that do. One scale after the other: the product of two, where lines are zero or tiny, is a subnormal number, which
+ * takes a hundred cycles. */
 INLINE void add_scaled(Vector sums[ROWS][2], Cursor *at, int64_t step, int64_t depth, int rows, int vectors) {
     for (int64_t here; depth > 0; depth -= 1 + here) {
         const Sum *a_scales = at->a, *b_scales = at->b;
@@ -473,9 +480,7 @@ INLINE void store_bf16(uint16_t *to, Vector v, int64_t columns) {
     else memcpy(to, &halves, (size_t)columns * 2);
 #endif
 }
-#endif
 
-#if FROM_BF16
 INLINE Vector load_bf16(const uint16_t *from, int64_t columns) {
     Halves halves = {0};
     memcpy(&halves, from, columns >= LANES ? sizeof halves : (size_t)columns * 2);
@@ -517,7 +522,8 @@ static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t 
     }
 }
 
-/* Prefetches the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware would see. */
+/* Prefetches the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware
+ * would see. */
 INLINE void prefetch_c(const GemmUpdate *u, int rows, int64_t column) {
     bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
     int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;
