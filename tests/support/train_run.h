@@ -65,8 +65,7 @@ static inline bool computes(const char *words) {
  * machine. $SMELT is an absolute path by then (train_main). */
 static inline Process smelt_start(const char *words) {
     if (!computes(words) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
-    int command = (int)strcspn(words, " ");
-    char *on_cpu = memory_format("%.*s device=cpu%s", command, words, words + command);
+    char *on_cpu = memory_format("%s device=cpu", words);
     Process process = words_start(getenv("SMELT"), on_cpu);
     free(on_cpu);
     return process;

@@ -500,7 +500,7 @@ static void text_is_evaluated_in_the_folder_that_TMPDIR_names(void **state) {
     result = smelt("eval run text");
     unsetenv("TMPDIR");
     expect_code(&result, ERROR_DATA, "TMPDIR that is gone");
-    assert_non_null(strstr(result.errors, "cannot make a folder for the packed text in scratch"));
+    assert_non_null(strstr(result.errors, "no folder for the packed text; set TMPDIR to another one"));
     process_free(&result);
 }
 
