@@ -3,7 +3,6 @@
  * as it is. The caller waits for the child (waitpid). */
 #pragma once
 
-#include <stdbool.h>
 #include <sys/types.h>
 
 enum { CHILD_VARIABLES = 16 };

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Both callers format into a scratch buffer first because an argument may point into error->message. */
+/* Ends a text of `size` bytes that needed more in "...". Callers format into a scratch buffer, because an argument may
+ * point into error->message. */
 static void mark_cut(char *text, size_t size, int needed) {
     if (needed < 0) {
         snprintf(text, size, "an error whose message could not be formatted");
@@ -41,14 +42,11 @@ bool error_recode(Error *error, ErrorCode code) {
 
 bool error_context(Error *error, const char *format, ...) {
     assert(error && error->code != ERROR_NONE);
-    char context[sizeof error->message], message[sizeof error->message];
+    char context[sizeof error->message];
     va_list arguments;
     va_start(arguments, format);
     int needed = vsnprintf(context, sizeof context, format, arguments);
     va_end(arguments);
     mark_cut(context, sizeof context, needed);
-    needed = snprintf(message, sizeof message, "%s: %s", context, error->message);
-    mark_cut(message, sizeof message, needed);
-    memcpy(error->message, message, sizeof message);
-    return false;
+    return error_set(error, error->code, "%s: %s", context, error->message);
 }

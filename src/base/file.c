@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-static const char PARTIAL[] = ".partial-"; /* and the process's number */
+static const char PARTIAL[] = ".partial-"; /* and the process id */
 
 bool file_fail(Error *error, const char *action, const char *path) {
     const char *advice = "";
@@ -33,12 +33,7 @@ bool file_fail(Error *error, const char *action, const char *path) {
     return false;
 }
 
-static int descriptor_open(const char *path, int flags) {
-    int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
-    while (descriptor < 0 && errno == EINTR);
-    return descriptor;
-}
+static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RETRY(open(path, flags | O_CLOEXEC, 0666)); }
 
 /* -- Names ---------------------------------------------------------------------------------------------------------- */
 
@@ -105,8 +100,7 @@ bool file_open(File *file, const char *path, Error *error) {
 bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, Error *error) {
     char *to = data;
     while (bytes > 0) {
-        ssize_t got = pread(file->descriptor, to, (size_t)bytes, offset);
-        if (got < 0 && errno == EINTR) continue;
+        ssize_t got = TEMP_FAILURE_RETRY(pread(file->descriptor, to, (size_t)bytes, offset));
         if (got < 0) return file_fail(error, "read", file->path);
         if (got == 0)
             return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld more are needed", file->path,
@@ -119,7 +113,7 @@ bool file_read_at(const File *file, void *data, int64_t bytes, int64_t offset, E
 }
 
 void file_close(File *file) {
-    int code = errno; /* of the failure that the caller may yet look at */
+    int code = errno; /* of a failure that the caller is about to report */
     if (!file->path) return;
     if (file->descriptor >= 0) close(file->descriptor);
     if (file->temporary) unlink(file->temporary);
@@ -153,9 +147,8 @@ int64_t file_read_start(const char *path, char *text, size_t size) {
     int descriptor = descriptor_open(path, O_RDONLY | O_NOCTTY);
     ssize_t got = descriptor < 0 ? -1 : 1;
     while (got > 0 && length < size - 1) {
-        got = read(descriptor, text + length, size - 1 - length);
-        if (got < 0 && errno == EINTR) got = 1;
-        else if (got > 0) length += (size_t)got;
+        got = TEMP_FAILURE_RETRY(read(descriptor, text + length, size - 1 - length));
+        if (got > 0) length += (size_t)got;
     }
     int code = errno;
     if (descriptor >= 0) close(descriptor);
@@ -220,8 +213,7 @@ bool file_reader_close(FileReader *reader, Error *error) {
 bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t offset, Error *error) {
     const char *from = data;
     while (bytes > 0) {
-        ssize_t written = pwrite(file->descriptor, from, (size_t)bytes, offset);
-        if (written < 0 && errno == EINTR) continue;
+        ssize_t written = TEMP_FAILURE_RETRY(pwrite(file->descriptor, from, (size_t)bytes, offset));
         if (written == 0) errno = ENOSPC;
         if (written <= 0) return file_fail(error, "write", file->path);
         from += written;
@@ -232,11 +224,8 @@ bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t of
 }
 
 bool file_sync(const File *file, Error *error) {
-    int result;
-    do result = fsync(file->descriptor);
-    while (result != 0 && errno == EINTR);
     /* EINVAL: some file systems cannot sync folders; nothing can be done there. */
-    return result == 0 || errno == EINVAL || file_fail(error, "sync", file->path);
+    return TEMP_FAILURE_RETRY(fsync(file->descriptor)) == 0 || errno == EINVAL || file_fail(error, "sync", file->path);
 }
 
 bool file_sync_data(const File *file, Error *error) { return fdatasync(file->descriptor) == 0 || file_fail(error, "sync", file->path); }
@@ -300,15 +289,14 @@ bool file_open_append(File *file, const char *path, bool exclusive, Error *error
 bool file_append(File *file, const void *data, int64_t bytes, Error *error) {
     const char *from = data;
     for (int64_t done = 0; done < bytes;) {
-        ssize_t written = write(file->descriptor, from + done, (size_t)(bytes - done));
-        if (written > 0) {
-            done += written;
-        } else if (written == 0 || errno != EINTR) {
+        ssize_t written = TEMP_FAILURE_RETRY(write(file->descriptor, from + done, (size_t)(bytes - done)));
+        if (written <= 0) {
             int code = written < 0 ? errno : ENOSPC;
             if (done > 0 && ftruncate(file->descriptor, file->bytes) != 0) return file_fail(error, "cut a torn record off", file->path);
             errno = code;
             return file_fail(error, "write", file->path);
         }
+        done += written;
     }
     file->bytes += bytes;
     return true;
@@ -335,10 +323,8 @@ bool file_can_output(const char *path) {
 }
 
 bool file_reserve(const File *file, int64_t bytes, Error *error) {
-    int result;
-    do result = bytes > 0 ? fallocate(file->descriptor, 0, 0, bytes) : 0;
-    while (result != 0 && errno == EINTR);
-    return result == 0 || errno == EOPNOTSUPP || errno == ENOSYS || file_fail(error, "write", file->path);
+    return bytes == 0 || TEMP_FAILURE_RETRY(fallocate(file->descriptor, 0, 0, bytes)) == 0 || errno == EOPNOTSUPP || errno == ENOSYS ||
+           file_fail(error, "write", file->path);
 }
 
 bool file_bypass_cache(const File *file) {
@@ -447,8 +433,7 @@ void file_remove_partials(const char *folder, const char *prefix) {
     FileList list;
     Error error = {0};
     if (!file_list(folder, &list, &error)) return;
-    for (size_t i = 0; i < list.count; i++) {
-        const FileEntry *entry = &list.entries[i];
+    for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
         char *path = memory_format("%s/%s", folder, entry->name);
         if (!file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);

@@ -1,4 +1,4 @@
-/* What people see: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no state: whether
+/* What people see on stderr: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no state: whether
  * stderr is a terminal is asked when a line is printed. Called from commands and the training loop. */
 #include "base/log.h"
 
@@ -42,26 +42,16 @@ static void print_line(const char *label, const char *colour, const char *format
     fputs(line, stderr);
 }
 
-void log_info(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    print_line("", "", format, arguments);
-    va_end(arguments);
-}
-
-void log_warn(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    print_line("warning: ", "\033[33m", format, arguments);
-    va_end(arguments);
-}
-
-void log_error(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    print_line("error: ", "\033[31m", format, arguments);
-    va_end(arguments);
-}
+#define LOG_FUNCTION(NAME, LABEL, COLOUR)               \
+    void NAME(const char *format, ...) {                \
+        va_list arguments;                              \
+        va_start(arguments, format);                    \
+        print_line(LABEL, COLOUR, format, arguments);   \
+        va_end(arguments);                              \
+    }
+LOG_FUNCTION(log_info, "", "")
+LOG_FUNCTION(log_warn, "warning: ", "\033[33m")
+LOG_FUNCTION(log_error, "error: ", "\033[31m")
 
 Progress progress_start(const char *label, const char *unit, int64_t total) {
     double now = log_seconds();
@@ -69,22 +59,19 @@ Progress progress_start(const char *label, const char *unit, int64_t total) {
 }
 
 static void progress_print(Progress *progress, double now, bool finished) {
-    char done[32], total[40] = "", rate[32], left[48] = "";
+    char done[32], total[40] = "", rate[32], left[48] = "", number[32];
     double elapsed = now - progress->start;
     double per_second = elapsed > 0 ? (double)progress->done / elapsed : 0;
     log_format_count((double)progress->done, done);
     log_format_count(per_second, rate);
-    if (progress->total > 0 && !finished) {
-        char number[32];
+    if (finished) {
+        log_format_duration(elapsed, number);
+        snprintf(left, sizeof left, ", took %s", number);
+    } else if (progress->total > 0) {
         log_format_count((double)progress->total, number);
         snprintf(total, sizeof total, "/%s", number);
         log_format_duration(per_second > 0 ? (double)(progress->total - progress->done) / per_second : NAN, number);
         snprintf(left, sizeof left, ", %s left", number);
-    }
-    if (finished) {
-        char number[32];
-        log_format_duration(elapsed, number);
-        snprintf(left, sizeof left, ", took %s", number);
     }
     bool terminal = on_terminal();
     fprintf(stderr, "%s%s: %s%s %s, %s %s/s%s%s", terminal ? CLEAR_LINE : "", progress->label, done, total, progress->unit, rate,

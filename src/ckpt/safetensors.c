@@ -187,25 +187,24 @@ typedef struct Claim {
 } Claim;
 
 /* Checks one entry of the header against the `available` bytes of data. */
-static bool tensor_parse(StoredTensor *tensor, const char *path, const json_t *entry, int64_t available, Claim *claim, Error *error) {
+static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, int64_t available, Claim *claim, Error *error) {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
-    const json_t *offsets = json_object_get(entry, "data_offsets");
+    json_int_t begin, end;
+    int64_t bytes;
     if (!type || !stored_type_parse(type, &tensor->type))
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has dtype %s; F32, BF16, F16, F64, I32, I64 and U8 are understood", path,
             tensor->name, type ? type : "(none)");
     if (!stored_shape_parse(json_object_get(entry, "shape"), tensor->shape, &tensor->rank))
         return error_set(
             error, ERROR_CHECKPOINT, "%s: tensor %s needs a shape of at most %d sizes, none negative", path, tensor->name, STORED_MAX_RANK);
-    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
+    if (json_unpack(entry, "{s:[I,I!]}", "data_offsets", &begin, &end) != 0)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s needs two integers as data_offsets", path, tensor->name);
-    int64_t begin = json_integer_value(json_array_get(offsets, 0)), bytes;
-    int64_t end = json_integer_value(json_array_get(offsets, 1));
     if (begin < 0 || begin > end || end > available)
         return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s claims bytes %lld to %lld of %lld; the file is truncated or damaged", path,
-            tensor->name, (long long)begin, (long long)end, (long long)available);
+            tensor->name, begin, end, (long long)available);
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
-        return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path, tensor->name,
-            (long long)(end - begin));
+        return error_set(
+            error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path, tensor->name, end - begin);
     *claim = (Claim){.begin = begin, .end = end, .name = tensor->name};
     return true;
 }

@@ -190,13 +190,17 @@ static void remove_or_warn(Store *store, const char *name) {
     if (!store_remove(store, name, &error)) log_warn("%s", error.message);
 }
 
+static bool list_or_warn(const Save *save, FolderListing *listing) {
+    Error error = {0};
+    if (folder_list(save->store, listing, &error)) return true;
+    log_warn("%s", error.message);
+    return false;
+}
+
 static void leftovers_remove(const Save *save) {
     FolderListing listing;
     Error error = {0};
-    if (!folder_list(save->store, &listing, &error)) {
-        log_warn("%s", error.message);
-        return;
-    }
+    if (!list_or_warn(save, &listing)) return;
     for (size_t i = 0; i < listing.leftover_count; i++)
         if (strcmp(listing.leftovers[i], save->draft) != 0) /* other ranks may have begun */
             remove_or_warn(save->store, listing.leftovers[i]);
@@ -248,10 +252,7 @@ static void checkpoint_discard(const Save *save, int64_t step) {
 static void checkpoints_prune(const Save *save) {
     FolderListing listing;
     Error error = {0};
-    if (!folder_list(save->store, &listing, &error)) {
-        log_warn("%s", error.message);
-        return;
-    }
+    if (!list_or_warn(save, &listing)) return;
     int kept = 0;
     for (size_t i = 0; i < listing.count; i++) {
         Manifest manifest = {0};

@@ -1,7 +1,6 @@
 /* Stores in a bucket of an S3 server. Objects over a part's size are uploaded in parts by several threads, straight from
  * the caller's memory; the server joins them when all are there, so an upload that breaks off leaves nothing under the
  * object's name. A Store owns its connection to the bucket. Called through store.c. */
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

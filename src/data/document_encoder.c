@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
@@ -62,7 +63,6 @@ int document_encoder_token_bytes(const DocumentEncoder *encoder) { return tokeni
 
 static void encode_document(const DocumentEncoder *encoder, TokenizerEncoder *tokenizer_encoder, Document *document) {
     document->ids.count = 0;
-    document->error.code = ERROR_NONE;
     if (tokenizer_encode(
             tokenizer_encoder, encoder->text + document->start, document->size, encoder->flags, &document->ids, &document->error))
         token_ids_append(&document->ids, tokenizer_end_of_text(encoder->tokenizer));
@@ -88,16 +88,11 @@ bool document_encoder_flush(DocumentEncoder *encoder, Error *error) {
 bool document_encoder_add(DocumentEncoder *encoder, ShardWriter *writer, int64_t *tokens, const char *text, size_t size, Error *error) {
     bool full = encoder->count == GATHERED_DOCUMENTS || (encoder->count > 0 && encoder->text_size + size > GATHERED_BYTES);
     if (full && !document_encoder_flush(encoder, error)) return false;
-    if (encoder->text_capacity - encoder->text_size < size) {
-        encoder->text_capacity = encoder->text_size + size > GATHERED_BYTES ? encoder->text_size + size : GATHERED_BYTES;
-        encoder->text = memory_resize(encoder->text, encoder->text_capacity);
-    }
+    size_t needed = encoder->text_size + size;
+    array_reserve(encoder->text, encoder->text_capacity, needed > GATHERED_BYTES ? needed : GATHERED_BYTES);
     memcpy(encoder->text + encoder->text_size, text, size);
     Document *document = &encoder->documents[encoder->count++];
-    document->writer = writer;
-    document->tokens = tokens;
-    document->start = encoder->text_size;
-    document->size = size;
-    encoder->text_size += size;
+    *document = (Document){.writer = writer, .tokens = tokens, .start = encoder->text_size, .size = size, .ids = document->ids};
+    encoder->text_size = needed;
     return true;
 }

@@ -9,19 +9,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
 enum { CHUNK_BYTES = 1 << 14, TEXT_PROBE_BYTES = 8192, PROGRESS_BYTES = 1 << 22 };
-
-typedef struct PathList {
-    char **items;
-    size_t count;
-} PathList;
 
 /* What a folder held besides text: how many, and the first in byte order for the warning. */
 typedef struct Skipped {
@@ -32,7 +27,7 @@ typedef struct Skipped {
 typedef struct Packer {
     const PackOptions *options;
     PackResult result;
-    PathList files;
+    FileList files;     /* paths */
     int64_t file_bytes; /* of all files */
     Skipped irregular, binary;
     bool folder;                       /* the input is a folder */
@@ -47,13 +42,9 @@ typedef struct Packer {
 
 /* -- Which files ------------------------------------------------------------------------------------------------- */
 
-static void list_free(PathList *list) {
-    for (size_t i = 0; i < list->count; i++) free(list->items[i]);
-    free(list->items);
-    *list = (PathList){0};
+static int compare_paths(const void *left, const void *right) {
+    return strcmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
 }
-
-static int compare_paths(const void *left, const void *right) { return strcmp(*(char *const *)left, *(char *const *)right); }
 
 static void skip(Skipped *skipped, const char *path) {
     skipped->count++;
@@ -63,14 +54,12 @@ static void skip(Skipped *skipped, const char *path) {
 }
 
 /* Takes over `path`. Links are never followed, so a folder is visited once and loops cannot arise. */
-static bool sort_entry(Packer *packer, PathList *folders, char *path, FileKind kind, Error *error) {
+static bool sort_entry(Packer *packer, FileList *folders, char *path, FileKind kind, Error *error) {
     int64_t bytes = 0;
     bool good = kind != FILE_REGULAR || file_kind(path, &bytes) == FILE_REGULAR || file_fail(error, "inspect", path);
     packer->file_bytes += bytes;
-    if (good && kind == FILE_FOLDER) {
-        array_append(folders->items, folders->count, path);
-    } else if (good && kind == FILE_REGULAR) {
-        array_append(packer->files.items, packer->files.count, path);
+    if (good && (kind == FILE_FOLDER || kind == FILE_REGULAR)) {
+        file_list_add(kind == FILE_FOLDER ? folders : &packer->files, path, kind);
     } else {
         if (good) skip(&packer->irregular, path);
         free(path);
@@ -78,7 +67,7 @@ static bool sort_entry(Packer *packer, PathList *folders, char *path, FileKind k
     return good;
 }
 
-static bool list_folder(Packer *packer, PathList *folders, const char *path, Error *error) {
+static bool list_folder(Packer *packer, FileList *folders, const char *path, Error *error) {
     FileList list;
     if (!file_list(path, &list, error)) return false;
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
@@ -96,17 +85,13 @@ static bool list_files(Packer *packer, Error *error) {
     if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
     packer->folder = kind == FILE_FOLDER;
-    if (!packer->folder) {
-        array_append(packer->files.items, packer->files.count, memory_copy_string(input));
-        return true;
-    }
-    PathList folders = {0};
-    array_append(folders.items, folders.count, memory_copy_string(input));
+    FileList folders = {0};
+    file_list_add(packer->folder ? &folders : &packer->files, memory_copy_string(input), kind);
     bool good = true;
-    for (size_t i = 0; good && i < folders.count; i++) good = list_folder(packer, &folders, folders.items[i], error);
-    list_free(&folders);
+    for (size_t i = 0; good && i < folders.count; i++) good = list_folder(packer, &folders, folders.entries[i].name, error);
+    file_list_free(&folders);
     if (!good) error_recode(error, ERROR_DATA);
-    if (packer->files.count > 0) qsort(packer->files.items, packer->files.count, sizeof(char *), compare_paths);
+    if (packer->files.count > 0) qsort(packer->files.entries, packer->files.count, sizeof(FileEntry), compare_paths);
     return good;
 }
 
@@ -191,7 +176,7 @@ static void show_progress(Packer *packer, int64_t done) {
 
 static bool pack_bytes(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
     for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
-        size_t count = text.size - at < CHUNK_BYTES ? text.size - at : CHUNK_BYTES;
+        size_t count = (size_t)int_min((int64_t)(text.size - at), CHUNK_BYTES);
         const unsigned char *bytes = (const unsigned char *)text.bytes + at;
 #pragma omp simd
         for (size_t i = 0; i < count; i++) packer->chunk[i] = bytes[i];
@@ -257,7 +242,7 @@ static bool pack_file(Packer *packer, const char *path, Error *error) {
     FileMap file;
     if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
     bool good = packer->folder || (refuse_output(packer, path, error) && refuse_shard(path, error));
-    size_t probe = file.size < TEXT_PROBE_BYTES ? file.size : TEXT_PROBE_BYTES;
+    size_t probe = (size_t)int_min((int64_t)file.size, TEXT_PROBE_BYTES);
     if (packer->folder && probe > 0 && memchr(file.bytes, '\0', probe)) {
         skip(&packer->binary, path);
     } else if (good && file.size > 0) {
@@ -339,7 +324,7 @@ static void warn_skipped(const Packer *packer) {
 static bool read_all(Packer *packer, Error *error) {
     packer->progress = progress_start(packer->trainer ? "counting words" : "packing", "bytes", packer->file_bytes);
     bool good = true;
-    for (size_t i = 0; good && i < packer->files.count; i++) good = pack_file(packer, packer->files.items[i], error);
+    for (size_t i = 0; good && i < packer->files.count; i++) good = pack_file(packer, packer->files.entries[i].name, error);
     if (good && packer->encoder) good = document_encoder_flush(packer->encoder, error);
     progress_finish(&packer->progress);
     warn_skipped(packer);
@@ -356,7 +341,7 @@ static void free_packer(Packer *packer) {
     shard_writer_cancel(packer->valid);
     document_encoder_free(packer->encoder);
     tokenizer_trainer_free(packer->trainer);
-    list_free(&packer->files);
+    file_list_free(&packer->files);
     free(packer->irregular.first);
     free(packer->binary.first);
     free(packer->train_prefix);

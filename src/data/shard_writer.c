@@ -13,6 +13,7 @@
 
 #include "base/array.h"
 #include "base/file.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
@@ -140,9 +141,8 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
     while (count > 0) {
         if (file->used == BUFFER_BYTES && !output_flush(file, error)) return false;
         if (writer->open_tokens == INT32_MAX) writer_end_sequence(writer);
-        int64_t part = (int64_t)((BUFFER_BYTES - file->used) / width);
-        if (part > count) part = count;
-        if (part > INT32_MAX - writer->open_tokens) part = INT32_MAX - writer->open_tokens;
+        int64_t room = (int64_t)((BUFFER_BYTES - file->used) / width);
+        int64_t part = int_min(int_min(room, count), INT32_MAX - writer->open_tokens);
         uint32_t bits = store_tokens(file->buffer + file->used, tokens, (size_t)part, writer->token_bytes);
         if (bits > (uint32_t)limit) return refuse_token(writer, tokens, limit, error);
         file->used += (size_t)part * width;
