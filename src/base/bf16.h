@@ -1,5 +1,5 @@
-/* bfloat16, the upper half of an fp32, and IEEE fp16, as the CPU reads and writes them one by one: loops over these
- * vectorise. Kept as their bits. */
+/* bfloat16 (the upper half of an fp32) and IEEE fp16 on the CPU, held as their bits in a uint16_t. Loops over these
+ * conversions vectorise. */
 #pragma once
 
 #include <stdbool.h>
@@ -25,7 +25,7 @@ static inline float fp16_to_float(uint16_t x) {
     return x & 0x8000 ? -u.value : u.value;
 }
 
-/* Round to nearest even; NaN stays NaN. */
+/* Rounds to nearest even; NaN stays NaN. */
 static inline uint16_t bf16_from_float(float x) {
     union {
         float value;
@@ -35,6 +35,6 @@ static inline uint16_t bf16_from_float(float x) {
     return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
 
-/* to[i] = from[i] rounded to nearest even, and back, on all threads. */
+/* Convert `count` elements on all threads; to bf16 with rounding to nearest even. */
 void bf16_from_floats(uint16_t *to, const float *from, int64_t count);
 void bf16_to_floats(float *to, const uint16_t *from, int64_t count);

@@ -1,5 +1,6 @@
-/* Instruction sets of the CPU. Code that gains from them is compiled once for each (Makefile: VARIANTS), each object with its instruction set and type in the
- * names of what it exports; a table has the variants, and what runs is chosen here: nothing else asks the CPU what it has. */
+/* Instruction sets of the CPU. Code that gains from them is compiled once for each (Makefile: VARIANTS), and each
+ * object has the instruction set and type in the names that it exports. A table lists the variants, and these
+ * functions choose among them: nothing else asks the CPU what it has. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,5 +12,5 @@ typedef enum CpuIsa { CPU_GENERIC, CPU_AVX2, CPU_AVX512, CPU_AVX512VNNI, CPU_AVX
 const char *cpu_isa_name(CpuIsa isa);
 /* Whether this CPU runs it. */
 bool cpu_has(CpuIsa isa);
-/* Whether its instructions are the fastest way on this CPU: AVX512BF16 is on AMD's alone. */
+/* Whether the variant is also the fastest on this CPU: AVX512BF16 is so only on AMD's. */
 bool cpu_prefers(CpuIsa isa);

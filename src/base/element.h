@@ -1,5 +1,5 @@
-/* Numbers one by one, whatever their format is: bf16, fp32 or fp64, told by their bytes (2, 4, 8). For code that converts or compares; loops over them vectorise
- * where the format is the same throughout. */
+/* Reads and writes single elements of bf16, fp32 or fp64 arrays, by their size in bytes (2, 4, 8). For code that
+ * converts or compares; a loop over them vectorises when the size is constant in it. */
 #pragma once
 
 #include <stddef.h>

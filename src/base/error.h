@@ -1,6 +1,7 @@
-/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
- * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
- * on the way up may add context; only the command table in main.c prints. Invariants of the program itself use assert instead. */
+/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument
+ * and returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do;
+ * callers on the way up may add context; only the command table in main.c prints. Invariants of the program itself use
+ * assert instead. */
 #pragma once
 
 #include <stdbool.h>
@@ -14,7 +15,7 @@ typedef enum ErrorCode {
     ERROR_MEMORY = 4,        /* the plan does not fit, or the system refused memory */
     ERROR_NUMERICS = 5,      /* NaN or infinity in loss, gradients or weights */
     ERROR_COMMUNICATION = 6, /* a lost rank or a failed collective */
-    ERROR_CHECKPOINT = 7,    /* a corrupt or missing checkpoint or model folder, or a file of a run that cannot be written */
+    ERROR_CHECKPOINT = 7,    /* a corrupt or missing checkpoint or model, or an unwritable file of a run */
     ERROR_PREEMPTED = 8,     /* SIGTERM, SIGINT or SIGHUP: a checkpoint was written, start again to continue */
     ERROR_DEVICE = 9,        /* a GPU, its driver or its library failed */
 } ErrorCode;

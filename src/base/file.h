@@ -1,8 +1,8 @@
 /* Files and folders: the only code that opens, reads, maps, writes, syncs, renames and removes them.
  *
  * There is one way to write a file so that it lasts. It is written under a temporary name in its folder
- * (PATH.partial-PID), synced and renamed, and the folder is synced, because only then does the name survive a power cut.
- * After `true` the new contents are on disk; after `false` PATH is what it was. A process that is killed leaves a
+ * (PATH.partial-PID), synced and renamed, and the folder is synced, because only then does the name survive a power
+ * cut. After `true` the new contents are on disk; after `false` PATH is what it was. A process that is killed leaves a
  * temporary name behind at most, which file_remove_partials finds.
  *
  * A failure is ERROR_CHECKPOINT, "cannot ACTION PATH: REASON; what to do"; callers that read training data or
@@ -22,7 +22,8 @@ bool file_fail(Error *error, const char *action, const char *path);
 /* -- Names ---------------------------------------------------------------------------------------------------------- */
 
 typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } FileKind;
-/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno says why it is absent. */
+/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno says why it is
+ * absent. */
 FileKind file_kind(const char *path, int64_t *bytes);
 bool file_exists(const char *path);
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
@@ -87,8 +88,8 @@ bool file_reader_close(FileReader *reader, Error *error); /* false when reading 
 /* Creates or replaces a file as described above. */
 bool file_write(const char *path, const void *data, int64_t bytes, Error *error);
 
-/* The same in steps: the file is written with file_append or file_write_at, and gets its name with the commit.
- * file_replace_commit closes it in any case; file_close before it gives up. */
+/* file_write in steps: the file is written with file_append or file_write_at, and gets its name with the commit.
+ * file_replace_commit closes it in any case; file_close before the commit gives up. */
 bool file_replace_begin(File *file, const char *path, Error *error);
 bool file_replace_commit(File *file, Error *error);
 
@@ -97,7 +98,8 @@ bool file_open_append(File *file, const char *path, bool exclusive, Error *error
 /* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */
 bool file_append(File *file, const void *data, int64_t bytes, Error *error);
 
-/* Writes to whatever has the name, be it a file, a link or a pipe, without a sync: for results that can be made again. */
+/* Writes to whatever has the name, be it a file, a link or a pipe, without a sync: for results that can be made
+ * again. */
 bool file_output(const char *path, const void *data, int64_t bytes, Error *error);
 /* Whether file_output could write, which leaves no trace; else errno says why not. */
 bool file_can_output(const char *path);
@@ -108,8 +110,8 @@ bool file_sync(const File *file, Error *error);
 bool file_sync_data(const File *file, Error *error); /* not the times and other metadata */
 /* Asks for all the space at once: a full disk is noticed before anything is written. */
 bool file_reserve(const File *file, int64_t bytes, Error *error);
-/* Goes past the page cache (O_DIRECT); false where the file system cannot. Addresses, offsets and lengths are then whole
- * sectors of FILE_SECTOR_BYTES, and file_truncate cuts the last one. */
+/* Goes past the page cache (O_DIRECT); false where the file system cannot. Addresses, offsets and lengths are then
+ * whole sectors of FILE_SECTOR_BYTES, and file_truncate cuts the last one. */
 enum { FILE_SECTOR_BYTES = 4096 };
 bool file_bypass_cache(const File *file);
 bool file_truncate(const File *file, int64_t bytes, Error *error);
@@ -141,16 +143,16 @@ void file_list_free(FileList *list);
  * writer look the same: the caller knows that there is none. What cannot be removed only takes space: a warning. */
 void file_remove_partials(const char *folder, const char *prefix);
 
-/* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in its
- * place after a failure. Durable. */
+/* Gives the folder `from` the name `to`. What had this name has the name `from` or `aside` afterwards, or is back in
+ * its place after a failure. Durable. */
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error);
-/* The same, and removes what had the name. */
+/* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
 
 /* Holds a folder for this process alone until `*lock` is closed. False: another process holds it. *lock is -1 where the
  * file system cannot lock. */
 bool file_lock_folder(const char *path, int *lock);
 
-/* A file must not open as a standard stream that the parent closed: messages would go into it. Opens /dev/null in such a
- * place, the wrong way round, so that using the stream still fails. */
+/* Opens /dev/null as each standard stream that the parent closed, so that no other file gets its descriptor and then
+ * the messages. Input is opened for writing and output for reading, so that using such a stream still fails. */
 void file_fill_standard_streams(void);

@@ -1,5 +1,6 @@
-/* fp8 with 4 bits of exponent and 3 of mantissa, e4m3, kept as its bits: OCP's (up to 448, NVIDIA and gfx950) or, `fnuz`, that of gfx942 (up to 240, every
- * exponent one lower, no negative zero). OCP 8-bit Floating Point Specification 1.0; Noune et al., arXiv 2206.02915. */
+/* fp8 with 4 bits of exponent and 3 of mantissa, e4m3, kept as its bits: OCP's (up to 448, NVIDIA and gfx950) or,
+ * `fnuz`, that of gfx942 (up to 240, every exponent one lower, no negative zero). OCP 8-bit Floating Point
+ * Specification 1.0; Noune et al., arXiv 2206.02915. */
 #pragma once
 
 #include <math.h>

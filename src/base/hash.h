@@ -1,4 +1,4 @@
-/* Hashing: XXH3 of libxxhash, for names that become random streams and for checksums of files. */
+/* Hashing: XXH3 of libxxhash, for names that become random streams and for checksums. */
 #pragma once
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* What people see on stderr: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no state: whether
- * stderr is a terminal is asked when a line is printed. Called from commands and the training loop. */
+/* What people see on stderr: log lines, progress, and numbers formatted for reading. Owns no memory and keeps no
+ * state: whether stderr is a terminal is asked when a line is printed. Called from commands and the training loop. */
 #include "base/log.h"
 
 #include <math.h>

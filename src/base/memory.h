@@ -10,14 +10,15 @@
 
 #include "base/error.h"
 
-/* Told of the bytes that the system refused; ends the process, and must not allocate. Without one, abort() does. */
+/* Receives the bytes that the system refused and ends the process; must not allocate. While none is set (tests, tools),
+ * memory_refused prints a message and calls abort(), the only abort() of the program. */
 typedef void MemoryRefused(size_t bytes);
 /* By main, before other threads start. */
 void memory_on_refusal(MemoryRefused *handler);
 
 void *memory_allocate(size_t bytes);                                                /* zeroed */
 void *memory_resize(void *block, size_t bytes);                                     /* as realloc */
-_Noreturn void memory_refused(size_t bytes);                                        /* what they do then, for callers of other allocators */
+_Noreturn void memory_refused(size_t bytes);                                        /* for callers of other allocators */
 char *memory_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a new string; the caller frees */
 char *memory_copy_string(const char *string);
 
@@ -31,9 +32,10 @@ void memory_unmap(void *block, size_t bytes); /* the same bytes as mapped; NULL 
 /* Bytes that this process may still take: the least of available RAM and what its cgroups (version 1 or 2, with all
  * parents) leave; -1 when unknown. */
 int64_t memory_available(void);
-/* The same, read from the /proc and /sys below `root`, for tests and for containers that mount the host's elsewhere. */
+/* memory_available from the /proc and /sys below `root`: for tests and containers that mount the host's elsewhere. */
 int64_t memory_available_under(const char *root);
-/* ERROR_MEMORY "NAME needs ... and ... are available: ADVICE" when `bytes` are more than memory_available() knows of. */
+/* ERROR_MEMORY "NAME needs ... and ... are available: ADVICE" when `bytes` are more than memory_available() knows
+ * of. */
 bool memory_check(int64_t bytes, const char *name, const char *advice, Error *error);
 /* Peak resident set of this process in bytes; -1 when unknown. */
 int64_t memory_peak(void);

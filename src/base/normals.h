@@ -1,5 +1,6 @@
-/* The arithmetic behind rng.c's normals, which GPUs run too (kernel/normals.c): initial weights have the same bits wherever they are made. Hence plain
- * operations of IEEE 754 and a correctly rounded root, without branches; whoever includes this must not let its compiler contract them to fused multiply-adds. */
+/* The arithmetic behind rng.c's normals, which GPUs run too: initial weights have the same bits wherever they are
+ * made. Hence plain operations of IEEE 754 and a correctly rounded root, without branches; whoever includes this must
+ * not let its compiler contract them to fused multiply-adds. */
 #pragma once
 
 #include "base/rng.h"
@@ -35,8 +36,8 @@ NORMALS_INLINE RngBits philox(uint64_t seed, uint64_t stream, uint64_t index) {
     return (RngBits){{c0, c1, c2, c3}};
 }
 
-/* sqrt(-2 log u) of a uniform u in (0, 1]: u = 2^exponent m with m around 1, and log m = 2 atanh((m - 1) / (m + 1)) by its series, which is exact to
- * fp32 after five terms. */
+/* sqrt(-2 log u) of a uniform u in (0, 1]: u = 2^exponent m with m around 1, and log m = 2 atanh((m - 1) / (m + 1)) by
+ * its series, which is exact to fp32 after five terms. */
 NORMALS_INLINE float normals_radius(uint32_t bits) {
     union {
         float value;
@@ -51,7 +52,8 @@ NORMALS_INLINE float normals_radius(uint32_t bits) {
     return NORMALS_ROOT(square > 0.0f ? square : 0.0f);
 }
 
-/* Cosine and sine of a uniform angle: a quarter turn from the two highest bits, and within it, from -pi/4 to pi/4, the first terms of their series. */
+/* Cosine and sine of a uniform angle: a quarter turn from the two highest bits, and within it, from -pi/4 to pi/4, the
+ * first terms of their series. */
 NORMALS_INLINE void normals_direction(uint32_t bits, float *cosine, float *sine) {
     const float step = (float)(1.57079632679489661923 * 0x1p-32); /* pi / 2 in 2^32 parts */
     float x = (float)(int32_t)(bits << 2) * step, x2 = x * x;

@@ -242,7 +242,8 @@ typedef union Value {
     const char *string;
     int choice;
 } Value;
-static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int)}; /* by OptionType */
+/* By OptionType. */
+static const size_t value_bytes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), sizeof(int)};
 
 static Value value_get(const Option *option, const void *values) {
     Value value = {0};

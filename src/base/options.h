@@ -31,7 +31,8 @@ typedef struct Option {
 } Option;
 
 /* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
- * FIELD(path) as offsetof(Struct, path): `INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks of attention and MLP")`. */
+ * FIELD(path) as offsetof(Struct, path): `INT_OPTION(model.layers, "4", 1, 10000, "layers",
+ * "blocks of attention and MLP")`. */
 #define BOOL_OPTION(path, initial, help) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help}
 #define INT_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help}
 #define REAL_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help}
@@ -50,14 +51,14 @@ typedef struct OptionTable {
 } OptionTable;
 #define OPTION_TABLE(array) {(array), sizeof(array) / sizeof *(array)}
 
-/* Sets every field to its default. A default that its own row refuses is a wrong table: prints it and aborts. */
+/* Sets every field to its default. That each row accepts its default is asserted. */
 void options_defaults(const OptionTable *table, void *values, OptionStrings *strings);
 /* Reads a YAML mapping; keys that it leaves out keep their value. Unknown keys, duplicate keys, wrong types and
  * out-of-range values are ERROR_USAGE naming file, line, key, value and what is allowed; an unknown key is answered
  * with the nearest known one. Lists, anchors, aliases, tags and null values are refused. A file holds at most 1 MiB.
  * After an error, keys before it may have been set. */
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error);
-/* As above, from memory; `origin` names the source in errors. */
+/* options_read_yaml from memory; `origin` names the source in errors. */
 bool options_parse_yaml(
     const OptionTable *table, void *values, OptionStrings *strings, const char *text, size_t length, const char *origin, Error *error);
 /* The row with this name, of `length` bytes; NULL: there is none. */

@@ -61,17 +61,17 @@ static bool parser_failed(Reader *reader) {
         parser->problem ? parser->problem : "unknown problem");
 }
 
+static const char *refused_property(const void *anchor, const void *tag) {
+    return anchor ? "an anchor (&name) stands" : tag ? "a tag (!name) stands" : NULL;
+}
+
 /* What this YAML may not hold, or NULL. Aliases could blow up a small text, and tags could call for another type. */
 static const char *refused(const yaml_event_t *event) {
     switch (event->type) {
     case YAML_ALIAS_EVENT: return "an alias (*name) stands";
     case YAML_SEQUENCE_START_EVENT: return "a list stands";
-    case YAML_SCALAR_EVENT:
-        return event->data.scalar.anchor ? "an anchor (&name) stands" : event->data.scalar.tag ? "a tag (!name) stands" : NULL;
-    case YAML_MAPPING_START_EVENT:
-        return event->data.mapping_start.anchor ? "an anchor (&name) stands"
-               : event->data.mapping_start.tag  ? "a tag (!name) stands"
-                                                : NULL;
+    case YAML_SCALAR_EVENT: return refused_property(event->data.scalar.anchor, event->data.scalar.tag);
+    case YAML_MAPPING_START_EVENT: return refused_property(event->data.mapping_start.anchor, event->data.mapping_start.tag);
     default: return NULL;
     }
 }

@@ -38,8 +38,8 @@ void chunks_free(Chunks *chunks) {
 
 /* -- Sharing ------------------------------------------------------------------------------------------------------ */
 
-/* A file of the older checkpoint: the bytes of its unchanged chunks, and its index among the files of the new one, which
- * is 0 until it is linked. */
+/* A file of the older checkpoint: the bytes of its unchanged chunks, and its index among the files of the new one,
+ * which is 0 until it is linked. */
 typedef struct OlderFile {
     int64_t unchanged_bytes;
     size_t index;
@@ -81,7 +81,7 @@ static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifes
     return matches;
 }
 
-/* The name that a file of the older checkpoint gets in later ones: it tells where it came from. */
+/* The name of a shared file in later checkpoints, which begins with the step that wrote it. */
 static char *shared_name(const Manifest *older, const char *name) {
     static const char prefix[] = "step-";
     if (strncmp(name, prefix, sizeof prefix - 1) == 0) return memory_copy_string(name);

@@ -3,8 +3,8 @@
 
 #include "ckpt/ckpt_internal.h"
 
-/* A chunk is up to CHUNK_BYTES of an interval. Each lies in files[entry.file]: file 0 is the shard that this rank writes,
- * the others are files of an older checkpoint that have it already. */
+/* A chunk is up to CHUNK_BYTES of an interval. Each lies in files[entry.file]: file 0 is the shard that this rank
+ * writes, the others are files of an older checkpoint that have it already. */
 typedef struct Chunks {
     ManifestInterval *entries; /* their intervals point into the caller's memory */
     size_t count;

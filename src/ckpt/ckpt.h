@@ -1,15 +1,16 @@
 /* Checkpoints: a step that was acknowledged survives kill -9, a full disk and a torn write.
  *
- * A checkpoint is a folder checkpoints/step-00000040 of a store (store_internal.h) with safetensors shards and manifest.json. A
- * shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that any number of ranks
- * can write them and any other number load them by intersecting intervals. Every rank writes a shard and, once that is
- * durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of the checkpoint, so ranks
- * exchange nothing but files. The manifest lists every interval with its file, byte range and xxh3, and the caller's
- * metadata. On a file system everything is written to a folder with a temporary name, synced, the manifest last, and
- * then renamed: what has the final name is complete. In a bucket what has a manifest is complete.
+ * A checkpoint is a folder checkpoints/step-00000040 of a store (store_internal.h) with safetensors shards and
+ * manifest.json. A shard holds intervals: (tensor name, first element, element count) of flattened tensors, so that
+ * any number of ranks can write them and any other number load them by intersecting intervals. Every rank writes a
+ * shard and, once that is durable, a manifest of it; rank 0 waits for all of these and joins them to the manifest of
+ * the checkpoint, so ranks exchange nothing but files. The manifest lists every interval with its file, byte range and
+ * xxh3, and the caller's metadata. On a file system everything is written to a folder with a temporary name, synced,
+ * the manifest last, and then renamed: what has the final name is complete. In a bucket what has a manifest is
+ * complete.
  *
- * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store_internal.h). Strings of the caller are not kept. Every
- * failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
+ * `where` is a run folder, another folder, or s3://BUCKET/PREFIX (store_internal.h). Strings of the caller are not
+ * kept. Every failure is ERROR_CHECKPOINT with the path and the reason. One job at a time saves into a run. */
 #pragma once
 
 #include <jansson.h>
@@ -76,7 +77,7 @@ typedef struct Interval {
 
 typedef struct CheckpointStats {
     double seconds;
-    int64_t bytes;  /* of all files of the checkpoint that this rank knows: all of them on rank 0, its own on others */
+    int64_t bytes;  /* of all files of the checkpoint that this rank knows: all on rank 0, its shard on others */
     int64_t shared; /* of these, bytes that were not written again */
 } CheckpointStats;
 
@@ -95,13 +96,13 @@ typedef struct CheckpointPlan {
 } CheckpointPlan;
 
 /* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
- * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step` are removed,
- * where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
+ * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step` are
+ * removed, where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
  * checkpoints. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
  * checkpoint is complete; on others, that their shard is. `stats` may be NULL.
  *
- * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of them
- * in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
+ * What is shared are whole files of the older checkpoint, of which at least half must be unchanged: another name of
+ * them in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
  * whichever others are removed; but damage to a shared file damages all that share it. */
 bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
 /* checkpoint_write by a single rank, with nothing shared. */

@@ -1,13 +1,13 @@
-/* What the files of this module share and no other needs: writing files from spans, the byte layout of safetensors files,
- * the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after reading, and to the
- * caller when it is written. */
+/* What the files of this module share and no other needs: writing files from spans, the byte layout of safetensors
+ * files, the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after reading, and to
+ * the caller when it is written. */
 #pragma once
 
 #include "ckpt/ckpt.h"
 #include "ckpt/store_internal.h"
 
 enum {
-    BLOCK_BYTES = 1 << 20,            /* data moves and is hashed in blocks that stay in a core's cache between the two */
+    BLOCK_BYTES = 1 << 20,            /* data is hashed and moved in blocks that fit a core's cache */
     PARALLEL_BYTES = 4 * BLOCK_BYTES, /* below this, waking the other cores costs more than they help */
     CHUNK_BYTES = 16 * BLOCK_BYTES,   /* of an interval: what is hashed, shared and requested as one */
 };
@@ -32,9 +32,9 @@ typedef struct StoredRange {
     uint64_t hash;      /* XXH3_64bits of them */
 } StoredRange;
 
-/* Lays out a safetensors file: count + 1 spans and `ranges`, which tile the file. The first is the header (length, JSON
- * and padding), whose bytes and hash are filled in; the others are the tensors in their order. The caller frees the spans,
- * and the header with them. `path` is for messages. NULL on failure. */
+/* Lays out a safetensors file: count + 1 spans and `ranges`, which tile the file. The first is the header (length,
+ * JSON and padding), whose bytes and hash are filled in; the others are the tensors in their order. The caller frees
+ * the spans, and the header with them. `path` is for messages. NULL on failure. */
 StoreSpan *safetensors_layout(
     const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error);
 bool stored_type_parse(const char *name, StoredType *type);

@@ -47,7 +47,8 @@ static bool has_manifest(Store *store, const char *folder, bool *found, Error *e
     return true;
 }
 
-/* A folder with a final name: complete, unless the store tells that by the manifest and there is none. */
+/* Adds a folder with a final name: complete, unless folders of this store are complete by their manifest and it has
+ * none. */
 static bool add_final(FolderListing *listing, Store *store, int64_t step, Error *error) {
     bool complete = true;
     char *folder = folder_step(step);

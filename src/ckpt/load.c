@@ -1,7 +1,7 @@
 /* Finding, verifying and loading checkpoints. A pass over a checkpoint reads the stored chunks that it needs, so that
- * hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little more than that part.
- * Data moves between store and the caller's memory without a copy where a chunk is wanted whole. Owns no memory beyond a
- * call. Called by the training loop and the commands. */
+ * hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little more than that
+ * part. Data moves between store and the caller's memory without a copy where a chunk is wanted whole. Owns no memory
+ * beyond a call. Called by the training loop and the commands. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,8 @@ static void block_copy(const Interval *wanted, const char *block, int64_t at, in
     if (from < to && target != block + (from - at)) memcpy(target, block + (from - at), (size_t)(to - from));
 }
 
-/* Reads one stored chunk, hands its parts to `wanted` and checks its hash. `scratch` has room for a block of the store. */
+/* Reads one stored chunk, hands its parts to `wanted` and checks its hash. `scratch` has room for a block of the
+ * store. */
 static bool chunk_read(
     const StoreObject *shard, const ManifestInterval *chunk, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);

@@ -1,9 +1,9 @@
 /* manifest.json: which files make up a checkpoint and which interval of which tensor lies where. It is ordinary JSON
- * whose last member, "manifest_xxh3", is the XXH3 of every byte before its own sixteen digits; together with the
- * checksums of the shards' headers and intervals inside, no bit of a checkpoint can change unnoticed. Each of several
- * ranks describes its shard in a file of the same form, and rank 0 joins them. The checksums guard against accidents, not
- * against malice, so every number is checked as well. A Manifest that was read owns its arrays and the parsed JSON that
- * its strings point into. Called by save.c and load.c. */
+ * whose last member, "manifest_xxh3", is the XXH3 of every byte before its sixteen digits; together with the checksums
+ * of the shards' headers and intervals inside, no bit of a checkpoint can change unnoticed. Each of several ranks
+ * describes its shard in a file of the same form, and rank 0 joins them. The checksums guard against accidents, not
+ * against malice, so every number is checked as well. A Manifest that was read owns its arrays and the parsed JSON
+ * that its strings point into. Called by save.c and load.c. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

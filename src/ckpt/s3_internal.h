@@ -1,4 +1,5 @@
-/* Requests to an S3 server (s3_request.c), and which server and credentials they use (s3_settings.c). Not for other modules. */
+/* Requests to an S3 server (s3_request.c), and which server and credentials they use (s3_settings.c). Not for other
+ * modules. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,7 +11,8 @@
 
 /* -- s3_settings.c ------------------------------------------------------------------------------------------------- */
 
-/* Settings from variables and files (s3_settings.c). Strings are owned, and NULL where nothing gives them. Never printed. */
+/* Settings from variables and files (s3_settings.c). Strings are owned, and NULL where nothing gives them. Never
+ * printed. */
 typedef struct S3Settings {
     char *key, *secret, *token;
     char *region;      /* us-east-1 by default */
@@ -56,9 +58,9 @@ typedef struct S3Reply {
     char *text; /* at most 8 MiB, with a NUL; the caller frees */
 } S3Reply;
 
-/* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again after
- * growing, random pauses. True for status 2xx, and, where `absent` is given, for 404: then *absent is set. May be called from
- * several threads at once. */
+/* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again
+ * after growing, random pauses. True for status 2xx, and, where `absent` is given, for 404: then *absent is set. May
+ * be called from several threads at once. */
 bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error);
 
 /* Percent-encodes all but letters, digits, "-._~" and, with `slashes`, "/". The caller frees. */

@@ -1,7 +1,7 @@
-/* Requests to an S3 server over libcurl, which is opened at run time, so that the program starts where it is missing, and
- * which signs them itself (AWS Signature 4). Connections are kept in a pool and used by one thread at a time. Payloads
- * are not signed: the checkpoint's own checksums cover them from memory to memory. An S3 owns its settings and
- * connections; it is closed after its last request. Called by store_s3.c. */
+/* Requests to an S3 server over libcurl, which is opened at run time, so that the program starts where it is missing,
+ * and which signs them itself (AWS Signature 4). Connections are kept in a pool and used by one thread at a time.
+ * Payloads are not signed: the checkpoint's own checksums cover them from memory to memory. An S3 owns its settings
+ * and connections; it is closed after its last request. Called by store_s3.c. */
 #include "ckpt/s3_internal.h"
 
 #include <curl/curl.h>
@@ -84,8 +84,8 @@ static bool bucket_is_possible(const char *bucket) {
     return length >= 3 && length <= 63 && strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789.-") == length;
 }
 
-/* Amazon has a host for each bucket; other servers, and names with dots, which certificates do not cover, have it in the
- * path. */
+/* Amazon has a host for each bucket; other servers, and names with dots, which certificates do not cover, have it in
+ * the path. */
 static char *root_url(const S3Settings *settings, const char *bucket) {
     if (settings->endpoint) return memory_format("%s/%s", settings->endpoint, bucket);
     if (strchr(bucket, '.')) return memory_format("https://s3.%s.amazonaws.com/%s", settings->region, bucket);

@@ -103,7 +103,8 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
     return true;
 }
 
-/* The JSON header of a file, for free(). `ranges` receives where each tensor goes, relative to the start of the data. */
+/* The JSON header of a file, for free(). `ranges` receives where each tensor goes, relative to the start of the
+ * data. */
 static char *header_format(
     const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
     json_t *header = json_object();

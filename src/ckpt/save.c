@@ -1,8 +1,8 @@
 /* Saving checkpoints; ckpt.h describes the folder. A rank writes its shard, then its rank manifest: a manifest of that
- * shard alone. Rank 0 joins the rank manifests. A single rank writes the manifest at once. On a file system the folder has
- * a temporary name until its last byte is on disk; in a bucket, where nothing can be renamed, the objects of an attempt
- * have names of their own, so that an attempt that fails leaves an older checkpoint of its step alone. A job owns its
- * thread and nothing else beyond a call. Called by the training loop. */
+ * shard alone. Rank 0 joins the rank manifests. A single rank writes the manifest at once. On a file system the folder
+ * has a temporary name until its last byte is on disk; in a bucket, where nothing can be renamed, the objects of an
+ * attempt have names of their own, so that an attempt that fails leaves an older checkpoint of its step alone. A job
+ * owns its thread and nothing else beyond a call. Called by the training loop. */
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,7 +23,7 @@ typedef struct Save {
     const CheckpointPlan *plan;
     Store *store;
     char *draft, *final, *aside; /* folders; draft is final where nothing can be renamed */
-    char suffix[24];             /* tells the files of two attempts apart where they could lie in one folder, else "" */
+    char suffix[24];             /* of the names of an attempt, where two attempts could share a folder; else "" */
     int64_t bytes, shared;
 } Save;
 

@@ -1,6 +1,6 @@
 /* Stores on a file system: objects are files that get their names once they are synced. A file is written by a few
- * threads, which is what it takes to keep a fast disk busy, in aligned blocks that each gathers from the caller's memory.
- * Owns no memory beyond a call. Called through store.c, and by the writer of safetensors files. */
+ * threads, which is what it takes to keep a fast disk busy, in aligned blocks that each gathers from the caller's
+ * memory. Owns no memory beyond a call. Called through store.c, and by the writer of safetensors files. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

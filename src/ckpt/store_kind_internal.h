@@ -4,7 +4,7 @@
 #include "ckpt/ckpt_internal.h"
 #include "ckpt/store_internal.h"
 
-/* As the functions of store.h, but with paths ("WHERE/NAME") for names; NULL where a kind has nothing to do. */
+/* As the functions of store_internal.h, but with paths ("WHERE/NAME") for names; NULL where a kind has nothing to do. */
 typedef struct StoreKind {
     int64_t block_bytes;
     int parallelism; /* 0: one for each core */

@@ -1,4 +1,4 @@
-/* Stores in a bucket of an S3 server. Objects over a part's size are uploaded in parts by several threads, straight from
+/* Stores in a bucket of an S3 server. Objects over PART_BYTES are multipart uploads by several threads, straight from
  * the caller's memory; the server joins them when all are there, so an upload that breaks off leaves nothing under the
  * object's name. A Store owns its connection to the bucket. Called through store.c. */
 #include <stdio.h>
@@ -47,7 +47,7 @@ static bool send_simple(Store *store, const char *path, S3Request request, Error
     return good;
 }
 
-/* -- Uploads in parts --------------------------------------------------------------------------------------------- */
+/* -- Multipart uploads -------------------------------------------------------------------------------------------- */
 
 typedef struct Upload {
     Store *store;
@@ -70,7 +70,7 @@ static bool upload_begin(Upload *upload, Error *error) {
     return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->path);
 }
 
-/* Sends one part: of the spans, or, without any, of the object that `copied` names. */
+/* Sends one part of the spans, or, with a header `copied` that names an object on the server, of that. */
 static bool upload_part(Upload *upload, int part, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
     int64_t begin = part * upload->part_bytes, bytes = int_min(upload->bytes - begin, upload->part_bytes);
     char *query = memory_format("partNumber=%d&uploadId=%s", part + 1, upload->id);

@@ -1,10 +1,11 @@
 /* Data: text to token shards to batches.
  *
- * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets and
- * document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all documents of a
- * shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The order in which samples are
- * drawn is a pure function of (seed, index): epoch e visits all samples once in the order of rng_permute. So the world size
- * does not enter, and resuming needs one integer: the number of samples drawn so far. */
+ * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets
+ * and document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all
+ * documents of a shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The
+ * order in which samples are drawn is a pure function of (seed, index): epoch e visits all samples once in the order
+ * of rng_permute. So the world size does not enter, and resuming needs one integer: the number of samples drawn so
+ * far. */
 #pragma once
 
 #include <stdbool.h>
@@ -58,7 +59,8 @@ static inline int32_t shard_token(const Shard *shard, int64_t index) {
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
-/* The same for a document of any length, piece by piece. A failed writer can only be cancelled. */
+/* Appends to the open document, so that one of any length can be written in several calls. A failed writer can only be
+ * cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
@@ -87,12 +89,13 @@ typedef struct PackResult {
     int64_t bytes;                      /* of the text files that were packed */
 } PackResult;
 
-/* Text to tokens; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress. Empty corpora, or an empty
- * validation part where one was asked for, are ERROR_DATA, as is any file or folder that cannot be read. */
+/* Text to tokens; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.
+ * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is any file or folder that
+ * cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
-/* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the tokenizer.json to write. Counts
- * documents and bytes in `result`; *learned is the vocabulary reached. */
+/* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the
+ * tokenizer.json to write. Counts documents and bytes in `result`; *learned is the vocabulary reached. */
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error);
 
@@ -100,11 +103,12 @@ bool pack_train_tokenizer(
 
 /* `sequences` x `length` tokens each; arrays are owned by the loader and valid until the batch is released. */
 typedef struct Batch {
-    const int32_t *tokens;    /* [sequences][length] */
-    const int32_t *targets;   /* the next token; -1 where there is none: at a document's end with document_mask */
-    const int32_t *positions; /* position inside its document (counted from the sequence start where the document began earlier);
-                                 document start of token t is t - positions[t], so this is document mask and rope position at once */
-    int64_t first_sample;     /* draw index of the first sequence */
+    const int32_t *tokens;  /* [sequences][length] */
+    const int32_t *targets; /* the next token; -1 where there is none: at a document's end with document_mask */
+    /* Position inside its document, counted from the sequence start where the document began earlier. The document of
+     * token t starts at t - positions[t], so this is document mask and RoPE position at once. */
+    const int32_t *positions;
+    int64_t first_sample; /* draw index of the first sequence */
 } Batch;
 
 typedef struct LoaderOptions {
@@ -116,8 +120,8 @@ typedef struct LoaderOptions {
     bool document_mask; /* false: positions run 0..length-1 over the whole sequence */
     bool shuffle;       /* false (evaluation): samples in order */
     uint64_t seed;
-    /* Several loaders share out the batches: `pick` is called for each batch in order, by one thread, and gives its number, counted from the first
-     * sample. NULL: all batches. */
+    /* Where several loaders share the batches, one thread calls `pick` for each batch in order; it returns the batch's
+     * number, counted from the first sample. NULL: all batches. */
     int64_t (*pick)(void *context);
     void *pick_context;
 } LoaderOptions;

@@ -1,5 +1,5 @@
-/* What the files of the data module share among themselves: the encoder of documents, and the constants of the shard format that
- * its reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
+/* What the files of the data module share among themselves: the encoder of documents, and the constants of the shard
+ * format that its reader (shard.c, where the format is described) and its writer (shard_writer.c) must agree on. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,7 +8,8 @@
 #include "base/error.h"
 #include "data/data.h"
 
-/* Text documents to shards through a tokenizer (document_encoder.c). Opening fails without a token that ends documents. */
+/* Text documents to shards through a tokenizer (document_encoder.c). Opening fails without a token that ends
+ * documents. */
 typedef struct DocumentEncoder DocumentEncoder;
 DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Error *error);
 void document_encoder_free(DocumentEncoder *encoder);             /* NULL is fine */

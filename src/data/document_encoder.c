@@ -1,6 +1,6 @@
-/* Documents on their way from text to shards through a tokenizer: they are gathered, encoded on all threads at once, and handed to their
- * writers in the order in which they came, so the shards do not depend on the number of threads. A DocumentEncoder owns the gathered text,
- * the tokenizer and one encoder per thread; pack.c drives it. */
+/* Documents on their way from text to shards through a tokenizer: they are gathered, encoded on all threads at once,
+ * and handed to their writers in the order in which they came, so the shards do not depend on the number of threads. A
+ * DocumentEncoder owns the gathered text, the tokenizer and one encoder per thread; pack.c drives it. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>

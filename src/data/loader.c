@@ -1,10 +1,10 @@
-/* Batches, prepared ahead by one thread in a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and
+/* Batches, prefetched by one thread into a ring of LOADER_RING buffers. The loader owns the ring (one mapping) and
  * the thread; the trainer and the evaluator hold one batch at a time. Nothing can fail once the loader is open: the
  * shard has been read and its largest token compared with the vocabulary before the thread starts.
  *
- * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are complete, the consumer has
- * released those below `released` and holds at most one: batch `released`. So released <= filled <= released +
- * LOADER_RING. */
+ * The batches that this loader gives are numbered from 0; batch n lies in slot n % LOADER_RING. `filled` batches are
+ * complete, the consumer has released those below `released` and holds at most one: batch `released`. So
+ * released <= filled <= released + LOADER_RING (ring_check). */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -35,7 +35,7 @@ struct Loader {
     Batch batch; /* the one that the consumer holds */
     bool holding;
     int64_t filled, released; /* under the mutex */
-    atomic_bool stop;         /* set under the mutex, looked at between sequences without it */
+    atomic_bool stop;         /* set under the mutex, read between sequences without it */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     pthread_t thread;
@@ -118,6 +118,12 @@ static void fill_batch(Loader *loader, int64_t batch) {
     }
 }
 
+/* Call it with the mutex locked. */
+static void ring_check(const Loader *loader) {
+    assert(loader->released <= loader->filled && loader->filled <= loader->released + LOADER_RING);
+    assert(!loader->holding || loader->released < loader->filled);
+}
+
 static void *loader_run(void *argument) {
     Loader *loader = argument;
     pthread_mutex_lock(&loader->mutex);
@@ -129,6 +135,7 @@ static void *loader_run(void *argument) {
         fill_batch(loader, batch);
         pthread_mutex_lock(&loader->mutex);
         loader->filled++;
+        ring_check(loader);
         pthread_cond_broadcast(&loader->changed);
     }
     pthread_mutex_unlock(&loader->mutex);

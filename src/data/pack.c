@@ -2,7 +2,8 @@
  * stream through one small buffer, whatever the length of a document. With a tokenizer a DocumentEncoder gathers whole
  * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list
  * of paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to
- * the validation part. Training a tokenizer reads its documents the same way. `smelt data` and the trainer call this. */
+ * the validation part. Training a tokenizer reads its documents the same way. `smelt data` and the trainer call
+ * this. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,15 +25,21 @@ typedef struct Skipped {
     char *first;
 } Skipped;
 
+/* One of the shards that are written: the training part and, if one is asked for, the validation part. */
+typedef struct Part {
+    char *prefix; /* NULL: there is no such part */
+    ShardWriter *writer;
+    int64_t tokens;
+} Part;
+
 typedef struct Packer {
     const PackOptions *options;
     PackResult result;
     FileList files;     /* paths */
     int64_t file_bytes; /* of all files */
     Skipped irregular, binary;
-    bool folder;                       /* the input is a folder */
-    char *train_prefix, *valid_prefix; /* valid_prefix is NULL without a validation part */
-    ShardWriter *train, *valid;
+    bool folder; /* the input is a folder */
+    Part train, valid;
     DocumentEncoder *encoder;  /* NULL: byte tokens */
     TokenizerTrainer *trainer; /* gets the documents when it is set, and nothing is packed */
     int32_t chunk[CHUNK_BYTES];
@@ -174,47 +181,47 @@ static void show_progress(Packer *packer, int64_t done) {
     packer->progress_next = done + PROGRESS_BYTES;
 }
 
-static bool pack_bytes(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+static bool pack_bytes(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
     for (size_t at = 0; at < text.size; at += CHUNK_BYTES) {
         size_t count = (size_t)int_min((int64_t)(text.size - at), CHUNK_BYTES);
         const unsigned char *bytes = (const unsigned char *)text.bytes + at;
 #pragma omp simd
         for (size_t i = 0; i < count; i++) packer->chunk[i] = bytes[i];
-        if (!shard_writer_append(writer, packer->chunk, (int64_t)count, error)) return false;
+        if (!shard_writer_append(part->writer, packer->chunk, (int64_t)count, error)) return false;
         show_progress(packer, done + (int64_t)(at + count));
     }
-    if (!shard_writer_document(writer, &(int32_t){BYTE_SEPARATOR}, 1, error)) return false;
-    *tokens += (int64_t)text.size + 1;
+    if (!shard_writer_document(part->writer, &(int32_t){BYTE_SEPARATOR}, 1, error)) return false;
+    part->tokens += (int64_t)text.size + 1;
     return true;
 }
 
-/* One document to one writer; an empty one leaves nothing. */
-static bool pack_document(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+/* Packs one document; an empty one leaves nothing. */
+static bool pack_document(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
     if (text.size == 0) return true;
     packer->result.documents++;
-    if (!packer->trainer && !packer->encoder) return pack_bytes(packer, writer, tokens, text, done, error);
+    if (!packer->trainer && !packer->encoder) return pack_bytes(packer, part, text, done, error);
     bool good = packer->trainer ? tokenizer_trainer_add(packer->trainer, text.bytes, text.size, error)
-                                : document_encoder_add(packer->encoder, writer, tokens, text.bytes, text.size, error);
+                                : document_encoder_add(packer->encoder, part->writer, &part->tokens, text.bytes, text.size, error);
     show_progress(packer, done + (int64_t)text.size);
     return good;
 }
 
-/* The documents of one part of one file; `done` bytes of the corpus lie before it. */
-static bool pack_part(Packer *packer, ShardWriter *writer, int64_t *tokens, Text text, int64_t done, Error *error) {
+/* Packs the documents of a stretch of a file; `done` bytes of the corpus lie before it. */
+static bool pack_documents(Packer *packer, Part *part, Text text, int64_t done, Error *error) {
     const char *separator = packer->options->separator;
     size_t from = 0, start, end;
     while (separator[0] != '\0' && find_separator(text, from, separator, &start, &end)) {
         Text document = {text.bytes + from, start - from};
-        if (!pack_document(packer, writer, tokens, document, done + (int64_t)from, error)) return false;
+        if (!pack_document(packer, part, document, done + (int64_t)from, error)) return false;
         from = end;
     }
     Text document = {text.bytes + from, text.size - from};
-    return pack_document(packer, writer, tokens, document, done + (int64_t)from, error);
+    return pack_document(packer, part, document, done + (int64_t)from, error);
 }
 
 /* What is already there under the names of the output is never an input. */
 static bool refuse_output(const Packer *packer, const char *path, Error *error) {
-    const char *prefixes[] = {packer->train_prefix, packer->valid_prefix}, *suffixes[] = {".bin", ".idx"};
+    const char *prefixes[] = {packer->train.prefix, packer->valid.prefix}, *suffixes[] = {".bin", ".idx"};
     bool output = packer->trainer && file_same(path, packer->options->output);
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2 && prefixes[i]; j++) {
@@ -251,8 +258,8 @@ static bool pack_file(Packer *packer, const char *path, Error *error) {
         size_t cut = split_point(text, packer->options);
         Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
         int64_t done = packer->result.bytes;
-        good = pack_part(packer, packer->train, &packer->result.train_tokens, head, done, error) &&
-               pack_part(packer, packer->valid, &packer->result.valid_tokens, tail, done + (int64_t)cut, error);
+        good = pack_documents(packer, &packer->train, head, done, error) &&
+               pack_documents(packer, &packer->valid, tail, done + (int64_t)cut, error);
         packer->result.bytes += (int64_t)file.size;
     }
     file_unmap(&file);
@@ -270,47 +277,52 @@ static bool check_options(const PackOptions *options, Error *error) {
     return true;
 }
 
-static bool open_writers(Packer *packer, Error *error) {
-    bool split = packer->options->valid_fraction > 0;
+static bool part_open(Part *part, const char *output, const char *suffix, int token_bytes, Error *error) {
+    part->prefix = memory_format("%s%s", output, suffix);
+    part->writer = shard_writer_open(part->prefix, token_bytes, error);
+    return part->writer;
+}
+
+/* Finishes the shard; without one there is nothing to do. */
+static bool part_finish(Part *part, Error *error) {
+    ShardWriter *writer = part->writer;
+    part->writer = NULL;
+    return !writer || shard_writer_finish(writer, error);
+}
+
+static void part_free(Part *part) {
+    shard_writer_cancel(part->writer);
+    free(part->prefix);
+}
+
+static bool open_parts(Packer *packer, Error *error) {
+    const PackOptions *options = packer->options;
+    const bool split = options->valid_fraction > 0;
     int token_bytes = 2;
-    if (packer->options->tokenizer && *packer->options->tokenizer) {
-        packer->encoder = document_encoder_open(packer->options->tokenizer, packer->options->plain_special, error);
+    if (options->tokenizer && *options->tokenizer) {
+        packer->encoder = document_encoder_open(options->tokenizer, options->plain_special, error);
         if (!packer->encoder) return false;
         token_bytes = document_encoder_token_bytes(packer->encoder);
     }
-    packer->train_prefix = memory_format("%s%s", packer->options->output, split ? "-train" : "");
-    packer->train = shard_writer_open(packer->train_prefix, token_bytes, error);
-    if (!packer->train || !split) return packer->train != NULL;
-    packer->valid_prefix = memory_format("%s-valid", packer->options->output);
-    packer->valid = shard_writer_open(packer->valid_prefix, token_bytes, error);
-    return packer->valid != NULL;
+    return part_open(&packer->train, options->output, split ? "-train" : "", token_bytes, error) &&
+           (!split || part_open(&packer->valid, options->output, "-valid", token_bytes, error));
 }
 
 static bool check_result(const Packer *packer, Error *error) {
-    if (packer->result.train_tokens + packer->result.valid_tokens == 0)
+    const PackOptions *options = packer->options;
+    if (packer->train.tokens + packer->valid.tokens == 0)
         return error_set(error, ERROR_DATA,
             "%s holds no text: %zu files, %" PRId64 " bytes, %" PRId64 " of the files not text; name a file or folder with text",
-            packer->options->input, packer->files.count, packer->file_bytes, packer->binary.count);
-    if (packer->valid && packer->result.valid_tokens == 0)
+            options->input, packer->files.count, packer->file_bytes, packer->binary.count);
+    if (packer->valid.writer && packer->valid.tokens == 0)
         return error_set(error, ERROR_DATA,
             "%s gives no validation part of %g: no file has a line end at which its tail could be "
             "cut off; set valid=0 (in training data.valid_fraction=0) or give text with more lines",
-            packer->options->input, packer->options->valid_fraction);
-    if (packer->result.train_tokens == 0)
-        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid",
-            packer->options->input, packer->options->valid_fraction);
+            options->input, options->valid_fraction);
+    if (packer->train.tokens == 0)
+        return error_set(error, ERROR_DATA, "%s gives no training part: all text lies in its last %g; set a smaller valid", options->input,
+            options->valid_fraction);
     return true;
-}
-
-/* The validation part first: should the training part fail to appear, then no run can start on half of a split. */
-static bool finish_writers(Packer *packer, Error *error) {
-    ShardWriter *train = packer->train, *valid = packer->valid;
-    if (valid) {
-        packer->valid = NULL;
-        if (!shard_writer_finish(valid, error)) return false;
-    }
-    packer->train = NULL;
-    return shard_writer_finish(train, error);
 }
 
 static void warn_skipped(const Packer *packer) {
@@ -331,45 +343,49 @@ static bool read_all(Packer *packer, Error *error) {
     return good;
 }
 
+/* The validation part is finished first: should the training part fail to appear, no run can start on half of a
+ * split. */
 static bool pack_all(Packer *packer, Error *error) {
-    return list_files(packer, error) && open_writers(packer, error) && read_all(packer, error) && check_result(packer, error) &&
-           finish_writers(packer, error);
+    return list_files(packer, error) && open_parts(packer, error) && read_all(packer, error) && check_result(packer, error) &&
+           part_finish(&packer->valid, error) && part_finish(&packer->train, error);
 }
 
-static void free_packer(Packer *packer) {
-    shard_writer_cancel(packer->train);
-    shard_writer_cancel(packer->valid);
+static Packer *packer_open(const PackOptions *options, Error *error) {
+    if (!check_options(options, error)) return NULL;
+    Packer *packer = memory_allocate(sizeof *packer);
+    packer->options = options;
+    return packer;
+}
+
+/* Frees the packer, and gives its counts after a success. Returns `good`. */
+static bool packer_close(Packer *packer, bool good, PackResult *result) {
+    packer->result.train_tokens = packer->train.tokens;
+    packer->result.valid_tokens = packer->valid.tokens;
+    *result = good ? packer->result : (PackResult){0};
+    part_free(&packer->train);
+    part_free(&packer->valid);
     document_encoder_free(packer->encoder);
     tokenizer_trainer_free(packer->trainer);
     file_list_free(&packer->files);
     free(packer->irregular.first);
     free(packer->binary.first);
-    free(packer->train_prefix);
-    free(packer->valid_prefix);
     free(packer);
+    return good;
 }
 
 bool pack_text(const PackOptions *options, PackResult *result, Error *error) {
     *result = (PackResult){0};
-    if (!check_options(options, error)) return false;
-    Packer *packer = memory_allocate(sizeof *packer);
-    packer->options = options;
-    bool good = pack_all(packer, error);
-    if (good) *result = packer->result;
-    free_packer(packer);
-    return good;
+    Packer *packer = packer_open(options, error);
+    return packer && packer_close(packer, pack_all(packer, error), result);
 }
 
 bool pack_train_tokenizer(
     const PackOptions *options, const TokenizerTraining *training, PackResult *result, int32_t *learned, Error *error) {
     *result = (PackResult){0};
-    if (!check_options(options, error)) return false;
-    Packer *packer = memory_allocate(sizeof *packer);
-    packer->options = options;
+    Packer *packer = packer_open(options, error);
+    if (!packer) return false;
     packer->trainer = tokenizer_trainer_open(training, error);
     bool good = packer->trainer && list_files(packer, error) && read_all(packer, error) &&
                 tokenizer_trainer_finish(packer->trainer, options->output, learned, error);
-    if (good) *result = packer->result;
-    free_packer(packer);
-    return good;
+    return packer_close(packer, good, result);
 }

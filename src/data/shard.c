@@ -18,6 +18,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/memory.h"
 #include "data/data.h"
 #include "data/data_internal.h"
@@ -275,7 +276,7 @@ bool shard_verify(Shard *shard, Error *error) {
     uint32_t maximum = 0;
     size_t blocks = 0;
     for (size_t at = 0; at < shard->map.size; at += SCAN_BYTES) {
-        size_t left = shard->map.size - at, size = left < SCAN_BYTES ? left : SCAN_BYTES;
+        size_t size = (size_t)int_min((int64_t)(shard->map.size - at), SCAN_BYTES);
         maximum = block_maximum(bytes + at, size, shard->token_bytes, maximum);
         if (shard->checksummed) XXH3_64bits_update(hash, bytes + at, size);
         if (++blocks % SCAN_BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (int64_t)(at + size));
