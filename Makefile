@@ -35,7 +35,7 @@ endif
 # GPU kernels are compiled by clang once per architecture, and embedded (src/backend/gpu/driver.h). GPU_CC may be another clang, such as ROCm's.
 GPU_CC ?= clang-19
 GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
-GPU_FLAGS := -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding
+GPU_FLAGS = -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding -MMD -MP -MT $@ -MF $@.d
 # A code object is named after its file: src/ops/norm/gpu.c is `norm`, src/ops/norm/qk_gpu.c `norm_qk`, src/backend/gpu/cast.c `cast`.
 GPU_SOURCES := $(shell grep -lE '^(FLAT_)?KERNEL' src/*/*.c src/*/*/*.c)
 gpu_module = $(subst /,_,$(patsubst %/gpu,%,$(patsubst %_gpu,%,$(patsubst src/backend/gpu/%.c,%,$(patsubst src/ops/%.c,%,$(patsubst src/bench/%.c,%,$(patsubst src/optim/%.c,%,$1)))))))
@@ -81,15 +81,15 @@ $(foreach v,$(sort $(VARIANTS) $(GEMM_VARIANTS)),$(eval $(call KERNEL_RULE,$v)))
 # Work-groups have at most 256 threads on AMD: C has no attribute that says so, and the default of 1,024 leaves a thread a quarter of the registers.
 $(BUILD)/gpu/%: AMD_FLAGS = -target amdgcn-amd-amdhsa -mcpu=$(patsubst .%,%,$(suffix $@)) -fvisibility=hidden
 define GPU_RULE
-$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2) $(wildcard src/backend/gpu/*.h $(dir $(2))*.h)
+$(BUILD)/gpu/$(call gpu_module,$(2)).$(1): $(2)
 	@mkdir -p $$(@D)
 	@echo "  GPU $$@"
 ifneq (,$(filter gfx%,$(1)))
-	@$(GPU_CC) $(GPU_FLAGS) $$(AMD_FLAGS) -Xclang -disable-llvm-passes -emit-llvm -S $$< -o $$@.ll
+	@$(GPU_CC) $$(GPU_FLAGS) $$(AMD_FLAGS) -Xclang -disable-llvm-passes -emit-llvm -S $$< -o $$@.ll
 	@sed -i 's/"target-cpu"=/"amdgpu-flat-work-group-size"="1,256" &/' $$@.ll
 	@$(GPU_CC) -O3 $$(AMD_FLAGS) -nogpulib $$@.ll -o $$@
 else
-	@$(GPU_CC) $(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
+	@$(GPU_CC) $$(GPU_FLAGS) -DGPU_SM=$(patsubst sm_%,%,$(1:a=)) -target nvptx64-nvidia-cuda -march=$(1) --cuda-feature=+ptx$(if $(filter sm_9%,$(1)),83,74) -S $$< -o $$@
 endif
 endef
 $(foreach t,$(GPU_TARGETS),$(foreach s,$(GPU_SOURCES),$(eval $(call GPU_RULE,$t,$s))))
@@ -165,6 +165,6 @@ gpu-report: packages ## registers, LDS, spills and instruction mix of every AMD 
 clean: ## remove what was built
 	rm -rf $(BUILD)
 
--include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d)
+-include $(HOST_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(GPU_OBJECTS:=.d) $(BUILD)/app/main.d $(TESTS:=.d) $(TEST_SUPPORT:.o=.d)
 
 include tools/rocemu/rocemu.mk

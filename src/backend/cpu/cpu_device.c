@@ -22,10 +22,6 @@ typedef struct CpuDevice {
 
 struct DeviceEvent { double seconds; }; /* log_seconds() of its last record, when all work before it was done */
 
-static void cpu_close(UNUSED Device *device) {}
-
-static bool cpu_ok(UNUSED const Device *device, UNUSED Error *error) { return true; }
-
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
 static int64_t cpu_available(UNUSED const Device *device) { return memory_available(); }
@@ -34,12 +30,6 @@ static void *cpu_allocate(UNUSED Device *device, int64_t bytes, Error *error) { 
 
 static void cpu_free(UNUSED Device *device, void *memory, int64_t bytes) { memory_unmap(memory, (size_t)bytes); }
 
-static void *cpu_view(UNUSED Device *device, void *memory, UNUSED int64_t bytes, UNUSED ViewAccess access, UNUSED Error *error) {
-    return memory;
-}
-
-static void cpu_view_close(UNUSED Device *device, UNUSED void *view, UNUSED void *memory, UNUSED int64_t bytes, UNUSED ViewAccess access) {}
-
 static void cpu_fill(UNUSED Device *device, void *memory, int byte, int64_t bytes) {
     const int64_t block = 1 << 20;
 #pragma omp parallel for schedule(static)
@@ -47,8 +37,6 @@ static void cpu_fill(UNUSED Device *device, void *memory, int byte, int64_t byte
 }
 
 static void cpu_copy(UNUSED Device *device, void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
-
-static void cpu_synchronize(UNUSED Device *device) {}
 
 /* -- Work ---------------------------------------------------------------------------------------------------------- */
 
@@ -76,20 +64,9 @@ static void cpu_normals(UNUSED Device *device, void *to, int element_bytes, int6
 
 static void cpu_gemm(UNUSED Device *device, const Gemm *g) { gemm(g); }
 
-static bool cpu_gemm_fp8(UNUSED Device *device, UNUSED const Gemm *g) { return false; }
-
 static double cpu_gemm_rounding(UNUSED const Device *device, GemmType input) { return gemm_rounding(input); }
 
-static const char *cpu_gemm_library(UNUSED const Device *device) { return NULL; }
-
-/* There are no kernels to load, and nothing can be recorded: what only follows a successful begin has no method. */
-static bool cpu_cannot(UNUSED Device *device) { return false; }
-
 /* -- Events, time -------------------------------------------------------------------------------------------------- */
-
-static DeviceStream *cpu_stream_open(UNUSED Device *device) { return NULL; }
-
-static void cpu_stream_close(UNUSED Device *device, UNUSED DeviceStream *stream) {}
 
 static DeviceEvent *cpu_event_open(UNUSED Device *device, UNUSED bool timed) { return memory_allocate(sizeof(DeviceEvent)); }
 
@@ -97,13 +74,7 @@ static void cpu_event_close(UNUSED Device *device, DeviceEvent *event) { free(ev
 
 static void cpu_event_record(UNUSED Device *device, DeviceEvent *event, UNUSED DeviceStream *stream) { event->seconds = log_seconds(); }
 
-static void cpu_event_wait(UNUSED Device *device, UNUSED DeviceEvent *event, UNUSED DeviceStream *stream) {}
-
-static bool cpu_event_done(UNUSED const Device *device, UNUSED DeviceEvent *event) { return true; }
-
 static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, DeviceEvent *to) { return to->seconds - from->seconds; }
-
-static void cpu_use_thread(UNUSED const Device *device) {}
 
 static void cpu_timer_start(Device *device) { ((CpuDevice *)device)->timer = log_seconds(); }
 
@@ -111,14 +82,15 @@ static double cpu_timer_stop(Device *device) { return log_seconds() - ((CpuDevic
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
-#define METHOD(name) .name = cpu_##name
-
-static const DeviceMethods methods = {METHOD(close), METHOD(ok), METHOD(available), METHOD(allocate), METHOD(free), METHOD(view),
-    METHOD(view_close), METHOD(fill), METHOD(copy), METHOD(synchronize), .allocate_host = cpu_allocate, .free_host = cpu_free,
-    .upload = cpu_copy, .download = cpu_copy, METHOD(cast_to_bf16), METHOD(cast_to_float), METHOD(normals), METHOD(gemm), METHOD(gemm_fp8),
-    METHOD(gemm_rounding), METHOD(gemm_library), .gemm_own = cpu_gemm, .prepare_begin = cpu_cannot, .record_begin = cpu_cannot,
-    METHOD(stream_open), METHOD(stream_close), METHOD(event_open), METHOD(event_close), METHOD(event_record), METHOD(event_wait),
-    METHOD(event_done), METHOD(event_seconds), METHOD(use_thread), METHOD(timer_start), METHOD(timer_stop)};
+/* Work is done when its function returns, nothing is loaded or recorded, and there is one stream: the optional methods
+ * but gemm_rounding are left out. */
+static const DeviceMethods methods = {
+#define CPU(name) .name = cpu_##name
+    CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
+    .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), CPU(gemm_rounding), CPU(event_open),
+    CPU(event_close), CPU(event_record), CPU(event_seconds), CPU(timer_start), CPU(timer_stop)
+#undef CPU
+};
 
 static CpuDevice cpu = {.device = {.info = {.kind = DEVICE_CPU,
                                        .name = "CPU",

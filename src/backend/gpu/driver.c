@@ -91,7 +91,7 @@ static bool find_device(Gpu *gpu, int index, Error *error) {
             "%s finds no GPU (%s); look at the driver, at HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, or give device=cpu",
             vendors[gpu->device.info.kind].name, result ? driver_error_text(gpu, result) : "none is visible");
     if (index >= count) return error_set(error, ERROR_USAGE, "GPU %d was asked for and %d are visible", index, count);
-    return gpu_check(gpu, gpu->call.device_get(&gpu->ordinal, index), "device_get");
+    return GPU_CALL(gpu, device_get, &gpu->ordinal, index);
 }
 
 static bool describe(Gpu *gpu) {
@@ -99,13 +99,12 @@ static bool describe(Gpu *gpu) {
     const Attributes *attributes = &vendors[info->kind].attributes;
     size_t available, total = 0;
     int major = 0, minor = 0;
-    bool done =
-        gpu_check(gpu, gpu->call.device_name(info->name, sizeof info->name, gpu->ordinal), "device_name") &&
-        gpu_check(gpu, gpu->call.device_attribute(&info->processors, attributes->processors, gpu->ordinal), "device_attribute") &&
-        gpu_check(gpu, gpu->call.device_attribute(&major, attributes->major, gpu->ordinal), "device_attribute") &&
-        gpu_check(gpu, gpu->call.device_attribute(&minor, attributes->minor, gpu->ordinal), "device_attribute") &&
-        gpu_check(gpu, gpu->call.device_attribute(&info->shared_bytes, attributes->shared_bytes, gpu->ordinal), "device_attribute") &&
-        gpu_check(gpu, gpu->call.memory_info(&available, &total), "memory_info");
+    bool done = GPU_CALL(gpu, device_name, info->name, sizeof info->name, gpu->ordinal) &&
+                GPU_CALL(gpu, device_attribute, &info->processors, attributes->processors, gpu->ordinal) &&
+                GPU_CALL(gpu, device_attribute, &major, attributes->major, gpu->ordinal) &&
+                GPU_CALL(gpu, device_attribute, &minor, attributes->minor, gpu->ordinal) &&
+                GPU_CALL(gpu, device_attribute, &info->shared_bytes, attributes->shared_bytes, gpu->ordinal) &&
+                GPU_CALL(gpu, memory_info, &available, &total);
     info->memory = (int64_t)total;
     info->wave = info->kind == DEVICE_HIP ? 64 : 32;
     /* AMD: 9.0 is gfx90a, 9.4 gfx942, 9.5 gfx950. NVIDIA: PTX for 8.0 also runs on what came after, that for 9.0a on
@@ -117,20 +116,19 @@ static bool describe(Gpu *gpu) {
 }
 
 static bool use_device(Gpu *gpu) {
-    if (gpu->device.info.kind == DEVICE_HIP) return gpu_check(gpu, gpu->call.device_use(gpu->ordinal), "device_use");
-    return gpu_check(gpu, gpu->call.context_retain(&gpu->context, gpu->ordinal), "context_retain") &&
-           gpu_check(gpu, gpu->call.context_use(gpu->context), "context_use");
+    if (gpu->device.info.kind == DEVICE_HIP) return GPU_CALL(gpu, device_use, gpu->ordinal);
+    return GPU_CALL(gpu, context_retain, &gpu->context, gpu->ordinal) && GPU_CALL(gpu, context_use, gpu->context);
 }
 
 void *driver_open_stream(Gpu *gpu) {
     void *stream = NULL;
-    return gpu_check(gpu, gpu->call.stream_create(&stream, STREAM_NON_BLOCKING), "stream_create") ? stream : NULL;
+    return GPU_CALL(gpu, stream_create, &stream, STREAM_NON_BLOCKING) ? stream : NULL;
 }
 
 static bool open_stream(Gpu *gpu) {
     gpu->stream = driver_open_stream(gpu);
     bool done = gpu->stream != NULL;
-    for (int i = 0; i < 2; i++) done = done && gpu_check(gpu, gpu->call.event_create(&gpu->timer[i], 0), "event_create");
+    for (int i = 0; i < 2; i++) done = done && GPU_CALL(gpu, event_create, &gpu->timer[i], 0);
     return done;
 }
 

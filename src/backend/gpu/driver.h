@@ -128,6 +128,8 @@ void *driver_open_stream(Gpu *gpu);
 void driver_use_in_thread(const Gpu *gpu);
 /* Notes the failure of a call (result != 0) unless there was one before; whether it succeeded. */
 bool gpu_check(Gpu *gpu, int result, const char *call);
+/* Calls a function of GpuApi and notes its failure: GPU_CALL(gpu, fill, memory, 0, bytes, stream). */
+#define GPU_CALL(gpu, name, ...) gpu_check(gpu, (gpu)->call.name(__VA_ARGS__), #name)
 const char *driver_error_text(const Gpu *gpu, int result);
 /* The vendor's name of a function of GpuApi. */
 const char *driver_symbol(const Gpu *gpu, const char *call);

@@ -26,17 +26,17 @@ static bool gpu_ok(const Device *device, Error *error) {
 static int64_t gpu_available(const Device *device) {
     Gpu *gpu = gpu_of(device);
     size_t available = 0, total = 0;
-    return gpu_check(gpu, gpu->call.memory_info(&available, &total), "memory_info") ? (int64_t)available : -1;
+    return GPU_CALL(gpu, memory_info, &available, &total) ? (int64_t)available : -1;
 }
 
 static void gpu_synchronize(Device *device) {
     Gpu *gpu = gpu_of(device);
-    if (is_ready(gpu)) gpu_check(gpu, gpu->call.stream_synchronize(gpu->stream), "stream_synchronize");
+    if (is_ready(gpu)) GPU_CALL(gpu, stream_synchronize, gpu->stream);
 }
 
 static void gpu_fill(Device *device, void *memory, int byte, int64_t bytes) {
     Gpu *gpu = gpu_of(device);
-    if (bytes && is_ready(gpu)) gpu_check(gpu, gpu->call.fill(memory, (unsigned char)byte, (size_t)bytes, gpu->stream), "fill");
+    if (bytes && is_ready(gpu)) GPU_CALL(gpu, fill, memory, (unsigned char)byte, (size_t)bytes, gpu->stream);
 }
 
 static void *gpu_allocate(Device *device, int64_t bytes, Error *error) {
@@ -55,7 +55,7 @@ static void gpu_free(Device *device, void *memory, int64_t bytes) {
     (void)bytes;
     if (!memory) return;
     gpu_synchronize(device);
-    gpu_check(gpu, gpu->call.release(memory), "release");
+    GPU_CALL(gpu, release, memory);
 }
 
 static void *gpu_allocate_host(Device *device, int64_t bytes, Error *error) {
@@ -72,20 +72,19 @@ static void gpu_free_host(Device *device, void *memory, int64_t bytes) {
 
 static void gpu_upload(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = gpu_of(device);
-    if (bytes && is_ready(gpu) && !staging_upload(gpu, to, from, bytes))
-        gpu_check(gpu, gpu->call.upload(to, from, (size_t)bytes, gpu->stream), "upload");
+    if (bytes && is_ready(gpu) && !staging_upload(gpu, to, from, bytes)) GPU_CALL(gpu, upload, to, from, (size_t)bytes, gpu->stream);
 }
 
 static void gpu_download(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = gpu_of(device);
     if (bytes && is_ready(gpu) && !staging_download(gpu, to, from, bytes))
-        gpu_check(gpu, gpu->call.download(to, (void *)from, (size_t)bytes, gpu->stream), "download");
+        GPU_CALL(gpu, download, to, (void *)from, (size_t)bytes, gpu->stream);
     gpu_synchronize(device);
 }
 
 static void gpu_copy(Device *device, void *to, const void *from, int64_t bytes) {
     Gpu *gpu = gpu_of(device);
-    if (bytes && is_ready(gpu)) gpu_check(gpu, gpu->call.copy(to, (void *)from, (size_t)bytes, gpu->stream), "copy");
+    if (bytes && is_ready(gpu)) GPU_CALL(gpu, copy, to, (void *)from, (size_t)bytes, gpu->stream);
 }
 
 static void *gpu_view(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error) {
@@ -123,11 +122,6 @@ static bool gpu_gemm_fp8(Device *device, const Gemm *gemm) {
     return gpu->vendor_gemm && vendor_gemm_run(gpu->vendor_gemm, gemm, gpu->recording);
 }
 
-static double gpu_gemm_rounding(const Device *device, GemmType input) {
-    (void)device, (void)input;
-    return 0;
-}
-
 static const char *gpu_gemm_library(const Device *device) {
     return gpu_of(device)->vendor_gemm ? vendor_gemm_name(gpu_of(device)->vendor_gemm) : NULL;
 }
@@ -155,8 +149,8 @@ static void gpu_recording_free(Device *device, DeviceRecording *recording) {
 static DeviceRecording *gpu_record_end(Device *device) {
     Gpu *gpu = gpu_of(device);
     DeviceRecording *recording = memory_allocate(sizeof *recording);
-    bool recorded = gpu_check(gpu, gpu->call.capture_end(gpu->stream, &recording->graph), "capture_end") &&
-                    gpu_check(gpu, gpu->call.graph_instantiate(&recording->executable, recording->graph, 0), "graph_instantiate");
+    bool recorded = GPU_CALL(gpu, capture_end, gpu->stream, &recording->graph) &&
+                    GPU_CALL(gpu, graph_instantiate, &recording->executable, recording->graph, 0);
     gpu->recording = false;
     if (recorded) return recording;
     gpu_recording_free(device, recording);
@@ -165,7 +159,7 @@ static DeviceRecording *gpu_record_end(Device *device) {
 
 static void gpu_replay(Device *device, DeviceRecording *recording) {
     Gpu *gpu = gpu_of(device);
-    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.graph_launch(recording->executable, gpu->stream), "graph_launch");
+    if (!gpu_failed(gpu)) GPU_CALL(gpu, graph_launch, recording->executable, gpu->stream);
 }
 
 /* -- Streams, events, time ------------------------------------------------------------------------------------------- */
@@ -193,12 +187,12 @@ static void gpu_event_close(Device *device, DeviceEvent *event) {
 
 static void gpu_event_record(Device *device, DeviceEvent *event, DeviceStream *stream) {
     Gpu *gpu = gpu_of(device);
-    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.event_record(event, stream_of(gpu, stream)), "event_record");
+    if (!gpu_failed(gpu)) GPU_CALL(gpu, event_record, event, stream_of(gpu, stream));
 }
 
 static void gpu_event_wait(Device *device, DeviceEvent *event, DeviceStream *stream) {
     Gpu *gpu = gpu_of(device);
-    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.stream_wait(stream_of(gpu, stream), event, 0), "stream_wait");
+    if (!gpu_failed(gpu)) GPU_CALL(gpu, stream_wait, stream_of(gpu, stream), event, 0);
 }
 
 static bool gpu_event_done(const Device *device, DeviceEvent *event) { return gpu_of(device)->call.event_query(event) == 0; }
@@ -212,15 +206,14 @@ static void gpu_use_thread(const Device *device) { driver_use_in_thread(gpu_of(d
 
 static void gpu_timer_start(Device *device) {
     Gpu *gpu = gpu_of(device);
-    if (!gpu_failed(gpu)) gpu_check(gpu, gpu->call.event_record(gpu->timer[0], gpu->stream), "event_record");
+    if (!gpu_failed(gpu)) GPU_CALL(gpu, event_record, gpu->timer[0], gpu->stream);
 }
 
 static double gpu_timer_stop(Device *device) {
     Gpu *gpu = gpu_of(device);
     float milliseconds = 0;
-    if (!gpu_failed(gpu) && gpu_check(gpu, gpu->call.event_record(gpu->timer[1], gpu->stream), "event_record") &&
-        gpu_check(gpu, gpu->call.event_synchronize(gpu->timer[1]), "event_synchronize"))
-        gpu_check(gpu, gpu->call.event_elapsed(&milliseconds, gpu->timer[0], gpu->timer[1]), "event_elapsed");
+    if (!gpu_failed(gpu) && GPU_CALL(gpu, event_record, gpu->timer[1], gpu->stream) && GPU_CALL(gpu, event_synchronize, gpu->timer[1]))
+        GPU_CALL(gpu, event_elapsed, &milliseconds, gpu->timer[0], gpu->timer[1]);
     return milliseconds / 1e3;
 }
 
@@ -237,45 +230,14 @@ static void gpu_close(Device *device) {
 }
 
 static const DeviceMethods methods = {
-    .close = gpu_close,
-    .ok = gpu_ok,
-    .available = gpu_available,
-    .allocate = gpu_allocate,
-    .free = gpu_free,
-    .allocate_host = gpu_allocate_host,
-    .free_host = gpu_free_host,
-    .view = gpu_view,
-    .view_close = gpu_view_close,
-    .fill = gpu_fill,
-    .upload = gpu_upload,
-    .download = gpu_download,
-    .copy = gpu_copy,
-    .synchronize = gpu_synchronize,
-    .cast_to_bf16 = gpu_cast_to_bf16,
-    .cast_to_float = gpu_cast_to_float,
-    .normals = gpu_normals,
-    .gemm = gpu_gemm_fastest,
-    .gemm_own = gpu_gemm,
-    .gemm_fp8 = gpu_gemm_fp8,
-    .gemm_rounding = gpu_gemm_rounding,
-    .gemm_library = gpu_gemm_library,
-    .prepare_begin = gpu_prepare_begin,
-    .prepare_end = gpu_prepare_end,
-    .record_begin = gpu_record_begin,
-    .record_end = gpu_record_end,
-    .replay = gpu_replay,
-    .recording_free = gpu_recording_free,
-    .stream_open = gpu_stream_open,
-    .stream_close = gpu_stream_close,
-    .event_open = gpu_event_open,
-    .event_close = gpu_event_close,
-    .event_record = gpu_event_record,
-    .event_wait = gpu_event_wait,
-    .event_done = gpu_event_done,
-    .event_seconds = gpu_event_seconds,
-    .use_thread = gpu_use_thread,
-    .timer_start = gpu_timer_start,
-    .timer_stop = gpu_timer_stop,
+#define GPU(name) .name = gpu_##name
+    GPU(close), GPU(ok), GPU(available), GPU(allocate), GPU(free), GPU(allocate_host), GPU(free_host), GPU(view), GPU(view_close),
+    GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals),
+    .gemm = gpu_gemm_fastest, .gemm_own = gpu_gemm, GPU(gemm_fp8), GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end),
+    GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open),
+    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread), GPU(timer_start),
+    GPU(timer_stop)
+#undef GPU
 };
 
 void gpu_set_properties(DeviceInfo *info) {

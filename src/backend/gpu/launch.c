@@ -87,7 +87,7 @@ static Function *find_function(Gpu *gpu, const GpuKernel *kernel) {
 static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
     if (!gpu->call.function_attribute || bytes <= SHARED_WITHOUT_ASKING || bytes <= function->shared) return true;
     function->shared = bytes;
-    return gpu_check(gpu, gpu->call.function_attribute(function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes), "function_attribute");
+    return GPU_CALL(gpu, function_attribute, function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes);
 }
 
 void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments) {

@@ -32,7 +32,7 @@ void *staging_pin(Gpu *gpu, int64_t bytes) {
 void staging_unpin(Gpu *gpu, void *memory) {
     for (int i = 0; i < gpu->pinned_count; i++)
         if (gpu->pinned[i].memory == memory) gpu->pinned[i--] = gpu->pinned[--gpu->pinned_count];
-    gpu_check(gpu, gpu->call.release_host(memory), "release_host");
+    GPU_CALL(gpu, release_host, memory);
 }
 
 static bool is_pinned(const Gpu *gpu, const char *memory) {
@@ -90,10 +90,10 @@ bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes) {
     for (int64_t i = 0; i * SLOT_BYTES < bytes && done; i++) {
         char *slot = gpu->staging->slots[i % SLOTS];
         void *event = gpu->staging->events[i % SLOTS];
-        done = gpu_check(gpu, gpu->call.event_synchronize(event), "event_synchronize");
+        done = GPU_CALL(gpu, event_synchronize, event);
         copy_by_all(slot, from + i * SLOT_BYTES, piece_bytes(bytes, i));
-        done = done && gpu_check(gpu, gpu->call.upload(to + i * SLOT_BYTES, slot, (size_t)piece_bytes(bytes, i), gpu->stream), "upload") &&
-               gpu_check(gpu, gpu->call.event_record(event, gpu->stream), "event_record");
+        done = done && GPU_CALL(gpu, upload, to + i * SLOT_BYTES, slot, (size_t)piece_bytes(bytes, i), gpu->stream) &&
+               GPU_CALL(gpu, event_record, event, gpu->stream);
     }
     return true;
 }
@@ -106,15 +106,13 @@ bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes) {
     for (int64_t i = 0; i < pieces + ahead && done; i++) {
         int64_t full = i - ahead; /* the piece in the slot that is filled next */
         if (full >= 0) {
-            done = gpu_check(gpu, gpu->call.event_synchronize(staging->events[full % SLOTS]), "event_synchronize");
+            done = GPU_CALL(gpu, event_synchronize, staging->events[full % SLOTS]);
             copy_by_all(to + full * SLOT_BYTES, staging->slots[full % SLOTS], piece_bytes(bytes, full));
         }
         if (i < pieces && done)
-            done = gpu_check(gpu,
-                       gpu->call.download(
-                           staging->slots[i % SLOTS], (char *)from + i * SLOT_BYTES, (size_t)piece_bytes(bytes, i), gpu->stream),
-                       "download") &&
-                   gpu_check(gpu, gpu->call.event_record(staging->events[i % SLOTS], gpu->stream), "event_record");
+            done = GPU_CALL(gpu, download, staging->slots[i % SLOTS], (char *)from + i * SLOT_BYTES, (size_t)piece_bytes(bytes, i),
+                       gpu->stream) &&
+                   GPU_CALL(gpu, event_record, staging->events[i % SLOTS], gpu->stream);
     }
     return true;
 }
