@@ -9,11 +9,10 @@
  * ...) choose among several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with
  * what is missing. The caller closes it. */
 Device *device_open(DeviceKind choice, int index, Error *error);
-/* The device of the local_rank-th process of a machine: a GPU of its own, or the only one that it sees, as its launcher
- * chose. */
+/* The device of the local_rank-th process of a machine: the GPU of that index, or the only one that its launcher lets
+ * it see. */
 Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
-/* A device that need not be here, to plan for: only device_info may be asked of it. Takes what `info` says and adds the
- * properties of its kind. */
+/* A device that need not be here, for planning: has `info` and the properties of its kind, and no methods but close. */
 Device *device_describe(const DeviceInfo *info);
 
 /* The kernels of a device for a precision. On the CPU those for the best instruction set that it has and `isa` names:

@@ -1,13 +1,12 @@
 /* The only interface to hardware: memory, copies, casts, GEMM, recording, streams and timing of one device, the CPU or
  * a GPU. Interface alone: src/backend/cpu and src/backend/gpu implement DeviceMethods, and backend/backend.h opens
- * devices. What a caller has to know of a device it asks of DeviceInfo, by properties that each have one meaning; which
- * back end is behind it is nobody's business.
+ * devices. Callers ask DeviceInfo for properties of one meaning each, never which back end they have.
  *
- * A GPU works asynchronously, in order, on one stream. So a failure shows late: the first one is kept, with the name of
+ * A GPU works asynchronously, in order, on one stream, so failures show late: the first one is kept, with the name of
  * the call, and all later work is skipped; device_ok reports it. On the CPU every function acts at once, and only
  * allocation can fail.
  *
- * The command opens a device and closes it; whoever allocates memory of a device frees it before that. */
+ * The command opens a device and closes it; device memory is freed before that by whoever allocated it. */
 #pragma once
 
 #include <stdbool.h>
@@ -27,7 +26,7 @@ typedef struct DeviceInfo {
     int wave;            /* lanes of a wavefront or warp: 64 or 32; 1 on the CPU */
     int shared_bytes;    /* most shared memory that a block may have */
     int64_t memory;      /* bytes in all */
-    int64_t cache_bytes; /* of the last cache, or a bound above it: twice as much memory is cold when it is read again */
+    int64_t cache_bytes; /* of the last-level cache, or an upper bound: after reading twice as much, data is cold */
     /* Its memory is the host's: the CPU reads and writes it by pointer, the processes of a machine share it, and what a
      * process uses of it counts in the process's resident set. Otherwise it is memory of its own, which only copies and
      * kernels reach. */
@@ -67,7 +66,7 @@ typedef struct DeviceMethods {
     void (*free)(Device *device, void *memory, int64_t bytes);
     void *(*allocate_host)(Device *device, int64_t bytes, Error *error);
     void (*free_host)(Device *device, void *memory, int64_t bytes);
-    void *(*view)(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error);    /* optional: the memory itself */
+    void *(*view)(Device *device, void *memory, int64_t bytes, ViewAccess access, Error *error);    /* optional */
     void (*view_close)(Device *device, void *view, void *memory, int64_t bytes, ViewAccess access); /* optional */
     void (*fill)(Device *device, void *memory, int byte, int64_t bytes);
     void (*upload)(Device *device, void *to, const void *from, int64_t bytes);
@@ -210,7 +209,8 @@ static inline void device_recording_free(Device *device, DeviceRecording *record
     if (recording) device->methods->recording_free(device, recording);
 }
 
-/* -- Streams, events, time ------------------------------------------------------------------------------------------- */
+/* -- Streams, events, time
+ * ------------------------------------------------------------------------------------------- */
 
 /* A stream beside the device's own, for communication. NULL after a failure, and on the CPU, which has none. */
 static inline DeviceStream *device_stream_open(Device *device) {

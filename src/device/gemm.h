@@ -1,22 +1,24 @@
-/* Matrix products on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions. The one place that decides who
- * computes a product: our own packed kernels, for AVX-512, AVX2 or any CPU, chosen once by what the CPU can do. oneDNN 2.6.3 was measured
- * as the alternative and left out, on an Intel CPU without AMX: in bf16 ours is 3.2 to 3.4 times faster, in fp32 oneDNN is 0 to 10%
- * faster at widths of 256 and more, 10 to 25% at 64 and 128; bench/machine.py measures it again.
+/* GEMM on the CPU: C = A B (+ C) (+ bias), row-major with leading dimensions, by packed kernels for AVX-512, AVX2 or
+ * any CPU, chosen once by what the CPU can do. oneDNN 2.6.3 was measured as the alternative and left out, on an Intel
+ * CPU without AMX: in bf16 it is 3.2 to 3.4 times slower; in fp32 it is 0 to 10% faster at widths of 256 and more, 10
+ * to 25% at 64 and 128 (bench/machine.py measures it again).
  *
- * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three functions runs it:
- * K is cut by k alone (by m, n and k where A is transposed), and each element's sum never depends on how rows and columns were shared
- * out. Another instruction set may round differently. bf16 results are rounded to nearest even; NaN stays NaN. No input is checked. A
- * failed allocation of scratch aborts.
+ * Every call gives the same bits for the same arguments, whatever the number of threads and whichever of the three
+ * functions runs it: K is split by k alone (by m, n and k where A is transposed), and no sum depends on how rows and
+ * columns were divided among threads. Another instruction set may round differently. bf16 results are rounded to
+ * nearest even; NaN stays NaN. Inputs are not checked. A failed allocation of scratch aborts.
  *
- * bf16 operands are multiplied as what this CPU multiplies fastest. With AVX-512 VNNI, but for AMD's CPUs that are as quick in bf16
- * itself, that is 16-bit integers, at twice the rate of fp32: 128 neighbours along k of a row of A, or a column of B, share a scale, the
- * least power of two with which the integers' squares add up to less than 2^30. So 32-bit sums of their products cannot overflow, whatever
- * the other line (Cauchy and Schwarz); they are exact, and added in fp32. Elements are rounded to a multiple of the scale: of normal
- * numbers those of an eleventh of a deviation and more keep all their 8 bits, and results are off by a tenth of what rounding the operands
- * to bf16 had cost (tests/backend/cpu/test_cpu_gemm.c). An infinity makes its row or column NaN. Where a root of a sum of squares is below 2^-48 or above
- * 2^61, lines keep up to 4 bits fewer; numbers below 2^-127 count as zero, and columns of B with numbers above 2^97 may overflow.
- * Networks train so as in fp32: Das et al. 2018, arXiv 1802.00930, with these instructions' predecessors and one scale a tensor; Drumond
- * et al. 2018, arXiv 1804.01526, with 12 bits and a scale a block. */
+ * bf16 operands are multiplied in the format that this CPU multiplies fastest. With AVX-512 VNNI, except on AMD CPUs
+ * whose bf16 instructions are as fast, that is 16-bit integers, at twice the rate of fp32. A block of 128 elements
+ * along k of a row of A or a column of B shares a scale, the smallest power of two with which the integers' squares sum
+ * to less than 2^30. So 32-bit sums of their products cannot overflow, by Cauchy-Schwarz; they are exact, and added in
+ * fp32. Elements are rounded to a multiple of the scale: normally distributed elements above 1/11 of a standard
+ * deviation keep all their 8 bits, and the error of results is a tenth of that of rounding the operands to bf16
+ * (tests/backend/cpu/test_cpu_gemm.c). An infinity makes its row or column NaN. Where the root of a block's sum of
+ * squares is below 2^-48 or above 2^61, up to 4 bits more are lost; numbers below 2^-127 count as zero, and columns of
+ * B with numbers above 2^97 may overflow. Networks train as in fp32 with predecessors of these instructions and one
+ * scale per tensor (Das et al. 2018, arXiv 1802.00930), and with 12 bits and a scale per block (Drumond et al. 2018,
+ * arXiv 1804.01526). */
 #pragma once
 
 #include <stdbool.h>
@@ -47,9 +49,9 @@ typedef struct Gemm {
 void gemm(const Gemm *g);
 /* Runs on the calling thread; may be called from inside a parallel region. Same bits as gemm. */
 void gemm_serial(const Gemm *g);
-/* C[i] = A[i] B[i] for `count` independent products of any sizes (experts, heads), shared out over all threads. */
-void gemm_batch(const Gemm *products, int64_t count);
-/* From now on bf16 is multiplied as it is, however slow, or (the default) as the CPU is fastest. Not to be called while products run. */
+/* C[i] = A[i] B[i] for `count` independent GEMMs of any shapes (experts, heads), divided among all threads. */
+void gemm_batch(const Gemm *gemms, int64_t count);
+/* Whether bf16 is multiplied in bf16, however slow, or (the default) in the CPU's fastest format. Not thread-safe. */
 void gemm_exact(bool exact);
-/* By how much at most an element of A or B is rounded, relative to the root mean square of those that it shares a scale with: 0 or 2^-11.5. */
+/* The largest rounding error of an element of A or B, relative to the root mean square of its block: 0 or 2^-11.5. */
 double gemm_rounding(GemmType input);

@@ -1,5 +1,5 @@
-/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static and
- * lives as long as the process; it owns nothing. Called through device/device.h; opened by backend.c. */
+/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static, lives
+ * as long as the process and owns nothing. Called through device/device.h; opened by backend.c. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

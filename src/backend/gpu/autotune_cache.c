@@ -10,15 +10,15 @@
 #include "base/file.h"
 #include "base/memory.h"
 
-typedef struct Choice {
+typedef struct Entry {
     char *shape;
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
-} Choice;
+} Entry;
 
 struct AutotuneCache {
     char *path, *prefix; /* prefix: DEVICE <tab> LIBRARY <tab> */
     size_t algorithm_bytes;
-    Choice *items;
+    Entry *items;
     int count;
 };
 
@@ -42,59 +42,59 @@ static bool read_algorithm(const char *text, size_t bytes, unsigned char *algori
     return true;
 }
 
-static Choice *find(const AutotuneCache *choices, const char *shape) {
-    for (int i = 0; i < choices->count; i++)
-        if (!strcmp(choices->items[i].shape, shape)) return &choices->items[i];
+static Entry *find(const AutotuneCache *cache, const char *shape) {
+    for (int i = 0; i < cache->count; i++)
+        if (!strcmp(cache->items[i].shape, shape)) return &cache->items[i];
     return NULL;
 }
 
-static void keep(AutotuneCache *choices, const char *shape, const unsigned char *algorithm) {
-    Choice *choice = find(choices, shape);
-    if (!choice) {
-        array_append(choices->items, choices->count, (Choice){.shape = memory_copy_string(shape)});
-        choice = &choices->items[choices->count - 1];
+static void keep(AutotuneCache *cache, const char *shape, const unsigned char *algorithm) {
+    Entry *entry = find(cache, shape);
+    if (!entry) {
+        array_append(cache->items, cache->count, (Entry){.shape = memory_copy_string(shape)});
+        entry = &cache->items[cache->count - 1];
     }
-    memcpy(choice->algorithm, algorithm, choices->algorithm_bytes);
+    memcpy(entry->algorithm, algorithm, cache->algorithm_bytes);
 }
 
-static void read_line(AutotuneCache *choices, char *line) {
-    size_t prefix = strlen(choices->prefix);
+static void read_line(AutotuneCache *cache, char *line) {
+    size_t prefix = strlen(cache->prefix);
     unsigned char algorithm[GEMM_ALGORITHM_MOST_BYTES];
-    if (strncmp(line, choices->prefix, prefix)) return;
+    if (strncmp(line, cache->prefix, prefix)) return;
     char *shape = line + prefix, *tab = strchr(shape, '\t');
-    if (!tab || !read_algorithm(tab + 1, choices->algorithm_bytes, algorithm)) return;
+    if (!tab || !read_algorithm(tab + 1, cache->algorithm_bytes, algorithm)) return;
     *tab = '\0';
-    keep(choices, shape, algorithm);
+    keep(cache, shape, algorithm);
 }
 
 AutotuneCache *autotune_cache_open(const char *path, const char *device, const char *library, size_t algorithm_bytes) {
-    AutotuneCache *choices = memory_allocate(sizeof *choices);
-    *choices = (AutotuneCache){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
-    if (!path) return choices;
+    AutotuneCache *cache = memory_allocate(sizeof *cache);
+    *cache = (AutotuneCache){.prefix = memory_format("%s\t%s\t", device, library), .algorithm_bytes = algorithm_bytes};
+    if (!path) return cache;
     Error ignored;
     int64_t bytes = 0;
     char *text = file_read(path, 2 * (int64_t)AUTOTUNE_CACHE_MOST_BYTES, &bytes, &ignored);
-    choices->path = memory_copy_string(path);
+    cache->path = memory_copy_string(path);
     for (char *line = text, *end; text && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
         *end = '\0';
-        read_line(choices, line);
+        read_line(cache, line);
     }
     free(text);
-    return choices;
+    return cache;
 }
 
-void autotune_cache_close(AutotuneCache *choices) {
-    for (int i = 0; i < choices->count; i++) free(choices->items[i].shape);
-    free(choices->items);
-    free(choices->path);
-    free(choices->prefix);
-    free(choices);
+void autotune_cache_close(AutotuneCache *cache) {
+    for (int i = 0; i < cache->count; i++) free(cache->items[i].shape);
+    free(cache->items);
+    free(cache->path);
+    free(cache->prefix);
+    free(cache);
 }
 
-bool autotune_cache_find(const AutotuneCache *choices, const char *shape, void *algorithm) {
-    const Choice *choice = find(choices, shape);
-    if (choice) memcpy(algorithm, choice->algorithm, choices->algorithm_bytes);
-    return choice != NULL;
+bool autotune_cache_find(const AutotuneCache *cache, const char *shape, void *algorithm) {
+    const Entry *entry = find(cache, shape);
+    if (entry) memcpy(algorithm, entry->algorithm, cache->algorithm_bytes);
+    return entry != NULL;
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
@@ -110,16 +110,16 @@ static void append_line(const char *path, const char *line) {
     file_close(&file);
 }
 
-void autotune_cache_add(AutotuneCache *choices, const char *shape, const void *algorithm) {
+void autotune_cache_add(AutotuneCache *cache, const char *shape, const void *algorithm) {
     char hexadecimal[2 * GEMM_ALGORITHM_MOST_BYTES + 1] = "";
     const unsigned char *bytes = algorithm;
-    keep(choices, shape, bytes);
-    if (!choices->path) return;
-    for (size_t i = 0; i < choices->algorithm_bytes; i++) {
+    keep(cache, shape, bytes);
+    if (!cache->path) return;
+    for (size_t i = 0; i < cache->algorithm_bytes; i++) {
         hexadecimal[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
         hexadecimal[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
     }
-    char *line = memory_format("%s%s\t%s\n", choices->prefix, shape, hexadecimal);
-    append_line(choices->path, line);
+    char *line = memory_format("%s%s\t%s\n", cache->prefix, shape, hexadecimal);
+    append_line(cache->path, line);
     free(line);
 }

@@ -1,4 +1,4 @@
-/* What several operations end with: the second half of every column sum, and zeroes for the slots that no row was
+/* Column sums of partial sums, with which gradients of several operations end, and zeroes for the slots that no row was
  * dispatched to. Called by the launchers of other kernel files (kernel_launch.h); owns no memory. */
 #include "backend/gpu/gpu.h"
 
@@ -7,12 +7,12 @@ enum {
     THREADS = 256,
     SUM_COLUMNS = 32,                  /* of a block: 128 bytes of each partial sum */
     SUM_PARTS = THREADS / SUM_COLUMNS, /* threads that share a column */
-    SUM_AHEAD = 8,                     /* loads in flight of a thread */
+    SUM_LOADS = 8,                     /* in flight of a thread */
 };
 
 typedef struct AddPartialsArguments {
-    float GLOBAL *target[REDUCE_SUMS]; /* block_y says which; NULL: nobody asked for it */
-    bf16 GLOBAL *narrow;               /* the only target, instead of these; or NULL */
+    float GLOBAL *target[REDUCE_SUMS]; /* by block_y; NULL: not wanted */
+    bf16 GLOBAL *bf16_target;          /* the only target, instead of these; or NULL */
     const float GLOBAL *partials;
     int64_t blocks, columns, stride; /* stride: floats from a block's partial sums to the next block's */
 } AddPartialsArguments;
@@ -31,14 +31,14 @@ KERNEL(add_partials, AddPartialsArguments) {
     int64_t column = (int64_t)block_x() * SUM_COLUMNS + lane, block = part;
     float GLOBAL *target = a.target[0];
     UNROLL for (int i = 1; i < REDUCE_SUMS; i++) target = block_y() == i ? a.target[i] : target;
-    if (!target && !a.narrow) return;
+    if (!target && !a.bf16_target) return;
     const float GLOBAL *partials = a.partials + block_y() * a.columns + column;
     float sum = 0;
     if (column < a.columns) {
-        for (; block + (SUM_AHEAD - 1) * SUM_PARTS < a.blocks; block += SUM_AHEAD * SUM_PARTS) {
-            float values[SUM_AHEAD];
-            UNROLL for (int i = 0; i < SUM_AHEAD; i++) values[i] = partials[(block + i * SUM_PARTS) * a.stride];
-            UNROLL for (int i = 0; i < SUM_AHEAD; i++) sum += values[i];
+        for (; block + (SUM_LOADS - 1) * SUM_PARTS < a.blocks; block += SUM_LOADS * SUM_PARTS) {
+            float values[SUM_LOADS];
+            UNROLL for (int i = 0; i < SUM_LOADS; i++) values[i] = partials[(block + i * SUM_PARTS) * a.stride];
+            UNROLL for (int i = 0; i < SUM_LOADS; i++) sum += values[i];
         }
         for (; block < a.blocks; block += SUM_PARTS) sum += partials[block * a.stride];
     }
@@ -46,7 +46,7 @@ KERNEL(add_partials, AddPartialsArguments) {
     barrier();
     if (part > 0 || column >= a.columns) return;
     for (int i = 1; i < SUM_PARTS; i++) sum += sums[i][lane];
-    if (a.narrow) a.narrow[column] = to_bf16(to_float(a.narrow[column]) + sum);
+    if (a.bf16_target) a.bf16_target[column] = to_bf16(to_float(a.bf16_target[column]) + sum);
     else target[column] += sum;
 }
 
@@ -56,7 +56,7 @@ KERNEL(zero_unused, ZeroUnusedArguments) {
     for (int64_t i = *a.used * a.columns + first; i < a.count * a.columns; i += a.stride) a.slots[i] = 0;
 }
 
-/* The same in units of 8 columns. */
+/* zero_unused in units of 8 columns. */
 KERNEL(zero_unused_8, ZeroUnusedArguments) {
     u32x4 GLOBAL *slots = (u32x4 GLOBAL *)a.slots;
     int64_t units = a.columns / 8, first = (int64_t)block_x() * THREADS + thread_id();
@@ -80,7 +80,7 @@ void gpu_add_partial_sums(Device *device, float *const *targets, int count, cons
 
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns) {
     AddPartialsArguments arguments = {.partials = partials, .blocks = blocks, .columns = columns, .stride = columns};
-    if (call->compute_gradients) arguments.narrow = target;
+    if (call->compute_gradients) arguments.bf16_target = target;
     else arguments.target[0] = target;
     launch_add_partials(call->device, (LaunchShape){.x = divide_up(columns, SUM_COLUMNS), .y = 1, .threads = THREADS}, &arguments);
 }
@@ -90,8 +90,7 @@ void gpu_add_partials(Device *device, float *target, const float *partials, int6
 }
 
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns) {
-    int64_t unit = columns % 8 == 0 ? 8 : 1, blocks = divide_up(count * columns, unit * THREADS),
-            most = 4 * device_info(device)->processors;
+    int64_t unit = columns % 8 == 0 ? 8 : 1, blocks = divide_up(count * columns, unit * THREADS), most = 4 * device->info.processors;
     LaunchShape shape = {.x = blocks < most ? blocks : most, .threads = THREADS};
     ZeroUnusedArguments arguments = {
         .slots = slots, .used = offset + experts, .count = count, .columns = columns, .stride = shape.x * THREADS};

@@ -10,9 +10,10 @@
 
 enum { STREAM_NON_BLOCKING = 1 };
 
-typedef struct Attributes { int processors, major, minor, shared_bytes; } Attributes; /* numbers in the vendor's enumeration */
+/* Numbers in the vendor's enumeration of device attributes. */
+typedef struct Attributes { int processors, major, minor, shared_bytes; } Attributes;
 typedef struct Symbol {
-    const char *hip, *cuda;
+    const char *call, *hip, *cuda;
     size_t offset;
 } Symbol;
 
@@ -27,7 +28,7 @@ static const Vendor vendors[] = {
 };
 
 static const Symbol symbols[] = {
-#define SYMBOL(name, hip, cuda, arguments) {#hip, #cuda, offsetof(GpuApi, name)},
+#define SYMBOL(name, hip, cuda, arguments) {#name, #hip, #cuda, offsetof(GpuApi, name)},
     GPU_API(SYMBOL)
 #undef SYMBOL
 };
@@ -35,13 +36,8 @@ static const Symbol symbols[] = {
 /* -- Failures ------------------------------------------------------------------------------------------------------ */
 
 const char *driver_symbol(const Gpu *gpu, const char *call) {
-    const char *names[] = {
-#define NAME(name, hip, cuda, arguments) #name,
-        GPU_API(NAME)
-#undef NAME
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(names[i], call)) return gpu->device.info.kind == DEVICE_HIP ? symbols[i].hip : symbols[i].cuda;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+        if (!strcmp(symbols[i].call, call)) return gpu->device.info.kind == DEVICE_HIP ? symbols[i].hip : symbols[i].cuda;
     return call;
 }
 

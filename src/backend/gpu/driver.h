@@ -1,5 +1,4 @@
-/* What the files of the GPU back end share: the functions of the vendors' runtime libraries, the state of one GPU, and
- * who offers what of it.
+/* What the files of the GPU back end share: the functions of the vendors' runtime libraries and the state of one GPU.
  *
  * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches
  * kernels, staging.c copies large host memory, vendor_gemm.c runs the GEMM library and races its algorithms, ptx.c
@@ -13,7 +12,8 @@
 #include "backend/gpu/kernel_launch.h"
 #include "device/device.h"
 
-/* -- The vendors' libraries ------------------------------------------------------------------------------------------ */
+/* -- The vendors' libraries
+ * ------------------------------------------------------------------------------------------ */
 
 /* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA
  * driver's have the same functions with the same arguments. (our name, symbol of libamdhip64, symbol of libcuda,
@@ -88,7 +88,7 @@ typedef struct Module {
 typedef struct Function {
     const GpuKernel *kernel; /* NULL: a free slot */
     void *handle;
-    int shared; /* bytes of dynamic shared memory that it may have without asking again */
+    int shared; /* bytes of dynamic shared memory that the driver has allowed */
 } Function;
 enum { GPU_MAX_FUNCTIONS = 512 }; /* slots of a hash table: more than twice the kernels there are */
 
@@ -104,7 +104,7 @@ typedef struct Gpu {
     Function functions[GPU_MAX_FUNCTIONS];
     struct VendorGemm *vendor_gemm; /* NULL: smelt's own kernels only */
     struct Staging *staging;        /* NULL: no large copy yet */
-    struct Pinned *pinned;          /* blocks of host memory that the GPU reaches itself */
+    struct Pinned *pinned;          /* blocks of pinned host memory */
     int pinned_count;
     bool recording, preparing;
     Error failure; /* the first one; code ERROR_NONE: none yet */
@@ -126,9 +126,9 @@ void driver_close(Gpu *gpu);
 void *driver_open_stream(Gpu *gpu);
 /* Lets the calling thread use the GPU. */
 void driver_use_in_thread(const Gpu *gpu);
-/* Notes the failure of a call (result != 0) unless there was one before; whether it succeeded. */
+/* Keeps the failure of a call (result != 0) in gpu->failure unless there is one; true if the call succeeded. */
 bool gpu_check(Gpu *gpu, int result, const char *call);
-/* Calls a function of GpuApi and notes its failure: GPU_CALL(gpu, fill, memory, 0, bytes, stream). */
+/* Calls a function of GpuApi through gpu_check: GPU_CALL(gpu, fill, memory, 0, bytes, stream). */
 #define GPU_CALL(gpu, name, ...) gpu_check(gpu, (gpu)->call.name(__VA_ARGS__), #name)
 const char *driver_error_text(const Gpu *gpu, int result);
 /* The vendor's name of a function of GpuApi. */
@@ -149,7 +149,7 @@ typedef struct Staging Staging;
 bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes);
 bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes);
 void staging_close(Gpu *gpu);
-/* A block of host memory that the GPU reaches itself: copies to and from it are not staged. NULL when refused. */
+/* Allocates pinned host memory, whose copies are not staged. NULL when refused. */
 void *staging_pin(Gpu *gpu, int64_t bytes);
 void staging_unpin(Gpu *gpu, void *memory);
 

@@ -1,14 +1,15 @@
-/* The language that GPU kernels are written in: C17 for amdgcn and nvptx64 through one set of names. It hides lane width, ids, barriers,
- * shuffles, shared memory and the conversions of bf16.
+/* The language that GPU kernels are written in: C17 for amdgcn and nvptx64 through one set of names. It hides lane
+ * width, ids, barriers, shuffles, shared memory and the conversions of bf16.
  *
- * A kernel file has two halves. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by
- * clang into a code object named after the file; in the other half, compiled with the host, are the functions that launch them
- * (kernel_launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as int32_t or int64_t.
+ * A kernel file has two halves. Under `#ifdef GPU_DEVICE` are the kernels, compiled once per GPU architecture by clang
+ * into a code object named after the file; in the other half, compiled with the host, are the functions that launch
+ * them (kernel_launch.h). Above both stand the argument structs that they share: pointers marked GLOBAL, sizes as
+ * int32_t or int64_t.
  *
- * A kernel takes one struct by value, called `a`:
- *     KERNEL(norm, NormArguments) { ... a.rows ... }
- * Rules: 16-byte accesses where rows allow it, sums in fp32 in an order that shapes alone decide, no float atomics, no local arrays with indices
- * known only at run time, at most 64 KB of shared memory and 256 threads on AMD. */
+ * A kernel takes one struct by value, called `a`: KERNEL(norm, NormArguments) { ... a.rows ... }
+ *
+ * Rules: 16-byte accesses where rows allow it, sums in fp32 in an order that shapes alone decide, no float atomics, no
+ * local arrays with indices known only at run time, at most 64 KB of shared memory and 256 threads on AMD. */
 #pragma once
 
 #include <stdbool.h>
@@ -16,7 +17,7 @@
 
 typedef uint16_t bf16; /* bits */
 
-/* A tensor as the copy engine of NVIDIA's Hopper sees it: opaque, made by the driver (gpu_tensor_map), part of a kernel's arguments. */
+/* A tensor map for Hopper's TMA: opaque, made by the driver (gpu_tensor_map), part of a kernel's arguments. */
 typedef struct TensorMap { _Alignas(64) uint64_t words[16]; } TensorMap;
 
 #ifndef GPU_DEVICE
@@ -51,19 +52,19 @@ INLINE int block_x(void) { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
 INLINE int block_z(void) { return __builtin_amdgcn_workgroup_id_z(); }
 INLINE int lane_id(void) { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
-/* All threads of the block; shared and global memory written before is seen after. */
+/* Barrier of the block; what a thread wrote to shared and global memory before is visible to all after. */
 INLINE void barrier(void) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-/* What lane `from` holds. All lanes of the wave take part. */
+/* x of lane `from`. All lanes of the wave take part. */
 INLINE uint32_t shuffle(uint32_t x, int from) { return __builtin_amdgcn_ds_bpermute(from * 4, (int)x); }
 #elif defined __NVPTX__
 enum { WAVE = 32 };
 #define KERNEL(name, Arguments) __attribute__((nvptx_kernel)) void name(const Arguments a)
-/* First in a kernel: its blocks have exactly so many threads, and so many of them are to share a processor. Clang knows no such attribute in C:
- * tools/embed-objects.sh makes directives of it. */
+/* First statement of a kernel: its blocks have exactly `threads` threads, and `blocks` of them share a processor. Clang
+ * has no such attribute in C: tools/embed-objects.sh turns the comment into PTX directives. */
 #define BLOCK_BOUNDS(threads, blocks) __asm__ volatile("// bounds %0 %1" : : "n"(threads), "n"(blocks))
 INLINE int thread_id(void) { return __nvvm_read_ptx_sreg_tid_x(); }
 INLINE int block_x(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
@@ -132,7 +133,8 @@ INLINE float wave_max(float x) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
-/* The sum over a block of `threads`, in every thread. `scratch` holds a float per wave and must not be in use by others; all threads call it. */
+/* The sum over a block of `threads`, in every thread; all threads call it. `scratch` is shared memory for a float per
+ * wave, not in use otherwise. */
 INLINE float block_sum(float x, LOCAL float *scratch, int threads) {
     x = wave_sum(x);
     barrier();

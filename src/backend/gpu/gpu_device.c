@@ -104,8 +104,7 @@ static void gpu_view_close(Device *device, void *view, void *memory, int64_t byt
 static void open_vendor_gemm(Gpu *gpu) {
     char *path = autotune_cache_default_path();
     Error missing = {0};
-    VendorGemmHost host = {
-        .device = &gpu->device, .stream = gpu->stream, .own = gpu_gemm, .own_races = true, .cast = gpu_cast_to_bf16, .cache_path = path};
+    VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_cast_to_bf16, gpu_gemm, .reference_races = true};
     gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
     free(path);
@@ -162,7 +161,8 @@ static void gpu_replay(Device *device, DeviceRecording *recording) {
     if (!gpu_failed(gpu)) GPU_CALL(gpu, graph_launch, recording->executable, gpu->stream);
 }
 
-/* -- Streams, events, time ------------------------------------------------------------------------------------------- */
+/* -- Streams, events, time
+ * ------------------------------------------------------------------------------------------- */
 
 static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
 

@@ -1,13 +1,16 @@
-/* Matrix products: C = alpha A B + beta D + bias, one, a batch of one shape, or one per expert, behind gemm_launch.h. Owns no memory.
+/* GEMM on a GPU: C = alpha A B + beta D + bias for one problem, a batch of one shape, or one problem per expert
+ * (gpu_gemm.h). Owns no memory.
  *
- * C is cut into tiles; a block makes whole tiles, so every sum runs over the depth in one order. Tiles are numbered product after product; in a product a band of
- * rows of tiles goes column by column, so that blocks that run together share what they read in the second-level cache. On NVIDIA there are as many blocks as
- * processors, and each goes from tile to tile, already reading for the next one; on AMD a block makes one tile, and two blocks share a processor. Where the sizes of
- * products are known on the device alone, blocks count tiles there, and the grid may have more blocks than there are tiles.
+ * C is cut into tiles. A block computes whole tiles, so every sum runs over k in one order. Tiles are numbered problem
+ * after problem; within a problem a band of tile rows goes column by column, so that blocks that run together share in
+ * the L2 cache what they read. On NVIDIA there are as many blocks as processors, and each goes from tile to tile,
+ * prefetching the next one; on AMD a block computes one tile, and two blocks share a processor. Where the sizes of
+ * problems are known on the device alone, blocks count tiles there, and the grid may have more blocks than tiles.
  *
- * On Hopper all this is for what its copy engine cannot reach; other products are gemm_hopper.h's. Either makes the same bits for the same arguments, always. */
-#include "backend/gpu/gpu_gemm_tile_internal.h"
-#include "backend/gpu/gpu_gemm_hopper_internal.h"
+ * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper.h. The choice
+ * depends on the arguments alone, and either gives the same bits for the same arguments, always. */
+#include "backend/gpu/gpu_gemm_tile.h"
+#include "backend/gpu/gpu_gemm_hopper.h"
 
 #ifdef GPU_DEVICE
 
@@ -16,44 +19,45 @@
 enum { BAND = 8 }; /* rows of tiles: about square together with the tiles in flight */
 
 typedef struct Tile {
-    int32_t product, row, column; /* of C */
-    int32_t rows, depth;          /* of the product */
-    int32_t steps;                /* stages of depth, at least one; 0: there is no such tile */
-    int64_t slot;                 /* first of the product */
+    int32_t problem, row, column; /* of C */
+    int32_t rows, depth;          /* m and k of the problem */
+    int32_t steps;                /* stages of TILE_DEPTH along k, at least one; 0: there is no such tile */
+    int64_t slot;                 /* first of the problem */
 } Tile;
 
-/* A walk along the tiles: the product that was reached and the number of its first tile. */
-typedef struct Walk { int32_t product, first; } Walk;
+/* Position in the list of tiles: a problem and the number of its first tile. */
+typedef struct Walk { int32_t problem, first; } Walk;
 
-INLINE int32_t tiles_of(const GemmArguments *g, int32_t product) {
+INLINE int32_t tiles_of(const GemmArguments *g, int32_t problem) {
     if (!g->offset) return g->tiles;
-    int32_t slots = g->offset[product + 1] - g->offset[product];
+    int32_t slots = g->offset[problem + 1] - g->offset[problem];
     if (g->slots_are_depth) return slots > 0 || !g->d ? g->tiles : 0;
     return divide_up(slots, TILE_ROWS) * divide_up(g->n, TILE_COLUMNS);
 }
 
-/* Goes on to the product that has tile `index`, which must not be less than before; past the last one when there is none. */
+/* Advances to the problem of tile `index`, which must not decrease; past the last problem where there is no such
+ * tile. */
 INLINE void walk_to(const GemmArguments *g, Walk *walk, int32_t index) {
     if (!g->offset) {
-        walk->product = index / g->tiles;
-        walk->first = walk->product * g->tiles;
+        walk->problem = index / g->tiles;
+        walk->first = walk->problem * g->tiles;
     } else
-        while (walk->product < g->products) {
-            int32_t tiles = tiles_of(g, walk->product);
+        while (walk->problem < g->problems) {
+            int32_t tiles = tiles_of(g, walk->problem);
             if (index < walk->first + tiles) break;
             walk->first += tiles;
-            walk->product++;
+            walk->problem++;
         }
 }
 
 INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
     Tile tile = {.rows = g->m, .depth = g->k};
     walk_to(g, walk, index);
-    if (walk->product >= g->products) return tile;
-    tile.product = walk->product;
+    if (walk->problem >= g->problems) return tile;
+    tile.problem = walk->problem;
     if (g->offset) {
-        tile.slot = g->offset[tile.product];
-        int32_t slots = g->offset[tile.product + 1] - (int32_t)tile.slot;
+        tile.slot = g->offset[tile.problem];
+        int32_t slots = g->offset[tile.problem + 1] - (int32_t)tile.slot;
         if (g->slots_are_depth) tile.depth = slots;
         else tile.rows = slots;
     }
@@ -69,14 +73,14 @@ INLINE Tile tile_find(const GemmArguments *g, Walk *walk, int32_t index) {
 
 INLINE Reader reader_of_a(const GemmArguments *g, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && g->transpose_a);
-    GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->product * g->stride_a);
+    GLOBAL const bf16 *data = g->a + (g->offset ? t->slot * g->lda : t->problem * g->stride_a);
     return reader_at(
         layout, TILE_ROWS, data + t->row * (lines ? 1 : g->lda), lines ? 1 : g->lda, lines ? g->lda : 1, t->rows - t->row, t->depth);
 }
 
 INLINE Reader reader_of_b(const GemmArguments *g, const Tile *t, Layout layout) {
     bool lines = layout == LAYOUT_LINES || (layout == LAYOUT_ELEMENTS && !g->transpose_b);
-    GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->product * g->stride_b);
+    GLOBAL const bf16 *data = g->b + (g->slots_are_depth ? t->slot * g->ldb : t->problem * g->stride_b);
     return reader_at(
         layout, TILE_COLUMNS, data + t->column * (lines ? 1 : g->ldb), lines ? 1 : g->ldb, lines ? g->ldb : 1, g->n - t->column, t->depth);
 }
@@ -97,17 +101,17 @@ INLINE void write_one(GLOBAL void *to, int64_t at, float x, bool wide) {
     else ((GLOBAL bf16 *)to)[at] = to_bf16(x);
 }
 
-/* The sums of a pass, whose element (0, 0) is C's (row, column), one by one. */
+/* Writes the sums of a pass, whose element (0, 0) is C's (row, column), element by element. */
 INLINE void write_elements(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_ROWS * PASS_COLUMNS; i += WAVE) {
         int32_t r = row + i / PASS_COLUMNS, c = column + i % PASS_COLUMNS;
         if (r >= t->rows || c >= g->n || (g->symmetric && r < c)) continue;
-        int64_t at = place_of(g, t->slot, t->product, r, c);
+        int64_t at = place_of(g, t->slot, t->problem, r, c);
         float x = g->alpha * pass[pass_at(i / PASS_COLUMNS, i % PASS_COLUMNS)];
         if (g->bias) x += g->bias[c];
         if (g->d) x += g->beta * (g->wide ? ((GLOBAL const float *)g->d)[at] : to_float(((GLOBAL const bf16 *)g->d)[at]));
         write_one(g->c, at, x, g->wide);
-        if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->product, c, r), x, g->wide);
+        if (g->symmetric && r > c) write_one(g->c, place_of(g, t->slot, t->problem, c, r), x, g->wide);
     }
 }
 
@@ -118,11 +122,12 @@ enum {
     FOURS_STEP = WAVE / FOURS_ACROSS,        /* rows from one to the next */
 };
 
-/* The same by fours; all of D is asked for before any of it is needed. In a symmetric C what was written also replaces the sums. */
+/* Writes the sums of a pass four columns at a time (g->fours). All of D is loaded before any of it is used. Where C is
+ * symmetric, what was written also replaces the sums, for write_mirrored. */
 INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL float *pass, bool wide) {
     int lane = opaque(lane_id()), down = lane / FOURS_ACROSS, across = lane % FOURS_ACROSS * 4;
     int32_t rows = column + across < g->n ? t->rows - row - down : 0;
-    int64_t at = place_of(g, t->slot, t->product, row + down, column + across), step = FOURS_STEP * g->ldc;
+    int64_t at = place_of(g, t->slot, t->problem, row + down, column + across), step = FOURS_STEP * g->ldc;
     f32x4 d[FOURS], bias = 0;
     UNROLL for (int i = 0; i < FOURS; i++) {
         d[i] = 0;
@@ -137,19 +142,20 @@ INLINE void write_fours(const GemmArguments *g, const Tile *t, int32_t row, int3
     }
 }
 
-/* Columns of the pass as rows of C, in bf16. */
+/* Writes columns of the pass as rows of C, in bf16: the mirror image of a block below the diagonal. */
 INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, int32_t column, LOCAL const float *pass) {
     _Pragma("clang loop unroll(disable)") for (int i = lane_id(); i < PASS_COLUMNS * FOURS_DOWN; i += WAVE) {
         int across = i / FOURS_DOWN, down = i % FOURS_DOWN * 4;
         f32x4 x;
         UNROLL for (int e = 0; e < 4; e++) x[e] = pass[pass_at(down + e, across)];
         if (column + across < g->n && row + down < t->rows)
-            write_four(g->c, place_of(g, t->slot, t->product, column + across, row + down), x, false);
+            write_four(g->c, place_of(g, t->slot, t->problem, column + across, row + down), x, false);
     }
 }
 
-/* `room`, PASS_ROWS * PASS_COLUMNS floats for each wave, is unused by all. Of a symmetric C, blocks of 64 x 64 that lie above the diagonal come from those below;
- * those on it are whole as they are. */
+/* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS floats for each.
+ * Where C is symmetric, blocks of 64 x 64 above the diagonal are mirrored from those below; those on it are
+ * complete. */
 INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, LOCAL float *room) {
     LOCAL float *pass = room + wave_id() * PASS_ROWS * PASS_COLUMNS;
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < PASSES; i++) {
@@ -173,12 +179,12 @@ INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, 
 
 #if defined __AMDGCN__
 
-/* Chiplets take blocks in turn and have a cache each: gives every chiplet tiles that lie together. */
+/* Blocks go to chiplets round-robin, and each chiplet has its own L2 cache: gives every chiplet adjacent tiles. */
 INLINE int32_t first_tile(const GemmArguments *g) {
 #if defined __gfx942__ || defined __gfx950__
     enum { CHIPLETS = 8 };
-    int32_t tiles = g->offset ? 0 : g->products * g->tiles;
-    for (int32_t i = 0; g->offset && i < g->products; i++) tiles += tiles_of(g, i);
+    int32_t tiles = g->offset ? 0 : g->problems * g->tiles;
+    for (int32_t i = 0; g->offset && i < g->problems; i++) tiles += tiles_of(g, i);
     int32_t share = divide_up(tiles, CHIPLETS), index = block_x() / CHIPLETS;
     return index < share ? block_x() % CHIPLETS * share + index : tiles;
 #else
@@ -205,7 +211,7 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
         barrier();
         reader_fetch(&left, &next_left, a, TILE_ROWS);
         reader_fetch(&right, &next_right, b, TILE_COLUMNS);
-        __builtin_amdgcn_sched_barrier(0); /* else the loads sink below the sums, to save registers */
+        __builtin_amdgcn_sched_barrier(0); /* else the compiler sinks the loads below the sums to save registers */
         sums_add(&sums, stage, a, b);
     }
     barrier();
@@ -214,59 +220,59 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
 
 #elif defined __NVPTX__
 
-enum { AHEAD = STAGES - 1 }; /* stages that reading is ahead of the sums */
+enum { PREFETCH_STAGES = STAGES - 1 };
 
 extern LOCAL bf16 stages[] __attribute__((aligned(1024)));
 
-/* The reading side of a block, ahead of its sums by some stages: stage after stage, tile after tile. */
-typedef struct Ahead {
+/* Loads of a block, PREFETCH_STAGES stages before their sums: stage after stage, tile after tile. */
+typedef struct Prefetch {
     Walk walk;
-    int32_t index, stride, steps; /* the tile and the stages of it that are left */
+    int32_t index, stride, steps; /* the tile, and how many of its stages are still to load */
     Reader a, b;
-} Ahead;
+} Prefetch;
 
-INLINE void ahead_open(Ahead *ahead, const GemmArguments *g, Layout a, Layout b) {
-    Tile tile = tile_find(g, &ahead->walk, ahead->index);
-    ahead->steps = tile.steps;
+INLINE void prefetch_open(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
+    Tile tile = tile_find(g, &p->walk, p->index);
+    p->steps = tile.steps;
     if (tile.steps == 0) return;
-    ahead->a = reader_of_a(g, &tile, a);
-    ahead->b = reader_of_b(g, &tile, b);
+    p->a = reader_of_a(g, &tile, a);
+    p->b = reader_of_b(g, &tile, b);
 }
 
-/* After a stage was read. */
-INLINE void ahead_step(Ahead *ahead, const GemmArguments *g, Layout a, Layout b) {
-    if (--ahead->steps > 0) return;
-    ahead->index += ahead->stride;
-    ahead_open(ahead, g, a, b);
+/* Advances after a stage was loaded. */
+INLINE void prefetch_step(Prefetch *p, const GemmArguments *g, Layout a, Layout b) {
+    if (--p->steps > 0) return;
+    p->index += p->stride;
+    prefetch_open(p, g, a, b);
 }
 
-INLINE void ahead_read(Ahead *ahead, const GemmArguments *g, int stage, Layout a, Layout b) {
-    if (ahead->steps > 0) {
+INLINE void prefetch_stage(Prefetch *p, const GemmArguments *g, int stage, Layout a, Layout b) {
+    if (p->steps > 0) {
         LOCAL bf16 *to = stages + stage % STAGES * STAGE_ELEMENTS;
-        reader_copy(&ahead->a, to, a, TILE_ROWS);
-        reader_copy(&ahead->b, to + A_ELEMENTS, b, TILE_COLUMNS);
-        ahead_step(ahead, g, a, b);
+        reader_copy(&p->a, to, a, TILE_ROWS);
+        reader_copy(&p->b, to + A_ELEMENTS, b, TILE_COLUMNS);
+        prefetch_step(p, g, a, b);
     }
     copies_commit();
 }
 
-/* Brings a tile of D near, to be there when the sums are: in weight gradients it is as much memory as all that is read for them. */
+/* Prefetches a tile of D into the L2 cache: in weight gradients D is as many bytes as A and B together. */
 INLINE void tile_prefetch(const GemmArguments *g, const Tile *t) {
     int line = g->wide ? 32 : 64, across = TILE_COLUMNS / line; /* elements in 128 bytes */
     _Pragma("clang loop unroll(disable)") for (int i = g->d ? thread_id() : TILE_ROWS * across; i < TILE_ROWS * across; i += GEMM_THREADS) {
         int32_t row = t->row + i / across, column = t->column + i % across * line;
         if (row < t->rows && column < g->n)
-            prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->product, row, column) * (128 / line));
+            prefetch((GLOBAL const char *)g->d + place_of(g, t->slot, t->problem, row, column) * (128 / line));
     }
 }
 
 INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
-    Ahead ahead = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
+    Prefetch loads = {.index = block_x(), .stride = __nvvm_read_ptx_sreg_nctaid_x()};
     Walk walk = {0};
     int stage = 0;
-    ahead_open(&ahead, g, a, b);
-    _Pragma("clang loop unroll(disable)") for (int i = 0; i < AHEAD; i++) ahead_read(&ahead, g, i, a, b);
-    for (int32_t index = block_x();; index += ahead.stride) {
+    prefetch_open(&loads, g, a, b);
+    _Pragma("clang loop unroll(disable)") for (int i = 0; i < PREFETCH_STAGES; i++) prefetch_stage(&loads, g, i, a, b);
+    for (int32_t index = block_x();; index += loads.stride) {
         Tile tile = tile_find(g, &walk, index);
         if (tile.steps == 0) return;
         Sums sums;
@@ -276,12 +282,12 @@ INLINE void multiply(const GemmArguments *g, Layout a, Layout b) {
             LOCAL const bf16 *ready = stages + stage * STAGE_ELEMENTS;
             copies_wait();
             barrier();
-            ahead_read(&ahead, g, stage + AHEAD, a, b);
+            prefetch_stage(&loads, g, stage + PREFETCH_STAGES, a, b);
             sums_add(&sums, ready, a, b);
             stage = (stage + 1) % STAGES;
         }
         barrier();
-        tile_write(g, &tile, &sums, (LOCAL float *)(stages + (stage + AHEAD) % STAGES * STAGE_ELEMENTS));
+        tile_write(g, &tile, &sums, (LOCAL float *)(stages + (stage + PREFETCH_STAGES) % STAGES * STAGE_ELEMENTS));
     }
 }
 
@@ -324,30 +330,30 @@ LAUNCHER(gemm_hopper_tt, GemmHopper)
 
 static bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
-/* Whether eight neighbours in memory can be read at once: all of `side` values side by side. */
+/* Whether aligned chunks of eight elements can be read; `side` is the size of the contiguous dimension. */
 static bool in_chunks(const void *data, int64_t side, int64_t ld, int64_t stride) {
     return is_aligned(data) && (side | ld | stride) % 8 == 0;
 }
 
 /* -- On Hopper ----------------------------------------------------------------------------------------------------- */
 
-/* An operand [sheets][rows][columns]. */
+/* Describes an operand [sheets, rows, columns]. */
 static bool map_operand(
     const Device *device, TensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t ld, int64_t sheets, int64_t stride) {
     return gpu_tensor_map(device, map, data, (int64_t[]){columns, rows, sheets}, (int64_t[]){ld, sheets > 1 ? stride : ld * rows});
 }
 
-/* C and D, which may be fp32: pairs of bf16 then. */
+/* Describes C or D [sheets, m, n]; fp32 elements count as pairs of bf16. */
 static bool map_result(const Device *device, TensorMap *map, const GemmArguments *g, const void *data, int64_t sheets) {
     int64_t width = g->wide ? 2 : 1;
     return map_operand(device, map, data, width * g->n, g->m, width * g->ldc, sheets, width * g->stride_c);
 }
 
-/* False where the copy engine cannot read the operands or write C. Slots of all experts, as rows or depth, are one sheet. */
+/* False where TMA cannot read the operands or write C. The slots of all experts, along m or k, are one sheet. */
 static bool launch_hopper(Device *device, const GemmArguments *g) {
-    GemmHopper h = {.product = *g};
+    GemmHopper h = {.gemm = *g};
     bool by_rows = g->offset && !g->slots_are_depth;
-    int64_t a_sheets = g->offset ? 1 : g->products, b_sheets = g->slots_are_depth ? 1 : g->products, c_sheets = by_rows ? 1 : g->products;
+    int64_t a_sheets = g->offset ? 1 : g->problems, b_sheets = g->slots_are_depth ? 1 : g->problems, c_sheets = by_rows ? 1 : g->problems;
     if ((g->n | g->ldc | g->stride_c) % (g->wide ? 4 : 8) || !is_aligned(g->c) || !is_aligned(g->d) || !is_aligned(g->bias)) return false;
     if (!map_operand(device, &h.a, g->a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, a_sheets, g->stride_a) ||
         !map_operand(device, &h.b, g->b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, b_sheets, g->stride_b) ||
@@ -355,7 +361,7 @@ static bool launch_hopper(Device *device, const GemmArguments *g) {
         return false;
     int64_t half_rows = divide_up(g->m, UNIT_ROWS / 2), columns = divide_up(g->n, HOPPER_COLUMNS),
             clusters = device_info(device)->processors / HOPPER_CLUSTER;
-    int64_t most = (by_rows ? half_rows + g->products : half_rows * g->products) * columns;
+    int64_t most = (by_rows ? half_rows + g->problems : half_rows * g->problems) * columns;
     LaunchShape shape = {
         .x = (most < clusters ? most : clusters) * HOPPER_CLUSTER, .threads = HOPPER_THREADS, .shared = sizeof(HopperShared)};
     if (g->transpose_a) (g->transpose_b ? launch_gemm_hopper_tt : launch_gemm_hopper_tn)(device, shape, &h);
@@ -365,8 +371,8 @@ static bool launch_hopper(Device *device, const GemmArguments *g) {
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* `most_tiles`: of all products together. */
-static void launch_product(Device *device, const GemmArguments *g, int64_t most_tiles) {
+/* `most_tiles`: a bound on the tiles of all problems together. */
+static void launch_gemm(Device *device, const GemmArguments *g, int64_t most_tiles) {
     const DeviceInfo *info = device_info(device);
     LaunchShape shape = {.threads = GEMM_THREADS, .x = divide_up(most_tiles, 8) * 8};
     bool chunks = in_chunks(g->a, g->transpose_a ? g->m : g->k, g->lda, g->stride_a) &&
@@ -381,26 +387,15 @@ static void launch_product(Device *device, const GemmArguments *g, int64_t most_
     else (g->transpose_b ? launch_gemm_nt : launch_gemm_nn)(device, shape, g);
 }
 
-static GemmArguments arguments_of(const Gemm *product) {
-    assert(product->input == GEMM_BF16 && product->output != GEMM_F64 && product->lda < 1 << 23 && product->ldb < 1 << 23);
-    assert(product->m <= INT32_MAX && product->n <= INT32_MAX && product->k <= INT32_MAX);
-    return (GemmArguments){.a = product->a,
-        .b = product->b,
-        .c = product->c,
-        .bias = product->bias,
-        .lda = product->lda,
-        .ldb = product->ldb,
-        .ldc = product->ldc,
-        .m = (int32_t)product->m,
-        .n = (int32_t)product->n,
-        .k = (int32_t)product->k,
-        .products = 1,
-        .alpha = 1,
-        .transpose_a = product->transpose_a,
-        .transpose_b = product->transpose_b,
-        .wide = product->output == GEMM_F32,
-        .d = product->accumulate ? product->c : NULL,
-        .beta = product->accumulate};
+static GemmArguments arguments_of(const Gemm *gemm) {
+    assert(gemm->input == GEMM_BF16 && gemm->output != GEMM_F64 && gemm->lda < 1 << 23 && gemm->ldb < 1 << 23);
+    assert(gemm->m <= INT32_MAX && gemm->n <= INT32_MAX && gemm->k <= INT32_MAX);
+    GemmArguments g = {.a = gemm->a, .b = gemm->b, .c = gemm->c, .bias = gemm->bias, .problems = 1, .alpha = 1};
+    g.lda = gemm->lda, g.ldb = gemm->ldb, g.ldc = gemm->ldc;
+    g.m = (int32_t)gemm->m, g.n = (int32_t)gemm->n, g.k = (int32_t)gemm->k;
+    g.transpose_a = gemm->transpose_a, g.transpose_b = gemm->transpose_b, g.wide = gemm->output == GEMM_F32;
+    g.d = gemm->accumulate ? gemm->c : NULL, g.beta = gemm->accumulate;
+    return g;
 }
 
 static void finish_arguments(GemmArguments *g) {
@@ -415,25 +410,25 @@ void gpu_gemm_batch(Device *device, const GemmBatch *batch) {
     if (g.m == 0 || g.n == 0) return;
     g.stride_a = batch->stride_a, g.stride_b = batch->stride_b, g.stride_c = batch->stride_c;
     g.alpha = (float)batch->alpha, g.beta = (float)batch->beta, g.d = batch->d;
-    g.products = (int32_t)batch->count, g.symmetric = batch->symmetric;
+    g.problems = (int32_t)batch->count, g.symmetric = batch->symmetric;
     finish_arguments(&g);
-    launch_product(device, &g, batch->count * g.tiles);
+    launch_gemm(device, &g, batch->count * g.tiles);
 }
 
-void gpu_gemm(Device *device, const Gemm *product) {
-    gpu_gemm_batch(device,
-        &(GemmBatch){.first = *product, .count = 1, .alpha = 1, .beta = product->accumulate, .d = product->accumulate ? product->c : NULL});
+void gpu_gemm(Device *device, const Gemm *gemm) {
+    const void *d = gemm->accumulate ? gemm->c : NULL;
+    gpu_gemm_batch(device, &(GemmBatch){.first = *gemm, .count = 1, .alpha = 1, .beta = gemm->accumulate, .d = d});
 }
 
 void gpu_gemm_grouped(Device *device, const GemmGrouped *grouped) {
     GemmArguments g = arguments_of(&grouped->first);
     if (g.m == 0 || g.n == 0) return;
-    g.offset = grouped->offset, g.products = (int32_t)grouped->experts, g.slots_are_depth = grouped->slots_are_depth;
+    g.offset = grouped->offset, g.problems = (int32_t)grouped->experts, g.slots_are_depth = grouped->slots_are_depth;
     if (grouped->slots_are_depth) g.stride_c = (int64_t)g.m * g.n;
     else g.stride_b = (int64_t)g.n * g.k;
     finish_arguments(&g);
     int64_t columns = divide_up(g.n, TILE_COLUMNS), rows = divide_up(g.m, TILE_ROWS) + grouped->experts;
-    launch_product(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);
+    launch_gemm(device, &g, grouped->slots_are_depth ? grouped->experts * g.tiles : rows * columns);
 }
 
 #endif

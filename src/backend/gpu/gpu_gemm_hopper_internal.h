@@ -1,15 +1,18 @@
-/* Matrix products on NVIDIA's Hopper, of operands that its copy engine can read; gemm.c launches it where the device and the alignment allow.
+/* GEMM on NVIDIA's Hopper, for operands that TMA can read; gpu_gemm.c launches it where device and alignment allow.
  *
- * A block makes a tile of C of 128 x 256 after the other: two warpgroups own 64 rows each, sums in registers, and one thread of a warp beside them keeps a ring of stages
- * full, tile after tile, so that loads go on while sums are written. It also finds the tiles and tells the groups of them. D, where there is one, comes through the ring
- * behind the operands; C leaves through shared memory, from where the copy engine takes it while the next tile's products begin. Two blocks form a cluster whose tiles, a
- * unit, lie under one another: what both read of B comes once, for both.
+ * A block computes tiles of C of 128 x 256, one after another. Two warpgroups hold the sums of 64 rows each in
+ * registers. One thread of a further warp, the producer, finds the tiles and keeps a ring of stages full, tile after
+ * tile, so that loads go on while sums are written. D, where there is one, comes through the ring behind the operands.
+ * C leaves through shared memory, from where TMA stores it while the next tile is computed. Two blocks form a cluster;
+ * their tiles, a unit, lie under one another, and what both read of B is loaded once and multicast.
  *
- * Units go around among the clusters. Of products whose rows are cut by expert, those that fill at most half a unit are half units, and what would be left for a
- * last round is cut into halves where these fit into one: each keeps a cluster busy for half the time. Who makes a unit changes no bits.
+ * Clusters take units round-robin. Where experts cut the rows, remainders that fill at most half a unit are half units,
+ * and the units of an incomplete last round are halved where the halves fit into one round: each keeps a cluster busy
+ * for half the time. Which cluster computes a unit changes no bits.
  *
- * No group gives registers to another (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one after the other and took 0.8 s for each of these.
- * The loop of products fits into 168 registers; what follows it would like more, which costs 3% of the experts' products and nothing that shows of the others. */
+ * Warpgroups do not exchange registers (setmaxnreg): such kernels are left to the driver (ptx.c), which compiles one
+ * after the other and took 0.8 s for each of these. The main loop fits into 168 registers; the writing after it would
+ * use more, which costs 3% of the speed of grouped GEMM and nothing measurable of the others. */
 #pragma once
 
 #include "backend/gpu/gpu_gemm_tile_internal.h"
@@ -21,19 +24,19 @@ enum {
     UNIT_ROWS = HOPPER_ROWS * HOPPER_CLUSTER,
     HOPPER_STAGES = 4,
     HOPPER_STAGE_BYTES = (HOPPER_ROWS + HOPPER_COLUMNS) * TILE_DEPTH * 2,
-    HOPPER_TOLD = 8,      /* tiles that loads may be ahead: more than stages */
-    HOPPER_THREADS = 288, /* the last 32 for one that loads */
+    HOPPER_TILES = 8,     /* ring of tiles between producer and warpgroups: more than stages */
+    HOPPER_THREADS = 288, /* the last 32 are the producer's warp */
     BOX_LINES = 64,
     BOX_ELEMENTS = BOX_LINES * TILE_DEPTH, /* of a copy */
-    OUT_BOXES = 2,                         /* of each group, side by side, on their way to C */
+    OUT_BOXES = 2,                         /* of each warpgroup, side by side, on their way to C */
 };
 
-/* What a block makes. */
+/* A tile of C, for one block. */
 typedef struct HopperTile {
-    int32_t product, row, column; /* of C */
-    int32_t end;                  /* its rows end here */
-    int32_t depth, steps;         /* stages of depth, at least one; 0: there is no such tile */
-    int32_t slot;                 /* first of the product */
+    int32_t problem, row, column; /* of C */
+    int32_t end;                  /* first row beyond the tile */
+    int32_t depth, steps;         /* k, and its stages, at least one; 0: there is no such tile */
+    int32_t slot;                 /* first of the problem */
     int32_t half;                 /* it has 64 rows at most */
 } HopperTile;
 
@@ -41,13 +44,13 @@ typedef struct HopperTile {
 typedef struct HopperShared {
     bf16 stages[HOPPER_STAGES][HOPPER_STAGE_BYTES / 2];
     bf16 out[2][OUT_BOXES][BOX_ELEMENTS];
-    HopperTile tiles[HOPPER_TOLD];
+    HopperTile tiles[HOPPER_TILES];
     uint64_t full[HOPPER_STAGES], empty[HOPPER_STAGES];
 } HopperShared;
 
 typedef struct GemmHopper {
-    TensorMap a, b, c, d; /* c and d: as bf16, whatever they are */
-    GemmArguments product;
+    TensorMap a, b, c, d; /* fp32 in c and d counts as pairs of bf16 */
+    GemmArguments gemm;
 } GemmHopper;
 
 #if defined GPU_DEVICE && defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -60,12 +63,12 @@ extern LOCAL HopperShared hopper_shared[] __attribute__((aligned(1024)));
 
 enum { HOPPER_BAND = 8 }; /* rows of units: about square together with the units in flight */
 
-/* Of a product: rows of whole units, of half ones (at most one), and what each has. */
+/* A problem in units: rows of whole and of half units (at most one), and columns. */
 typedef struct Units { int32_t rows, half_rows, columns, slots; } Units;
 
-INLINE Units units_of(const GemmArguments *g, int32_t product) {
+INLINE Units units_of(const GemmArguments *g, int32_t problem) {
     int32_t rows = g->m, slots = 0;
-    if (g->offset) slots = g->offset[product + 1] - g->offset[product];
+    if (g->offset) slots = g->offset[problem + 1] - g->offset[problem];
     if (slots_are_rows(g)) rows = slots;
     if (g->slots_are_depth && slots == 0 && g->d) rows = 0;
     Units u = {.rows = g->symmetric ? divide_up(rows, UNIT_ROWS) : (rows + UNIT_ROWS / 2 - 1) / UNIT_ROWS,
@@ -79,16 +82,16 @@ INLINE int32_t whole_units(const GemmArguments *g, const Units *u) {
 }
 INLINE int32_t half_units(const Units *u) { return u->half_rows * u->columns; }
 
-/* Entries of the list of units: `whole` ones, halves of the next `cut`, then those that are halves by themselves. */
+/* The list of work: `whole` units, both halves of the next `cut` units, then the half units. */
 typedef struct Schedule { int32_t whole, cut, count, clusters; } Schedule;
 
 INLINE Schedule schedule_of(const GemmArguments *g, int32_t clusters) {
     int32_t whole = 0, half = 0;
     if (!g->offset) {
         Units u = units_of(g, 0);
-        whole = g->products * whole_units(g, &u), half = g->products * half_units(&u);
+        whole = g->problems * whole_units(g, &u), half = g->problems * half_units(&u);
     } else {
-        for (int32_t i = lane_id(); i < g->products; i += WAVE) {
+        for (int32_t i = lane_id(); i < g->problems; i += WAVE) {
             Units u = units_of(g, i);
             whole += whole_units(g, &u), half += half_units(&u);
         }
@@ -101,26 +104,27 @@ INLINE Schedule schedule_of(const GemmArguments *g, int32_t clusters) {
     return (Schedule){.whole = whole - cut, .cut = cut, .count = whole + cut + half, .clusters = clusters};
 }
 
-/* Entry number `round` of a cluster. Rounds of halves go backwards, since those at the end have less to do. */
+/* The entry of the list that a cluster takes in a round. Rounds of halves go backwards, since the last have less
+ * work. */
 INLINE int32_t schedule_entry(const Schedule *s, int32_t round, int32_t cluster) {
     return round * s->clusters + (round > s->whole / s->clusters ? s->clusters - 1 - cluster : cluster);
 }
 
-/* A walk along the list: the product that was reached and the number of its first unit. */
+/* Position in the list: a problem and the number of its first unit. */
 typedef struct HopperWalk {
-    int32_t product, first;
+    int32_t problem, first;
     bool halves;
 } HopperWalk;
 
-/* Goes on to the product of entry `index` of the wholes, or of those that are halves; entries must not be less than before. */
+/* Advances to the problem of whole unit, or half unit, `index`, which must not decrease. */
 INLINE Units walk_units(const GemmArguments *g, HopperWalk *walk, int32_t index, bool halves) {
     if (halves != walk->halves) *walk = (HopperWalk){.halves = halves};
     for (;;) {
-        Units u = units_of(g, walk->product);
+        Units u = units_of(g, walk->problem);
         int32_t count = halves ? half_units(&u) : whole_units(g, &u);
         if (index < walk->first + count) return u;
-        if (g->offset) walk->product++, walk->first += count;
-        else walk->product = index / count, walk->first = walk->product * count;
+        if (g->offset) walk->problem++, walk->first += count;
+        else walk->problem = index / count, walk->first = walk->problem * count;
     }
 }
 
@@ -133,9 +137,9 @@ INLINE HopperTile hopper_tile(const GemmArguments *g, const Schedule *s, HopperW
     if (halves) index -= s->whole + 2 * s->cut;
     else if (tile.half) part = (entry - s->whole) % 2, index = s->whole + (entry - s->whole) / 2;
     Units u = walk_units(g, walk, index, halves);
-    tile.product = walk->product;
+    tile.problem = walk->problem;
     if (g->offset) {
-        tile.slot = g->offset[tile.product];
+        tile.slot = g->offset[tile.problem];
         if (g->slots_are_depth) tile.depth = u.slots;
         else rows = u.slots;
     }
@@ -155,17 +159,18 @@ INLINE HopperTile hopper_tile(const GemmArguments *g, const Schedule *s, HopperW
 enum {
     HOPPER_A_ELEMENTS = HOPPER_ROWS * TILE_DEPTH,
     B_BOXES = HOPPER_COLUMNS / BOX_LINES,
-    D_BOXES = 2, /* side by side in a stage of D, for each group's rows */
+    D_BOXES = 2, /* side by side in a stage of D, for each warpgroup's rows */
 };
 
-/* Stages of D that follow those of the depth; one has 128 columns of bf16 or 64 of fp32. */
+/* Stages of D, which follow those of the operands; one has 128 columns of bf16 or 64 of fp32. */
 INLINE int32_t d_steps(const GemmArguments *g) { return g->d ? HOPPER_COLUMNS * (g->wide ? 2 : 1) / (D_BOXES * PANEL_COLUMNS) : 0; }
 
 INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->stage]; }
 INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
 INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
 
-/* A box of 64 lines of an operand at one step of the depth; `ranks`: the blocks of the cluster that get it, 0 for this one. */
+/* Loads 64 lines x 64 steps along k of an operand; `ranks`: mask of the blocks of the cluster that get it, 0:
+ * this one. */
 INLINE void load_box(
     LOCAL bf16 *to, uint64_t map, Layout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
     int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;
@@ -173,22 +178,22 @@ INLINE void load_box(
     else copy_box(to, map, column, row, sheet, full);
 }
 
-/* Where a tile's rows are in maps of A, C and D, and the sheet of C and D. */
+/* The first row of a tile in the tensor maps of A, C and D, and its sheet in those of C and D. */
 INLINE int32_t map_row(const GemmArguments *g, const HopperTile *t) { return t->row + (slots_are_rows(g) ? t->slot : 0); }
-INLINE int32_t map_sheet(const GemmArguments *g, const HopperTile *t) { return slots_are_rows(g) ? 0 : t->product; }
+INLINE int32_t map_sheet(const GemmArguments *g, const HopperTile *t) { return slots_are_rows(g) ? 0 : t->problem; }
 
-/* The operands of a tile. Of the boxes of B each block fetches every second one, for both. */
+/* Loads the operands of a tile. Each block of the cluster loads every second box of B and multicasts it to both. */
 INLINE void load_operands(
     const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int32_t rank, int32_t round, Layout a, Layout b) {
-    const GemmArguments *g = &h->product;
+    const GemmArguments *g = &h->gemm;
     uint64_t map_a = maps + __builtin_offsetof(GemmHopper, a), map_b = maps + __builtin_offsetof(GemmHopper, b);
     int32_t row = map_row(g, t), depth = g->slots_are_depth ? t->slot : 0, groups = t->half ? 1 : 2;
-    int32_t a_sheet = g->offset ? 0 : t->product, b_sheet = g->slots_are_depth ? 0 : t->product;
+    int32_t a_sheet = g->offset ? 0 : t->problem, b_sheet = g->slots_are_depth ? 0 : t->problem;
     for (int32_t step = 0; step < t->steps; step++, depth += TILE_DEPTH) {
         LOCAL bf16 *stage = stage_at(ring);
         SharedBarrier full = stage_full(ring);
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
-        if (step == 0) hopper_shared->tiles[round % HOPPER_TOLD] = *t;
+        if (step == 0) hopper_shared->tiles[round % HOPPER_TILES] = *t;
         shared_barrier_expect(full, (groups + B_BOXES) * BOX_ELEMENTS * 2);
         for (int32_t i = 0; i < groups; i++) load_box(stage + i * BOX_ELEMENTS, map_a, a, row + i * BOX_LINES, depth, a_sheet, full, 0);
         for (int32_t i = rank; i < B_BOXES; i += HOPPER_CLUSTER)
@@ -199,7 +204,7 @@ INLINE void load_operands(
 }
 
 INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring) {
-    const GemmArguments *g = &h->product;
+    const GemmArguments *g = &h->gemm;
     int32_t boxes = (t->half ? 1 : 2) * D_BOXES, column = t->column * (g->wide ? 2 : 1), row = map_row(g, t);
     for (int32_t left = d_steps(g); left > 0; left--, column += D_BOXES * PANEL_COLUMNS) {
         shared_barrier_wait(stage_empty(ring), ring->phase + 1);
@@ -211,16 +216,16 @@ INLINE void load_d(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring
     }
 }
 
-/* One thread, along all tiles of its block; the groups are told that there are no more. */
+/* The producer thread: all tiles of its block, then a tile without steps, which ends the warpgroups. */
 INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, Layout a, Layout b) {
     HopperWalk walk = {0};
     Ring ring = {0};
     int32_t rank = block_x() % HOPPER_CLUSTER, cluster = block_x() / HOPPER_CLUSTER;
     for (int32_t round = 0;; round++) {
-        HopperTile t = hopper_tile(&h->product, s, &walk, schedule_entry(s, round, cluster), rank);
+        HopperTile t = hopper_tile(&h->gemm, s, &walk, schedule_entry(s, round, cluster), rank);
         if (t.steps == 0) {
             shared_barrier_wait(stage_empty(&ring), ring.phase + 1);
-            hopper_shared->tiles[round % HOPPER_TOLD] = t;
+            hopper_shared->tiles[round % HOPPER_TILES] = t;
             shared_barrier_arrive(stage_full(&ring));
             return;
         }
@@ -229,12 +234,12 @@ INLINE void load_tiles(const GemmHopper *h, uint64_t maps, const Schedule *s, La
     }
 }
 
-/* This warp is done with a stage: both blocks may fill it again. */
+/* Releases a stage on behalf of this warp, to the producers of both blocks. */
 INLINE void stage_release(int stage) {
     if (lane_id() == 0) UNROLL for (int i = 0; i < HOPPER_CLUSTER; i++) shared_barrier_arrive_at(&hopper_shared->empty[stage], i);
 }
 
-/* All threads of a group. */
+/* Barrier of the threads of a warpgroup. */
 INLINE void group_barrier(int group) { named_barrier_wait(1 + group, WARPGROUP); }
 
 /* -- Sums ---------------------------------------------------------------------------------------------------------- */
@@ -243,21 +248,18 @@ enum { SUMS = HOPPER_COLUMNS / 2 };
 
 #define TIED_128(x) TIED_32(x, 0), TIED_32(x, 32), TIED_32(x, 64), TIED_32(x, 96)
 #define NAMED_128                                                                                                                          \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "   \
-    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "   \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "   \
-    "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-    "%127}"
+    "{" NAMED_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "   \
+    "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "        \
+    "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
 
-/* 16 steps of the depth further on, in units of 16 bytes: 32 bytes of each row or 16 rows. */
+/* What 16 steps along k add to a descriptor, in units of 16 bytes: 32 bytes of each row, or 16 rows. */
 INLINE int descriptor_step(Layout layout) { return layout == LAYOUT_LINES ? 16 * 128 / 16 : 2; }
 
 #define WGMMA_256                                                                                                                          \
     "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " NAMED_128 ", a, b, add, 1, 1, %132, %133;\n"                                  \
     "add.s32 al, al, %130; add.s32 bl, bl, %131; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
 
-/* Starts to add the product of a stage. Until a wait the registers are the hardware's. */
+/* Starts x += A B for a stage. Until sums_wait, code must not touch x. */
 INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right, Layout a, Layout b) {
     __asm__ volatile("{ .reg .pred add; .reg .b64 a, b; .reg .b32 al, bl;\n"
                      "mov.b32 al, %128; mov.b32 bl, %129; mov.b64 a, {al, " DESCRIPTOR_UPPER "}; mov.b64 b, {bl, " DESCRIPTOR_UPPER "};\n"
@@ -268,11 +270,12 @@ INLINE void sums_start(float *x, LOCAL const bf16 *left, LOCAL const bf16 *right
         "n"(descriptor_step(b)), "n"(a == LAYOUT_LINES), "n"(b == LAYOUT_LINES)
         : "memory");
 }
-/* All products but the last that was started have read their stages. */
+/* Waits until all sums_start but the last have read their stages. */
 INLINE void sums_wait_for_earlier(void) { __asm__ volatile("wgmma.wait_group.sync.aligned 1;" : : : "memory"); }
 INLINE void sums_wait(float *x) { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" : TIED_128(x) : : "memory"); }
 
-/* Clears what a stage holds beyond `depth` steps, which are slots of another expert: the lines of A that this group reads, and all of B, as groups are not together. */
+/* Zeroes what a stage holds beyond `depth` steps along k, slots of another expert: the lines of A that this warpgroup
+ * reads, and all of B, since warpgroups are not synchronized. */
 INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
     int first = (depth > 0 ? depth : 0) * 128 + thread_id() % WARPGROUP * 16;
     UNROLL for (int i = 0; i <= B_BOXES; i++) {
@@ -284,12 +287,12 @@ INLINE void stage_cut(LOCAL bf16 *stage, int group, int32_t depth) {
     group_barrier(group);
 }
 
-/* x = alpha x, and so on: + bias, + D. */
+/* x *= alpha */
 INLINE void sums_scale(const GemmArguments *g, float *x) {
     if (g->alpha != 1) UNROLL for (int i = 0; i < SUMS; i++) x[i] *= g->alpha;
 }
 
-/* Adds stage number s of D to its sums. */
+/* x += beta D for the columns of stage s of D. */
 INLINE void sums_add_stage(const GemmArguments *g, Ring *ring, int group, float *x, const int s, const bool wide) {
     const int blocks = wide ? SUMS / 16 : SUMS / 8; /* of eight columns */
     int row = wave_id() % 4 * 16 + lane_id() / 4, lane = lane_id() % 4;
@@ -327,15 +330,15 @@ INLINE void sums_add_bias(const GemmArguments *g, float *x, int32_t column) {
 
 /* -- Writing ------------------------------------------------------------------------------------------------------- */
 
-/* A group's rows of a tile, in columns before `end`, in passes of OUT_BOXES boxes, which are as wide as stages of D: with `adds` each pass adds its own, while the sums
- * of those before leave registers free. */
+/* Writes a warpgroup's rows of a tile, columns before `end`, in passes of OUT_BOXES boxes, which are as wide as a stage
+ * of D. With `adds` each pass adds its stage of D, when the sums of earlier passes have freed their registers. */
 INLINE void write_boxes(
     const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, int32_t end, bool adds, float *x, const bool wide) {
     const int across = wide ? 32 : 64, columns = OUT_BOXES * across; /* of a box, of a pass */
-    int row = wave_id() % 4 * 16, lane = lane_id(), first = map_row(&h->product, t) + group * GROUP_ROWS;
+    int row = wave_id() % 4 * 16, lane = lane_id(), first = map_row(&h->gemm, t) + group * GROUP_ROWS;
     bool sends = thread_id() % WARPGROUP == 0;
     UNROLL for (int pass = 0; pass < HOPPER_COLUMNS / columns; pass++) {
-        if (adds) sums_add_stage(&h->product, ring, group, x, pass, wide);
+        if (adds) sums_add_stage(&h->gemm, ring, group, x, pass, wide);
         if (sends) copies_read();
         group_barrier(group);
         UNROLL for (int j = 0; j < columns / 8; j += 2) {
@@ -357,19 +360,19 @@ INLINE void write_boxes(
         for (int i = 0; i < OUT_BOXES && sends; i++) {
             int32_t column = t->column + pass * columns + i * across;
             if (column < end)
-                copy_box_out(maps + __builtin_offsetof(GemmHopper, c), column * (wide ? 2 : 1), first, map_sheet(&h->product, t),
+                copy_box_out(maps + __builtin_offsetof(GemmHopper, c), column * (wide ? 2 : 1), first, map_sheet(&h->gemm, t),
                     hopper_shared->out[group][i]);
         }
         if (sends) copy_out_commit();
     }
 }
 
-/* The same by pairs, where rows of the next expert follow. */
+/* Writes pairs of columns without TMA, where rows of the next expert follow in the same box. */
 INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, const float *x) {
     int32_t column = t->column + lane_id() % 4 * 2;
     UNROLL for (int r = 0; r < 2; r++) {
         int32_t row = t->row + group * GROUP_ROWS + wave_id() % 4 * 16 + lane_id() / 4 + 8 * r, columns = row < t->end ? g->n - column : 0;
-        int64_t at = place_of(g, t->slot, t->product, row, column);
+        int64_t at = place_of(g, t->slot, t->problem, row, column);
         UNROLL for (int j = 0; j < SUMS / 4; j++) {
             const float *pair = x + 4 * j + 2 * r;
             if (j * 8 >= columns) continue;
@@ -379,26 +382,28 @@ INLINE void write_pairs(const GemmArguments *g, const HopperTile *t, int group, 
     }
 }
 
-/* In words of sums in turn of a block's upper and lower eight rows: four lanes have a word each of both, and get four neighbours of the 16, two and two. All of one round go
- * before the next, so that none waits for another. */
+/* Exchanges words among the four lanes of a row. w holds, alternately, words of the upper and the lower eight rows of a
+ * block; afterwards a lane holds four adjacent elements of the 16 in each pair of words. All exchanges of one step come
+ * before the next step, so that none waits for another. */
 INLINE void exchange_rows(uint32_t *w, const int count) {
     UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 2);
     UNROLL for (int i = 0; i < count; i += 2) exchange_words(&w[i], &w[i + 1], 1);
 }
 
-/* Of a symmetric C the blocks of 64 x 64 above the diagonal, from those below: a warp's 16 rows from `first` on as columns. A lane stores four neighbours. */
+/* Writes the blocks of 64 x 64 above the diagonal of a symmetric C from those below: a warp's 16 rows from `first` on
+ * become columns. A lane stores four adjacent elements. */
 INLINE void write_mirror(const GemmArguments *g, const HopperTile *t, int32_t first, const float *x) {
     int32_t row = first + lane_id() % 4 * 4, column = t->column + lane_id() / 4, columns = row < t->end ? first / 64 * 64 - column : 0;
-    GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->product, column, row);
+    GLOBAL bf16 *to = (GLOBAL bf16 *)g->c + place_of(g, t->slot, t->problem, column, row);
     uint32_t w[SUMS / 2];
     UNROLL for (int i = 0; i < SUMS / 2; i++) w[i] = transpose_matrix(to_bf16_pair(x[2 * i], x[2 * i + 1]));
     exchange_rows(w, SUMS / 2);
     UNROLL for (int j = 0; j < SUMS / 4; j++) store_two_if(to + j * 8 * g->ldc, w[2 * j], w[2 * j + 1], j * 8 < columns);
 }
 
-/* Of a symmetric C only blocks of 64 x 64 on the diagonal and below it are written as they are. */
+/* Writes a tile of C. Where C is symmetric, only blocks of 64 x 64 on or below the diagonal are written as they are. */
 INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t, Ring *ring, int group, float *x) {
-    const GemmArguments *g = &h->product;
+    const GemmArguments *g = &h->gemm;
     int32_t first = t->row + group * GROUP_ROWS, end = g->symmetric ? least(first + GROUP_ROWS, g->n) : g->n;
     bool pairs = slots_are_rows(g) && first + GROUP_ROWS > t->end, adds = g->d && !g->symmetric && !pairs;
     if (g->d && !adds && g->wide) sums_add_d(g, ring, group, x, true);
@@ -411,7 +416,7 @@ INLINE void hopper_write(const GemmHopper *h, uint64_t maps, const HopperTile *t
 
 /* -- Tiles --------------------------------------------------------------------------------------------------------- */
 
-/* The sums of a tile, stage after stage. */
+/* Sums a tile, stage after stage. With `cuts`, its last stage may hold slots of the next expert. */
 INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, float *x, Layout a, Layout b) {
     int before = 0;
     for (int32_t step = 0; step < t->steps; step++) {
@@ -429,7 +434,7 @@ INLINE void tile_sums(const HopperTile *t, Ring *ring, int group, bool cuts, flo
     stage_release(before);
 }
 
-/* For a group without rows. */
+/* Releases the stages of a tile, for a warpgroup that has no rows of it. */
 INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     for (int32_t step = t->steps + d_steps(g); step > 0; step--) {
         shared_barrier_wait(stage_full(ring), ring->phase);
@@ -439,15 +444,15 @@ INLINE void tile_pass(const GemmArguments *g, const HopperTile *t, Ring *ring) {
     }
 }
 
-INLINE void make_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
-    const GemmArguments *g = &h->product;
+INLINE void consume_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
+    const GemmArguments *g = &h->gemm;
     int group = wave_id() / 4;
     bool cuts = a == LAYOUT_LINES && b == LAYOUT_LINES && g->slots_are_depth;
     Ring ring = {0};
     for (int32_t round = 0;; round++) {
         float x[SUMS];
         shared_barrier_wait(stage_full(&ring), ring.phase);
-        HopperTile t = hopper_shared->tiles[round % HOPPER_TOLD];
+        HopperTile t = hopper_shared->tiles[round % HOPPER_TILES];
         if (t.steps == 0) break;
         if (t.row + group * GROUP_ROWS >= t.end) {
             tile_pass(g, &t, &ring);
@@ -463,7 +468,7 @@ INLINE void make_tiles(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
 }
 
 INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout b) {
-    Schedule schedule = schedule_of(&h->product, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
+    Schedule schedule = schedule_of(&h->gemm, __nvvm_read_ptx_sreg_nctaid_x() / HOPPER_CLUSTER);
     if (thread_id() == 0) {
         for (int i = 0; i < HOPPER_STAGES; i++) {
             shared_barrier_init(&hopper_shared->full[i], 1);
@@ -473,7 +478,7 @@ INLINE void multiply_hopper(const GemmHopper *h, uint64_t maps, Layout a, Layout
         fence_shared_to_async();
     }
     cluster_barrier();
-    if (wave_id() < 2 * 4) make_tiles(h, maps, a, b);
+    if (wave_id() < 2 * 4) consume_tiles(h, maps, a, b);
     else if (lane_id() == 0) load_tiles(h, maps, &schedule, a, b);
     cluster_barrier();
 }

@@ -1,10 +1,12 @@
-/* What one block does of a matrix product: bf16 tiles of A and B on their way from global to shared memory, and the sums of a tile of C in registers. For
- * gemm.c alone; what runs on Hopper (gemm_hopper.h) shares the arguments.
+/* What one block does of a GEMM: bf16 tiles of A and B go from global to shared memory, and the sums of a tile of C
+ * stay in registers. For gpu_gemm.c alone; the Hopper kernels (gpu_gemm_hopper.h) share the arguments.
  *
- * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH of the depth k, in rows of shared memory that are permuted as mma.h says.
- * Either a row is a line, or it is one step of the depth for a panel of 32 or 64 lines; then a panel has TILE_DEPTH rows.
+ * A tile of an operand has `count` lines (rows of A, columns of B) and TILE_DEPTH steps along k, in swizzled rows of
+ * shared memory (mma.h). A row is either a line, or one step along k of a panel of 32 or 64 lines; a panel then has
+ * TILE_DEPTH rows.
  *
- * Sums: a wave makes 64 rows of a tile of C in blocks of 32 x 32 by mma.h. At the end it lays its part out in shared memory, row by row, in several passes. */
+ * A wave sums 64 rows of a tile of C in blocks of 32 x 32 (mma.h). At the end it writes its sums to shared memory, row
+ * by row, in several passes. */
 #pragma once
 
 #include "backend/gpu/mma.h"
@@ -20,13 +22,13 @@ typedef struct GemmArguments {
     GLOBAL const int32_t *offset; /* of the experts' slots, or NULL */
     int64_t lda, ldb, ldc, stride_a, stride_b, stride_c;
     int32_t m, n, k;         /* m, or k with slots_are_depth, is not used with offset */
-    int32_t products, tiles; /* tiles of a product whose size does not depend on offset */
+    int32_t problems, tiles; /* tiles of one problem, where its size does not depend on offset */
     float alpha, beta;
-    /* true or false, as words: */
+    /* Booleans: */
     int32_t transpose_a, transpose_b; /* read by gemm_any alone */
     int32_t slots_are_depth, symmetric;
     int32_t wide;  /* C and D are fp32 */
-    int32_t fours; /* C, D and bias can be accessed by aligned fours of columns, and C's rows too if it is symmetric */
+    int32_t fours; /* C, D and bias can be accessed by four aligned columns, and C by four rows if it is symmetric */
 } GemmArguments;
 
 #ifdef GPU_DEVICE
@@ -36,12 +38,12 @@ INLINE int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
 INLINE bool slots_are_rows(const GemmArguments *g) { return g->offset && !g->slots_are_depth; }
 
-/* Element (row, column) of the C or D of a product, which begins at slot `slot`, from their start. */
-INLINE int64_t place_of(const GemmArguments *g, int64_t slot, int32_t product, int32_t row, int32_t column) {
-    return (slots_are_rows(g) ? slot * g->ldc : product * g->stride_c) + row * g->ldc + column;
+/* Offset of element (row, column) of C or D of a problem whose first slot is `slot`. */
+INLINE int64_t place_of(const GemmArguments *g, int64_t slot, int32_t problem, int32_t row, int32_t column) {
+    return (slots_are_rows(g) ? slot * g->ldc : problem * g->stride_c) + row * g->ldc + column;
 }
 
-/* Row and column, in tiles, of tile `index` of a product whose tiles are counted band after band of rows, in a band column by column. */
+/* Row and column, in tiles, of tile `index` where tiles are numbered by bands of `band_rows` rows, column by column. */
 INLINE void place_in_band(int32_t index, int32_t band_rows, int32_t rows, int32_t columns, int32_t *row, int32_t *column) {
     int32_t band = index / (band_rows * columns), height = least(band_rows, rows - band * band_rows),
             inner = index - band * band_rows * columns;
@@ -49,7 +51,7 @@ INLINE void place_in_band(int32_t index, int32_t band_rows, int32_t rows, int32_
     *column = inner / height;
 }
 
-/* The same among the tiles that reach the diagonal or lie below it: row p has p + 1. */
+/* Row and column, in tiles, of tile `index` among those on or below the diagonal, of which row p has p + 1. */
 INLINE void place_below_diagonal(int32_t index, int32_t *row, int32_t *column) {
     int32_t p = (int32_t)(0.5f * (fast_sqrt(8.0f * (float)index + 1) - 1));
     while (p > 0 && p * (p + 1) / 2 > index) p--;
@@ -69,22 +71,22 @@ enum { STAGES = 1 };
 enum {
     A_ELEMENTS = TILE_ROWS * TILE_DEPTH,
     STAGE_ELEMENTS = A_ELEMENTS + TILE_COLUMNS * TILE_DEPTH,
-    PANEL_LINES = WAVE == 32 ? 32 : 64,                    /* what a wave reads of a panel must be known at compile time */
+    PANEL_LINES = WAVE == 32 ? 32 : 64,                    /* a wave reads constant parts of a panel */
     CHUNKS = TILE_COLUMNS * TILE_DEPTH / 8 / GEMM_THREADS, /* most that a thread reads of a tile */
 };
 
 /* -- From global to shared memory ---------------------------------------------------------------------------------- */
 
-/* Which neighbours in memory an operand has side by side: along the depth or from line to line, then in aligned chunks of eight; or it is read element by
+/* What is contiguous in memory, in aligned chunks of eight: steps along k, or lines. LAYOUT_ELEMENTS: read element by
  * element. */
 typedef enum Layout { LAYOUT_DEPTH, LAYOUT_LINES, LAYOUT_ELEMENTS } Layout;
 
-/* The reading of an operand, tile after tile along the depth. Lines that do not exist are read from the last one that does: their sums are never stored. Depth that
- * does not exist is zero. */
+/* Reads an operand, tile after tile along k. Lines beyond the last are read from the last: their sums are never stored.
+ * Steps beyond k are zero. */
 typedef struct Reader {
     GLOBAL const bf16 *data;                  /* line 0 of the next tile */
     int64_t step;                             /* to the next tile, in elements */
-    int32_t left;                             /* depth from data on */
+    int32_t left;                             /* steps along k from data on */
     int32_t offset[CHUNKS];                   /* from data to this thread's chunks; not of LAYOUT_ELEMENTS */
     int32_t line_stride, depth_stride, lines; /* of LAYOUT_ELEMENTS only */
 } Reader;
@@ -98,10 +100,10 @@ INLINE int chunk_column(Layout layout) { return thread_id() % (row_width(layout)
 INLINE LOCAL bf16 *chunk_at(LOCAL bf16 *tile, Layout layout, int i) {
     int width = row_width(layout), rows = GEMM_THREADS / (width / 8);
     return tile + tile_at(width, chunk_row(layout, 0), chunk_column(layout)) +
-           i * rows * width; /* rows are a multiple of the permutation's period */
+           i * rows * width; /* rows are a multiple of the swizzle's period */
 }
 
-/* `data` is line 0 of the tile at depth 0; `lines` and `depth` are what exists from there on. */
+/* `data` is line 0 of the tile at k = 0; `lines` and `depth` are the lines and steps along k from there on. */
 INLINE Reader reader_at(
     Layout layout, int count, GLOBAL const bf16 *data, int64_t line_stride, int64_t depth_stride, int32_t lines, int32_t depth) {
     Reader r = {.data = data, .step = TILE_DEPTH * depth_stride, .left = depth};
@@ -141,7 +143,8 @@ INLINE void reader_gather(Reader *r, LOCAL bf16 *tile, int count) {
 /* A tile under way, in registers. */
 typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
-/* Through a buffer descriptor without bounds of its own, to which an offset of -1 is out of bounds: such loads give zero. */
+/* Through a buffer descriptor without bounds of its own, to which an offset of -1 is out of bounds: such loads give
+ * zero. */
 INLINE void reader_fetch(Reader *r, Fetched *fetched, Layout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
     __amdgpu_buffer_rsrc_t buffer = __builtin_amdgcn_make_buffer_rsrc((void *)r->data, 0, 0x7fffffff, 0x00020000);
@@ -174,13 +177,13 @@ INLINE void copies_wait(void) { __asm__ volatile("cp.async.wait_group 1;" : : : 
 
 /* -- Passes -------------------------------------------------------------------------------------------------------- */
 
-/* What a wave lays out at once, 1024 or 2048 sums in fp32, with 16-byte chunks permuted against bank conflicts. */
+/* Sums that a wave writes to shared memory at once, 1,024 or 2,048 in fp32, their 16-byte chunks swizzled. */
 enum { PASS_ROWS = MMA, PASS_COLUMNS = WAVE == 64 ? 64 : 32 };
 enum { PASSES = TILE_ROWS * TILE_COLUMNS * WAVE / GEMM_THREADS / PASS_ROWS / PASS_COLUMNS };
 
 INLINE int pass_at(int row, int column) { return row * PASS_COLUMNS + ((column / 4 ^ ((row ^ row >> 3) & 7)) * 4 | column % 4); }
 
-/* Neighbours among the columns that mma.h gives to a lane. */
+/* Adjacent columns that a lane holds (mma.h). */
 #if defined __AMDGCN__
 enum { PASS_RUN = 4 };
 typedef f32x4 PassRun;
@@ -189,7 +192,7 @@ enum { PASS_RUN = 2 };
 typedef f32x2 PassRun;
 #endif
 
-/* All lanes of the wave see what others wrote to shared memory. */
+/* Barrier of the wave: its lanes see what others wrote to shared memory. */
 INLINE void wave_barrier(void) {
 #if defined __AMDGCN__
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
@@ -233,7 +236,7 @@ INLINE void sums_add(Sums *sums, LOCAL const bf16 *stage, Layout a, Layout b) {
     }
 }
 
-/* Lays out pass i, whose upper left sum is that of (pass_row(i), pass_column(i)) of the tile. */
+/* Writes pass i to shared memory; its upper left sum is that of (pass_row(i), pass_column(i)) of the tile. */
 INLINE void pass_write(const Sums *sums, LOCAL float *pass, int i) {
     int zero = opaque(0);
     UNROLL for (int j = 0; j < PASS_BLOCKS; j++) {

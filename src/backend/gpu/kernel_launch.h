@@ -18,9 +18,9 @@ typedef struct LaunchShape {
 /* Launches on the device's stream. `arguments` is the kernel's struct. */
 void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, const void *arguments);
 
-/* Describes a tensor of bf16 [sizes[2]][sizes[1]][sizes[0]], rows and sheets `strides` elements apart, for copies of
- * boxes of 64 x 64 to shared memory in 128-byte rows with the 128-byte swizzle. Multiples of 16 bytes throughout. False
- * where the device has no such engine or its driver does not know it. */
+/* Describes a bf16 tensor [sizes[2], sizes[1], sizes[0]], rows and sheets `strides` elements apart, for TMA copies of
+ * boxes of 64 x 64 to shared memory in 128-byte rows with the 128-byte swizzle. Address and strides are multiples of 16
+ * bytes. False where the device or its driver has no TMA. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
 
 /* Defines how a GPU runs an operation, with the function that gives its scratch where it needs some: GPU_OP(norm_grad,
@@ -46,15 +46,15 @@ static inline GemmType gpu_gradient_type(const OpCall *call) { return call->comp
 
 /* -- Shared by several files --------------------------------------------------------------------------------------- */
 
-/* Rows whose column sums one block makes; partial sums are then added in order of blocks (column_sums.c), so bits
- * depend on shapes alone. */
+/* Rows that one block sums into a partial sum per column; partial sums are then added in order of blocks
+ * (column_sums.c), so bits depend on shapes alone. */
 enum { REDUCE_ROWS = 64 };
 /* target[j] += sum over b of partials[b * columns + j]; fp32, 16-byte aligned. */
 void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns);
-/* The same where target is the gradient of a COMPUTE parameter: bf16 when the call says so. */
+/* gpu_add_partials where target is the gradient of a COMPUTE parameter: bf16 if call->compute_gradients, else fp32. */
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
-/* The same for `count` sums (at most 6) of each block, which lie one after another in partials [blocks, count,
- * columns]; NULL targets are left out. */
+/* gpu_add_partials for `count` targets (at most 6), from partials [blocks, count, columns]; NULL targets are
+ * skipped. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
-/* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is on the device. */
+/* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is device memory. */
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);

@@ -1,5 +1,6 @@
 /* Kernels: the embedded code objects for a GPU's target, loaded when they are first needed, all that are wanted at
- * once, and launched on the device's stream. Owns the loaded modules; called by ops' launchers through kernel_launch.h. */
+ * once, and launched on the device's stream. Owns the loaded modules; called by ops' launchers through
+ * kernel_launch.h. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +8,10 @@
 #include "backend/gpu/driver.h"
 #include "base/memory.h"
 
-enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
+enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_OPT_IN = 48 << 10 };
 
-/* -- Modules --------------------------------------------------------------------------------------------------------- */
+/* -- Modules
+ * --------------------------------------------------------------------------------------------------------- */
 
 bool modules_open(Gpu *gpu, Error *error) {
     const DeviceInfo *info = &gpu->device.info;
@@ -37,7 +39,7 @@ static int load_module(Gpu *gpu, Module *module) {
     return result;
 }
 
-/* Side by side: most of the time goes into compiling PTX. */
+/* Loads in parallel: most of the time goes into compiling PTX. */
 static void load_wanted(Gpu *gpu) {
     int results[gpu->module_count];
 #pragma omp parallel for schedule(dynamic)
@@ -83,9 +85,9 @@ static Function *find_function(Gpu *gpu, const GpuKernel *kernel) {
 
 /* -- Launches ------------------------------------------------------------------------------------------------------ */
 
-/* NVIDIA wants to be asked before a block may have much shared memory. */
+/* NVIDIA requires an opt-in for blocks with over 48 KiB of shared memory. */
 static bool allow_shared(Gpu *gpu, Function *function, int bytes) {
-    if (!gpu->call.function_attribute || bytes <= SHARED_WITHOUT_ASKING || bytes <= function->shared) return true;
+    if (!gpu->call.function_attribute || bytes <= SHARED_WITHOUT_OPT_IN || bytes <= function->shared) return true;
     function->shared = bytes;
     return GPU_CALL(gpu, function_attribute, function->handle, ATTRIBUTE_DYNAMIC_SHARED, bytes);
 }
@@ -104,8 +106,8 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
             driver_error_text(gpu, result), result);
 }
 
-/* Looked up only here: drivers that are too old to know it run the other kernels. Numbers are the header's: bf16,
- * 128-byte swizzle, 256 bytes at once into the second-level cache. */
+/* cuTensorMapEncodeTiled is looked up here, not in GpuApi: with drivers that lack it the kernels of older GPUs run. The
+ * numbers are those of cuda.h. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]) {
     enum { BF16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128 = 3, PROMOTE_256 = 3, FILL_ZERO = 0 };
     const Gpu *gpu = gpu_of(device);

@@ -229,24 +229,24 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 
 #endif
 
-/* Functions that both sections above define: operand_load(o, tile, width, row, column):             o[i][k] = tile[row
- * + i][column + k] operand_load_transposed(o, tile, width, row, column):  o[i][k] = tile[row + k][column + i]
- * operand_of(o, a):                                      o[i][k] = a[i][k], cast to bf16 accumulator_pack(a, r):
- * eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, cast to bf16 */
+/* Both sections above define these functions:
+ *   operand_load(o, tile, width, row, column)             o[i][k] = tile[row + i][column + k]
+ *   operand_load_transposed(o, tile, width, row, column)  o[i][k] = tile[row + k][column + i]
+ *   operand_of(o, a)                                      o[i][k] = a[i][k], cast to bf16
+ *   accumulator_pack(a, r)    eight adjacent columns of row accumulator_row(r) from accumulator_chunk() on, as bf16 */
 
 /* Column of element c of a lane: the lane's first column plus a constant. */
 INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
 
 /* Pass an operand from wave to wave through shared memory, in register layout: sizeof(Operand) / 16 rows of one chunk
  * per lane. */
+typedef struct OperandChunks { u32x4 x[sizeof(Operand) / 16]; } OperandChunks;
 INLINE void operand_to_shared(LOCAL u32x4 *place, const Operand *o) {
-    typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
-    Chunks chunks = __builtin_bit_cast(Chunks, *o);
+    OperandChunks chunks = __builtin_bit_cast(OperandChunks, *o);
     UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) place[i * WAVE + lane_id()] = chunks.x[i];
 }
 INLINE void operand_from_shared(Operand *o, LOCAL const u32x4 *place) {
-    typedef struct Chunks { u32x4 x[sizeof(Operand) / 16]; } Chunks;
-    Chunks chunks;
+    OperandChunks chunks;
     UNROLL for (unsigned i = 0; i < sizeof(Operand) / 16; i++) chunks.x[i] = place[i * WAVE + lane_id()];
     *o = __builtin_bit_cast(Operand, chunks);
 }

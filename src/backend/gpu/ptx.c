@@ -1,6 +1,6 @@
-/* PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads. Functions of
- * libnvJitLink carry the version that they came with in their names; the first of each major version is all that is
- * needed. */
+/* Compiles PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads. The
+ * library's function names carry the version that introduced them; those of the first version of each major are
+ * used. */
 #include "backend/gpu/driver.h"
 
 #include <dlfcn.h>
@@ -64,8 +64,8 @@ void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *targ
     char architecture[32];
     const char *options[] = {architecture, "-O3"};
     size_t size = 0;
-    /* The library compiles for linking: then a kernel cannot move registers between its groups of warps, and spills.
-     * The driver lets it. */
+    /* The library compiles relocatable code, where setmaxnreg has no effect and the kernel spills: the driver compiles
+     * it. */
     if (strstr(ptx, "setmaxnreg")) return NULL;
     snprintf(architecture, sizeof architecture, "-arch=%s", target);
     if (compiler->create(&link, 2, options) != 0) return NULL;

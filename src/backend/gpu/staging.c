@@ -1,7 +1,7 @@
-/* Large copies between ordinary host memory and a GPU. A driver moves such memory through a small buffer of its own
- * with one core; memory that it has pinned moves at full speed, but pinning as much as a checkpoint takes seconds, in
- * which the driver keeps every other call waiting. So a few slots are pinned once, and while the GPU is at some of
- * them, all cores are at another. Owns them; called by gpu_device.c. */
+/* Large copies between ordinary host memory and a GPU. A driver copies such memory through a small buffer with one
+ * core. Memory that it has pinned is copied at full speed, but pinning as much as a checkpoint takes seconds, in which
+ * the driver blocks every other call. So a few slots are pinned once, and while the GPU copies some of them, all cores
+ * copy another. Owns the slots and the list of pinned memory; called by gpu_device.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "backend/gpu/driver.h"
 
 enum { SLOTS = 4 };
-static const int64_t SLOT_BYTES = 8 << 20, LEAST_BYTES = 1 << 20; /* of a copy that is worth it */
+static const int64_t SLOT_BYTES = 8 << 20, LEAST_BYTES = 1 << 20; /* smaller copies are not staged */
 
 typedef struct Pinned {
     const char *memory;
@@ -18,7 +18,7 @@ typedef struct Pinned {
 
 struct Staging {
     char *slots[SLOTS];
-    void *events[SLOTS]; /* the GPU is done with the slot */
+    void *events[SLOTS]; /* happen when the GPU has finished with the slot */
 };
 
 void *staging_pin(Gpu *gpu, int64_t bytes) {
@@ -68,49 +68,49 @@ static bool staging_open(Gpu *gpu) {
     return true;
 }
 
-/* A recording must not refer to slots. */
-static bool worth_staging(Gpu *gpu, const char *host, int64_t bytes) {
+/* Not while recording: a recording must not refer to slots. */
+static bool should_stage(Gpu *gpu, const char *host, int64_t bytes) {
     return bytes >= LEAST_BYTES && !gpu->recording && !is_pinned(gpu, host) && (gpu->staging || staging_open(gpu));
 }
 
-static void copy_by_all(char *to, const char *from, int64_t bytes) {
-    const int64_t piece = 256 << 10;
+static void copy_parallel(char *to, const char *from, int64_t bytes) {
+    const int64_t block = 256 << 10;
 #pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < bytes; at += piece) memcpy(to + at, from + at, (size_t)(bytes - at < piece ? bytes - at : piece));
+    for (int64_t at = 0; at < bytes; at += block) memcpy(to + at, from + at, (size_t)(bytes - at < block ? bytes - at : block));
 }
 
-static int64_t piece_bytes(int64_t bytes, int64_t piece) {
-    int64_t left = bytes - piece * SLOT_BYTES;
+static int64_t chunk_bytes(int64_t bytes, int64_t chunk) {
+    int64_t left = bytes - chunk * SLOT_BYTES;
     return left < SLOT_BYTES ? left : SLOT_BYTES;
 }
 
 bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes) {
-    if (!worth_staging(gpu, from, bytes)) return false;
+    if (!should_stage(gpu, from, bytes)) return false;
     bool done = true;
     for (int64_t i = 0; i * SLOT_BYTES < bytes && done; i++) {
         char *slot = gpu->staging->slots[i % SLOTS];
         void *event = gpu->staging->events[i % SLOTS];
         done = GPU_CALL(gpu, event_synchronize, event);
-        copy_by_all(slot, from + i * SLOT_BYTES, piece_bytes(bytes, i));
-        done = done && GPU_CALL(gpu, upload, to + i * SLOT_BYTES, slot, (size_t)piece_bytes(bytes, i), gpu->stream) &&
+        copy_parallel(slot, from + i * SLOT_BYTES, chunk_bytes(bytes, i));
+        done = done && GPU_CALL(gpu, upload, to + i * SLOT_BYTES, slot, (size_t)chunk_bytes(bytes, i), gpu->stream) &&
                GPU_CALL(gpu, event_record, event, gpu->stream);
     }
     return true;
 }
 
 bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes) {
-    if (!worth_staging(gpu, to, bytes)) return false;
+    if (!should_stage(gpu, to, bytes)) return false;
     const Staging *staging = gpu->staging;
-    int64_t pieces = (bytes + SLOT_BYTES - 1) / SLOT_BYTES, ahead = pieces < SLOTS ? pieces : SLOTS;
+    int64_t chunks = (bytes + SLOT_BYTES - 1) / SLOT_BYTES, lag = chunks < SLOTS ? chunks : SLOTS;
     bool done = true;
-    for (int64_t i = 0; i < pieces + ahead && done; i++) {
-        int64_t full = i - ahead; /* the piece in the slot that is filled next */
+    for (int64_t i = 0; i < chunks + lag && done; i++) {
+        int64_t full = i - lag; /* the chunk in the slot that is filled next */
         if (full >= 0) {
             done = GPU_CALL(gpu, event_synchronize, staging->events[full % SLOTS]);
-            copy_by_all(to + full * SLOT_BYTES, staging->slots[full % SLOTS], piece_bytes(bytes, full));
+            copy_parallel(to + full * SLOT_BYTES, staging->slots[full % SLOTS], chunk_bytes(bytes, full));
         }
-        if (i < pieces && done)
-            done = GPU_CALL(gpu, download, staging->slots[i % SLOTS], (char *)from + i * SLOT_BYTES, (size_t)piece_bytes(bytes, i),
+        if (i < chunks && done)
+            done = GPU_CALL(gpu, download, staging->slots[i % SLOTS], (char *)from + i * SLOT_BYTES, (size_t)chunk_bytes(bytes, i),
                        gpu->stream) &&
                    GPU_CALL(gpu, event_record, staging->events[i % SLOTS], gpu->stream);
     }

@@ -1,8 +1,8 @@
 /* See vendor_gemm.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of
  * ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the library's
- * handle, its workspace, descriptors of every product seen and, while a product is tried for the first time, memory for
- * a second C. */
-#include "backend/gpu/vendor_gemm_internal.h"
+ * handle, its workspace, descriptors of every shape seen and, while a shape is tried for the first time, memory for a
+ * second C. */
+#include "backend/gpu/vendor_gemm.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -19,18 +19,12 @@
 
 enum { MOST_PROPOSALS = 8, ALGORITHM_WORDS = GEMM_ALGORITHM_MOST_BYTES / 8, BANDS = 3, BAND_ROWS = 8 };
 static const uint64_t WORKSPACE_BYTES = 64 << 20;
-static const int64_t SCRATCH_BYTES = 256 << 20; /* of a trial, at most: more would show in the memory that a run takes */
+static const int64_t SCRATCH_BYTES = 256 << 20; /* most of a trial: more would raise the peak memory of a run */
 
 /* -- The two libraries --------------------------------------------------------------------------------------------- */
 
-enum {
-    TYPE_F32 = 0,
-    TYPE_BF16 = 14,
-    TYPE_E4M3 = 28,
-    TYPE_E4M3_FNUZ = 1000,
-    EPILOGUE_BIAS = 4,
-    PREFERENCE_WORKSPACE = 1
-}; /* the same in both */
+/* Numbers that both libraries share: data types, epilogue, attribute of a preference. */
+enum { TYPE_F32 = 0, TYPE_BF16 = 14, TYPE_E4M3 = 28, TYPE_E4M3_FNUZ = 1000, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
 
 #define LT_API(CALL)                                                                                                                           \
     CALL(create, "Create", (void **handle))                                                                                                    \
@@ -63,50 +57,29 @@ typedef struct Library {
     bool nvidia;
 } Library;
 
+/* In the order of the struct: names and files; values; attributes; bytes of an algorithm; whether it is NVIDIA's. */
 static const Library libraries[] = {
-    [DEVICE_HIP] = {.name = "hipBLASLt",
-        .prefix = "hipblasLt",
-        .files = {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"},
-        .compute_f32 = 2,
-        .straight = 111,
-        .transposed = 112,
-        .set_transpose_a = 0,
-        .set_transpose_b = 1,
-        .set_epilogue = 2,
-        .set_bias = 3,
-        .set_bias_type = 4,
-        .algorithm_bytes = 24},
-    [DEVICE_CUDA] = {.name = "cuBLASLt",
-        .prefix = "cublasLt",
-        .files = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
-        .compute_f32 = 68,
-        .straight = 0,
-        .transposed = 1,
-        .set_transpose_a = 3,
-        .set_transpose_b = 4,
-        .set_epilogue = 7,
-        .set_bias = 8,
-        .set_bias_type = 26,
-        .algorithm_bytes = 64,
-        .nvidia = true},
+    [DEVICE_HIP] = {"hipBLASLt", "hipblasLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4,
+        24},
+    [DEVICE_CUDA] = {"cuBLASLt", "cublasLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 64, 1},
 };
 enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
 
-/* cuBLASLt's preferences. Sums in pieces of K may meet in fp32 in the workspace, not in C itself. */
-enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDIA_PREFERENCE_ALIGNMENT = 5 /* of A; B, C, D follow */ };
+/* cuBLASLt's preferences. Split-K sums may be reduced in fp32 in the workspace, not in C itself. The alignment is that
+ * of A; those of B, C and D are the next numbers. */
+enum { NVIDIA_PREFERENCE_REDUCTION = 3, NVIDIA_REDUCTION_COMPUTE_TYPE = 2, NVIDIA_PREFERENCE_ALIGNMENT = 5 };
 
 /* -- What is remembered -------------------------------------------------------------------------------------------- */
 
-/* All that an algorithm depends on. Compared as bytes. */
+/* All of a GEMM that an algorithm depends on. Compared as bytes. */
 typedef struct Shape {
     int64_t m, n, k, lda, ldb, ldc;
     int16_t align_a, align_b, align_c; /* bytes, at most 256 */
-    uint8_t transpose_a, transpose_b, accumulate, wide, bias, fp8, zero[4];
+    uint8_t transpose_a, transpose_b, accumulate, f32_output, bias, fp8, zero[4];
 } Shape;
 static_assert(sizeof(Shape) == 6 * 8 + 3 * 2 + 10, "Shape has no padding");
 
-/* A product in the library's terms, which are column-major: its D is our C transposed, so its A is our B and its B our
- * A. */
+/* A GEMM in the library's column-major terms: its D is our C transposed, so its A is our B and its B our A. */
 typedef struct Problem { void *operation, *a, *b, *d; } Problem;
 
 typedef struct Solution {
@@ -117,11 +90,12 @@ typedef struct Solution {
     uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias as it is */
 } Solution;
 
-/* An algorithm of the library, or smelt's own kernel, which is remembered by bits that are none of the library's. */
+/* An algorithm of the library, or smelt's kernel, which the cache holds as all ones, bits that are none of the
+ * library's. */
 typedef struct Proposal {
     uint64_t algorithm[ALGORITHM_WORDS];
-    bool own;
-    int rank; /* in the library's own order; smelt's comes last */
+    bool smelt;
+    int rank; /* in the library's order; smelt's kernel comes last */
     double seconds;
 } Proposal;
 
@@ -131,7 +105,7 @@ struct VendorGemm {
     LtApi call;
     void *file, *handle, *workspace;
     char name[48];
-    AutotuneCache *choices;
+    AutotuneCache *cache;
     Solution *solutions;
     int solution_count;
 };
@@ -185,7 +159,7 @@ VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error) {
         vendor_gemm_close(v);
         return NULL;
     }
-    v->choices = autotune_cache_open(host->cache_path, info->name, v->name, v->library->algorithm_bytes);
+    v->cache = autotune_cache_open(host->cache_path, info->name, v->name, v->library->algorithm_bytes);
     return v;
 }
 
@@ -205,7 +179,7 @@ void vendor_gemm_close(VendorGemm *v) {
         device_free(v->host.device, solution->bias, solution->shape.n * (int64_t)sizeof *solution->bias);
     }
     if (v->workspace) device_free(v->host.device, v->workspace, (int64_t)WORKSPACE_BYTES);
-    if (v->choices) autotune_cache_close(v->choices);
+    if (v->cache) autotune_cache_close(v->cache);
     if (v->handle) v->call.destroy(v->handle);
     if (v->file) dlclose(v->file);
     free(v->solutions);
@@ -224,28 +198,15 @@ static int16_t alignment_of(const void *memory) {
 }
 
 static Shape shape_of(const Gemm *g) {
-    return (Shape){.m = g->m,
-        .n = g->n,
-        .k = g->k,
-        .lda = g->lda,
-        .ldb = g->ldb,
-        .ldc = g->ldc,
-        .align_a = alignment_of(g->a),
-        .align_b = alignment_of(g->b),
-        .align_c = alignment_of(g->c),
-        .transpose_a = g->transpose_a,
-        .transpose_b = g->transpose_b,
-        .accumulate = g->accumulate,
-        .wide = g->output == GEMM_F32,
-        .bias = g->bias != NULL,
-        .fp8 = g->input == GEMM_FP8};
+    return (Shape){g->m, g->n, g->k, g->lda, g->ldb, g->ldc, alignment_of(g->a), alignment_of(g->b), alignment_of(g->c), g->transpose_a,
+        g->transpose_b, g->accumulate, .f32_output = g->output == GEMM_F32, .bias = g->bias != NULL, .fp8 = g->input == GEMM_FP8};
 }
 
 static void describe(const Shape *s, char text[256]) {
     snprintf(text, 256, "%c%c m=%lld n=%lld k=%lld ld=%lld,%lld,%lld aligned=%d,%d,%d %s%s%s%s", s->transpose_a ? 't' : 'n',
         s->transpose_b ? 't' : 'n', (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb,
-        (long long)s->ldc, s->align_a, s->align_b, s->align_c, s->fp8 ? "fp8>" : "", s->wide ? "fp32" : "bf16", s->accumulate ? "+=" : "",
-        s->bias ? " bias" : "");
+        (long long)s->ldc, s->align_a, s->align_b, s->align_c, s->fp8 ? "fp8>" : "", s->f32_output ? "fp32" : "bf16",
+        s->accumulate ? "+=" : "", s->bias ? " bias" : "");
 }
 
 static bool is_offered(const Gemm *g) {
@@ -288,7 +249,7 @@ static bool problem_open(VendorGemm *v, const Gemm *g, Problem *problem) {
     return done;
 }
 
-/* `bias` is a bf16 copy to use instead of the product's, or NULL. Returns the library's status, 0 when all is well. */
+/* `bias` is a bf16 copy to use instead of g->bias, or NULL. Returns the library's status, 0 when all is well. */
 static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorithm, const Gemm *g, uint16_t *bias) {
     static const float zero = 0, one = 1;
     if (g->bias) {
@@ -304,29 +265,30 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
         problem->d, g->c, problem->d, algorithm, v->workspace, WORKSPACE_BYTES, v->host.stream);
 }
 
-/* -- Choosing: race, verification, ban ------------------------------------------------------------------------------ */
+/* -- Choosing: race, verification, ban
+ * ------------------------------------------------------------------------------ */
 
-/* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
- *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's own kernel takes part in the race as one
- *      more, except in fp8, which it does not have.
- *   2. An algorithm that the autotune cache remembers for this shape skips the race, if the library still offers it.
- *      Otherwise measure_all times each on the GEMM itself and sorts them.
- *   3. is_trusted verifies the fastest: the same bits when it runs twice, and the rows of smelt's own kernel within
- *      rounding on a sample. One that fails is banned for this shape with a warning, and the next is verified.
- *   4. The winner is remembered, in memory and in the cache. Where smelt's own kernel wins, or nobody is trusted, the
- *      vendor declines this shape for the rest of the process. */
+/* The first run of a shape chooses who computes it from then on (solve, at the end of the file): 1. propose: the
+ * library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more, except in fp8,
+ * which it does not have. 2. An algorithm that the autotune cache remembers for this shape skips the race, if the
+ * library still offers it. Otherwise measure_all times each on the GEMM itself and sorts them. 3. is_trusted verifies
+ * the fastest: the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that
+ * fails is banned for this shape with a warning, and the next is verified. 4. The winner is remembered, in memory and
+ * in the cache. Where smelt's kernel wins, or no algorithm is trusted, vendor_gemm_run declines this shape for the rest
+ * of the process. */
 
-/* A product as it is tried out: itself where running it twice does no harm; where it adds to C, one that adds to other
- * memory, with fewer rows where there is no such room for all of them. */
+/* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
+ * scratch memory instead, with as many rows as there is room for. */
 typedef struct Trial {
-    Gemm product;
+    Gemm gemm;
     Problem problem;
     uint16_t *bias;
     void *scratch;
     int64_t scratch_bytes;
 } Trial;
 
-/* Rows first[0 .. bands) and the next rows[..] - 1 after each are looked at: the first, some in the middle, the last. */
+/* The rows of C that are verified: `bands` bands of `rows` rows from first[i] on: at the start, the middle and
+ * the end. */
 typedef struct Sample {
     int bands;
     int64_t first[BANDS], rows;
@@ -366,39 +328,39 @@ static int propose(VendorGemm *v, const Solution *solution, Proposal proposals[M
         proposals[count] = (Proposal){.rank = i};
         memcpy(proposals[count++].algorithm, result, algorithm_bytes);
     }
-    if (!v->host.own_races || solution->shape.fp8) return count;
-    proposals[count] = (Proposal){.own = true, .rank = MOST_PROPOSALS};
+    if (!v->host.reference_races || solution->shape.fp8) return count;
+    proposals[count] = (Proposal){.smelt = true, .rank = MOST_PROPOSALS};
     memset(proposals[count++].algorithm, 0xff, algorithm_bytes);
     return count;
 }
 
 static void trial_close(VendorGemm *v, Trial *trial) {
-    if (trial->product.accumulate) problem_close(v, &trial->problem);
+    if (trial->gemm.accumulate) problem_close(v, &trial->problem);
     if (trial->scratch) device_free(v->host.device, trial->scratch, trial->scratch_bytes);
 }
 
-static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *product, Trial *trial) {
+static bool trial_open(VendorGemm *v, const Solution *solution, const Gemm *gemm, Trial *trial) {
     Error error;
-    *trial = (Trial){.product = *product, .problem = solution->problem, .bias = solution->bias};
-    if (!product->accumulate) return true;
+    *trial = (Trial){.gemm = *gemm, .problem = solution->problem, .bias = solution->bias};
+    if (!gemm->accumulate) return true;
     trial->problem = (Problem){0};
-    int64_t row = product->ldc * output_bytes(product), room = device_available(v->host.device) / 2;
+    int64_t row = gemm->ldc * output_bytes(gemm), room = device_available(v->host.device) / 2;
     if (room > SCRATCH_BYTES) room = SCRATCH_BYTES;
-    if (trial->product.m > room / row) trial->product.m = room / row;
-    if (trial->product.m <= 0) return false;
-    trial->scratch_bytes = trial->product.m * row;
-    trial->scratch = trial->product.c = device_allocate(v->host.device, trial->scratch_bytes, &error);
-    return trial->scratch && problem_open(v, &trial->product, &trial->problem);
+    if (trial->gemm.m > room / row) trial->gemm.m = room / row;
+    if (trial->gemm.m <= 0) return false;
+    trial->scratch_bytes = trial->gemm.m * row;
+    trial->scratch = trial->gemm.c = device_allocate(v->host.device, trial->scratch_bytes, &error);
+    return trial->scratch && problem_open(v, &trial->gemm, &trial->problem);
 }
 
 static int run_once(VendorGemm *v, const Trial *trial, const Proposal *proposal) {
-    if (!proposal->own) return launch(v, &trial->problem, proposal->algorithm, &trial->product, trial->bias);
-    v->host.own(v->host.device, &trial->product);
+    if (!proposal->smelt) return launch(v, &trial->problem, proposal->algorithm, &trial->gemm, trial->bias);
+    v->host.reference(v->host.device, &trial->gemm);
     return 0;
 }
 
-/* Seconds of one run, the median of three; infinite where it fails. Runs that are over in no time are repeated. One
- * that starts out much slower than `best`, and not for the cost of launching it, is not measured again. */
+/* Seconds of one run, the median of three; infinite where it fails. Runs shorter than 100 us are repeated. An algorithm
+ * whose first run is over 10% and 100 us slower than `best` is not measured again. */
 static double measure(VendorGemm *v, const Trial *trial, const Proposal *proposal, double best) {
     enum { RUNS = 3, MOST_REPEATS = 20 };
     const double enough = 100e-6;
@@ -420,8 +382,8 @@ static int compare_proposals(const void *a, const void *b) {
     return x->seconds != y->seconds ? compare_doubles(&x->seconds, &y->seconds) : x->rank - y->rank;
 }
 
-/* Sorts them by their time. Those within 3% of the best count as equal and stay in the library's order, so that noise
- * seldom decides. */
+/* Times all proposals and sorts them, fastest first. Those within 3% of the best count as equal and stay in the
+ * library's order, so that noise seldom decides. */
 static void measure_all(VendorGemm *v, const Trial *trial, Proposal *proposals, int count) {
     double best = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -442,9 +404,9 @@ static Sample sample_of(const Gemm *g) {
 
 static int64_t band_bytes(const Gemm *g, const Sample *sample) { return ((sample->rows - 1) * g->ldc + g->n) * output_bytes(g); }
 
-/* C's rows of the sample, band after band, as the algorithm makes them. NULL when it fails. The caller frees. */
+/* The sample's rows of C as the algorithm computes them, band after band. NULL when it fails. The caller frees. */
 static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sample, const uint64_t *algorithm) {
-    const Gemm *g = &trial->product;
+    const Gemm *g = &trial->gemm;
     if (g->accumulate) device_fill(v->host.device, trial->scratch, 0, trial->scratch_bytes);
     if (launch(v, &trial->problem, algorithm, g, trial->bias) != 0) return NULL;
     int64_t bytes = band_bytes(g, sample);
@@ -454,8 +416,8 @@ static char *sampled_rows(VendorGemm *v, const Trial *trial, const Sample *sampl
     return rows;
 }
 
-/* The same rows from smelt's own kernel. NULL without memory. */
-static char *own_rows(VendorGemm *v, const Gemm *g, const Sample *sample) {
+/* The sample's rows of C as smelt's kernel computes them, band after band. NULL without memory. The caller frees. */
+static char *reference_rows(VendorGemm *v, const Gemm *g, const Sample *sample) {
     Error error;
     int64_t bytes = band_bytes(g, sample);
     void *c = device_allocate(v->host.device, bytes, &error);
@@ -466,7 +428,7 @@ static char *own_rows(VendorGemm *v, const Gemm *g, const Sample *sample) {
         band.a = (const char *)g->a + sample->first[i] * (g->transpose_a ? 1 : g->lda) * 2;
         band.c = c;
         band.accumulate = false;
-        v->host.own(v->host.device, &band);
+        v->host.reference(v->host.device, &band);
         device_download(v->host.device, rows + i * bytes, c, bytes);
     }
     if (c) device_free(v->host.device, c, bytes);
@@ -481,21 +443,21 @@ static double element(const Gemm *g, const char *rows, int64_t index) {
     return g->output == GEMM_BF16 ? bf16.value : ((const float *)rows)[index];
 }
 
-/* Two fp32 sums of the same products in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element;
- * where terms cancel by a small part of the matrix's size. Twice that is allowed; a wrong element is off by the
- * matrix's size. Elements that are not finite in ours say nothing. */
-static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *own, char why[128]) {
+/* Two fp32 sums of the same terms in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element, or
+ * where terms cancel by a small part of the root mean square of the band. Twice that is allowed; a wrong element is off
+ * by about the root mean square. Elements that are not finite in the reference are not compared. */
+static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *reference, char why[128]) {
     const double tolerance = 1.0 / 64;
-    for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), own += band_bytes(g, sample)) {
+    for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), reference += band_bytes(g, sample)) {
         double squares = 0;
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
-            double x = element(g, own, i / g->n * g->ldc + i % g->n);
+            double x = element(g, reference, i / g->n * g->ldc + i % g->n);
             if (isfinite(x)) squares += x * x;
         }
         double size = sqrt(squares / (double)(sample->rows * g->n));
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
             int64_t at = i / g->n * g->ldc + i % g->n;
-            double x = element(g, rows, at), expected = element(g, own, at);
+            double x = element(g, rows, at), expected = element(g, reference, at);
             if (!isfinite(expected) || fabs(x - expected) <= tolerance * (fabs(expected) + size)) continue;
             snprintf(why, 128, "row %lld column %lld is %g instead of %g", (long long)(sample->first[band] + i / g->n),
                 (long long)(i % g->n), x, expected);
@@ -506,23 +468,23 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
 }
 
 static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
-    Sample sample = sample_of(&trial->product);
+    Sample sample = sample_of(&trial->gemm);
     char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    bool compared = v->host.own && trial->product.input == GEMM_BF16;
-    char *own = compared ? own_rows(v, &trial->product, &sample) : NULL;
+    bool compared = v->host.reference && trial->gemm.input == GEMM_BF16;
+    char *reference = compared ? reference_rows(v, &trial->gemm, &sample) : NULL;
     bool good = rows && again;
     snprintf(why, 128, "it does not run");
-    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->product, &sample)))) {
+    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) {
         snprintf(why, 128, "it gives other bits from run to run");
         good = false;
     }
     if (good && compared) {
         snprintf(why, 128, "there is no memory to check it");
-        good = own && rows_agree(&trial->product, &sample, rows, own, why);
+        good = reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
     }
     free(rows);
     free(again);
-    free(own);
+    free(reference);
     return good;
 }
 
@@ -530,7 +492,7 @@ static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm,
 static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *proposal, const char *shape) {
     char why[128];
     Error error;
-    bool good = proposal->own || verify(v, trial, proposal->algorithm, why);
+    bool good = proposal->smelt || verify(v, trial, proposal->algorithm, why);
     if (!device_ok(v->host.device, &error)) return false;
     if (!good) log_warn("%s: algorithm %016llx for %s is not used: %s", v->name, (unsigned long long)proposal->algorithm[0], shape, why);
     return good;
@@ -539,7 +501,7 @@ static bool is_trusted(VendorGemm *v, const Trial *trial, const Proposal *propos
 /* The remembered algorithm, where the library still proposes it. */
 static const Proposal *find_remembered(VendorGemm *v, const Proposal *proposals, int count, const char *shape) {
     uint64_t algorithm[ALGORITHM_WORDS] = {0};
-    if (!autotune_cache_find(v->choices, shape, algorithm)) return NULL;
+    if (!autotune_cache_find(v->cache, shape, algorithm)) return NULL;
     for (int i = 0; i < count; i++)
         if (!memcmp(proposals[i].algorithm, algorithm, sizeof algorithm)) return &proposals[i];
     return NULL;
@@ -551,7 +513,7 @@ static const Proposal *choose(VendorGemm *v, const Trial *trial, Proposal *propo
     measure_all(v, trial, proposals, count);
     for (int i = 0; i < count && proposals[i].seconds < INFINITY; i++)
         if (is_trusted(v, trial, &proposals[i], shape)) {
-            autotune_cache_add(v->choices, shape, proposals[i].algorithm);
+            autotune_cache_add(v->cache, shape, proposals[i].algorithm);
             return &proposals[i];
         }
     return NULL;
@@ -565,8 +527,8 @@ static Solution *find_solution(VendorGemm *v, const Shape *shape) {
     return NULL;
 }
 
-/* A shape's first run. C is as before, or the product. */
-static Solution *solve(VendorGemm *v, const Gemm *product, const Shape *shape) {
+/* Chooses who computes a shape from now on. C is left as it was or, without `accumulate`, may hold A B. */
+static Solution *solve(VendorGemm *v, const Gemm *gemm, const Shape *shape) {
     Proposal proposals[MOST_PROPOSALS + 1];
     Trial trial = {0};
     Error error;
@@ -575,22 +537,22 @@ static Solution *solve(VendorGemm *v, const Gemm *product, const Shape *shape) {
     Solution *solution = &v->solutions[v->solution_count++];
     *solution = (Solution){.shape = *shape};
     describe(shape, text);
-    if (casts_bias(v, product)) solution->bias = device_allocate(v->host.device, product->n * (int64_t)sizeof *solution->bias, &error);
-    if ((casts_bias(v, product) && !solution->bias) || !problem_open(v, product, &solution->problem)) return solution;
+    if (casts_bias(v, gemm)) solution->bias = device_allocate(v->host.device, gemm->n * (int64_t)sizeof *solution->bias, &error);
+    if ((casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem)) return solution;
     int count = propose(v, solution, proposals);
-    if (trial_open(v, solution, product, &trial)) {
+    if (trial_open(v, solution, gemm, &trial)) {
         const Proposal *choice = choose(v, &trial, proposals, count, text);
-        solution->trusted = choice && !choice->own;
+        solution->trusted = choice && !choice->smelt;
         if (choice) memcpy(solution->algorithm, choice->algorithm, sizeof solution->algorithm);
     }
     trial_close(v, &trial);
     return solution;
 }
 
-bool vendor_gemm_run(VendorGemm *v, const Gemm *product, bool recording) {
-    if (!is_offered(product)) return false;
-    Shape shape = shape_of(product);
+bool vendor_gemm_run(VendorGemm *v, const Gemm *gemm, bool recording) {
+    if (!is_offered(gemm)) return false;
+    Shape shape = shape_of(gemm);
     Solution *solution = find_solution(v, &shape);
-    if (!solution && !recording) solution = solve(v, product, &shape);
-    return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, product, solution->bias) == 0;
+    if (!solution && !recording) solution = solve(v, gemm, &shape);
+    return solution && solution->trusted && launch(v, &solution->problem, solution->algorithm, gemm, solution->bias) == 0;
 }

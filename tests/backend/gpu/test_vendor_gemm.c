@@ -43,11 +43,11 @@ typedef struct GemmCase {
     Operand a, b, c, bias;
 } GemmCase;
 
-static VendorGemm *open_library(const char *choices) {
+static VendorGemm *open_library(const char *cache_path) {
     Error error = {0};
     Device *device = check_gpu();
     VendorGemmHost host = {
-        .device = device, .stream = gpu_of(device)->stream, .own = gpu_gemm, .cast = gpu_cast_to_bf16, .cache_path = choices};
+        .device = device, .stream = gpu_of(device)->stream, .reference = gpu_gemm, .cast = gpu_cast_to_bf16, .cache_path = cache_path};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     if (!vendor) {
         print_message("skipped: %s\n", error.message);
@@ -284,7 +284,7 @@ static void a_new_shape_is_declined_while_recording(void **state) {
 
 /* -- The judge ----------------------------------------------------------------------------------------------------- */
 
-static void wrong_own(Device *device, const Gemm *gemm) {
+static void wrong_reference(Device *device, const Gemm *gemm) {
     int64_t elements = (gemm->m - 1) * gemm->ldc + gemm->n;
     device_fill(device, gemm->c, 0x40, elements * (gemm->output == GEMM_BF16 ? 2 : 4));
 }
@@ -293,7 +293,8 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     (void)state;
     vendor_gemm_close(open_library(NULL)); /* skips */
     Error error = {0};
-    VendorGemmHost host = {.device = check_device(), .stream = gpu_of(check_device())->stream, .own = wrong_own, .cast = gpu_cast_to_bf16};
+    VendorGemmHost host = {
+        .device = check_device(), .stream = gpu_of(check_device())->stream, .reference = wrong_reference, .cast = gpu_cast_to_bf16};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     GemmCase p = new_gemm((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, false));
@@ -304,7 +305,7 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     vendor_gemm_close(vendor);
 }
 
-/* -- The file of choices ------------------------------------------------------------------------------------------- */
+/* -- The autotune cache -------------------------------------------------------------------------------------------- */
 
 static char *temporary_folder(void) {
     char *folder = memory_copy_string("/tmp/smelt-test-gemm-XXXXXX");
@@ -324,57 +325,57 @@ static int64_t size_of(const char *path) {
     return stat(path, &status) == 0 ? status.st_size : -1;
 }
 
-static void choices_are_found_again_by_their_device_library_and_shape(void **state) {
+static void algorithms_are_found_again_by_their_device_library_and_shape(void **state) {
     (void)state;
-    char *folder = temporary_folder(), *path = memory_format("%s/new/folder/choices", folder), found[4];
-    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
-    autotune_cache_add(choices, "m=1", "\x01\x02\xfe\xff");
-    autotune_cache_add(choices, "m=2", "abcd");
-    autotune_cache_add(choices, "m=1", "\x05\x02\xfe\xff");
-    autotune_cache_close(choices);
-    choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
-    assert_true(autotune_cache_find(choices, "m=1", found));
+    char *folder = temporary_folder(), *path = memory_format("%s/new/folder/cache", folder), found[4];
+    AutotuneCache *cache = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    autotune_cache_add(cache, "m=1", "\x01\x02\xfe\xff");
+    autotune_cache_add(cache, "m=2", "abcd");
+    autotune_cache_add(cache, "m=1", "\x05\x02\xfe\xff");
+    autotune_cache_close(cache);
+    cache = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    assert_true(autotune_cache_find(cache, "m=1", found));
     assert_memory_equal(found, "\x05\x02\xfe\xff", 4);
-    assert_true(autotune_cache_find(choices, "m=2", found));
+    assert_true(autotune_cache_find(cache, "m=2", found));
     assert_memory_equal(found, "abcd", 4);
-    assert_false(autotune_cache_find(choices, "m=3", found));
-    autotune_cache_close(choices);
+    assert_false(autotune_cache_find(cache, "m=3", found));
+    autotune_cache_close(cache);
     static const char *const others[][2] = {{"GPU", "Lt 2"}, {"GPU 2", "Lt 1"}};
     for (int i = 0; i < 2; i++) {
-        choices = autotune_cache_open(path, others[i][0], others[i][1], 4);
-        assert_false(autotune_cache_find(choices, "m=1", found));
-        autotune_cache_close(choices);
+        cache = autotune_cache_open(path, others[i][0], others[i][1], 4);
+        assert_false(autotune_cache_find(cache, "m=1", found));
+        autotune_cache_close(cache);
     }
     free(path);
     remove_folder(folder);
 }
 
-static void lines_that_are_not_choices_are_passed_over(void **state) {
+static void lines_of_another_form_are_skipped(void **state) {
     (void)state;
-    char *folder = temporary_folder(), *path = memory_format("%s/choices", folder), found[4];
+    char *folder = temporary_folder(), *path = memory_format("%s/cache", folder), found[4];
     write_text(path, "\n\t\t\t\nGPU\tLt 1\nGPU\tLt 1\tshort\t0102\nGPU\tLt 1\tlong\t0102030405\nGPU\tLt 1\tletters\t0102030g\nGPU\tLt "
                      "1\tcapitals\t0102030A\n"
                      "GPU\tLt 1\tno algorithm\nGPU\tLt 1\tgood\t61626364\nGPU\tLt 1\tcut\t616263");
-    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    AutotuneCache *cache = autotune_cache_open(path, "GPU", "Lt 1", 4);
     static const char *const bad[] = {"", "short", "long", "letters", "capitals", "no algorithm", "cut"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(autotune_cache_find(choices, bad[i], found));
-    assert_true(autotune_cache_find(choices, "good", found));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(autotune_cache_find(cache, bad[i], found));
+    assert_true(autotune_cache_find(cache, "good", found));
     assert_memory_equal(found, "abcd", 4);
-    autotune_cache_close(choices);
+    autotune_cache_close(cache);
     free(path);
     remove_folder(folder);
 }
 
-static void a_file_that_cannot_be_used_leaves_choices_in_memory(void **state) {
+static void a_file_that_cannot_be_used_leaves_the_cache_in_memory(void **state) {
     (void)state;
     char *folder = temporary_folder(), *fifo = memory_format("%s/fifo", folder), found[4];
     assert_int_equal(mkfifo(fifo, 0600), 0);
-    const char *const paths[] = {NULL, folder, fifo, "/proc/none/choices"};
+    const char *const paths[] = {NULL, folder, fifo, "/proc/none/cache"};
     for (int i = 0; i < 4; i++) {
-        AutotuneCache *choices = autotune_cache_open(paths[i], "GPU", "Lt 1", 4);
-        autotune_cache_add(choices, "m=1", "abcd");
-        assert_true(autotune_cache_find(choices, "m=1", found));
-        autotune_cache_close(choices);
+        AutotuneCache *cache = autotune_cache_open(paths[i], "GPU", "Lt 1", 4);
+        autotune_cache_add(cache, "m=1", "abcd");
+        assert_true(autotune_cache_find(cache, "m=1", found));
+        autotune_cache_close(cache);
     }
     free(fifo);
     remove_folder(folder);
@@ -382,12 +383,12 @@ static void a_file_that_cannot_be_used_leaves_choices_in_memory(void **state) {
 
 static void a_file_of_the_largest_size_does_not_grow(void **state) {
     (void)state;
-    char *folder = temporary_folder(), *path = memory_format("%s/choices", folder);
+    char *folder = temporary_folder(), *path = memory_format("%s/cache", folder);
     write_text(path, "");
     assert_int_equal(truncate(path, AUTOTUNE_CACHE_MOST_BYTES), 0);
-    AutotuneCache *choices = autotune_cache_open(path, "GPU", "Lt 1", 4);
-    autotune_cache_add(choices, "m=1", "abcd");
-    autotune_cache_close(choices);
+    AutotuneCache *cache = autotune_cache_open(path, "GPU", "Lt 1", 4);
+    autotune_cache_add(cache, "m=1", "abcd");
+    autotune_cache_close(cache);
     assert_int_equal(size_of(path), AUTOTUNE_CACHE_MOST_BYTES);
     free(path);
     remove_folder(folder);
@@ -422,7 +423,7 @@ static void the_file_lies_in_the_cache_folder(void **state) {
 static void a_remembered_algorithm_is_taken_without_measuring(void **state) {
     (void)state;
     vendor_gemm_close(open_library(NULL)); /* skips */
-    char *folder = temporary_folder(), *path = memory_format("%s/choices", folder);
+    char *folder = temporary_folder(), *path = memory_format("%s/cache", folder);
     VendorGemm *vendor = open_library(path);
     GemmCase p = new_gemm((Gemm){.transpose_b = true, .output = GEMM_BF16, .m = 256, .n = 256, .k = 256}, 0);
     assert_true(vendor_gemm_run(vendor, &p.gemm, false));
@@ -452,9 +453,9 @@ int main(void) {
         cmocka_unit_test(a_gemm_gives_the_same_bits_every_time),
         cmocka_unit_test(a_new_shape_is_declined_while_recording),
         cmocka_unit_test(a_library_that_differs_from_our_kernel_is_not_used),
-        cmocka_unit_test(choices_are_found_again_by_their_device_library_and_shape),
-        cmocka_unit_test(lines_that_are_not_choices_are_passed_over),
-        cmocka_unit_test(a_file_that_cannot_be_used_leaves_choices_in_memory),
+        cmocka_unit_test(algorithms_are_found_again_by_their_device_library_and_shape),
+        cmocka_unit_test(lines_of_another_form_are_skipped),
+        cmocka_unit_test(a_file_that_cannot_be_used_leaves_the_cache_in_memory),
         cmocka_unit_test(a_file_of_the_largest_size_does_not_grow),
         cmocka_unit_test(the_file_lies_in_the_cache_folder),
         cmocka_unit_test(a_remembered_algorithm_is_taken_without_measuring),
