@@ -209,10 +209,10 @@ static inline void device_recording_free(Device *device, DeviceRecording *record
     if (recording) device->methods->recording_free(device, recording);
 }
 
-/* -- Streams, events, time
- * ------------------------------------------------------------------------------------------- */
+/* -- Streams, events, time ----------------------------------------------------------------------------------------- */
 
-/* A stream beside the device's own, for communication. NULL after a failure, and on the CPU, which has none. */
+/* A stream beside the main one, for communication; neither waits for the other. NULL after a failure, and on the CPU,
+ * which has none. */
 static inline DeviceStream *device_stream_open(Device *device) {
     return device->methods->stream_open ? device->methods->stream_open(device) : NULL;
 }

@@ -12,8 +12,7 @@
 #include "backend/gpu/kernel_launch.h"
 #include "device/device.h"
 
-/* -- The vendors' libraries
- * ------------------------------------------------------------------------------------------ */
+/* -- The vendors' libraries ---------------------------------------------------------------------------------------- */
 
 /* What smelt calls of a GPU's runtime library, under one name for both vendors: HIP's module interface and the CUDA
  * driver's have the same functions with the same arguments. (our name, symbol of libamdhip64, symbol of libcuda,

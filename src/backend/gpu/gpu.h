@@ -35,11 +35,8 @@ typedef struct TensorMap { _Alignas(64) uint64_t words[16]; } TensorMap;
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x8 __attribute__((ext_vector_type(8)));
-typedef float f32x16 __attribute__((ext_vector_type(16)));
 typedef uint32_t u32x2 __attribute__((ext_vector_type(2)));
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
-typedef uint16_t u16x4 __attribute__((ext_vector_type(4)));
-typedef uint16_t u16x8 __attribute__((ext_vector_type(8)));
 
 /* -- Places -------------------------------------------------------------------------------------------------------- */
 
@@ -120,7 +117,6 @@ INLINE float fast_sqrt(float x) { return __nvvm_sqrt_approx_f(x); }
 #define LOG2_E 1.44269504088896341f
 #define LN_2 0.69314718055994531f
 INLINE float fast_exp(float x) { return fast_exp2(x * LOG2_E); }
-INLINE float fast_log(float x) { return fast_log2(x) * LN_2; }
 
 /* -- Sums over lanes ----------------------------------------------------------------------------------------------- */
 

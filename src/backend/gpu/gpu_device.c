@@ -161,8 +161,7 @@ static void gpu_replay(Device *device, DeviceRecording *recording) {
     if (!gpu_failed(gpu)) GPU_CALL(gpu, graph_launch, recording->executable, gpu->stream);
 }
 
-/* -- Streams, events, time
- * ------------------------------------------------------------------------------------------- */
+/* -- Streams, events, time ----------------------------------------------------------------------------------------- */
 
 static void *stream_of(const Gpu *gpu, DeviceStream *stream) { return stream ? (void *)stream : gpu->stream; }
 

@@ -10,8 +10,7 @@
 
 enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_OPT_IN = 48 << 10 };
 
-/* -- Modules
- * --------------------------------------------------------------------------------------------------------- */
+/* -- Modules ------------------------------------------------------------------------------------------------------- */
 
 bool modules_open(Gpu *gpu, Error *error) {
     const DeviceInfo *info = &gpu->device.info;
