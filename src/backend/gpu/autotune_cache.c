@@ -1,4 +1,5 @@
-/* See autotune_cache.h. Owns a copy of the lines that concern its device and library. Used by vendor_gemm.c. */
+/* See autotune_cache_internal.h. Owns a copy of the lines that concern its device and library. Used by
+ * vendor_gemm.c. */
 #include "backend/gpu/autotune_cache_internal.h"
 
 #include <errno.h>

@@ -7,10 +7,10 @@
  * prefetching the next one; on AMD a block computes one tile, and two blocks share a processor. Where the sizes of
  * problems are known on the device alone, blocks count tiles there, and the grid may have more blocks than tiles.
  *
- * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper.h. The choice
- * depends on the arguments alone, and either gives the same bits for the same arguments, always. */
-#include "backend/gpu/gpu_gemm_tile.h"
-#include "backend/gpu/gpu_gemm_hopper.h"
+ * On Hopper these kernels serve what TMA cannot read or write; the others are those of gpu_gemm_hopper_internal.h. The
+ * choice depends on the arguments alone, and either gives the same bits for the same arguments, always. */
+#include "backend/gpu/gpu_gemm_tile_internal.h"
+#include "backend/gpu/gpu_gemm_hopper_internal.h"
 
 #ifdef GPU_DEVICE
 

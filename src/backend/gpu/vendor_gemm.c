@@ -1,8 +1,8 @@
-/* See vendor_gemm.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h (0.8, of
- * ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the library's
- * handle, its workspace, descriptors of every shape seen and, while a shape is tried for the first time, memory for a
- * second C. */
-#include "backend/gpu/vendor_gemm.h"
+/* See vendor_gemm_internal.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h
+ * (0.8, of ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the
+ * library's handle, its workspace, descriptors of every shape seen and, while a shape is tried for the first time,
+ * memory for a second C. */
+#include "backend/gpu/vendor_gemm_internal.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -267,15 +267,14 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 
 /* -- Choosing: race, verification, ban ----------------------------------------------------------------------------- */
 
-/* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
- *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more,
- *      except in fp8, which it does not have.
- *   2. An algorithm that the autotune cache remembers for this shape skips the race, if the library still offers it.
- *      Otherwise measure_all times each on the GEMM itself and sorts them.
- *   3. is_trusted verifies the fastest: the same bits when it runs twice, and the rows of smelt's kernel within rounding
- *      on a sample. One that fails is banned for this shape with a warning, and the next is verified.
- *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
- *      vendor_gemm_run declines this shape for the rest of the process. */
+/* The first run of a shape chooses who computes it from then on (solve, at the end of the file): 1. propose: the
+ * library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more, except in fp8,
+ * which it does not have. 2. An algorithm that the autotune cache remembers for this shape skips the race, if the
+ * library still offers it. Otherwise measure_all times each on the GEMM itself and sorts them. 3. is_trusted verifies
+ * the fastest: the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that
+ * fails is banned for this shape with a warning, and the next is verified. 4. The winner is remembered, in memory and
+ * in the cache. Where smelt's kernel wins, or no algorithm is trusted, vendor_gemm_run declines this shape for the rest
+ * of the process. */
 
 /* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
  * scratch memory instead, with as many rows as there is room for. */

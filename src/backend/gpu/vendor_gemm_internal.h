@@ -2,8 +2,8 @@
  * are missing smelt's kernels serve. When a shape runs for the first time, up to eight algorithms of the library and
  * smelt's kernel are timed on it. The fastest algorithm is verified against smelt's kernel on a sample of rows, and for
  * giving the same bits twice; one that fails is banned with a warning. The choice is kept for the process and, on
- * request, in a file (autotune_cache.h): only with the file do two processes choose alike for sure, and so get the same
- * bits. Algorithms that add to C with atomics are never asked for.
+ * request, in a file (autotune_cache_internal.h): only with the file do two processes choose alike for sure, and so get
+ * the same bits. Algorithms that add to C with atomics are never asked for.
  *
  * Opened and called by gpu_device.c, on the device's stream. */
 #pragma once
