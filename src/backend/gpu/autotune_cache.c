@@ -1,5 +1,4 @@
-/* See autotune_cache_internal.h. Owns a copy of the lines that concern its device and library. Used by
- * vendor_gemm.c. */
+/* See autotune_cache_internal.h. Owns a copy of its device and library's lines. Used by vendor_gemm.c. */
 #include "backend/gpu/autotune_cache_internal.h"
 
 #include <errno.h>

@@ -267,14 +267,15 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
 
 /* -- Choosing: race, verification, ban ----------------------------------------------------------------------------- */
 
-/* The first run of a shape chooses who computes it from then on (solve, at the end of the file): 1. propose: the
- * library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more, except in fp8,
- * which it does not have. 2. An algorithm that the autotune cache remembers for this shape skips the race, if the
- * library still offers it. Otherwise measure_all times each on the GEMM itself and sorts them. 3. is_trusted verifies
- * the fastest: the same bits when it runs twice, and the rows of smelt's kernel within rounding on a sample. One that
- * fails is banned for this shape with a warning, and the next is verified. 4. The winner is remembered, in memory and
- * in the cache. Where smelt's kernel wins, or no algorithm is trusted, vendor_gemm_run declines this shape for the rest
- * of the process. */
+/* The first run of a shape chooses who computes it from then on (solve, at the end of the file):
+ *   1. propose: the library offers up to MOST_PROPOSALS algorithms; smelt's kernel takes part in the race as one more,
+ *      except in fp8, which it does not have.
+ *   2. An algorithm that the autotune cache remembers for this shape skips the race, if the library still offers it.
+ *      Otherwise measure_all times each on the GEMM itself and sorts them.
+ *   3. is_trusted verifies the fastest: the same bits when it runs twice, and the rows of smelt's kernel within
+ *      rounding on a sample. One that fails is banned for this shape with a warning, and the next is verified.
+ *   4. The winner is remembered, in memory and in the cache. Where smelt's kernel wins, or no algorithm is trusted,
+ *      vendor_gemm_run declines this shape for the rest of the process. */
 
 /* The GEMM that trials run: the caller's where running it twice does no harm; where it adds to C, one that adds to
  * scratch memory instead, with as many rows as there is room for. */
