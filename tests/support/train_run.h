@@ -65,7 +65,9 @@ static inline bool computes(const char *words) {
  * machine. $SMELT is an absolute path by then (train_main). */
 static inline Process smelt_start(const char *words) {
     if (!computes(words) || strstr(words, "device=")) return words_start(getenv("SMELT"), words);
-    char *on_cpu = memory_format("%s device=cpu", words);
+    const char *dashes = strstr(words, " -- "); /* behind them words are no settings */
+    int settings = dashes ? (int)(dashes - words) : (int)strlen(words);
+    char *on_cpu = memory_format("%.*s device=cpu%s", settings, words, words + settings);
     Process process = words_start(getenv("SMELT"), on_cpu);
     free(on_cpu);
     return process;
