@@ -20,18 +20,14 @@ TensorId op_scale(Graph *graph, TensorId x, double factor);
 
 /* Of all the functions, and of all their gradients; scale has none of its own. */
 typedef enum ActivationOperand {
-    ACTIVATION_X, /* [R, D], for swiglu [R, 2F] */
-    ACTIVATION_INPUTS,
+    ACTIVATION_X,     /* [R, D], for swiglu [R, 2F] */
     ACTIVATION_Y = 0, /* [R, D], for swiglu [R, F] */
-    ACTIVATION_OUTPUTS
 } ActivationOperand;
 
 typedef enum ActivationGradOperand {
-    ACTIVATION_GRAD_D_Y, /* like y */
-    ACTIVATION_GRAD_X,   /* like x */
-    ACTIVATION_GRAD_INPUTS,
+    ACTIVATION_GRAD_D_Y,     /* like y */
+    ACTIVATION_GRAD_X,       /* like x */
     ACTIVATION_GRAD_D_X = 0, /* like x */
-    ACTIVATION_GRAD_OUTPUTS
 } ActivationGradOperand;
 
 typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;

@@ -8,11 +8,9 @@
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale);
 
 typedef enum AddOperand {
-    ADD_A, /* COMPUTE or WIDE, any shape */
-    ADD_B, /* like a */
-    ADD_INPUTS,
+    ADD_A,       /* COMPUTE or WIDE, any shape */
+    ADD_B,       /* like a */
     ADD_SUM = 0, /* like a */
-    ADD_OUTPUTS
 } AddOperand;
 typedef struct AddAttributes { bool wide; } AddAttributes; /* tensors are WIDE, not COMPUTE */
 
@@ -23,17 +21,13 @@ typedef enum ScaleAddOperand {
     SCALE_ADD_X,        /* WIDE [R, D] */
     SCALE_ADD_PREVIOUS, /* WIDE [R, D] */
     SCALE_ADD_SCALE,    /* WIDE [D] */
-    SCALE_ADD_INPUTS,
-    SCALE_ADD_SUM = 0, /* WIDE [R, D] */
-    SCALE_ADD_OUTPUTS
+    SCALE_ADD_SUM = 0,  /* WIDE [R, D] */
 } ScaleAddOperand;
 
 typedef enum ScaleAddGradOperand {
-    SCALE_ADD_GRAD_D_SUM,    /* WIDE [R, D] */
-    SCALE_ADD_GRAD_PREVIOUS, /* WIDE [R, D] */
-    SCALE_ADD_GRAD_SCALE,    /* WIDE [D] */
-    SCALE_ADD_GRAD_INPUTS,
+    SCALE_ADD_GRAD_D_SUM,          /* WIDE [R, D] */
+    SCALE_ADD_GRAD_PREVIOUS,       /* WIDE [R, D] */
+    SCALE_ADD_GRAD_SCALE,          /* WIDE [D] */
     SCALE_ADD_GRAD_D_PREVIOUS = 0, /* WIDE [R, D] */
     SCALE_ADD_GRAD_D_SCALE,        /* gradient of scale, added to */
-    SCALE_ADD_GRAD_OUTPUTS
 } ScaleAddGradOperand;

@@ -7,13 +7,11 @@
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale);
 
 typedef enum EmbedOperand {
-    EMBED_TOKENS, /* INT32 [R] */
-    EMBED_TABLE,  /* COMPUTE [vocabulary, D] */
-    EMBED_BIAS,   /* WIDE [D], optional */
-    EMBED_SCALE,  /* WIDE [D], optional */
-    EMBED_INPUTS,
+    EMBED_TOKENS,     /* INT32 [R] */
+    EMBED_TABLE,      /* COMPUTE [vocabulary, D] */
+    EMBED_BIAS,       /* WIDE [D], optional */
+    EMBED_SCALE,      /* WIDE [D], optional */
     EMBED_STREAM = 0, /* WIDE [R, D] */
-    EMBED_OUTPUTS
 } EmbedOperand;
 
 typedef enum EmbedGradOperand {
@@ -22,9 +20,7 @@ typedef enum EmbedGradOperand {
     EMBED_GRAD_TABLE,
     EMBED_GRAD_BIAS,
     EMBED_GRAD_SCALE,
-    EMBED_GRAD_INPUTS,
     EMBED_GRAD_D_TABLE = 0, /* gradients of the three parameters, added to */
     EMBED_GRAD_D_BIAS,
-    EMBED_GRAD_D_SCALE,
-    EMBED_GRAD_OUTPUTS
+    EMBED_GRAD_D_SCALE
 } EmbedGradOperand;

@@ -11,27 +11,21 @@ typedef enum GroupedLinearOperand {
     GROUPED_LINEAR_X,      /* COMPUTE [slots, in] */
     GROUPED_LINEAR_W,      /* COMPUTE [experts, out, in] */
     GROUPED_LINEAR_OFFSET, /* INT32 [experts + 1] */
-    GROUPED_LINEAR_INPUTS,
-    GROUPED_LINEAR_Y = 0, /* COMPUTE [slots, out] */
-    GROUPED_LINEAR_OUTPUTS
+    GROUPED_LINEAR_Y = 0,  /* COMPUTE [slots, out] */
 } GroupedLinearOperand;
 
 typedef enum GroupedLinearGradInputOperand {
-    GROUPED_LINEAR_GRAD_INPUT_D_Y,    /* like y */
-    GROUPED_LINEAR_GRAD_INPUT_W,      /* like w */
-    GROUPED_LINEAR_GRAD_INPUT_OFFSET, /* like offset */
-    GROUPED_LINEAR_GRAD_INPUT_INPUTS,
+    GROUPED_LINEAR_GRAD_INPUT_D_Y,     /* like y */
+    GROUPED_LINEAR_GRAD_INPUT_W,       /* like w */
+    GROUPED_LINEAR_GRAD_INPUT_OFFSET,  /* like offset */
     GROUPED_LINEAR_GRAD_INPUT_D_X = 0, /* like x */
-    GROUPED_LINEAR_GRAD_INPUT_OUTPUTS
 } GroupedLinearGradInputOperand;
 
 typedef enum GroupedLinearGradWeightOperand {
-    GROUPED_LINEAR_GRAD_WEIGHT_D_Y,    /* like y */
-    GROUPED_LINEAR_GRAD_WEIGHT_X,      /* like x */
-    GROUPED_LINEAR_GRAD_WEIGHT_OFFSET, /* like offset */
-    GROUPED_LINEAR_GRAD_WEIGHT_INPUTS,
+    GROUPED_LINEAR_GRAD_WEIGHT_D_Y,     /* like y */
+    GROUPED_LINEAR_GRAD_WEIGHT_X,       /* like x */
+    GROUPED_LINEAR_GRAD_WEIGHT_OFFSET,  /* like offset */
     GROUPED_LINEAR_GRAD_WEIGHT_D_W = 0, /* gradient of w, added to */
-    GROUPED_LINEAR_GRAD_WEIGHT_OUTPUTS
 } GroupedLinearGradWeightOperand;
 
 /* Of a node of any of the three operations: its slots, all experts' together, and the features of an expert; its

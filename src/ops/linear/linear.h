@@ -9,29 +9,23 @@
 TensorId op_linear(Graph *graph, TensorId x, TensorId w, TensorId bias, bool wide);
 
 typedef enum LinearOperand {
-    LINEAR_X,    /* COMPUTE [R, in] */
-    LINEAR_W,    /* COMPUTE [out, in] */
-    LINEAR_BIAS, /* WIDE [out], optional */
-    LINEAR_INPUTS,
+    LINEAR_X,     /* COMPUTE [R, in] */
+    LINEAR_W,     /* COMPUTE [out, in] */
+    LINEAR_BIAS,  /* WIDE [out], optional */
     LINEAR_Y = 0, /* COMPUTE or WIDE [R, out] */
-    LINEAR_OUTPUTS
 } LinearOperand;
 
 typedef enum LinearGradInputOperand {
-    LINEAR_GRAD_INPUT_D_Y, /* like y */
-    LINEAR_GRAD_INPUT_W,   /* like w */
-    LINEAR_GRAD_INPUT_INPUTS,
+    LINEAR_GRAD_INPUT_D_Y,     /* like y */
+    LINEAR_GRAD_INPUT_W,       /* like w */
     LINEAR_GRAD_INPUT_D_X = 0, /* like x */
-    LINEAR_GRAD_INPUT_OUTPUTS
 } LinearGradInputOperand;
 
 typedef enum LinearGradWeightOperand {
-    LINEAR_GRAD_WEIGHT_D_Y, /* like y */
-    LINEAR_GRAD_WEIGHT_X,   /* like x */
-    LINEAR_GRAD_WEIGHT_INPUTS,
+    LINEAR_GRAD_WEIGHT_D_Y,     /* like y */
+    LINEAR_GRAD_WEIGHT_X,       /* like x */
     LINEAR_GRAD_WEIGHT_D_W = 0, /* gradient of w, added to */
     LINEAR_GRAD_WEIGHT_D_BIAS,  /* WIDE gradient of bias, added to, optional */
-    LINEAR_GRAD_WEIGHT_OUTPUTS
 } LinearGradWeightOperand;
 
 /* Of all three operations. */

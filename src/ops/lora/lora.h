@@ -12,28 +12,22 @@ enum { LORA_MAX_ADAPTERS = 4 };
 TensorId op_lora(Graph *graph, TensorId y, TensorId u, TensorId b, const int64_t *columns, int adapters);
 
 typedef enum LoraOperand {
-    LORA_Y, /* COMPUTE [R, out] */
-    LORA_U, /* COMPUTE [R, adapters * rank] */
-    LORA_B, /* COMPUTE [out, rank] */
-    LORA_INPUTS,
+    LORA_Y,           /* COMPUTE [R, out] */
+    LORA_U,           /* COMPUTE [R, adapters * rank] */
+    LORA_B,           /* COMPUTE [out, rank] */
     LORA_ADAPTED = 0, /* like y */
-    LORA_OUTPUTS
 } LoraOperand;
 
 typedef enum LoraGradInputOperand {
     LORA_GRAD_INPUT_D_ADAPTED, /* like y */
     LORA_GRAD_INPUT_B,         /* like b */
-    LORA_GRAD_INPUT_INPUTS,
-    LORA_GRAD_INPUT_D_U = 0, /* like u */
-    LORA_GRAD_INPUT_OUTPUTS
+    LORA_GRAD_INPUT_D_U = 0,   /* like u */
 } LoraGradInputOperand;
 
 typedef enum LoraGradWeightOperand {
     LORA_GRAD_WEIGHT_D_ADAPTED, /* like y */
     LORA_GRAD_WEIGHT_U,         /* like u */
-    LORA_GRAD_WEIGHT_INPUTS,
-    LORA_GRAD_WEIGHT_D_B = 0, /* gradient of b, added to */
-    LORA_GRAD_WEIGHT_OUTPUTS
+    LORA_GRAD_WEIGHT_D_B = 0,   /* gradient of b, added to */
 } LoraGradWeightOperand;
 
 /* Of all three operations. */

@@ -11,20 +11,16 @@ void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targ
 TensorId op_last_row(Graph *graph, TensorId x);
 
 typedef enum LossOperand {
-    LOSS_X,       /* COMPUTE [R, D] */
-    LOSS_W,       /* COMPUTE [vocabulary, D] */
-    LOSS_TARGETS, /* INT32 [R]; negative: none */
-    LOSS_SCALE,   /* INPUT WIDE [1] */
-    LOSS_INPUTS,
+    LOSS_X,        /* COMPUTE [R, D] */
+    LOSS_W,        /* COMPUTE [vocabulary, D] */
+    LOSS_TARGETS,  /* INT32 [R]; negative: none */
+    LOSS_SCALE,    /* INPUT WIDE [1] */
     LOSS_LOSS = 0, /* METRIC WIDE [1 or more], of which the first is added to */
     LOSS_D_X,      /* like x; in training */
     LOSS_D_W,      /* gradient of w, added to; in training, unless w is frozen */
-    LOSS_OUTPUTS
 } LossOperand;
 
 typedef enum LastRowOperand {
-    LAST_ROW_X, /* COMPUTE [R, D] */
-    LAST_ROW_INPUTS,
+    LAST_ROW_X,     /* COMPUTE [R, D] */
     LAST_ROW_Y = 0, /* COMPUTE [1, D] */
-    LAST_ROW_OUTPUTS
 } LastRowOperand;

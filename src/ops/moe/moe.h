@@ -15,29 +15,23 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch);
 TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dispatch *dispatch);
 
 typedef enum MoeSortOperand {
-    MOE_SORT_INDEX, /* INT32 [R, k]: chosen experts; `experts` and more: skipped */
-    MOE_SORT_INPUTS,
+    MOE_SORT_INDEX,    /* INT32 [R, k]: chosen experts; `experts` and more: skipped */
     MOE_SORT_SLOT = 0, /* INT32 [R, k] */
     MOE_SORT_OFFSET,   /* INT32 [experts + 1] */
-    MOE_SORT_OUTPUTS
 } MoeSortOperand;
 typedef struct MoeSortAttributes { int64_t experts; } MoeSortAttributes;
 
 typedef enum MoePermuteOperand {
-    MOE_PERMUTE_X,      /* COMPUTE [R, D] */
-    MOE_PERMUTE_SLOT,   /* INT32 [R, k] */
-    MOE_PERMUTE_OFFSET, /* INT32 [experts + 1] */
-    MOE_PERMUTE_INPUTS,
+    MOE_PERMUTE_X,           /* COMPUTE [R, D] */
+    MOE_PERMUTE_SLOT,        /* INT32 [R, k] */
+    MOE_PERMUTE_OFFSET,      /* INT32 [experts + 1] */
     MOE_PERMUTE_X_SLOTS = 0, /* COMPUTE [R * k, D] */
-    MOE_PERMUTE_OUTPUTS
 } MoePermuteOperand;
 
 typedef enum MoePermuteGradOperand {
     MOE_PERMUTE_GRAD_D_X_SLOTS, /* like x_slots */
     MOE_PERMUTE_GRAD_SLOT,      /* INT32 [R, k] */
-    MOE_PERMUTE_GRAD_INPUTS,
-    MOE_PERMUTE_GRAD_D_X = 0, /* like x */
-    MOE_PERMUTE_GRAD_OUTPUTS
+    MOE_PERMUTE_GRAD_D_X = 0,   /* like x */
 } MoePermuteGradOperand;
 
 typedef enum MoeCombineOperand {
@@ -45,19 +39,15 @@ typedef enum MoeCombineOperand {
     MOE_COMBINE_GATE,    /* WIDE [R, k] */
     MOE_COMBINE_SLOT,    /* INT32 [R, k] */
     MOE_COMBINE_OFFSET,  /* INT32 [experts + 1]; for the gradient */
-    MOE_COMBINE_INPUTS,
-    MOE_COMBINE_Y = 0, /* COMPUTE [R, D] */
-    MOE_COMBINE_OUTPUTS
+    MOE_COMBINE_Y = 0,   /* COMPUTE [R, D] */
 } MoeCombineOperand;
 
 typedef enum MoeCombineGradOperand {
-    MOE_COMBINE_GRAD_D_Y,     /* like y */
-    MOE_COMBINE_GRAD_Y_SLOTS, /* COMPUTE [R * k, D] */
-    MOE_COMBINE_GRAD_GATE,    /* WIDE [R, k] */
-    MOE_COMBINE_GRAD_SLOT,    /* INT32 [R, k] */
-    MOE_COMBINE_GRAD_OFFSET,  /* INT32 [experts + 1] */
-    MOE_COMBINE_GRAD_INPUTS,
+    MOE_COMBINE_GRAD_D_Y,           /* like y */
+    MOE_COMBINE_GRAD_Y_SLOTS,       /* COMPUTE [R * k, D] */
+    MOE_COMBINE_GRAD_GATE,          /* WIDE [R, k] */
+    MOE_COMBINE_GRAD_SLOT,          /* INT32 [R, k] */
+    MOE_COMBINE_GRAD_OFFSET,        /* INT32 [experts + 1] */
     MOE_COMBINE_GRAD_D_Y_SLOTS = 0, /* like y_slots */
     MOE_COMBINE_GRAD_D_GATE,        /* like gate */
-    MOE_COMBINE_GRAD_OUTPUTS
 } MoeCombineGradOperand;

@@ -18,17 +18,15 @@ typedef struct Routing { TensorId index, gate; } Routing; /* INT32 and WIDE [R, 
 Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, TensorId loss, const RouterSpec *spec);
 
 typedef enum RouterOperand {
-    ROUTER_LOGITS, /* WIDE [R, classes] */
-    ROUTER_BIAS,   /* WIDE [classes], the load-balancing bias, optional */
-    ROUTER_SHARE,  /* INPUT WIDE [1]: 1 / microbatches in the step */
-    ROUTER_INPUTS,
+    ROUTER_LOGITS,        /* WIDE [R, classes] */
+    ROUTER_BIAS,          /* WIDE [classes], the load-balancing bias, optional */
+    ROUTER_SHARE,         /* INPUT WIDE [1]: 1 / microbatches in the step */
     ROUTER_INDEX = 0,     /* INT32 [R, k]: chosen classes */
     ROUTER_GATE,          /* WIDE [R, k]: their probabilities */
     ROUTER_PROBABILITIES, /* WIDE [R, classes] */
     ROUTER_COUNT,         /* INT32 [classes]: rows that chose a class; in training */
     ROUTER_D_BIAS,        /* gradient of bias, added to; in training, if bias is a parameter */
     ROUTER_LOSS,          /* METRIC WIDE [2 or more], added to [1]; in training with auxiliary loss */
-    ROUTER_OUTPUTS
 } RouterOperand;
 
 typedef enum RouterGradOperand {
@@ -36,8 +34,6 @@ typedef enum RouterGradOperand {
     ROUTER_GRAD_PROBABILITIES, /* these three are outputs of router */
     ROUTER_GRAD_INDEX,
     ROUTER_GRAD_COUNT,
-    ROUTER_GRAD_SHARE, /* an input of router */
-    ROUTER_GRAD_INPUTS,
+    ROUTER_GRAD_SHARE,        /* an input of router */
     ROUTER_GRAD_D_LOGITS = 0, /* WIDE [R, classes] */
-    ROUTER_GRAD_OUTPUTS
 } RouterGradOperand;
