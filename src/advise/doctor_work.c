@@ -83,19 +83,22 @@ static int count_wrong(const Device *device, const Gemm *gemm, const float *c) {
     return wrong;
 }
 
-typedef struct Buffers { void *a, *b, *c; } Buffers;
+typedef struct Buffers {
+    void *a, *b, *c;
+    int64_t input, output; /* bytes of a and of b; of c */
+} Buffers;
 
 static bool allocate(Device *device, Buffers *buffers, int64_t input, int64_t output, Error *error) {
-    *buffers = (Buffers){.a = device_allocate(device, input, error)};
+    *buffers = (Buffers){.a = device_allocate(device, input, error), .input = input, .output = output};
     buffers->b = buffers->a ? device_allocate(device, input, error) : NULL;
     buffers->c = buffers->b ? device_allocate(device, output, error) : NULL;
     return buffers->c != NULL;
 }
 
-static void release(Device *device, Buffers *buffers, int64_t input, int64_t output) {
-    if (buffers->a) device_free(device, buffers->a, input);
-    if (buffers->b) device_free(device, buffers->b, input);
-    if (buffers->c) device_free(device, buffers->c, output);
+static void release(Device *device, Buffers *buffers) {
+    if (buffers->a) device_free(device, buffers->a, buffers->input);
+    if (buffers->b) device_free(device, buffers->b, buffers->input);
+    if (buffers->c) device_free(device, buffers->c, buffers->output);
 }
 
 static void check_gemm(Doctor *doctor, Device *device, const char *name) {
@@ -122,7 +125,7 @@ static void check_gemm(Doctor *doctor, Device *device, const char *name) {
         doctor_error(doctor, "self_test.gemm", "take it out of service: it computes wrong",
             "%s: %d of %d checked elements of a GEMM are wrong", name, wrong, SAMPLES);
     else doctor_ok(doctor, "self_test.gemm", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name, SAMPLES);
-    release(device, &buffers, input, output);
+    release(device, &buffers);
     free(a);
     free(b);
     free(c);
@@ -130,26 +133,18 @@ static void check_gemm(Doctor *doctor, Device *device, const char *name) {
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
 
-/* Seconds of the quickest of a few, each of which waits for the device. */
-typedef void (*Movement)(Device *device, const Buffers *buffers, void *host, int64_t bytes);
-static double quickest(Device *device, Movement movement, const Buffers *buffers, void *host, int64_t bytes) {
+typedef void (*Copy)(Device *device, void *to, const void *from, int64_t bytes); /* device_copy, _upload or _download */
+
+/* Bytes/s of the quickest of a few copies, each of which waits for the device. */
+static double copy_rate(Device *device, Copy copy, void *to, const void *from, int64_t bytes) {
     double best = INFINITY;
     for (int i = 0; i < 8; i++) {
         double start = log_seconds();
-        movement(device, buffers, host, bytes);
+        copy(device, to, from, bytes);
         device_synchronize(device);
         best = fmin(best, log_seconds() - start);
     }
-    return best;
-}
-
-static void copy(Device *device, const Buffers *buffers, void *host, int64_t bytes) {
-    (void)host;
-    device_copy(device, buffers->b, buffers->a, bytes);
-}
-static void upload(Device *device, const Buffers *buffers, void *host, int64_t bytes) { device_upload(device, buffers->a, host, bytes); }
-static void download(Device *device, const Buffers *buffers, void *host, int64_t bytes) {
-    device_download(device, host, buffers->a, bytes);
+    return (double)bytes / best;
 }
 
 static void check_copies(Doctor *doctor, Device *device, const char *name) {
@@ -162,19 +157,19 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
     if (!allocate(device, &buffers, bytes, 1, &error)) {
         doctor_warn(doctor, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
     } else {
-        double rate = 2 * (double)bytes / quickest(device, copy, &buffers, host, bytes),
+        double rate = 2 * copy_rate(device, device_copy, buffers.b, buffers.a, bytes),
                expected = hardware_of_device(&hardware, device) ? hardware.bandwidth : 0;
         bool slow = expected > 0 && rate < 0.6 * expected;
         doctor_warn_if(doctor, slow, "self_test.copy", "look at who else uses it, at clocks and at ECC",
             "%s: copies %.1f GB/s, read and written%s", name, rate / 1e9, slow ? ", less than 60% of its memory's rate" : "");
-        if (!device_info(device)->host_memory)
+        if (device_info(device)->kind != DEVICE_CPU)
             doctor_ok(doctor, "self_test.host_copy", "%s: from the host %.1f GB/s, to it %.1f GB/s (pageable memory)", name,
-                (double)part / 1e9 / quickest(device, upload, &buffers, host, part),
-                (double)part / 1e9 / quickest(device, download, &buffers, host, part));
+                copy_rate(device, device_upload, buffers.a, host, part) / 1e9,
+                copy_rate(device, device_download, host, buffers.a, part) / 1e9);
         if (!device_ok(device, &error))
             doctor_error(doctor, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     }
-    release(device, &buffers, bytes, 1);
+    release(device, &buffers);
     free(host);
 }
 

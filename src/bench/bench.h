@@ -198,6 +198,15 @@ typedef struct TrainMeasure {
     int64_t accumulation; /* 0: as batch.tokens says */
     int64_t steps;        /* whole steps that are timed, after one that warms up */
 } TrainMeasure;
+/* The options struct of a benchmark that trains begins with TrainOptions, and its table with BENCH_ROWS, TRAIN_ROWS. */
+typedef struct TrainOptions {
+    BenchOptions common;
+    TrainMeasure measure;
+} TrainOptions;
+#define TRAIN_ROWS \
+    {"microbatch", OPTION_INT, offsetof(TrainOptions, measure.microbatch), "0", 0, 1 << 24, NULL, "sequences", "of a microbatch; 0: search"}, \
+    {"accumulation", OPTION_INT, offsetof(TrainOptions, measure.accumulation), "4", 0, 1 << 24, NULL, "microbatches", "of a step; 0: as batch.tokens of the configuration says"}, \
+    {"measured_steps", OPTION_INT, offsetof(TrainOptions, measure.steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"}
 /* ERROR_MEMORY when not even one sequence fits. */
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error);
 /* Peak FLOP/s of the device in bf16 as the vendor says; NAN when it is not known or another precision is asked for. */

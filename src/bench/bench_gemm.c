@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "advise/gemm_check.h"
+#include "advise/work.h"
 #include "bench/bench.h"
 #include "model/model.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -46,12 +47,12 @@ static const Option rows[] = {
 
 /* -- Shapes -------------------------------------------------------------------------------------------------------- */
 
-/* A GEMM without its memory, and how often a microbatch has it. */
+/* A GEMM without its memory; gemm.count says how often a microbatch has it. `wide`: C is in fp32. */
 typedef struct Shape {
     char name[48];
     int layout;
     bool wide;
-    int64_t m, n, k, calls;
+    GemmShape gemm;
 } Shape;
 typedef struct Shapes {
     Shape *items;
@@ -59,33 +60,27 @@ typedef struct Shapes {
 } Shapes;
 
 static void add_shape(Shapes *shapes, const Shape *shape) {
+    const GemmShape *new = &shape->gemm;
     for (int i = 0; i < shapes->count; i++) {
         Shape *s = &shapes->items[i];
-        if (s->layout != shape->layout || s->wide != shape->wide || s->m != shape->m || s->n != shape->n || s->k != shape->k) continue;
-        s->calls += shape->calls;
+        GemmShape *old = &s->gemm;
+        if (s->layout != shape->layout || s->wide != shape->wide || old->m != new->m || old->n != new->n || old->k != new->k) continue;
+        old->count += new->count;
         return;
     }
     array_append(shapes->items, shapes->count, *shape);
 }
 
-/* "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
-static void short_name(const char *name, char text[48]) {
+/* The GEMM of a layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn). `name` is shortened:
+ * "self_attn.q_proj" of "d_model.layers.3.self_attn.q_proj.weight". */
+static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, GemmShape gemm) {
+    Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .gemm = gemm};
     const char *layers = strstr(name, "layers.");
     if (layers) name = layers + strlen("layers.") + strspn(layers + strlen("layers."), "0123456789.");
-    snprintf(text, 48, "%s", name);
-    char *weight = strstr(text, ".weight");
+    snprintf(shape.name, sizeof shape.name, "%s", name);
+    char *weight = strstr(shape.name, ".weight");
     if (weight) *weight = '\0';
-}
-
-/* The GEMM of a linear layer's forward pass (nt), gradient of the input (nn) or gradient of the weight (tn), run
- * `calls` times. */
-static void add_layer(Shapes *shapes, int layout, const char *name, bool wide, LinearShape linear, int64_t calls) {
-    Shape shape = {.layout = layout, .wide = layout == LAYOUT_TN || (wide && layout == LAYOUT_NT), .calls = calls};
-    short_name(name, shape.name);
-    shape.m = layout == LAYOUT_TN ? linear.out : linear.rows;
-    shape.n = layout == LAYOUT_NT ? linear.out : linear.in;
-    shape.k = layout == LAYOUT_NT ? linear.in : layout == LAYOUT_NN ? linear.out : linear.rows;
-    if (shape.m && shape.n && shape.k) add_shape(shapes, &shape);
+    add_shape(shapes, &shape);
 }
 
 static int layout_of(int op) {
@@ -93,37 +88,21 @@ static int layout_of(int op) {
     return op == OP_linear_grad_input || op == OP_grouped_linear_grad_input ? LAYOUT_NN : LAYOUT_TN;
 }
 
-/* The LM head in chunks of at most 4,096 rows, as on GPUs. */
-static void add_head(Shapes *shapes, const Graph *graph, const Node *node) {
-    const int64_t most = 4096, rows = graph_rows(graph, node->in[LOSS_X]), chunk = rows < most ? rows : most;
-    TensorId w = node->in[LOSS_W];
-    LinearShape linear = {.rows = chunk, .in = graph_columns(graph, w), .out = graph_rows(graph, w)};
-    for (int layout = LAYOUT_NT; layout <= LAYOUT_TN; layout++)
-        add_layer(shapes, layout, "head", false, linear, (rows + chunk - 1) / chunk);
-}
-
-/* The GEMMs of a node. Experts are taken to get equal shares of the tokens. */
+/* The GEMMs of a node: the LM head's in chunks of at most 4,096 rows, as on GPUs; experts get equal shares of the tokens. */
 static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
-    LinearShape linear;
-    const Tensor *w;
-    switch (node->op) {
-    case OP_linear:
-    case OP_linear_grad_input:
-    case OP_linear_grad_weight:
-        w = graph_get(graph, linear_node_weight(node));
-        linear = linear_node_shape(graph, node);
-        add_layer(shapes, layout_of(node->op), w->name, ((const LinearAttributes *)node->attributes)->wide, linear, 1);
-        break;
-    case OP_grouped_linear:
-    case OP_grouped_linear_grad_input:
-    case OP_grouped_linear_grad_weight:
-        w = graph_get(graph, grouped_linear_node_weight(node));
-        linear = grouped_linear_node_shape(graph, node);
-        linear.rows /= w->shape[0];
-        add_layer(shapes, layout_of(node->op), w->name, false, linear, w->shape[0]);
-        break;
-    case OP_linear_cross_entropy: add_head(shapes, graph, node); break;
-    default: break;
+    const int64_t head_rows = 4096;
+    Work work = work_of_node(graph, node);
+    GemmShape g = work.gemm;
+    if (work.class == WORK_GEMM) {
+        bool wide = ((const LinearAttributes *)node->attributes)->wide;
+        add_layer(shapes, layout_of(node->op), graph_get(graph, linear_node_weight(node))->name, wide, g);
+    } else if (work.class == WORK_EXPERTS || work.class == WORK_EXPERT_WEIGHTS) {
+        add_layer(shapes, layout_of(node->op), graph_get(graph, grouped_linear_node_weight(node))->name, false, g);
+    } else if (work.class == WORK_HEAD) {
+        int64_t chunk = int_min(g.m, head_rows), chunks = divide_up(g.m, chunk);
+        add_layer(shapes, LAYOUT_NT, "head", false, (GemmShape){chunk, g.n, g.k, chunks});
+        add_layer(shapes, LAYOUT_NN, "head", false, (GemmShape){chunk, g.k, g.n, chunks});
+        add_layer(shapes, LAYOUT_TN, "head", false, (GemmShape){g.n, g.k, chunk, chunks});
     }
 }
 
@@ -145,9 +124,8 @@ static bool shapes_of_sweep(Shapes *shapes, const GemmOptions *options, const Be
             if (options->layout != LAYOUT_ALL && options->layout != layout) continue;
             int64_t rows_of_c = m.numbers[i / (n.count * k.count)], columns_of_c = n.numbers[i / k.count % n.count],
                     depth = k.numbers[i % k.count];
-            Shape shape = {.name = "sweep", .layout = layout, .wide = layout == LAYOUT_TN, .m = rows_of_c, .calls = 1};
-            shape.n = columns_of_c ? columns_of_c : rows_of_c;
-            shape.k = depth ? depth : rows_of_c;
+            Shape shape = {.name = "sweep", .layout = layout, .wide = layout == LAYOUT_TN};
+            shape.gemm = (GemmShape){rows_of_c, columns_of_c ? columns_of_c : rows_of_c, depth ? depth : rows_of_c, 1};
             add_shape(shapes, &shape);
         }
     return true;
@@ -161,36 +139,33 @@ typedef struct Sizes { int64_t a, inputs, output; } Sizes;
 static GemmType output_of(const Shape *shape, GemmType type) { return shape->wide ? GEMM_F32 : type == GEMM_FP8 ? GEMM_BF16 : type; }
 
 static Sizes sizes_of(const Shape *shape, GemmType type) {
-    int64_t unit = bench_type_bytes(type), a = bench_round(shape->m * shape->k * unit), b = bench_round(shape->k * shape->n * unit);
-    return (Sizes){.a = a, .inputs = a + b, .output = bench_round(shape->m * shape->n * bench_type_bytes(output_of(shape, type)))};
+    const GemmShape *g = &shape->gemm;
+    int64_t unit = bench_type_bytes(type), a = bench_round(g->m * g->k * unit), b = bench_round(g->k * g->n * unit);
+    return (Sizes){.a = a, .inputs = a + b, .output = bench_round(g->m * g->n * bench_type_bytes(output_of(shape, type)))};
 }
 
 /* As training calls it: weights' gradients are added to. */
 static Gemm gemm_of(const Shape *shape, GemmType type, const char *inputs, char *output) {
-    Gemm g = {.transpose_a = shape->layout == LAYOUT_TN,
-        .transpose_b = shape->layout == LAYOUT_NT,
-        .accumulate = shape->layout == LAYOUT_TN,
+    const GemmShape *s = &shape->gemm;
+    bool tn = shape->layout == LAYOUT_TN, nt = shape->layout == LAYOUT_NT;
+    return (Gemm){.transpose_a = tn,
+        .transpose_b = nt,
+        .accumulate = tn,
         .input = type,
         .output = output_of(shape, type),
-        .m = shape->m,
-        .n = shape->n,
-        .k = shape->k,
+        .m = s->m,
+        .n = s->n,
+        .k = s->k,
         .a = inputs,
+        .lda = tn ? s->m : s->k,
         .b = inputs + sizes_of(shape, type).a,
-        .c = output};
-    g.lda = g.transpose_a ? g.m : g.k;
-    g.ldb = g.transpose_b ? g.k : g.n;
-    g.ldc = g.n;
-    return g;
+        .ldb = nt ? s->k : s->n,
+        .c = output,
+        .ldc = s->n};
 }
 
-typedef enum Provider {
-    PROVIDER_OWN,
-    PROVIDER_CHOSEN,
-    PROVIDER_VENDOR,
-    PROVIDER_ONEDNN,
-    PROVIDER_COUNT
-} Provider; /* provider= without all */
+/* provider= without all */
+typedef enum Provider { PROVIDER_OWN, PROVIDER_CHOSEN, PROVIDER_VENDOR, PROVIDER_ONEDNN, PROVIDER_COUNT } Provider;
 static const char *const provider_names[] = {"own", "chosen", "vendor", "onednn"};
 
 /* dnnl_sgemm of oneDNN 2 and 3: row-major C = alpha op(A) op(B) + beta C; 0 when it is done. */
@@ -206,32 +181,32 @@ static Sgemm find_sgemm(void **library) {
 
 /* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random
  * numbers for the next. */
-typedef struct Work {
+typedef struct Trial {
     const Shape *shape;
     GemmType type;
     Provider provider;
     Sgemm sgemm;
     BenchArena inputs, outputs;
-} Work;
+} Trial;
 
 /* False where nobody computes it, which only GEMMs of fp8 meet. */
-static bool run_gemm(const Work *work, const Gemm *g) {
-    Device *device = work->inputs.device;
-    if (work->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, g);
-    if (work->provider == PROVIDER_ONEDNN)
-        work->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
+static bool run_gemm(const Trial *trial, const Gemm *g) {
+    Device *device = trial->inputs.device;
+    if (trial->provider == PROVIDER_VENDOR) return device_gemm_fp8(device, g);
+    if (trial->provider == PROVIDER_ONEDNN)
+        trial->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a, g->lda, g->b, g->ldb,
             g->accumulate ? 1 : 0, g->c, g->ldc);
-    else if (work->provider == PROVIDER_OWN) device_gemm_own(device, g);
+    else if (trial->provider == PROVIDER_OWN) device_gemm_own(device, g);
     else device_gemm(device, g);
     return true;
 }
 
-static void run_work(void *context, int64_t call) {
-    const Work *work = context;
-    Sizes sizes = sizes_of(work->shape, work->type);
-    Gemm g = gemm_of(
-        work->shape, work->type, bench_arena_set(&work->inputs, sizes.inputs, call), bench_arena_set(&work->outputs, sizes.output, call));
-    run_gemm(work, &g);
+static void run_trial(void *context, int64_t call) {
+    const Trial *trial = context;
+    Sizes sizes = sizes_of(trial->shape, trial->type);
+    Gemm g = gemm_of(trial->shape, trial->type, bench_arena_set(&trial->inputs, sizes.inputs, call),
+        bench_arena_set(&trial->outputs, sizes.output, call));
+    run_gemm(trial, &g);
 }
 
 /* -- Checking ------------------------------------------------------------------------------------------------------ */
@@ -246,9 +221,9 @@ static bool row_is_right(const Gemm *g, const Device *device, int64_t row, const
     return wrong == 0;
 }
 
-static bool rows_are_right(const Work *work, const Gemm *g, const char *inputs, bool *right, Error *error) {
-    Device *device = work->inputs.device;
-    Gemm on_host = gemm_of(work->shape, work->type, inputs, NULL);
+static bool rows_are_right(const Trial *trial, const Gemm *g, const char *inputs, bool *right, Error *error) {
+    Device *device = trial->inputs.device;
+    Gemm on_host = gemm_of(trial->shape, trial->type, inputs, NULL);
     const int64_t rows[] = {0, g->m / 2, g->m - 1}, bytes = g->n * bench_type_bytes(g->output);
     *right = true;
     for (int i = 0; i < 3; i++) {
@@ -262,63 +237,80 @@ static bool rows_are_right(const Work *work, const Gemm *g, const char *inputs, 
 
 /* Makes the GEMM once, with C zero before, and checks its first, middle and last row. `made` is false where nobody
  * computes it. */
-static bool check_gemm(const Work *work, bool *made, bool *right, Error *error) {
-    Device *device = work->inputs.device;
-    Sizes sizes = sizes_of(work->shape, work->type);
-    Gemm g = gemm_of(work->shape, work->type, work->inputs.memory, work->outputs.memory);
+static bool check_gemm(const Trial *trial, bool *made, bool *right, Error *error) {
+    Device *device = trial->inputs.device;
+    Sizes sizes = sizes_of(trial->shape, trial->type);
+    Gemm g = gemm_of(trial->shape, trial->type, trial->inputs.memory, trial->outputs.memory);
     device_fill(device, g.c, 0, sizes.output);
-    *made = run_gemm(work, &g);
+    *made = run_gemm(trial, &g);
     if (!*made) return device_ok(device, error);
-    char *inputs = device_view(device, work->inputs.memory, sizes.inputs, VIEW_READ, error);
-    bool read = inputs && rows_are_right(work, &g, inputs, right, error);
-    if (inputs) device_view_close(device, inputs, work->inputs.memory, sizes.inputs, VIEW_READ);
+    char *inputs = device_view(device, trial->inputs.memory, sizes.inputs, VIEW_READ, error);
+    bool read = inputs && rows_are_right(trial, &g, inputs, right, error);
+    if (inputs) device_view_close(device, inputs, trial->inputs.memory, sizes.inputs, VIEW_READ);
     return read && device_ok(device, error);
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
-static const BenchColumn columns[] = {{"product", BENCH_TEXT, 30}, {"layout", BENCH_TEXT, 6}, {"type", BENCH_TEXT, 5},
+static const BenchColumn columns[] = {{"gemm", BENCH_TEXT, 30}, {"layout", BENCH_TEXT, 6}, {"type", BENCH_TEXT, 5},
     {"output", BENCH_TEXT, 6}, {"provider", BENCH_TEXT, 8}, {"m", 0, 8}, {"n", 0, 8}, {"k", 0, 8}, {"calls", 0, 6}, {"us", 1, 11},
     {"tflops", 3, 9}, {"best_tflops", 3, 11}, {"gbps", 1, 8}, {"check", BENCH_TEXT, 5}};
 
 static const char *const type_names[] = {[GEMM_F32] = "fp32", [GEMM_BF16] = "bf16", [GEMM_FP8] = "fp8"};
 
-/* `unmade`: GEMMs that nobody computes. */
+/* `missing`: GEMMs of fp8 that nobody computes. */
 typedef struct Tally {
-    int wrong, unmade;
-    double best;
-    char best_shape[96];
+    int wrong, missing;
+    double best; /* FLOP/s */
+    GemmShape best_shape;
+    GemmType best_type;
 } Tally;
 
-static bool measure(Bench *bench, const Work *work, Tally *tally, Error *error) {
+static bool measure(Bench *bench, const Trial *trial, Tally *tally, Error *error) {
     static const char *const layouts[] = {"nt", "nn", "tn"};
-    const Shape *s = work->shape;
+    const Shape *s = trial->shape;
+    const GemmShape *g = &s->gemm;
     bool made, right;
     BenchTime time;
-    if (!check_gemm(work, &made, &right, error)) return false;
-    tally->unmade += !made;
+    if (!check_gemm(trial, &made, &right, error)) return false;
+    tally->missing += !made;
     if (!made) return true;
-    if (!bench_time(bench, run_work, (void *)work, &time, error)) return false;
-    Sizes sizes = sizes_of(s, work->type);
-    double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k, bytes = (double)(sizes.inputs + sizes.output);
-    bench_row(bench, (BenchCell[]){TEXT(s->name), TEXT(layouts[s->layout]), TEXT(type_names[work->type]),
-                         TEXT(type_names[output_of(s, work->type)]), TEXT(provider_names[work->provider]), NUMBER(s->m), NUMBER(s->n),
-                         NUMBER(s->k), NUMBER(s->calls), NUMBER(1e6 * time.seconds), NUMBER(flops / time.seconds / 1e12),
+    if (!bench_time(bench, run_trial, (void *)trial, &time, error)) return false;
+    Sizes sizes = sizes_of(s, trial->type);
+    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k, bytes = (double)(sizes.inputs + sizes.output);
+    bench_row(bench, (BenchCell[]){TEXT(s->name), TEXT(layouts[s->layout]), TEXT(type_names[trial->type]),
+                         TEXT(type_names[output_of(s, trial->type)]), TEXT(provider_names[trial->provider]), NUMBER(g->m), NUMBER(g->n),
+                         NUMBER(g->k), NUMBER(g->count), NUMBER(1e6 * time.seconds), NUMBER(flops / time.seconds / 1e12),
                          NUMBER(flops / time.best / 1e12), NUMBER(bytes / time.seconds / 1e9), TEXT(right ? "ok" : "WRONG")});
     tally->wrong += !right;
-    if (flops / time.seconds <= tally->best) return true;
-    tally->best = flops / time.seconds;
-    snprintf(
-        tally->best_shape, sizeof tally->best_shape, "%s %" PRId64 " x %" PRId64 " x %" PRId64, type_names[work->type], s->m, s->n, s->k);
+    if (flops / time.seconds > tally->best) {
+        tally->best = flops / time.seconds;
+        tally->best_shape = *g;
+        tally->best_type = trial->type;
+    }
     return true;
 }
 
-static bool is_wanted(const Work *work, int provider_option) {
-    bool fp8 = work->type == GEMM_FP8, host_memory = device_info(work->inputs.device)->host_memory;
-    if (provider_option && provider_option != (int)work->provider + 1) return false;
-    if (work->provider == PROVIDER_ONEDNN) return host_memory && work->sgemm && work->type == GEMM_F32;
-    if (work->provider == PROVIDER_VENDOR) return fp8;
-    return !fp8 && (work->provider == PROVIDER_OWN || !host_memory);
+/* Who has GEMMs of a type on a device: of fp8 the vendor alone; on a CPU smelt's own, which training runs, and oneDNN's. */
+static bool is_wanted(const Trial *trial, int provider_option) {
+    bool fp8 = trial->type == GEMM_FP8, cpu = device_info(trial->inputs.device)->kind == DEVICE_CPU;
+    if (provider_option && provider_option != (int)trial->provider + 1) return false;
+    switch (trial->provider) {
+    case PROVIDER_OWN: return !fp8;
+    case PROVIDER_CHOSEN: return !fp8 && !cpu;
+    case PROVIDER_VENDOR: return fp8;
+    default: return cpu && trial->sgemm && trial->type == GEMM_F32;
+    }
+}
+
+static bool open_operands(Trial *trial, Device *device, const Sizes *sizes, bool cold, Error *error) {
+    return bench_arena_open(&trial->inputs, device, sizes->inputs, cold, trial->type, error) &&
+           bench_arena_open(&trial->outputs, device, sizes->output, cold, trial->type, error);
+}
+
+static void close_operands(Trial *trial) {
+    bench_arena_close(&trial->inputs);
+    bench_arena_close(&trial->outputs);
 }
 
 static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
@@ -326,17 +318,16 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
     Sizes most = {0};
     for (int i = 0; i < shapes->count; i++) {
         Sizes sizes = sizes_of(&shapes->items[i], type);
-        most.inputs = sizes.inputs > most.inputs ? sizes.inputs : most.inputs;
-        most.output = sizes.output > most.output ? sizes.output : most.output;
+        most.inputs = int_max(most.inputs, sizes.inputs);
+        most.output = int_max(most.output, sizes.output);
     }
     void *library;
-    Work work = {.type = type, .sgemm = find_sgemm(&library)};
-    bool cold = options->cache == CACHE_COLD, good = bench_arena_open(&work.inputs, bench->device, most.inputs, cold, type, error) &&
-                                                     bench_arena_open(&work.outputs, bench->device, most.output, cold, type, error);
+    Trial trial = {.type = type, .sgemm = find_sgemm(&library)};
+    bool cold = options->cache == CACHE_COLD, good = open_operands(&trial, bench->device, &most, cold, error);
     for (int i = 0; good && i < shapes->count; i++)
-        for (work.provider = PROVIDER_OWN; good && work.provider < PROVIDER_COUNT; work.provider++) {
-            Work one = work;
-            if (!is_wanted(&work, options->provider)) continue;
+        for (trial.provider = PROVIDER_OWN; good && trial.provider < PROVIDER_COUNT; trial.provider++) {
+            Trial one = trial;
+            if (!is_wanted(&trial, options->provider)) continue;
             one.shape = &shapes->items[i];
             if (!cold) {
                 one.inputs.bytes = sizes_of(one.shape, type).inputs;
@@ -344,8 +335,7 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
             }
             good = measure(bench, &one, tally, error);
         }
-    bench_arena_close(&work.inputs);
-    bench_arena_close(&work.outputs);
+    close_operands(&trial);
     if (library) dlclose(library);
     return good;
 }
@@ -353,31 +343,28 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
 /* fp8 has the forward layout alone, and the vendors' libraries alone. A line says what is missing. */
 static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
     const char *library = device_gemm_library(bench->device);
-    Shapes straight = {0};
+    Shapes forward = {0};
     for (int i = 0; library && i < shapes->count; i++)
-        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&straight, &shapes->items[i]);
-    tally->unmade = shapes->count - straight.count;
-    bool good = !straight.count || measure_type(bench, &straight, GEMM_FP8, tally, error);
+        if (shapes->items[i].layout == LAYOUT_NT) add_shape(&forward, &shapes->items[i]);
+    tally->missing = shapes->count - forward.count;
+    bool good = !forward.count || measure_type(bench, &forward, GEMM_FP8, tally, error);
     if (!library) log_info("fp8: only the vendors' libraries have such GEMMs, and there is none here");
-    else if (good && tally->unmade)
-        log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->unmade, shapes->count);
-    free(straight.items);
+    else if (good && tally->missing)
+        log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->missing, shapes->count);
+    free(forward.items);
     return good;
 }
 
-static bool can_multiply(const Bench *bench, GemmType type) { return device_info(bench->device)->gemm_inputs >> type & 1; }
+static bool has_gemms(const Bench *bench, GemmType type) { return device_info(bench->device)->gemm_inputs >> type & 1; }
 
 static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
-    static const struct {
-        GemmType type;
-        int option;
-    } types[] = {{GEMM_BF16, TYPE_BF16}, {GEMM_FP8, TYPE_FP8}, {GEMM_F32, TYPE_FP32}};
+    static const GemmType types[] = {[TYPE_BF16] = GEMM_BF16, [TYPE_FP8] = GEMM_FP8, [TYPE_FP32] = GEMM_F32};
     int wanted = ((const GemmOptions *)bench->options)->type;
     bool good = true;
-    for (int i = 0; good && i < 3; i++) {
-        if ((wanted != TYPE_ALL && wanted != types[i].option) || !can_multiply(bench, types[i].type)) continue;
-        good =
-            types[i].type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, types[i].type, tally, error);
+    for (int option = TYPE_BF16; good && option <= TYPE_FP32; option++) {
+        GemmType type = types[option];
+        if ((wanted != TYPE_ALL && wanted != option) || !has_gemms(bench, type)) continue;
+        good = type == GEMM_FP8 ? measure_fp8(bench, shapes, tally, error) : measure_type(bench, shapes, type, tally, error);
     }
     return good;
 }
@@ -387,9 +374,9 @@ static bool run(Bench *bench, Error *error) {
     Shapes shapes = {0};
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
-    if (options->type == TYPE_FP32 && !can_multiply(bench, GEMM_F32))
+    if (options->type == TYPE_FP32 && !has_gemms(bench, GEMM_F32))
         return error_set(error, ERROR_USAGE, "type=fp32: GPUs have GEMMs of bf16 and fp8 only; give device=cpu");
-    if (options->type == TYPE_FP8 && !can_multiply(bench, GEMM_FP8))
+    if (options->type == TYPE_FP8 && !has_gemms(bench, GEMM_FP8))
         return error_set(error, ERROR_USAGE, "type=fp8: CPUs have GEMMs of bf16 and fp32 only; some GPUs have fp8");
     if (bench->configured) {
         shapes_of_model(&shapes, &bench->config);
@@ -399,8 +386,11 @@ static bool run(Bench *bench, Error *error) {
         return false;
     }
     bool good = measure_types(bench, &shapes, &tally, error);
+    const GemmShape *best = &tally.best_shape;
     free(shapes.items);
-    if (good && tally.best > 0) log_info("best: %.3f TFLOP/s, %s", tally.best / 1e12, tally.best_shape);
+    if (good && tally.best > 0)
+        log_info("best: %.3f TFLOP/s, %s %" PRId64 " x %" PRId64 " x %" PRId64, tally.best / 1e12, type_names[tally.best_type], best->m,
+            best->n, best->k);
     if (!good || !tally.wrong) return good;
     return error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (WRONG above): do not train with them", tally.wrong);
 }
@@ -429,17 +419,14 @@ double bench_best_gemm(Bench *bench, Precision precision) {
     double best = 0;
     if (precision == PRECISION_FP64) return 0;
     for (int64_t size = order[0]; size <= order[1]; size *= 2) {
-        Shape shape = {.layout = LAYOUT_NT, .m = size, .n = size, .k = size};
-        Work work = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
+        Shape shape = {.layout = LAYOUT_NT, .gemm = {size, size, size, 1}};
+        Trial trial = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
         Sizes sizes = sizes_of(&shape, type);
         BenchTime time;
         Error ignored = {0};
-        bool timed = bench_arena_open(&work.inputs, bench->device, sizes.inputs, false, type, &ignored) &&
-                     bench_arena_open(&work.outputs, bench->device, sizes.output, false, type, &ignored) &&
-                     bench_time(bench, run_work, &work, &time, &ignored);
-        if (timed) best = fmax(best, 2.0 * (double)size * (double)size * (double)size / time.seconds);
-        bench_arena_close(&work.inputs);
-        bench_arena_close(&work.outputs);
+        if (open_operands(&trial, bench->device, &sizes, false, &ignored) && bench_time(bench, run_trial, &trial, &time, &ignored))
+            best = fmax(best, gemm_shape_flops(&shape.gemm) / time.seconds);
+        close_operands(&trial);
     }
     return best;
 }

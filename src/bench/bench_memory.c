@@ -41,8 +41,7 @@ typedef enum Kernel {
     KERNEL_TRIAD,
     KERNEL_READ,
     KERNEL_WRITE,
-    KERNELS,
-    DRIVER_COPY = KERNELS,
+    DRIVER_COPY,
     UPLOAD,
     DOWNLOAD,
     UPLOAD_PINNED,
@@ -50,25 +49,6 @@ typedef enum Kernel {
     KERNEL_COUNT
 } Kernel;
 enum { MOST_ARRAYS = 3 };
-/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a
- * GPU. */
-static const struct {
-    const char *name;
-    int arrays, order[MOST_ARRAYS];
-    GpuKernel gpu;
-} kernels[KERNEL_COUNT] = {
-    [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, {"stream", "stream_copy"}},
-    [KERNEL_SCALE] = {"scale", 2, {0, 0, 1}, {"stream", "stream_scale"}},
-    [KERNEL_ADD] = {"add", 3, {0, 1, 2}, {"stream", "stream_add"}},
-    [KERNEL_TRIAD] = {"triad", 3, {0, 1, 2}, {"stream", "stream_triad"}},
-    [KERNEL_READ] = {"read", 1, {0, 0, 0}, {"stream", "stream_read"}},
-    [KERNEL_WRITE] = {"write", 1, {0, 0, 0}, {"stream", "stream_write"}},
-    [DRIVER_COPY] = {.name = "driver_copy", .arrays = 2},
-    [UPLOAD] = {.name = "upload", .arrays = 1},
-    [DOWNLOAD] = {.name = "download", .arrays = 1},
-    [UPLOAD_PINNED] = {.name = "upload_pinned", .arrays = 1},
-    [DOWNLOAD_PINNED] = {.name = "download_pinned", .arrays = 1},
-};
 /* Arrays of equal length that lie end to end would have equal elements in the same bank of memory and the same set
  * of a cache: SKEW keeps them apart. */
 enum { ALIGNMENT = 4096, SKEW = 3 * 4096 + 21 * 64 };
@@ -79,10 +59,11 @@ static const double FACTOR = 3;
 /* A cache line of doubles: the compiler makes the widest instructions of each target of it. */
 typedef double Line __attribute__((vector_size(64)));
 
-typedef struct Part {
+/* What a thread works on. */
+typedef struct Slice {
     Line *a, *b, *c;
-    int64_t lines;
-} Part;
+    int64_t lines; /* a multiple of 8 */
+} Slice;
 
 #if defined __x86_64__
 #define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
@@ -91,19 +72,21 @@ typedef struct Part {
 #endif
 
 #define STREAM(name, statement)                                                                                                           \
-    FOR_EACH_CPU static void name(const Part *part) {                                                                                     \
-        for (int64_t i = 0; i < part->lines; i++) statement;                                                                              \
+    FOR_EACH_CPU static void name(const Slice *slice) {                                                                                   \
+        for (int64_t i = 0; i < slice->lines; i++) statement;                                                                             \
     }
-STREAM(scale_part, part->b[i] = FACTOR * part->c[i])
-STREAM(add_part, part->c[i] = part->a[i] + part->b[i])
-STREAM(triad_part, part->a[i] = part->b[i] + FACTOR * part->c[i])
-STREAM(write_part, part->a[i] = FACTOR - (Line){0})
+STREAM(cpu_scale, slice->b[i] = FACTOR * slice->c[i])
+STREAM(cpu_add, slice->c[i] = slice->a[i] + slice->b[i])
+STREAM(cpu_triad, slice->a[i] = slice->b[i] + FACTOR * slice->c[i])
+STREAM(cpu_write, slice->a[i] = FACTOR - (Line){0})
 
-/* Several sums, so that none waits for the one before it; parts have a multiple of 8 lines. */
-FOR_EACH_CPU static void read_part(const Part *part) {
+static void cpu_copy(const Slice *slice) { memcpy(slice->c, slice->a, (size_t)slice->lines * sizeof(Line)); }
+
+/* Several sums, so that none waits for the one before it. */
+FOR_EACH_CPU static void cpu_read(const Slice *slice) {
     Line s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, s6 = {0}, s7 = {0};
-    const Line *from = part->a;
-    for (int64_t i = 0; i < part->lines; i += 8) {
+    const Line *from = slice->a;
+    for (int64_t i = 0; i < slice->lines; i += 8) {
         s0 += from[i], s1 += from[i + 1], s2 += from[i + 2], s3 += from[i + 3];
         s4 += from[i + 4], s5 += from[i + 5], s6 += from[i + 6], s7 += from[i + 7];
     }
@@ -111,18 +94,29 @@ FOR_EACH_CPU static void read_part(const Part *part) {
     __asm__ volatile("" : : "m"(sum));
 }
 
-static void run_part(Kernel kernel, const Part *part) {
-    switch (kernel) {
-    case KERNEL_COPY: memcpy(part->c, part->a, (size_t)part->lines * sizeof(Line)); break;
-    case KERNEL_SCALE: scale_part(part); break;
-    case KERNEL_ADD: add_part(part); break;
-    case KERNEL_TRIAD: triad_part(part); break;
-    case KERNEL_READ: read_part(part); break;
-    case KERNEL_WRITE: write_part(part); break;
-    default: break;
-    }
-    __asm__ volatile("" : : : "memory"); /* the next pass is not the same for the compiler */
-}
+/* How many arrays of device memory a kernel touches, which of them are a, b and c of STREAM, and what runs it on a
+ * CPU and on a GPU. */
+static const struct {
+    const char *name;
+    int arrays, order[MOST_ARRAYS];
+    void (*cpu)(const Slice *slice);
+    GpuKernel gpu;
+} kernels[KERNEL_COUNT] = {
+    [KERNEL_COPY] = {"copy", 2, {0, 0, 1}, cpu_copy, {"stream", "stream_copy"}},
+    [KERNEL_SCALE] = {"scale", 2, {0, 0, 1}, cpu_scale, {"stream", "stream_scale"}},
+    [KERNEL_ADD] = {"add", 3, {0, 1, 2}, cpu_add, {"stream", "stream_add"}},
+    [KERNEL_TRIAD] = {"triad", 3, {0, 1, 2}, cpu_triad, {"stream", "stream_triad"}},
+    [KERNEL_READ] = {"read", 1, {0, 0, 0}, cpu_read, {"stream", "stream_read"}},
+    [KERNEL_WRITE] = {"write", 1, {0, 0, 0}, cpu_write, {"stream", "stream_write"}},
+    [DRIVER_COPY] = {.name = "driver_copy", .arrays = 2},
+    [UPLOAD] = {.name = "upload", .arrays = 1},
+    [DOWNLOAD] = {.name = "download", .arrays = 1},
+    [UPLOAD_PINNED] = {.name = "upload_pinned", .arrays = 1},
+    [DOWNLOAD_PINNED] = {.name = "download_pinned", .arrays = 1},
+};
+
+/* Whose kernels are those of stream_gpu.c, and whose driver copies. */
+static bool is_gpu(const Device *device) { return device_info(device)->kind != DEVICE_CPU; }
 
 /* -- A measurement ------------------------------------------------------------------------------------------------- */
 
@@ -143,9 +137,12 @@ static void run_cpu(void *context, int64_t call) {
         const int64_t unit = 8 * sizeof(Line);
         int64_t units = work->bytes / unit, threads = omp_get_num_threads(), thread = omp_get_thread_num();
         int64_t first = units * thread / threads, last = units * (thread + 1) / threads;
-        Part part = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
+        Slice slice = {(Line *)(work->arrays[0] + first * unit), (Line *)(work->arrays[1] + first * unit),
             (Line *)(work->arrays[2] + first * unit), 8 * (last - first)};
-        for (int64_t pass = 0; pass < work->passes; pass++) run_part(work->kernel, &part);
+        for (int64_t pass = 0; pass < work->passes; pass++) {
+            kernels[work->kernel].cpu(&slice);
+            __asm__ volatile("" : : : "memory"); /* the next pass is not the same for the compiler */
+        }
     }
 }
 
@@ -184,7 +181,7 @@ static const BenchColumn columns[] = {
 
 /* The smallest cache that holds what each thread, or all together in the last cache, works on. */
 static const char *level_of(const Device *device, int64_t bytes) {
-    if (!device_info(device)->host_memory) return bytes <= device_info(device)->cache_bytes ? "cache" : "memory";
+    if (is_gpu(device)) return bytes <= device_info(device)->cache_bytes ? "cache" : "memory";
     int64_t each = bytes / omp_get_max_threads();
     if (each <= sysconf(_SC_LEVEL1_DCACHE_SIZE)) return "L1";
     if (each <= sysconf(_SC_LEVEL2_CACHE_SIZE)) return "L2";
@@ -203,11 +200,10 @@ static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error)
 
 static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kernel, Error *error) {
     const int64_t worth = 256 << 20; /* bytes that a call moves at least: a millisecond in the first cache */
-    int arrays = kernels[kernel].arrays;
-    int64_t each = set / arrays / ALIGNMENT * ALIGNMENT;
+    int64_t each = set / kernels[kernel].arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
-    bool gpu = device_info(bench->device)->kind != DEVICE_CPU; /* whose kernels are those of stream.c */
-    Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : (worth + set - 1) / set};
+    bool gpu = is_gpu(bench->device);
+    Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : divide_up(worth, set)};
     for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = memory + kernels[kernel].order[i] * (each + SKEW);
     if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = memory + bench_round(each);
     return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
@@ -233,25 +229,24 @@ static bool measure_copy(Bench *bench, char *memory, const Host *host, int64_t s
 
 /* Powers of two up to four times the last cache, and half of what is free. */
 static void default_sizes(BenchList *sizes, const Device *device) {
-    int64_t free_bytes = device_available(device), most = 4 * device_info(device)->cache_bytes;
+    int64_t free_bytes = device_available(device), most = 4 * device_info(device)->cache_bytes, largest = 0;
     sizes->count = 0;
     for (int64_t size = bench_sizes(device)->memory_least; size <= most && (free_bytes < 0 || size <= free_bytes / 2); size *= 2)
-        sizes->numbers[sizes->count++] = size;
-    int64_t largest = sizes->count ? sizes->numbers[sizes->count - 1] : 0;
+        sizes->numbers[sizes->count++] = largest = size;
     if (free_bytes / 2 > largest) sizes->numbers[sizes->count++] = free_bytes / 2 / ALIGNMENT * ALIGNMENT;
 }
 
 static bool is_wanted(const Bench *bench, Kernel kernel) {
     int option = ((const MemoryOptions *)bench->options)->kernel;
-    return (option == 0 || option == (int)kernel + 1) && (kernel < KERNELS || !device_info(bench->device)->host_memory);
+    return (option == 0 || option == (int)kernel + 1) && (kernel < DRIVER_COPY || is_gpu(bench->device));
 }
 
 static bool measure_size(Bench *bench, char *memory, const Host *host, int64_t size, Error *error) {
     bool good = true;
     for (Kernel kernel = 0; good && kernel < KERNEL_COUNT; kernel++) {
         if (!is_wanted(bench, kernel)) continue;
-        good =
-            kernel < KERNELS ? measure_kernel(bench, memory, size, kernel, error) : measure_copy(bench, memory, host, size, kernel, error);
+        good = kernel < DRIVER_COPY ? measure_kernel(bench, memory, size, kernel, error)
+                                    : measure_copy(bench, memory, host, size, kernel, error);
     }
     return good;
 }
@@ -274,10 +269,11 @@ static void close_host(Host *host, Device *device) {
     if (host->pinned) device_free_host(device, host->pinned, host->bytes);
 }
 
-/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny
- * ones may be slow to add. */
-static void touch(char *memory, int64_t bytes) {
+/* Without huge pages where pages=plain says so. Pages belong to the threads that work on them where they are touched first; values
+ * are far from zero, since tiny ones may be slow to add. */
+static void touch(char *memory, int64_t bytes, bool plain) {
     double *values = (double *)memory;
+    if (plain) madvise(memory, (size_t)bytes, MADV_NOHUGEPAGE); /* advice, which may fail */
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < bytes / (int64_t)sizeof *values; i++) values[i] = 1;
 }
@@ -290,11 +286,8 @@ static bool measure_sizes(Bench *bench, const BenchList *sizes, Error *error) {
     int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
     Host host = {0};
     char *memory = device_allocate(bench->device, room, error);
-    bool good = memory && open_host(&host, bench, most / 2 < host_most ? most / 2 : host_most, error),
-         on_host = device_info(bench->device)->host_memory;
-    if (good && on_host && ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN)
-        madvise(memory, (size_t)room, MADV_NOHUGEPAGE); /* advice, which may fail */
-    if (good && on_host) touch(memory, room);
+    bool good = memory && open_host(&host, bench, int_min(most / 2, host_most), error);
+    if (good && !is_gpu(bench->device)) touch(memory, room, ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN);
     for (int i = 0; good && i < sizes->count; i++) good = measure_size(bench, memory, &host, sizes->numbers[i], error);
     close_host(&host, bench->device);
     if (memory) device_free(bench->device, memory, room);
@@ -305,7 +298,7 @@ static bool run(Bench *bench, Error *error) {
     const MemoryOptions *options = bench->options;
     const int64_t most = (int64_t)1 << 46;
     if (!bench_open_device(bench, PRECISION_BF16, error)) return false;
-    if (options->kernel > KERNELS && device_info(bench->device)->host_memory)
+    if (options->kernel > DRIVER_COPY && !is_gpu(bench->device))
         return error_set(error, ERROR_USAGE, "kernel=%s: only a GPU has such copies", kernels[options->kernel - 1].name);
     BenchList sizes;
     if (!*options->bytes) default_sizes(&sizes, bench->device);

@@ -1,9 +1,8 @@
 /* Training speed of a configuration: whole steps on random tokens, with gradients added up over microbatches, the
  * norm and the update, but without a loader, records and checkpoints. The microbatch is searched: from the largest
- * whose plan fits downwards by halves, for as long as smaller ones are not slower.
- *
- * Master weights, weights, gradients and the optimizer are made once; every microbatch size has its program
- * over them. */
+ * whose plan fits downwards by halves, for as long as smaller ones are not slower. Each size has a training session
+ * of its own (train/session.h). */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,49 +10,28 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "graph/op.h"
 #include "train/session.h"
 #include "advise/hardware.h"
-#include "backend/backend.h"
 
-typedef struct TrainOptions {
-    BenchOptions common;
-    int64_t microbatch, accumulation, steps;
-} TrainOptions;
-
-#define FIELD(name) offsetof(TrainOptions, name)
-static const Option rows[] = {
-    BENCH_ROWS,
-    INT_OPTION(microbatch, "0", 0, 1 << 24, "sequences", "of a microbatch; 0: search"),
-    INT_OPTION(accumulation, "4", 0, 1 << 24, "microbatches", "of a step; 0: as batch.tokens of the configuration says"),
-    {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
-};
-
-enum { BUCKET_BYTES = 64 << 20 }; /* of the layout; nothing travels */
+static const Option rows[] = {BENCH_ROWS, TRAIN_ROWS};
 
 /* -- A trainer ----------------------------------------------------------------------------------------------------- */
 
 typedef struct Trainer {
-    Bench *bench;
+    Device *device;
     Config config; /* with the microbatch that runs */
-    Backend backend;
-    Model model; /* of that microbatch */
-    Plan plan;
-    Executor *executor;
-    Model smallest; /* of one sequence: what the optimizer knows parameters from */
-    Layout *layout; /* of all programs */
-    Optimizer *optimizer;
-    void *shared[ARENA_COUNT];
-    int64_t shared_bytes[ARENA_COUNT];
-    int64_t available; /* before anything was allocated */
-    int64_t step;
+    Session session;
+    int64_t available; /* bytes before anything was allocated */
 } Trainer;
+
+static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
+static int64_t microbatches(const Config *config) { return config->batch.tokens / microbatch_rows(config); }
 
 static void set_microbatch(Config *config, int64_t sequences, int64_t accumulation) {
     assert(sequences > 0 && config->data.length > 0);
-    int64_t tokens = sequences * config->data.length, wanted = config->batch.tokens / tokens;
+    int64_t tokens = sequences * config->data.length;
     config->batch.sequences = sequences;
-    config->batch.tokens = tokens * (accumulation ? accumulation : wanted > 0 ? wanted : 1);
+    config->batch.tokens = tokens * (accumulation ? accumulation : int_max(config->batch.tokens / tokens, 1));
     config->batch.ramp_tokens = 0;
 }
 
@@ -63,7 +41,7 @@ static int64_t bytes_needed(const Trainer *trainer, int64_t sequences) {
     Session session;
     Error ignored = {0};
     set_microbatch(&config, sequences, 1);
-    if (!config_check(&config, &ignored) || !session_plan(&session, &config, trainer->bench->device, &ignored)) return -1;
+    if (!config_check(&config, &ignored) || !session_plan(&session, &config, trainer->device, &ignored)) return -1;
     int64_t bytes = session_budget(&session).total;
     session_free(&session);
     return bytes;
@@ -75,47 +53,13 @@ static bool fits(const Trainer *trainer, int64_t sequences) {
     return bytes >= 0 && (trainer->available < 0 || (double)bytes <= part * (double)trainer->available);
 }
 
-static Model build(const Trainer *trainer) {
-    const Config *config = &trainer->config;
-    Model model = model_build_adapted(&config->model, &config->lora, (Precision)config->precision, MODEL_TRAIN, config->batch.sequences,
-        config->data.length, (RecomputePolicy)config->recompute);
-    if (trainer->layout) layout_place(trainer->layout, model.graph);
-    return model;
-}
-
-static bool make_shared(Trainer *trainer, Error *error) {
-    const Arena arenas[] = {ARENA_MASTER, ARENA_WEIGHT, ARENA_GRADIENT};
-    Device *device = trainer->bench->device;
-    set_microbatch(&trainer->config, 1, 1);
-    if (!op_backend(&trainer->backend, device, (Precision)trainer->config.precision, "", error)) return false;
-    trainer->smallest = build(trainer);
-    trainer->layout = layout_create(trainer->smallest.graph, &trainer->config.optimizer, &trainer->config.layout, BUCKET_BYTES, 0, 1);
-    Plan plan = graph_plan(trainer->smallest.graph, &trainer->backend);
-    for (int i = 0; i < 3; i++) {
-        int64_t bytes = trainer->shared_bytes[arenas[i]] = plan.bytes[arenas[i]];
-        if (bytes && !(trainer->shared[arenas[i]] = device_allocate(device, bytes, error))) return false;
-    }
-    if (!trainer->shared[ARENA_WEIGHT]) trainer->shared[ARENA_WEIGHT] = trainer->shared[ARENA_MASTER];
-    trainer->optimizer = optimizer_create(trainer->smallest.graph, &trainer->config.optimizer, &trainer->layout->shard, device, error);
-    return trainer->optimizer && model_initialize_on(trainer->smallest.graph, &trainer->config.model, (uint64_t)trainer->config.seed,
-                                     device, trainer->shared[ARENA_MASTER], trainer->shared[ARENA_WEIGHT], error);
-}
-
-static void free_shared(Trainer *trainer) {
-    if (trainer->shared[ARENA_WEIGHT] == trainer->shared[ARENA_MASTER]) trainer->shared[ARENA_WEIGHT] = NULL;
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++)
-        if (trainer->shared[arena]) device_free(trainer->bench->device, trainer->shared[arena], trainer->shared_bytes[arena]);
-    optimizer_free(trainer->optimizer);
-    layout_free(trainer->layout);
-    if (trainer->smallest.graph) model_free(&trainer->smallest);
-}
-
-static void fill_inputs(const Trainer *trainer) {
-    const Config *config = &trainer->config;
-    int64_t rows = config->batch.sequences * config->data.length;
-    int32_t *tokens = executor_tensor(trainer->executor, trainer->model.tokens),
-            *targets = executor_tensor(trainer->executor, trainer->model.targets);
-    int32_t *positions = executor_tensor(trainer->executor, trainer->model.positions);
+/* Random tokens; each one's target is the next. */
+static void fill_inputs(const Session *session) {
+    const Config *config = session->config;
+    const Model *model = &session->model;
+    int64_t rows = microbatch_rows(config);
+    int32_t *tokens = executor_tensor(session->executor, model->tokens), *targets = executor_tensor(session->executor, model->targets),
+            *positions = executor_tensor(session->executor, model->positions);
     for (int64_t i = 0; i < rows; i++) {
         tokens[i] = (int32_t)(rng_uniform(1, RNG_STREAM_BENCH, (uint64_t)i) * (double)config->model.vocabulary);
         positions[i] = (int32_t)(i % config->data.length);
@@ -123,57 +67,50 @@ static void fill_inputs(const Trainer *trainer) {
     for (int64_t i = 0; i < rows; i++) targets[i] = tokens[(i + 1) % rows];
 }
 
-/* Makes the program of a microbatch. */
-static bool open_program(Trainer *trainer, int64_t sequences, int64_t accumulation, Error *error) {
+/* session_free after both answers. */
+static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulation, Error *error) {
     set_microbatch(&trainer->config, sequences, accumulation);
-    if (!config_check(&trainer->config, error)) return false;
-    trainer->model = build(trainer);
-    trainer->plan = graph_plan(trainer->model.graph, &trainer->backend);
-    trainer->executor = executor_create(trainer->model.graph, &trainer->plan, &trainer->backend, trainer->shared, error);
-    if (trainer->executor) fill_inputs(trainer);
-    return trainer->executor != NULL;
+    if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
+        !session_start(&trainer->session, comm_alone(), error))
+        return false;
+    fill_inputs(&trainer->session);
+    return true;
 }
-
-static void close_program(Trainer *trainer) {
-    executor_free(trainer->executor);
-    if (trainer->model.graph) model_free(&trainer->model);
-    trainer->executor = NULL;
-}
-
-static int64_t microbatches(const Config *config) { return config->batch.tokens / (config->batch.sequences * config->data.length); }
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
 /* As training makes it: zero, microbatches, norm, clipped update. */
-static bool run_step(Trainer *trainer, Error *error) {
-    const Config *config = &trainer->config;
-    Executor *executor = trainer->executor;
+static bool run_step(Session *session, Error *error) {
+    const Config *config = session->config;
+    Executor *executor = session->executor;
     int64_t count = microbatches(config);
-    executor_set_scalar(executor, trainer->model.scale, 1.0 / (double)config->batch.tokens);
-    executor_set_scalar(executor, trainer->model.share, 1.0 / (double)count);
+    executor_set_scalar(executor, session->model.scale, 1.0 / (double)config->batch.tokens);
+    executor_set_scalar(executor, session->model.share, 1.0 / (double)count);
     executor_zero(executor);
     for (int64_t i = 0; i < count; i++) executor_run(executor);
     if (!executor_finish(executor, error)) return false;
-    double norm = optimizer_gradient_norm(trainer->optimizer, trainer->shared[ARENA_GRADIENT]), clip = config->optimizer.clip;
+    void *master = executor_arena(executor, ARENA_MASTER), *weights = executor_arena(executor, ARENA_WEIGHT),
+         *gradients = executor_arena(executor, ARENA_GRADIENT);
+    double norm = optimizer_gradient_norm(session->optimizer, gradients), clip = config->optimizer.clip;
     if (!isfinite(norm))
         return error_set(
-            error, ERROR_NUMERICS, "the gradient's norm is %g after %lld updates on random tokens", norm, (long long)trainer->step);
-    optimizer_step(trainer->optimizer, trainer->shared[ARENA_MASTER], trainer->shared[ARENA_WEIGHT], trainer->shared[ARENA_GRADIENT],
-        ++trainer->step, 1e-3 * config->optimizer.lr, clip > 0 && norm > clip ? clip / norm : 1);
+            error, ERROR_NUMERICS, "the gradient's norm is %g after %lld updates on random tokens", norm, (long long)session->step);
+    optimizer_step(session->optimizer, master, weights, gradients, ++session->step, 1e-3 * config->optimizer.lr,
+        clip > 0 && norm > clip ? clip / norm : 1);
     return true;
 }
 
 /* Seconds of one of `steps` steps, after one that chooses GEMM algorithms and one, where the device records, that
  * records the program. */
-static bool time_steps(Trainer *trainer, int64_t steps, double *seconds, Error *error) {
-    Device *device = trainer->bench->device;
-    int64_t microbatch_runs = microbatches(&trainer->config), warm = device_info(device)->records && microbatch_runs == 1 ? 2 : 1;
+static bool time_steps(Session *session, int64_t steps, double *seconds, Error *error) {
+    Device *device = session->backend.device;
+    int64_t warm = device_info(device)->records && microbatches(session->config) == 1 ? 2 : 1;
     for (int64_t i = 0; i < warm; i++)
-        if (!run_step(trainer, error)) return false;
+        if (!run_step(session, error)) return false;
     device_synchronize(device);
     double start = log_seconds();
     for (int64_t i = 0; i < steps; i++)
-        if (!run_step(trainer, error)) return false;
+        if (!run_step(session, error)) return false;
     device_synchronize(device);
     *seconds = (log_seconds() - start) / (double)steps;
     return device_ok(device, error);
@@ -182,11 +119,12 @@ static bool time_steps(Trainer *trainer, int64_t steps, double *seconds, Error *
 /* Tokens per second with a microbatch. */
 static bool try_microbatch(Trainer *trainer, int64_t sequences, int64_t accumulation, double *rate, Error *error) {
     double seconds;
-    bool good = open_program(trainer, sequences, accumulation, error) && time_steps(trainer, 1, &seconds, error);
-    if (good) *rate = (double)trainer->config.batch.tokens / seconds;
-    close_program(trainer);
-    if (good) log_info("microbatch %lld: %.0f tokens/s", (long long)sequences, *rate);
-    return good;
+    bool good = open_session(trainer, sequences, accumulation, error) && time_steps(&trainer->session, 1, &seconds, error);
+    session_free(&trainer->session);
+    if (!good) return false;
+    *rate = (double)trainer->config.batch.tokens / seconds;
+    log_info("microbatch %lld: %.0f tokens/s", (long long)sequences, *rate);
+    return true;
 }
 
 /* -- Search -------------------------------------------------------------------------------------------------------- */
@@ -232,36 +170,32 @@ static bool check_fit(const Trainer *trainer, int64_t sequences, Error *error) {
 
 /* -- Measuring ----------------------------------------------------------------------------------------------------- */
 
-static int64_t memory_of(const Trainer *trainer) {
-    return device_info(trainer->bench->device)->host_memory ? memory_peak() : bytes_needed(trainer, trainer->config.batch.sequences);
-}
-
 static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {
-    int64_t sequences = measure->microbatch, tokens = trainer->config.batch.tokens, most = tokens / trainer->config.data.length;
-    if (!check_fit(trainer, sequences ? sequences : 1, error)) return false;
-    int64_t largest = sequences ? sequences : largest_fitting(trainer, most > 0 ? most : 1);
-    if (!make_shared(trainer, error) || (!sequences && !search(trainer, largest, &sequences, error))) return false;
-    trainer->config.batch.tokens = tokens;
+    Config *config = &trainer->config;
+    Session *session = &trainer->session;
+    int64_t sequences = measure->microbatch, tokens = config->batch.tokens, most = int_max(tokens / config->data.length, 1);
     double seconds;
-    if (!open_program(trainer, sequences, measure->accumulation, error) || !time_steps(trainer, measure->steps, &seconds, error))
+    if (!check_fit(trainer, sequences ? sequences : 1, error) ||
+        (!sequences && !search(trainer, largest_fitting(trainer, most), &sequences, error)))
         return false;
-    int64_t count = microbatches(&trainer->config);
+    config->batch.tokens = tokens;
+    if (!open_session(trainer, sequences, measure->accumulation, error) || !time_steps(session, measure->steps, &seconds, error))
+        return false;
     *speed = (TrainSpeed){.microbatch = sequences,
-        .accumulation = count,
+        .accumulation = microbatches(config),
         .step_seconds = seconds,
-        .tokens_per_second = (double)trainer->config.batch.tokens / seconds,
-        .flops = trainer->plan.flops * (double)count / seconds,
-        .memory = memory_of(trainer),
-        .parameters = model_parameters(trainer->model.graph)};
+        .tokens_per_second = (double)config->batch.tokens / seconds,
+        .flops = session->plan.flops * (double)microbatches(config) / seconds,
+        .memory = device_info(trainer->device)->host_memory ? memory_peak() : session_budget(session).total,
+        .parameters = model_parameters(session->model.graph)};
     return true;
 }
 
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {
     Trainer *trainer = memory_allocate(sizeof *trainer);
-    *trainer = (Trainer){.bench = bench, .config = *config, .available = device_available(bench->device)};
+    *trainer = (Trainer){.device = bench->device, .config = *config, .available = device_available(bench->device)};
     bool good = measure_trainer(trainer, measure, speed, error);
-    close_program(trainer);
-    free_shared(trainer);
+    session_free(&trainer->session);
     free(trainer);
     return good;
 }
@@ -281,15 +215,14 @@ static const BenchColumn columns[] = {{"type", BENCH_TEXT, 5}, {"parameters", 0,
 static bool run(Bench *bench, Error *error) {
     const TrainOptions *options = bench->options;
     const Config *config = &bench->config;
+    Precision precision = (Precision)config->precision;
     TrainSpeed speed;
-    TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
-    if (!bench_open_device(bench, (Precision)config->precision, error) || !bench_train_measure(bench, config, &measure, &speed, error))
-        return false;
-    double best = bench_best_gemm(bench, (Precision)config->precision);
+    if (!bench_open_device(bench, precision, error) || !bench_train_measure(bench, config, &options->measure, &speed, error)) return false;
+    double best = bench_best_gemm(bench, precision);
     bench_row(
-        bench, (BenchCell[]){TEXT(precision_name((Precision)config->precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
+        bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
                    NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
-                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / bench_peak(bench, (Precision)config->precision)),
+                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / bench_peak(bench, precision)),
                    NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory)});
     return true;
 }

@@ -61,83 +61,79 @@ int bench_column(const BenchResults *results, const char *name) {
 
 /* -- The machine --------------------------------------------------------------------------------------------------- */
 
-static json_t *or_null(double number) { return number > 0 ? json_integer((json_int_t)number) : json_null(); }
+/* What every result names: no user, no address. */
+typedef struct Machine {
+    char *cpu; /* owned */
+    const char *device, *host;
+    struct utsname system;
+    char time[32];
+} Machine;
 
 static bool has_gpu(const Bench *bench) { return bench->device && device_info(bench->device)->kind != DEVICE_CPU; }
 
-static json_t *describe_gpu(const Bench *bench) {
-    if (!has_gpu(bench)) return json_null();
-    const DeviceInfo *info = device_info(bench->device);
-    return json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors,
-        "memory_bytes", (json_int_t)info->memory, "products", device_gemm_library(bench->device));
-}
-
-/* What stands in results: no user, no address. */
-static json_t *describe_machine(const Bench *bench) {
-    char *cpu = run_describe_machine();
-    struct utsname names;
-    bool named = uname(&names) == 0;
-    json_t *machine = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", named ? names.nodename : "unknown", "cpu", cpu,
-        "system", named ? names.release : "unknown", "threads", omp_get_max_threads(), "memory_bytes",
-        or_null((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)), "l1_bytes",
-        or_null((double)sysconf(_SC_LEVEL1_DCACHE_SIZE)), "l2_bytes", or_null((double)sysconf(_SC_LEVEL2_CACHE_SIZE)), "l3_bytes",
-        or_null((double)sysconf(_SC_LEVEL3_CACHE_SIZE)), "gpu", describe_gpu(bench));
-    free(cpu);
-    return machine;
-}
-
-static const char *device_name(const Bench *bench) { return has_gpu(bench) ? device_info(bench->device)->name : "cpu"; }
-
-static void format_now(char text[32]) {
+static void describe(Machine *machine, const Bench *bench) {
     time_t now = time(NULL);
     struct tm parts;
-    gmtime_r(&now, &parts);
-    strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    *machine = (Machine){.cpu = run_describe_machine(), .device = has_gpu(bench) ? device_info(bench->device)->name : "cpu"};
+    bool named = uname(&machine->system) == 0;
+    machine->host = named ? machine->system.nodename : "unknown";
+    if (!named) strcpy(machine->system.release, "unknown");
+    strftime(machine->time, sizeof machine->time, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
 }
 
-/* -- Files --------------------------------------------------------------------------------------------------------- */
+/* -- CSV ----------------------------------------------------------------------------------------------------------- */
 
 static void write_csv_text(FILE *file, const char *text) {
-    if (!strpbrk(text, ",\"\n\r")) {
-        fputs(text, file);
-        return;
-    }
-    putc('"', file);
+    bool quoted = strpbrk(text, ",\"\n\r");
+    if (quoted) putc('"', file);
     for (; *text; text++) {
         if (*text == '"') putc('"', file);
         putc(*text, file);
     }
-    putc('"', file);
-}
-
-static void write_csv_cell(FILE *file, const BenchCell *cell) {
-    if (cell->text) write_csv_text(file, cell->text);
-    else if (isfinite(cell->number)) fprintf(file, "%.9g", cell->number);
+    if (quoted) putc('"', file);
 }
 
 /* Numbers that are unknown are empty. */
-static void write_csv(const Bench *bench, FILE *file) {
+static void write_csv(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
-    char now[32], threads[16], *cpu = run_describe_machine();
-    format_now(now);
+    char threads[16];
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
-    struct utsname names;
-    const char *machine[] = {
-        bench->benchmark->name, device_name(bench), cpu, threads, uname(&names) == 0 ? names.nodename : "unknown", now};
-    enum { MACHINE = sizeof machine / sizeof *machine };
+    const char *names[] = {bench->benchmark->name, machine->device, machine->cpu, threads, machine->host, machine->time};
+    enum { NAMES = sizeof names / sizeof *names };
     for (int i = 0; i < results->column_count; i++) fprintf(file, "%s,", results->columns[i].name);
     fputs("benchmark,device,cpu,threads,host,time\n", file);
     for (int row = 0; row < results->row_count; row++) {
         for (int i = 0; i < results->column_count; i++) {
-            write_csv_cell(file, &results->cells[row * results->column_count + i]);
+            const BenchCell *cell = &results->cells[row * results->column_count + i];
+            if (cell->text) write_csv_text(file, cell->text);
+            else if (isfinite(cell->number)) fprintf(file, "%.9g", cell->number);
             putc(',', file);
         }
-        for (int i = 0; i < MACHINE; i++) {
-            write_csv_text(file, machine[i]);
-            putc(i + 1 < MACHINE ? ',' : '\n', file);
+        for (int i = 0; i < NAMES; i++) {
+            write_csv_text(file, names[i]);
+            putc(i + 1 < NAMES ? ',' : '\n', file);
         }
     }
-    free(cpu);
+}
+
+/* -- JSON ---------------------------------------------------------------------------------------------------------- */
+
+/* A number of the system's, which is not positive where it is unknown. */
+static json_t *system_number(int name, double unit) {
+    double number = (double)sysconf(name) * unit;
+    return number > 0 ? json_integer((json_int_t)number) : json_null();
+}
+
+static json_t *machine_value(const Bench *bench, const Machine *machine) {
+    const DeviceInfo *info = has_gpu(bench) ? device_info(bench->device) : NULL;
+    json_t *gpu = !info
+                      ? json_null()
+                      : json_pack("{s:s, s:s, s:i, s:I, s:s?}", "name", info->name, "target", info->target, "processors", info->processors,
+                            "memory_bytes", (json_int_t)info->memory, "gemm_library", device_gemm_library(bench->device));
+    return json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:o}", "host", machine->host, "cpu", machine->cpu, "system",
+        machine->system.release, "threads", omp_get_max_threads(), "memory_bytes",
+        system_number(_SC_PHYS_PAGES, (double)sysconf(_SC_PAGESIZE)), "l1_bytes", system_number(_SC_LEVEL1_DCACHE_SIZE, 1), "l2_bytes",
+        system_number(_SC_LEVEL2_CACHE_SIZE, 1), "l3_bytes", system_number(_SC_LEVEL3_CACHE_SIZE, 1), "gpu", gpu);
 }
 
 static json_t *settings_of(const OptionTable *table, const void *values) {
@@ -156,10 +152,8 @@ static json_t *cell_value(const BenchColumn *column, const BenchCell *cell) {
     return column->decimals == 0 && fabs(cell->number) < 1e15 ? json_integer((json_int_t)cell->number) : json_real(cell->number);
 }
 
-static void write_json(const Bench *bench, FILE *file) {
+static void write_json(const Bench *bench, const Machine *machine, FILE *file) {
     const BenchResults *results = &bench->results;
-    char now[32];
-    format_now(now);
     json_t *rows = json_array();
     for (int row = 0; row < results->row_count; row++) {
         json_t *object = json_object();
@@ -168,31 +162,30 @@ static void write_json(const Bench *bench, FILE *file) {
                 object, results->columns[i].name, cell_value(&results->columns[i], &results->cells[row * results->column_count + i]));
         json_array_append_new(rows, object);
     }
-    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "benchmark", bench->benchmark->name, "time", now, "machine",
-        describe_machine(bench), "settings", settings_of(&bench->benchmark->table, bench->options), "config",
+    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o}", "benchmark", bench->benchmark->name, "time", machine->time, "machine",
+        machine_value(bench, machine), "settings", settings_of(&bench->benchmark->table, bench->options), "config",
         bench->configured ? settings_of(&config_table, &bench->config) : json_null(), "rows", rows);
     json_dumpf(all, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
     putc('\n', file);
     json_decref(all);
 }
 
-static void write_plot(const Bench *bench, FILE *file) {
-    char now[32], *subtitle, *cpu = run_describe_machine();
-    format_now(now);
-    subtitle = memory_format("%s, %.10s", has_gpu(bench) ? device_name(bench) : cpu, now);
+/* -- Files --------------------------------------------------------------------------------------------------------- */
+
+static void write_plot(const Bench *bench, const Machine *machine, FILE *file) {
+    char *subtitle = memory_format("%s, %.10s", has_gpu(bench) ? machine->device : machine->cpu, machine->time);
     bench_draw(&bench->results, subtitle, file);
     free(subtitle);
-    free(cpu);
 }
 
-typedef void (*Writer)(const Bench *bench, FILE *file);
+typedef void (*Writer)(const Bench *bench, const Machine *machine, FILE *file);
 
-static bool write_file(const Bench *bench, const char *option, const char *path, Writer writer, Error *error) {
+static bool write_file(const Bench *bench, const Machine *machine, const char *option, const char *path, Writer writer, Error *error) {
     if (!*path) return true;
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
-    if (file) writer(bench, file);
+    if (file) writer(bench, machine, file);
     bool written = file && fclose(file) == 0 && file_output(path, text, (int64_t)length, error);
     free(text);
     return written || error_set(error, ERROR_DATA, "%s=%s cannot be written: %s", option, path, strerror(errno));
@@ -200,9 +193,14 @@ static bool write_file(const Bench *bench, const char *option, const char *path,
 
 bool bench_write(const Bench *bench, Error *error) {
     const BenchOptions *options = bench->options;
+    Machine machine;
     if (bench->silent || !bench->results.row_count) return true;
-    return write_file(bench, "csv", options->csv, write_csv, error) && write_file(bench, "json", options->json, write_json, error) &&
-           write_file(bench, "plot", options->plot, write_plot, error);
+    describe(&machine, bench);
+    bool written = write_file(bench, &machine, "csv", options->csv, write_csv, error) &&
+                   write_file(bench, &machine, "json", options->json, write_json, error) &&
+                   write_file(bench, &machine, "plot", options->plot, write_plot, error);
+    free(machine.cpu);
+    return written;
 }
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */

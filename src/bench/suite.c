@@ -14,10 +14,9 @@
 #include "bench/bench.h"
 
 typedef struct SuiteOptions {
-    BenchOptions common;
+    TrainOptions train;
     const char *configs, *lengths, *perf;
     int mode, precision;
-    int64_t microbatch, accumulation, steps;
 } SuiteOptions;
 
 enum { PRECISION_OF_CONFIG }; /* the choices after it are those of Precision */
@@ -33,9 +32,7 @@ static const Option rows[] = {
         "finetune: of all weights, which computes the same; lora: of adapters of rank 16, or as the configurations say"),
     CHOICE_OPTION(precision, "same", "same|bf16|fp32|fp64|pure_bf16", "data type; same: as the configurations say"),
     STRING_OPTION(lengths, "", "tokens", "of a sequence: numbers or ranges; empty: as the configurations say"),
-    INT_OPTION(microbatch, "0", 0, 1 << 24, "sequences", "of a microbatch; 0: search"),
-    INT_OPTION(accumulation, "4", 0, 1 << 24, "microbatches", "of a step; 0: as batch.tokens of the configuration says"),
-    {"measured_steps", OPTION_INT, FIELD(steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"},
+    TRAIN_ROWS,
     STRING_OPTION(perf, "", "", "perf.csv of ROCm's MAD harness to append to"),
 };
 
@@ -139,13 +136,12 @@ static bool measure(Bench *bench, const char *path, int64_t length, double best[
     const SuiteOptions *options = bench->options;
     Entry *entry = memory_allocate(sizeof *entry);
     OptionStrings strings = {0};
-    TrainMeasure measure = {.microbatch = options->microbatch, .accumulation = options->accumulation, .steps = options->steps};
     Error reason = {0};
     double start = log_seconds();
     name_of(path, entry->model);
     entry->done = read_config(path, options, length, &entry->config, &strings, &reason);
     Precision precision = (Precision)entry->config.precision;
-    entry->done = entry->done && bench_train_measure(bench, &entry->config, &measure, &entry->speed, &reason);
+    entry->done = entry->done && bench_train_measure(bench, &entry->config, &options->train.measure, &entry->speed, &reason);
     entry->seconds = log_seconds() - start;
     if (entry->done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_gemm(bench, precision);
     if (!entry->done) log_warn("%s: %s", path, reason.message);
