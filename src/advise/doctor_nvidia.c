@@ -1,11 +1,11 @@
 /* Checks of NVIDIA's GPUs: the driver's files, and through NVML, opened at run time, what nvidia-smi shows. NVML's
  * numbers are those of its header. Owns nothing. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "advise/doctor.h"
+#include "base/library.h"
 
 typedef void *NvmlDevice;
 enum { CLOCK_SM = 1, UNCORRECTED = 1, CORRECTED = 0, SINCE_BOOT = 0, AGGREGATE = 1, MOST_LINKS = 18, SENSOR_GPU = 0 };
@@ -33,11 +33,7 @@ enum { SLOWED_BY_POWER_CAP = 0x4, SLOWED_BY_HARDWARE = 0x8, SLOWED_BY_HEAT = 0x2
     CALL(link, nvmlDeviceGetNvLinkState, (NvmlDevice device, unsigned link, int *active))
 
 /* A function that an old library lacks is NULL. All return 0 when they did what they were asked. */
-typedef struct Nvml {
-#define FIELD(name, symbol, arguments) int(*name) arguments;
-    NVML(FIELD)
-#undef FIELD
-} Nvml;
+typedef struct Nvml { NVML(LIBRARY_FIELD) } Nvml;
 
 #define TELLS(nvml, name, ...) is_answer((nvml)->name ? (nvml)->name(__VA_ARGS__) : -1)
 static bool is_answer(int result) { return result == 0; }

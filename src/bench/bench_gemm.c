@@ -3,13 +3,13 @@
  * training chooses (the vendor's library where it is there) side by side, and the vendor's GEMMs of fp8; on a CPU
  * smelt's own beside oneDNN's in fp32, where that library is there. Three rows of every result are compared with dot
  * products in double. */
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
+#include "base/library.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "advise/gemm_check.h"
@@ -173,9 +173,8 @@ typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, i
     const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
 static Sgemm find_sgemm(void **library) {
-    static const char *const libraries[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
-    *library = NULL;
-    for (size_t i = 0; i < sizeof libraries / sizeof *libraries && !*library; i++) *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+    static const char *const files[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", NULL};
+    *library = library_open(files, RTLD_NOW | RTLD_LOCAL);
     return *library ? (Sgemm)dlsym(*library, "dnnl_sgemm") : NULL;
 }
 

@@ -2,11 +2,11 @@
  * pointers in Open MPI and numbers in others: only Open MPI's interface (libmpi.so.40, versions 4 and 5) is spoken
  * here; under another one smelt runs over TCP. MPI notices a killed rank itself: mpirun ends the others. Owns the
  * library's session. Made by comm_open, used by the worker. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm_internal.h"
@@ -28,41 +28,29 @@ static const int64_t most_at_once = 1 << 30; /* counts are int */
 
 typedef struct Mpi {
     Transport transport;
-#define FIELD(name, symbol, arguments) int(*name) arguments;
-    MPI_CALLS(FIELD)
-#undef FIELD
-    void *world, *byte, *errors_return;
+    struct {
+        MPI_CALLS(LIBRARY_FIELD)
+        void *world, *byte, *errors_return;
+    } call;
 } Mpi;
 
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
 static bool load(Mpi *mpi, Error *error) {
-    static const struct {
-        const char *symbol;
-        size_t offset;
-    } symbols[] = {
-#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Mpi, name)},
-        MPI_CALLS(SYMBOL)
-#undef SYMBOL
-            {"ompi_mpi_comm_world", offsetof(Mpi, world)},
-        {"ompi_mpi_byte", offsetof(Mpi, byte)}, {"ompi_mpi_errors_return", offsetof(Mpi, errors_return)}};
+    static const char *const names[] = {MPI_CALLS(LIBRARY_NAME) "ompi_mpi_comm_world", "ompi_mpi_byte", "ompi_mpi_errors_return"};
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL); /* its own plug-ins look for its symbols */
     if (!library)
         return error_set(
             error, ERROR_USAGE, "MPI: %s; install Open MPI 4 or 5, or start with smelt launch or torchrun, which need none", dlerror());
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(library, symbols[i].symbol);
-        if (!symbol) return error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", symbols[i].symbol);
-        memcpy((char *)mpi + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return true;
+    const char *missing = library_find(library, names, &mpi->call);
+    return !missing || error_set(error, ERROR_USAGE, "libmpi.so.40 has no %s: it is not Open MPI 4 or 5", missing);
 }
 
 static bool check(Mpi *mpi, int result, Error *error) {
     char text[ERROR_TEXT] = "";
     int length = 0;
     if (result == 0) return true;
-    mpi->error_text(result, text, &length);
+    mpi->call.error_text(result, text, &length);
     return error_set(error, ERROR_COMMUNICATION, "MPI: %s", text);
 }
 
@@ -81,8 +69,8 @@ static bool post_part(Mpi *mpi, Requests *requests, Transfer *transfer, bool lab
     Request *request = &requests->items[requests->count++];
     request->labels = label && transfer->receive ? transfer : NULL;
     return check(mpi,
-        transfer->receive ? mpi->receive(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle)
-                          : mpi->send(data, (int)bytes, mpi->byte, transfer->peer, TAG, mpi->world, &request->handle),
+        transfer->receive ? mpi->call.receive(data, (int)bytes, mpi->call.byte, transfer->peer, TAG, mpi->call.world, &request->handle)
+                          : mpi->call.send(data, (int)bytes, mpi->call.byte, transfer->peer, TAG, mpi->call.world, &request->handle),
         error);
 }
 
@@ -100,7 +88,7 @@ static int progress(Mpi *mpi, Requests *requests, Error *error) {
     for (int i = 0; i < before; i++) {
         Request request = requests->items[i];
         int done = 0;
-        if (!check(mpi, mpi->test(&request.handle, &done, NULL), error)) return -1;
+        if (!check(mpi, mpi->call.test(&request.handle, &done, NULL), error)) return -1;
         if (done && request.labels && !label_check(request.labels, error)) return -1;
         if (!done) requests->items[kept++] = request;
     }
@@ -143,7 +131,7 @@ static bool watch(Transport *transport, Error *error) {
  * without it, and ends the rest. */
 static void mpi_close(Transport *transport, bool orderly) {
     Mpi *mpi = (Mpi *)transport;
-    if (orderly) mpi->finalize();
+    if (orderly) mpi->call.finalize();
     free(mpi);
 }
 
@@ -151,10 +139,10 @@ Transport *mpi_open(Engine *engine, Error *error) {
     Mpi *mpi = memory_allocate(sizeof *mpi);
     int given = 0;
     mpi->transport = (Transport){.name = "MPI", .exchange = exchange, .watch = watch, .close = mpi_close, .engine = engine};
-    bool opened = load(mpi, error) && check(mpi, mpi->initialize(NULL, NULL, THREAD_SERIALIZED, &given), error) &&
-                  check(mpi, mpi->set_handler(mpi->world, mpi->errors_return), error) &&
-                  check(mpi, mpi->rank(mpi->world, &engine->place.rank), error) &&
-                  check(mpi, mpi->size(mpi->world, &engine->place.size), error);
+    bool opened = load(mpi, error) && check(mpi, mpi->call.initialize(NULL, NULL, THREAD_SERIALIZED, &given), error) &&
+                  check(mpi, mpi->call.set_handler(mpi->call.world, mpi->call.errors_return), error) &&
+                  check(mpi, mpi->call.rank(mpi->call.world, &engine->place.rank), error) &&
+                  check(mpi, mpi->call.size(mpi->call.world, &engine->place.size), error);
     if (opened && given < THREAD_SERIALIZED)
         opened = error_set(error, ERROR_USAGE,
             "this MPI allows calls from the first thread only: smelt needs one built with threads, or TCP (smelt launch, torchrun)");

@@ -1,12 +1,12 @@
 /* Collectives between GPUs: NCCL or RCCL, whose interfaces are the same, opened at run time. They run on a stream of
  * their own; an event orders each after what the device's stream held when it was issued, another tells when it is
  * done. Owns the library, the stream, the events. Called by comm.c; nccl_watch runs on the worker. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm_internal.h"
@@ -44,9 +44,7 @@ typedef struct Nccl {
     const char *name;
     void *library;
     struct {
-#define FIELD(name, symbol, arguments) int(*name) arguments;
-        NCCL_CALLS(FIELD)
-#undef FIELD
+        NCCL_CALLS(LIBRARY_FIELD)
         const char *(*error_text)(int result);
     } call;
     DeviceStream *stream;
@@ -67,25 +65,14 @@ static const int reductions[] = {[COMM_SUM] = 0, [COMM_MAX] = 2, [COMM_MIN] = 3}
 /* -- The library --------------------------------------------------------------------------------------------------- */
 
 static bool load(Nccl *nccl, DeviceKind kind, Error *error) {
-    static const struct {
-        const char *symbol;
-        size_t offset;
-    } symbols[] = {
-#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(Nccl, call.name)},
-        NCCL_CALLS(SYMBOL)
-#undef SYMBOL
-            {"ncclGetErrorString", offsetof(Nccl, call.error_text)}};
+    static const char *const names[] = {NCCL_CALLS(LIBRARY_NAME) "ncclGetErrorString"};
     const char *file = kind == DEVICE_HIP ? "librccl.so.1" : "libnccl.so.2";
     nccl->name = kind == DEVICE_HIP ? "RCCL" : "NCCL";
     nccl->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!nccl->library)
         return error_set(error, ERROR_USAGE, "several GPUs need %s: %s; install it, or train on one GPU", nccl->name, dlerror());
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(nccl->library, symbols[i].symbol);
-        if (!symbol) return error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, symbols[i].symbol);
-        memcpy((char *)nccl + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return true;
+    const char *missing = library_find(nccl->library, names, &nccl->call);
+    return !missing || error_set(error, ERROR_USAGE, "%s has no %s: it is too old, 2.7 is needed", file, missing);
 }
 
 static bool check(const Nccl *nccl, int result, Error *error) {

@@ -41,6 +41,7 @@ typedef struct DeviceInfo {
 typedef struct Device {
     DeviceInfo info;
     const struct DeviceMethods *methods;
+    struct DeviceEvent *timer[2]; /* of device_timer_start and device_timer_stop, which open them */
 } Device;
 
 typedef enum ViewAccess { VIEW_READ = 1, VIEW_WRITE = 2 } ViewAccess;
@@ -99,8 +100,6 @@ typedef struct DeviceMethods {
     bool (*event_done)(const Device *device, DeviceEvent *event);                 /* optional: true */
     double (*event_seconds)(const Device *device, DeviceEvent *from, DeviceEvent *to);
     void (*use_thread)(const Device *device); /* optional */
-    void (*timer_start)(Device *device);
-    double (*timer_stop)(Device *device);
 } DeviceMethods;
 
 static inline const DeviceInfo *device_info(const Device *device) { return &device->info; }
@@ -244,5 +243,12 @@ static inline void device_use_thread(const Device *device) {
 }
 
 /* Seconds of the device between two marks; the second call waits. */
-static inline void device_timer_start(Device *device) { device->methods->timer_start(device); }
-static inline double device_timer_stop(Device *device) { return device->methods->timer_stop(device); }
+static inline void device_timer_start(Device *device) {
+    for (int i = 0; i < 2 && !device->timer[i]; i++) device->timer[i] = device_event_open(device, true);
+    device_event_record(device, device->timer[0], NULL);
+}
+static inline double device_timer_stop(Device *device) {
+    device_event_record(device, device->timer[1], NULL);
+    device_synchronize(device);
+    return device_event_seconds(device, device->timer[0], device->timer[1]);
+}

@@ -2,7 +2,6 @@
  * run time. Owns the list. */
 #include "launch/health_internal.h"
 
-#include <dlfcn.h>
 #include <glob.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,6 +11,7 @@
 
 #include "base/array.h"
 #include "base/file.h"
+#include "base/library.h"
 #include "base/memory.h"
 #include "launch/health_amd_internal.h"
 
@@ -34,15 +34,15 @@ typedef struct Counter {
     int64_t value;
 } Counter;
 
-/* The few functions of libnvidia-ml. Counter type 0: since the driver was loaded; error type 1: not corrected. */
-typedef struct Nvml {
-    void *library;
-    int (*initialize)(void);
-    int (*count)(unsigned *count);
-    int (*device)(unsigned index, void **device);
-    int (*errors)(void *device, int error_type, int counter_type, unsigned long long *errors);
-    int (*throttled)(void *device, unsigned long long *reasons);
-} Nvml;
+/* The few functions of libnvidia-ml: (our name, symbol, arguments). Counter type 0: since the driver was loaded; error
+ * type 1: not corrected. */
+#define NVML_CALLS(CALL)                                                                                               \
+    CALL(initialize, nvmlInit_v2, (void))                                                                              \
+    CALL(count, nvmlDeviceGetCount_v2, (unsigned *count))                                                              \
+    CALL(device, nvmlDeviceGetHandleByIndex_v2, (unsigned index, void **device))                                       \
+    CALL(errors, nvmlDeviceGetTotalEccErrors, (void *device, int error_type, int counter_type, unsigned long long *errors)) \
+    CALL(throttled, nvmlDeviceGetCurrentClocksThrottleReasons, (void *device, unsigned long long *reasons))
+typedef struct Nvml { NVML_CALLS(LIBRARY_FIELD) } Nvml;
 enum { NVML_UNCORRECTED = 1, NVML_VOLATILE = 0, NVML_THERMAL = 0x20 | 0x40, MOST_GPUS = 16 };
 
 struct Health {
@@ -50,6 +50,7 @@ struct Health {
     Counter *counters;
     size_t count;
     HealthAmd *amd; /* NULL: its library is not there */
+    void *nvml_library;
     Nvml nvml;
     unsigned gpus;
     unsigned long long gpu_errors[MOST_GPUS];
@@ -82,20 +83,10 @@ static void find_counters(Health *health, const char *root) {
     }
 }
 
-static bool load_nvml(Nvml *nvml) {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } symbols[] = {{"nvmlInit_v2", offsetof(Nvml, initialize)}, {"nvmlDeviceGetCount_v2", offsetof(Nvml, count)},
-        {"nvmlDeviceGetHandleByIndex_v2", offsetof(Nvml, device)}, {"nvmlDeviceGetTotalEccErrors", offsetof(Nvml, errors)},
-        {"nvmlDeviceGetCurrentClocksThrottleReasons", offsetof(Nvml, throttled)}};
-    nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    for (size_t i = 0; nvml->library && i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(nvml->library, symbols[i].name);
-        if (!symbol) return false;
-        memcpy((char *)nvml + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return nvml->library && nvml->initialize() == 0;
+static bool load_nvml(Health *health) {
+    static const char *const names[] = {NVML_CALLS(LIBRARY_NAME)};
+    health->nvml_library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    return health->nvml_library && !library_find(health->nvml_library, names, &health->nvml) && health->nvml.initialize() == 0;
 }
 
 static unsigned long long gpu_errors(const Nvml *nvml, unsigned index) {
@@ -109,7 +100,7 @@ Health *health_open(const char *root) {
     health->root_length = strlen(root);
     health->amd = health_amd_open(root);
     find_counters(health, root);
-    if (!*root && load_nvml(&health->nvml) && health->nvml.count(&health->gpus) != 0) health->gpus = 0;
+    if (!*root && load_nvml(health) && health->nvml.count(&health->gpus) != 0) health->gpus = 0;
     if (health->gpus > MOST_GPUS) health->gpus = MOST_GPUS;
     for (unsigned i = 0; i < health->gpus; i++) health->gpu_errors[i] = gpu_errors(&health->nvml, i);
     return health;
@@ -158,6 +149,6 @@ void health_close(Health *health) {
     for (size_t i = 0; i < health->count; i++) free(health->counters[i].path);
     free(health->counters);
     health_amd_close(health->amd);
-    if (health->nvml.library) dlclose(health->nvml.library);
+    if (health->nvml_library) dlclose(health->nvml_library);
     free(health);
 }

@@ -2,13 +2,13 @@
  * version of the library does not tell is not watched. Owns the library and the last values. */
 #include "launch/health_amd_internal.h"
 
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/library.h"
 #include "base/memory.h"
 
 enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
@@ -39,11 +39,7 @@ typedef struct Gpu {
 
 struct HealthAmd {
     void *library;
-    struct {
-#define FIELD(name, symbol, arguments) int(*name) arguments;
-        AMD_CALLS(FIELD)
-#undef FIELD
-    } call;
+    struct { AMD_CALLS(LIBRARY_FIELD) } call;
     uint32_t count;
     Gpu gpus[MOST_GPUS];
     unsigned char *metrics;
@@ -63,23 +59,6 @@ static void *load(const char *root) {
     return library;
 }
 
-static bool find_symbols(HealthAmd *amd) {
-    static const struct {
-        const char *symbol;
-        size_t offset;
-    } symbols[] = {
-#define SYMBOL(name, symbol, arguments) {#symbol, offsetof(HealthAmd, call.name)},
-        AMD_CALLS(SYMBOL)
-#undef SYMBOL
-    };
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(amd->library, symbols[i].symbol);
-        if (!symbol) return false;
-        memcpy((char *)amd + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return true;
-}
-
 /* Without the driver the library only complains. */
 static bool has_driver(const char *root) {
     char *path = memory_format("%s/sys/module/amdgpu/", root);
@@ -94,10 +73,11 @@ static void ignore(void *context, const char *line) {
 }
 
 HealthAmd *health_amd_open(const char *root) {
+    static const char *const names[] = {AMD_CALLS(LIBRARY_NAME)};
     if (!has_driver(root)) return NULL;
     HealthAmd *amd = memory_allocate(sizeof *amd);
     *amd = (HealthAmd){.library = load(root), .metrics = memory_allocate(METRICS_BYTES)};
-    bool ready = amd->library && find_symbols(amd) && amd->call.initialize(0) == 0;
+    bool ready = amd->library && !library_find(amd->library, names, &amd->call) && amd->call.initialize(0) == 0;
     if (ready && amd->call.count(&amd->count) != 0) amd->count = 0;
     if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;
     if (ready && amd->count) {

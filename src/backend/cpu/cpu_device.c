@@ -1,4 +1,4 @@
-/* The CPU as a device: host memory, and work that is done when a function returns. The one CpuDevice is static, lives
+/* The CPU as a device: host memory, and work that is done when a function returns. The one such Device is static, lives
  * as long as the process and owns nothing. Called through device/device.h; opened by backend.c. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,11 +14,6 @@
 #include "base/rng.h"
 
 #define UNUSED __attribute__((unused)) /* a parameter that only GPUs need */
-
-typedef struct CpuDevice {
-    Device device;
-    double timer; /* log_seconds() of the last timer_start */
-} CpuDevice;
 
 struct DeviceEvent { double seconds; }; /* log_seconds() of its last record, when all work before it was done */
 
@@ -76,10 +71,6 @@ static void cpu_event_record(UNUSED Device *device, DeviceEvent *event, UNUSED D
 
 static double cpu_event_seconds(UNUSED const Device *device, DeviceEvent *from, DeviceEvent *to) { return to->seconds - from->seconds; }
 
-static void cpu_timer_start(Device *device) { ((CpuDevice *)device)->timer = log_seconds(); }
-
-static double cpu_timer_stop(Device *device) { return log_seconds() - ((CpuDevice *)device)->timer; }
-
 /* -- The device ---------------------------------------------------------------------------------------------------- */
 
 /* Work is done when its function returns, nothing is loaded or recorded, and there is one stream: the optional methods
@@ -88,27 +79,27 @@ static const DeviceMethods methods = {
 #define CPU(name) .name = cpu_##name
     CPU(available), CPU(allocate), CPU(free), .allocate_host = cpu_allocate, .free_host = cpu_free, CPU(fill), .upload = cpu_copy,
     .download = cpu_copy, CPU(copy), CPU(cast_to_bf16), CPU(cast_to_float), CPU(normals), CPU(gemm), CPU(gemm_rounding), CPU(event_open),
-    CPU(event_close), CPU(event_record), CPU(event_seconds), CPU(timer_start), CPU(timer_stop)
+    CPU(event_close), CPU(event_record), CPU(event_seconds)
 #undef CPU
 };
 
-static CpuDevice cpu = {.device = {.info = {.kind = DEVICE_CPU,
-                                       .name = "CPU",
-                                       .target = "host",
-                                       .wave = 1,
-                                       .host_memory = true,
-                                       .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64},
-                            .methods = &methods}};
+static Device cpu = {.info = {.kind = DEVICE_CPU,
+                         .name = "CPU",
+                         .target = "host",
+                         .wave = 1,
+                         .host_memory = true,
+                         .gemm_inputs = 1u << GEMM_F32 | 1u << GEMM_BF16 | 1u << GEMM_F64},
+    .methods = &methods};
 
 static void find_cache(void) {
     const int levels[] = {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
-    cpu.device.info.cache_bytes = 32 << 20; /* where the system does not say */
+    cpu.info.cache_bytes = 32 << 20; /* where the system does not say */
     for (int i = 1; i >= 0; i--)
-        if (sysconf(levels[i]) > 0) cpu.device.info.cache_bytes = sysconf(levels[i]);
+        if (sysconf(levels[i]) > 0) cpu.info.cache_bytes = sysconf(levels[i]);
 }
 
 Device *device_cpu(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, find_cache);
-    return &cpu.device;
+    return &cpu;
 }

@@ -1,22 +1,16 @@
 /* The runtime library of AMD's or NVIDIA's GPUs, opened at run time: its functions, the description of a GPU, its
  * context and stream, and failures of calls. Fills and empties these fields of a Gpu; called by gpu_device.c. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "base/library.h"
 #include "backend/gpu/driver.h"
 
 enum { STREAM_NON_BLOCKING = 1 };
 
 /* Numbers in the vendor's enumeration of device attributes. */
 typedef struct Attributes { int processors, major, minor, shared_bytes; } Attributes;
-typedef struct Symbol {
-    const char *call, *hip, *cuda;
-    size_t offset;
-} Symbol;
-
 typedef struct Vendor {
     const char *name, *libraries[4];
     Attributes attributes;
@@ -27,17 +21,19 @@ static const Vendor vendors[] = {
     [DEVICE_CUDA] = {"CUDA", {"libcuda.so.1", "libcuda.so"}, {16, 75, 76, 97}},
 };
 
-static const Symbol symbols[] = {
-#define SYMBOL(name, hip, cuda, arguments) {#name, #hip, #cuda, offsetof(GpuApi, name)},
-    GPU_API(SYMBOL)
-#undef SYMBOL
-};
+/* The functions of GpuApi in its order: our names, and by vendor the library's. */
+enum { CALLS = sizeof(GpuApi) / sizeof(void *) };
+#define OUR_NAME(name, hip, cuda, arguments) #name,
+#define HIP_NAME(name, hip, cuda, arguments) hip,
+#define CUDA_NAME(name, hip, cuda, arguments) cuda,
+static const char *const calls[CALLS] = {GPU_API(OUR_NAME)};
+static const char *const symbols[][CALLS] = {[DEVICE_HIP] = {GPU_API(HIP_NAME)}, [DEVICE_CUDA] = {GPU_API(CUDA_NAME)}};
 
 /* -- Failures ------------------------------------------------------------------------------------------------------ */
 
 const char *driver_symbol(const Gpu *gpu, const char *call) {
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
-        if (!strcmp(symbols[i].call, call)) return gpu->device.info.kind == DEVICE_HIP ? symbols[i].hip : symbols[i].cuda;
+    for (int i = 0; i < CALLS; i++)
+        if (!strcmp(calls[i], call)) return symbols[gpu->device.info.kind][i];
     return call;
 }
 
@@ -64,19 +60,13 @@ bool gpu_check(Gpu *gpu, int result, const char *call) {
 
 static bool load_library(Gpu *gpu, Error *error) {
     const Vendor *vendor = &vendors[gpu->device.info.kind];
-    for (int i = 0; vendor->libraries[i] && !gpu->library; i++) gpu->library = dlopen(vendor->libraries[i], RTLD_NOW | RTLD_LOCAL);
+    gpu->library = library_open(vendor->libraries, RTLD_NOW | RTLD_LOCAL);
     if (!gpu->library)
         return error_set(error, ERROR_USAGE,
             "device=%s: %s was not found; install the driver, or add its folder to LD_LIBRARY_PATH, or give device=cpu",
             gpu->device.info.kind == DEVICE_HIP ? "hip" : "cuda", vendor->libraries[0]);
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        const char *name = gpu->device.info.kind == DEVICE_HIP ? symbols[i].hip : symbols[i].cuda;
-        if (!strcmp(name, "NONE")) continue;
-        void *symbol = dlsym(gpu->library, name);
-        if (!symbol) return error_set(error, ERROR_DEVICE, "%s has no %s: the driver is too old", vendor->libraries[0], name);
-        memcpy((char *)&gpu->call + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return true;
+    const char *missing = library_find(gpu->library, symbols[gpu->device.info.kind], &gpu->call);
+    return !missing || error_set(error, ERROR_DEVICE, "%s has no %s: the driver is too old", vendor->libraries[0], missing);
 }
 
 static bool find_device(Gpu *gpu, int index, Error *error) {
@@ -121,22 +111,14 @@ void *driver_open_stream(Gpu *gpu) {
     return GPU_CALL(gpu, stream_create, &stream, STREAM_NON_BLOCKING) ? stream : NULL;
 }
 
-static bool open_stream(Gpu *gpu) {
-    gpu->stream = driver_open_stream(gpu);
-    bool done = gpu->stream != NULL;
-    for (int i = 0; i < 2; i++) done = done && GPU_CALL(gpu, event_create, &gpu->timer[i], 0);
-    return done;
-}
-
 bool driver_open(Gpu *gpu, int index, Error *error) {
-    bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu) && open_stream(gpu);
+    bool opened = load_library(gpu, error) && find_device(gpu, index, error) && use_device(gpu) && describe(gpu) &&
+                  (gpu->stream = driver_open_stream(gpu));
     if (gpu_failed(gpu)) *error = gpu->failure;
     return opened;
 }
 
 void driver_close(Gpu *gpu) {
-    for (int i = 0; i < 2; i++)
-        if (gpu->timer[i]) gpu->call.event_destroy(gpu->timer[i]);
     if (gpu->stream) gpu->call.stream_destroy(gpu->stream);
     if (gpu->context) gpu->call.context_release(gpu->ordinal);
     if (gpu->library) dlclose(gpu->library);

@@ -104,7 +104,7 @@ static void gpu_view_close(Device *device, void *view, void *memory, int64_t byt
 static void open_vendor_gemm(Gpu *gpu) {
     char *path = autotune_cache_default_path();
     Error missing = {0};
-    VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_cast_to_bf16, gpu_gemm, .reference_races = true};
+    VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_gemm, .reference_races = true};
     gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
     free(path);
@@ -203,24 +203,12 @@ static double gpu_event_seconds(const Device *device, DeviceEvent *from, DeviceE
 
 static void gpu_use_thread(const Device *device) { driver_use_in_thread(gpu_of(device)); }
 
-static void gpu_timer_start(Device *device) {
-    Gpu *gpu = gpu_of(device);
-    if (!gpu_failed(gpu)) GPU_CALL(gpu, event_record, gpu->timer[0], gpu->stream);
-}
-
-static double gpu_timer_stop(Device *device) {
-    Gpu *gpu = gpu_of(device);
-    float milliseconds = 0;
-    if (!gpu_failed(gpu) && GPU_CALL(gpu, event_record, gpu->timer[1], gpu->stream) && GPU_CALL(gpu, event_synchronize, gpu->timer[1]))
-        GPU_CALL(gpu, event_elapsed, &milliseconds, gpu->timer[0], gpu->timer[1]);
-    return milliseconds / 1e3;
-}
-
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static void gpu_close(Device *device) {
     Gpu *gpu = gpu_of(device);
     vendor_gemm_close(gpu->vendor_gemm);
+    for (int i = 0; i < 2; i++) gpu_event_close(device, device->timer[i]);
     staging_close(gpu);
     modules_close(gpu);
     ptx_close(gpu->ptx);
@@ -234,8 +222,7 @@ static const DeviceMethods methods = {
     GPU(fill), GPU(upload), GPU(download), GPU(copy), GPU(synchronize), GPU(cast_to_bf16), GPU(cast_to_float), GPU(normals),
     .gemm = gpu_gemm_fastest, .gemm_own = gpu_gemm, GPU(gemm_fp8), GPU(gemm_library), GPU(prepare_begin), GPU(prepare_end),
     GPU(record_begin), GPU(record_end), GPU(replay), GPU(recording_free), GPU(stream_open), GPU(stream_close), GPU(event_open),
-    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread), GPU(timer_start),
-    GPU(timer_stop)
+    GPU(event_close), GPU(event_record), GPU(event_wait), GPU(event_done), GPU(event_seconds), GPU(use_thread)
 #undef GPU
 };
 

@@ -3,54 +3,41 @@
  * used. */
 #include "backend/gpu/driver.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/library.h"
 #include "base/memory.h"
 
 enum { INPUT_PTX = 2 }; /* nvJitLinkInputType */
 
+/* (our name, symbol without prefix and version, arguments) */
+#define LINK_CALLS(CALL)                                                                          \
+    CALL(create, Create, (void **link, uint32_t options, const char **texts))                     \
+    CALL(destroy, Destroy, (void **link))                                                         \
+    CALL(add, AddData, (void *link, int type, const void *data, size_t size, const char *name))   \
+    CALL(complete, Complete, (void *link))                                                        \
+    CALL(size, GetLinkedCubinSize, (void *link, size_t *size))                                    \
+    CALL(get, GetLinkedCubin, (void *link, void *code))
+
 struct PtxCompiler {
     void *library;
-    int (*create)(void **link, uint32_t options, const char **texts);
-    int (*destroy)(void **link);
-    int (*add)(void *link, int type, const void *data, size_t size, const char *name);
-    int (*complete)(void *link);
-    int (*size)(void *link, size_t *size);
-    int (*get)(void *link, void *code);
+    struct { LINK_CALLS(LIBRARY_FIELD) } call;
 };
 
-static bool find_functions(PtxCompiler *compiler, int version) {
-    struct {
-        const char *name;
-        void *function;
-    } symbols[] = {{"Create", &compiler->create}, {"Destroy", &compiler->destroy}, {"AddData", &compiler->add},
-        {"Complete", &compiler->complete}, {"GetLinkedCubinSize", &compiler->size}, {"GetLinkedCubin", &compiler->get}};
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "__nvJitLink%s_%d_0", symbols[i].name, version);
-        void *symbol = dlsym(compiler->library, name);
-        if (!symbol) return false;
-        memcpy(symbols[i].function, &symbol, sizeof symbol);
-    }
-    return true;
-}
-
 PtxCompiler *ptx_open(void) {
-    PtxCompiler compiler = {0};
-    for (int version = 13; version >= 12; version--) {
-        char name[32];
-        snprintf(name, sizeof name, "libnvJitLink.so.%d", version);
-        compiler.library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-        if (compiler.library && find_functions(&compiler, version)) {
-            PtxCompiler *made = memory_allocate(sizeof *made);
-            *made = compiler;
-            return made;
-        }
-        if (compiler.library) dlclose(compiler.library);
+#define NAME_13(name, symbol, arguments) "__nvJitLink" #symbol "_13_0",
+#define NAME_12(name, symbol, arguments) "__nvJitLink" #symbol "_12_0",
+    static const char *const files[] = {"libnvJitLink.so.13", "libnvJitLink.so.12"};
+    static const char *const names[][6] = {{LINK_CALLS(NAME_13)}, {LINK_CALLS(NAME_12)}};
+    PtxCompiler *compiler = memory_allocate(sizeof *compiler);
+    for (int i = 0; i < 2; i++) {
+        compiler->library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
+        if (compiler->library && !library_find(compiler->library, names[i], &compiler->call)) return compiler;
+        if (compiler->library) dlclose(compiler->library);
     }
+    free(compiler);
     return NULL;
 }
 
@@ -68,15 +55,15 @@ void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *targ
      * it. */
     if (strstr(ptx, "setmaxnreg")) return NULL;
     snprintf(architecture, sizeof architecture, "-arch=%s", target);
-    if (compiler->create(&link, 2, options) != 0) return NULL;
-    if (compiler->add(link, INPUT_PTX, ptx, strlen(ptx) + 1, "kernel") == 0 && compiler->complete(link) == 0 &&
-        compiler->size(link, &size) == 0 && size) {
+    if (compiler->call.create(&link, 2, options) != 0) return NULL;
+    if (compiler->call.add(link, INPUT_PTX, ptx, strlen(ptx) + 1, "kernel") == 0 && compiler->call.complete(link) == 0 &&
+        compiler->call.size(link, &size) == 0 && size) {
         code = memory_allocate(size);
-        if (compiler->get(link, code) != 0) {
+        if (compiler->call.get(link, code) != 0) {
             free(code);
             code = NULL;
         }
     }
-    compiler->destroy(&link);
+    compiler->call.destroy(&link);
     return code;
 }

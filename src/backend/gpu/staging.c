@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "base/array.h"
 #include "backend/gpu/driver.h"
 
 enum { SLOTS = 4 };
@@ -24,8 +24,7 @@ struct Staging {
 void *staging_pin(Gpu *gpu, int64_t bytes) {
     void *memory = NULL;
     if (gpu->call.allocate_host(&memory, bytes ? (size_t)bytes : 1, 0) != 0) return NULL;
-    gpu->pinned = memory_resize(gpu->pinned, (size_t)(gpu->pinned_count + 1) * sizeof *gpu->pinned);
-    gpu->pinned[gpu->pinned_count++] = (Pinned){memory, bytes};
+    array_append(gpu->pinned, gpu->pinned_count, (Pinned){memory, bytes});
     return memory;
 }
 

@@ -5,13 +5,14 @@
 #include "backend/gpu/vendor_gemm_internal.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
+#include "base/element.h"
+#include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sort.h"
@@ -43,14 +44,14 @@ enum { TYPE_F32 = 0, TYPE_BF16 = 14, TYPE_E4M3 = 28, TYPE_E4M3_FNUZ = 1000, EPIL
          (void *handle, void *operation, const void *alpha, const void *a, void *layout_a, const void *b, void *layout_b, const void *beta,    \
           const void *c, void *layout_c, void *d, void *layout_d, const void *algorithm, void *workspace, size_t workspace_bytes, void *stream))
 
-typedef struct LtApi {
-#define FIELD(name, symbol, arguments) int(*name) arguments;
-    LT_API(FIELD)
-#undef FIELD
-} LtApi;
+typedef struct LtApi { LT_API(LIBRARY_FIELD) } LtApi;
+#define HIP_NAME(name, symbol, arguments) "hipblasLt" symbol,
+#define CUDA_NAME(name, symbol, arguments) "cublasLt" symbol,
+static const char *const symbols[][sizeof(LtApi) / sizeof(void *)] = {
+    [DEVICE_HIP] = {LT_API(HIP_NAME)}, [DEVICE_CUDA] = {LT_API(CUDA_NAME)}};
 
 typedef struct Library {
-    const char *name, *prefix, *files[4];
+    const char *name, *files[4];
     int compute_f32, straight, transposed;                                       /* values of enumerations */
     int set_transpose_a, set_transpose_b, set_epilogue, set_bias, set_bias_type; /* attributes of an operation */
     size_t algorithm_bytes;
@@ -59,9 +60,8 @@ typedef struct Library {
 
 /* In the order of the struct: names and files; values; attributes; bytes of an algorithm; whether it is NVIDIA's. */
 static const Library libraries[] = {
-    [DEVICE_HIP] = {"hipBLASLt", "hipblasLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4,
-        24},
-    [DEVICE_CUDA] = {"cuBLASLt", "cublasLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 64, 1},
+    [DEVICE_HIP] = {"hipBLASLt", {"libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"}, 2, 111, 112, 0, 1, 2, 3, 4, 24},
+    [DEVICE_CUDA] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}, 68, 0, 1, 3, 4, 7, 8, 26, 64, 1},
 };
 enum { HIP_OLDEST_VERSION = 800 }; /* 0.8.0; earlier ones number compute types otherwise */
 
@@ -113,26 +113,11 @@ struct VendorGemm {
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 static bool load_library(VendorGemm *v, Error *error) {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } symbols[] = {
-#define SYMBOL(name, symbol, arguments) {symbol, offsetof(LtApi, name)},
-        LT_API(SYMBOL)
-#undef SYMBOL
-    };
-    const Library *library = v->library;
     /* it stays loaded when closed: its kernels live as long as the GPU's context does */
-    for (int i = 0; library->files[i] && !v->file; i++) v->file = dlopen(library->files[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", library->files[0]);
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "%s%s", library->prefix, symbols[i].name);
-        void *symbol = dlsym(v->file, name);
-        if (!symbol) return error_set(error, ERROR_USAGE, "%s has no %s", library->files[0], name);
-        memcpy((char *)&v->call + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    return true;
+    v->file = library_open(v->library->files, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!v->file) return error_set(error, ERROR_USAGE, "%s was not found", v->library->files[0]);
+    const char *missing = library_find(v->file, symbols[device_info(v->host.device)->kind], &v->call);
+    return !missing || error_set(error, ERROR_USAGE, "%s has no %s", v->library->files[0], missing);
 }
 
 static bool read_version(VendorGemm *v, Error *error) {
@@ -255,7 +240,7 @@ static int launch(VendorGemm *v, const Problem *problem, const uint64_t *algorit
     if (g->bias) {
         const void *pointer = g->bias;
         if (bias) {
-            v->host.cast(v->host.device, bias, g->bias, g->n);
+            device_cast_to_bf16(v->host.device, bias, g->bias, g->n);
             pointer = bias;
         }
         int result = v->call.operation_set(problem->operation, v->library->set_bias, &pointer, sizeof pointer);
@@ -435,29 +420,22 @@ static char *reference_rows(VendorGemm *v, const Gemm *g, const Sample *sample) 
     return rows;
 }
 
-static double element(const Gemm *g, const char *rows, int64_t index) {
-    union {
-        uint32_t bits;
-        float value;
-    } bf16 = {.bits = g->output == GEMM_BF16 ? (uint32_t)((const uint16_t *)rows)[index] << 16 : 0};
-    return g->output == GEMM_BF16 ? bf16.value : ((const float *)rows)[index];
-}
-
 /* Two fp32 sums of the same terms in different orders, then rounded to bf16, differ by an ulp, 1/128, of an element, or
  * where terms cancel by a small part of the root mean square of the band. Twice that is allowed; a wrong element is off
  * by about the root mean square. Elements that are not finite in the reference are not compared. */
 static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, const char *reference, char why[128]) {
     const double tolerance = 1.0 / 64;
+    const size_t bytes = (size_t)output_bytes(g);
     for (int band = 0; band < sample->bands; band++, rows += band_bytes(g, sample), reference += band_bytes(g, sample)) {
         double squares = 0;
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
-            double x = element(g, reference, i / g->n * g->ldc + i % g->n);
+            double x = element_get(bytes, reference, i / g->n * g->ldc + i % g->n);
             if (isfinite(x)) squares += x * x;
         }
         double size = sqrt(squares / (double)(sample->rows * g->n));
         for (int64_t i = 0; i < sample->rows * g->n; i++) {
             int64_t at = i / g->n * g->ldc + i % g->n;
-            double x = element(g, rows, at), expected = element(g, reference, at);
+            double x = element_get(bytes, rows, at), expected = element_get(bytes, reference, at);
             if (!isfinite(expected) || fabs(x - expected) <= tolerance * (fabs(expected) + size)) continue;
             snprintf(why, 128, "row %lld column %lld is %g instead of %g", (long long)(sample->first[band] + i / g->n),
                 (long long)(i % g->n), x, expected);
@@ -470,7 +448,7 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
 static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
     Sample sample = sample_of(&trial->gemm);
     char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    bool compared = v->host.reference && trial->gemm.input == GEMM_BF16;
+    bool compared = trial->gemm.input == GEMM_BF16;
     char *reference = compared ? reference_rows(v, &trial->gemm, &sample) : NULL;
     bool good = rows && again;
     snprintf(why, 128, "it does not run");
@@ -533,9 +511,8 @@ static Solution *solve(VendorGemm *v, const Gemm *gemm, const Shape *shape) {
     Trial trial = {0};
     Error error;
     char text[256];
-    v->solutions = memory_resize(v->solutions, (v->solution_count + 1) * sizeof *v->solutions);
-    Solution *solution = &v->solutions[v->solution_count++];
-    *solution = (Solution){.shape = *shape};
+    array_append(v->solutions, v->solution_count, (Solution){.shape = *shape});
+    Solution *solution = &v->solutions[v->solution_count - 1];
     describe(shape, text);
     if (casts_bias(v, gemm)) solution->bias = device_allocate(v->host.device, gemm->n * (int64_t)sizeof *solution->bias, &error);
     if ((casts_bias(v, gemm) && !solution->bias) || !problem_open(v, gemm, &solution->problem)) return solution;

@@ -20,9 +20,8 @@ typedef struct VendorGemm VendorGemm;
 typedef struct VendorGemmHost {
     Device *device;
     void *stream;
-    const char *cache_path;                                                       /* of the autotune cache; NULL: none */
-    void (*cast)(Device *device, uint16_t *to, const float *from, int64_t count); /* fp32 to bf16 on the device */
-    void (*reference)(Device *device, const Gemm *gemm); /* smelt's kernel; NULL: algorithms are not compared with it */
+    const char *cache_path;                              /* of the autotune cache; NULL: none */
+    void (*reference)(Device *device, const Gemm *gemm); /* smelt's kernel, which algorithms are compared with */
     bool reference_races;                                /* it is timed too: shapes that it computes faster are declined */
 } VendorGemmHost;
 

@@ -46,8 +46,7 @@ typedef struct GemmCase {
 static VendorGemm *open_library(const char *cache_path) {
     Error error = {0};
     Device *device = check_gpu();
-    VendorGemmHost host = {
-        .device = device, .stream = gpu_of(device)->stream, .reference = gpu_gemm, .cast = gpu_cast_to_bf16, .cache_path = cache_path};
+    VendorGemmHost host = {.device = device, .stream = gpu_of(device)->stream, .reference = gpu_gemm, .cache_path = cache_path};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     if (!vendor) {
         print_message("skipped: %s\n", error.message);
@@ -293,8 +292,7 @@ static void a_library_that_differs_from_our_kernel_is_not_used(void **state) {
     (void)state;
     vendor_gemm_close(open_library(NULL)); /* skips */
     Error error = {0};
-    VendorGemmHost host = {
-        .device = check_device(), .stream = gpu_of(check_device())->stream, .reference = wrong_reference, .cast = gpu_cast_to_bf16};
+    VendorGemmHost host = {.device = check_device(), .stream = gpu_of(check_device())->stream, .reference = wrong_reference};
     VendorGemm *vendor = vendor_gemm_open(&host, &error);
     GemmCase p = new_gemm((Gemm){.output = GEMM_F32, .accumulate = true, .m = 64, .n = 64, .k = 64}, 0);
     assert_false(vendor_gemm_run(vendor, &p.gemm, false));

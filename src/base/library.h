@@ -1,0 +1,23 @@
+/* Libraries that are opened at run time (dlopen), so that smelt starts on machines without them. Their functions are
+ * one macro table, `#define X_CALLS(CALL) CALL(name, symbol, arguments) ...`, of which LIBRARY_FIELD makes the struct
+ * of function pointers and LIBRARY_NAME the list of names that fills it. */
+#pragma once
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <stddef.h>
+
+#define LIBRARY_FIELD(name, symbol, arguments) int(*name) arguments;
+#define LIBRARY_NAME(name, symbol, arguments) #symbol,
+
+/* Opens the first of these files that is there; a NULL ends them. NULL: none is. `flags` are those of dlopen. */
+void *library_open(const char *const *files, int flags);
+
+/* Sets `functions`, a struct of pointers, to the functions of these names, an array in the same order; the name ""
+ * leaves a pointer NULL. Returns NULL, or the first name that the library lacks. */
+#define library_find(library, names, functions)                                              \
+    ({                                                                                       \
+        static_assert(sizeof(names) == sizeof *(functions), "one name for each pointer");    \
+        library_find_all(library, names, sizeof(names) / sizeof *(names), functions);        \
+    })
+const char *library_find_all(void *library, const char *const *names, size_t count, void *functions);
