@@ -396,15 +396,10 @@ size_t options_group_length(const char *name) {
     return dot ? (size_t)(dot - name) : 0;
 }
 
-bool options_same_group(const char *a, const char *b) {
-    size_t length = options_group_length(a);
-    return length == options_group_length(b) && memcmp(a, b, length) == 0;
-}
-
 bool options_opens_group(const OptionTable *table, size_t row) {
-    for (size_t i = 0; i < row; i++)
-        if (options_same_group(table->rows[i].name, table->rows[row].name)) return false;
-    return true;
+    const char *name = table->rows[row].name, *before = row ? table->rows[row - 1].name : NULL;
+    size_t length = options_group_length(name);
+    return !before || options_group_length(before) != length || memcmp(before, name, length) != 0;
 }
 
 enum { HELP_WIDTH = 28 }; /* of the columns; a longer default or range pushes what follows to the next line */
@@ -438,19 +433,14 @@ void options_print_help(const OptionTable *table, FILE *file) {
     }
     int initial_column = name_width + 4, range_column = initial_column + initial_width + 2;
     for (size_t i = 0; i < table->count; i++) {
-        if (!options_opens_group(table, i)) continue;
-        const char *group = table->rows[i].name;
-        fprintf(file, "%s%.*s\n", i ? "\n" : "", options_group_length(group) ? (int)options_group_length(group) : 7,
-            options_group_length(group) ? group : "general");
-        for (size_t j = i; j < table->count; j++) {
-            const Option *option = &table->rows[j];
-            if (!options_same_group(group, option->name)) continue;
-            help_range(option, range);
-            fprintf(file, "  %-*s  ", name_width, option->name);
-            help_cell(file, help_initial(option), initial_width, range_column);
-            help_cell(file, range, range_width, range_column + range_width + 2);
-            fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit, *option->unit ? "]" : "");
-        }
+        const Option *option = &table->rows[i];
+        int group = (int)options_group_length(option->name);
+        if (options_opens_group(table, i)) fprintf(file, "%s%.*s\n", i ? "\n" : "", group ? group : 7, group ? option->name : "general");
+        help_range(option, range);
+        fprintf(file, "  %-*s  ", name_width, option->name);
+        help_cell(file, help_initial(option), initial_width, range_column);
+        help_cell(file, range, range_width, range_column + range_width + 2);
+        fprintf(file, "%s%s%s%s\n", option->help, *option->unit ? " [" : "", option->unit, *option->unit ? "]" : "");
     }
 }
 

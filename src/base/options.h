@@ -45,6 +45,7 @@ typedef struct OptionStrings {
     size_t count;
 } OptionStrings;
 
+/* Rows of one group, whose names agree up to the first dot, stand together. */
 typedef struct OptionTable {
     const Option *rows;
     size_t count;

@@ -26,5 +26,5 @@ const char *options_string(const Option *option, const void *values); /* the val
 
 /* The group of a row is its name up to the first dot (length 0 when there is none). */
 size_t options_group_length(const char *name);
-bool options_same_group(const char *a, const char *b);
-bool options_opens_group(const OptionTable *table, size_t row); /* it is the first row of its group */
+/* Whether the row is of another group than the one before it. */
+bool options_opens_group(const OptionTable *table, size_t row);

@@ -292,14 +292,9 @@ static void write_row(const Option *option, const void *values, const char *key,
 
 void options_write_yaml(const OptionTable *table, const void *values, FILE *file) {
     for (size_t i = 0; i < table->count; i++) {
-        if (!options_opens_group(table, i)) continue;
-        const char *group = table->rows[i].name;
-        size_t length = options_group_length(group);
-        if (length) fprintf(file, "%.*s:\n", (int)length, group);
-        for (size_t j = i; j < table->count; j++) {
-            const Option *option = &table->rows[j];
-            if (options_same_group(group, option->name))
-                write_row(option, values, option->name + (length ? length + 1 : 0), length ? 2 : 0, file);
-        }
+        const Option *option = &table->rows[i];
+        size_t group = options_group_length(option->name);
+        if (group && options_opens_group(table, i)) fprintf(file, "%.*s:\n", (int)group, option->name);
+        write_row(option, values, option->name + (group ? group + 1 : 0), group ? 2 : 0, file);
     }
 }

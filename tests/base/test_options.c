@@ -37,15 +37,15 @@ typedef struct Settings {
     {name, type, offsetof(Settings, field), initial, minimum, maximum, choices, unit, help}
 static const Option rows[] = {
     ROW("run", OPTION_STRING, run, "", 0, 0, NULL, "", "folder of the run"),
+    ROW("any", OPTION_INT, any, "0", -0x1p63, 0x1p63, NULL, "", "any whole number"),
+    ROW("verbose", OPTION_BOOL, verbose, "no", 0, 0, NULL, "", "print more"),
     ROW("model.width", OPTION_INT, width, "256", 1, 1e6, NULL, "channels", "size of the residual stream"),
     ROW("model.recompute", OPTION_CHOICE, recompute, "none", 0, 0, "none|norm|block", "", "what is computed again"),
     ROW("optimizer.lr", OPTION_REAL, lr, "3e-3", 0, 1, NULL, "", "peak learning rate"),
     ROW("optimizer.momentum", OPTION_REAL, momentum, "0.9", 0, INFINITY, NULL, "", "momentum"),
     ROW("optimizer.muon.lr", OPTION_REAL, muon_lr, "0.02", 0, 1, NULL, "", "learning rate of Muon"),
-    ROW("any", OPTION_INT, any, "0", -0x1p63, 0x1p63, NULL, "", "any whole number"),
     ROW("data.path", OPTION_STRING, path, "data/a # b", 0, 0, NULL, "", "prefix of the shards"),
     ROW("data.real", OPTION_REAL, real, "0", -INFINITY, INFINITY, NULL, "", "any number"),
-    ROW("verbose", OPTION_BOOL, verbose, "no", 0, 0, NULL, "", "print more"),
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 
@@ -613,7 +613,7 @@ static void differences_are_listed_and_counted(void **state) {
     assert_true(set(bench, "data.path=data/a # b")); /* equal text in another place */
     char text[200], small[10];
     assert_int_equal(options_difference(&table, &before, &bench->values, text, sizeof text), 3);
-    assert_string_equal(text, "run: '' -> 'a\\x0ab'\noptimizer.lr: 0.003 -> 0.1\nverbose: false -> true\n");
+    assert_string_equal(text, "run: '' -> 'a\\x0ab'\nverbose: false -> true\noptimizer.lr: 0.003 -> 0.1\n");
     assert_int_equal(options_difference(&table, &before, &bench->values, small, sizeof small), 3);
     assert_string_equal(small, "run: '' -");
 }

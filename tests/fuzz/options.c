@@ -16,10 +16,10 @@ typedef struct Settings {
 
 static const Option rows[] = {
     {"run", OPTION_STRING, offsetof(Settings, run), "", 0, 0, NULL, "", "a text"},
-    {"model.width", OPTION_INT, offsetof(Settings, width), "1", -0x1p63, 0x1p63, NULL, "channels", "a whole number"},
-    {"model.part.mode", OPTION_CHOICE, offsetof(Settings, mode), "a", 0, 0, "a|b|none", "", "a choice"},
     {"lr", OPTION_REAL, offsetof(Settings, lr), "0", -INFINITY, INFINITY, NULL, "", "a number"},
     {"verbose", OPTION_BOOL, offsetof(Settings, verbose), "no", 0, 0, NULL, "", "a flag"},
+    {"model.width", OPTION_INT, offsetof(Settings, width), "1", -0x1p63, 0x1p63, NULL, "channels", "a whole number"},
+    {"model.part.mode", OPTION_CHOICE, offsetof(Settings, mode), "a", 0, 0, "a|b|none", "", "a choice"},
 };
 static const OptionTable table = {rows, sizeof rows / sizeof *rows};
 
