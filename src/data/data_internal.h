@@ -20,7 +20,19 @@ bool document_encoder_flush(DocumentEncoder *encoder, Error *error);
 
 #define SHARD_MAGIC "MMIDIDX\0" /* 9 bytes: two zeros end it */
 #define SHARD_CHECKSUM_MAGIC "SMELTSUM"
-enum { SHARD_VERSION = 1, SHARD_HEADER_BYTES = 34, SHARD_CHECKSUM_BYTES = 24, SHARD_TYPE_COUNT = 9 };
+enum { SHARD_VERSION = 1, SHARD_TYPE_COUNT = 9 };
+
+/* How PREFIX.idx begins, and what smelt's writer adds at its end; both without padding. */
+typedef struct __attribute__((packed)) ShardHeader {
+    char magic[9];
+    uint64_t version;
+    uint8_t type;
+    uint64_t sequences, entries; /* entries of the list of documents: one more than there are documents */
+} ShardHeader;
+typedef struct __attribute__((packed)) ShardChecksums {
+    char magic[8];
+    uint64_t tokens, index; /* XXH3 of PREFIX.bin, and of all bytes of the index before this field */
+} ShardChecksums;
 
 typedef struct ShardType {
     const char *name;

@@ -42,48 +42,33 @@ const char *shard_type_name(const Shard *shard) { return shard_types[shard_type_
 
 /* -- The index --------------------------------------------------------------------------------------------------- */
 
-/* Where the arrays of a mapped index lie; they are unaligned, so they are read with memcpy. */
+typedef int32_t UnalignedI32 __attribute__((aligned(1)));
+typedef int64_t UnalignedI64 __attribute__((aligned(1)));
+
+/* Where the arrays of a mapped index lie. */
 typedef struct Index {
     const char *path;
-    const unsigned char *lengths, *offsets, *documents;
+    const UnalignedI32 *lengths;
+    const UnalignedI64 *offsets, *documents;
     uint64_t sequences, entries;
     int token_bytes;
 } Index;
 
-static uint64_t read_u64(const unsigned char *bytes) {
-    uint64_t value;
-    memcpy(&value, bytes, sizeof value);
-    return value;
-}
-
-static int64_t read_i64(const unsigned char *array, uint64_t index) {
-    assert(array);
-    int64_t value;
-    memcpy(&value, array + index * sizeof value, sizeof value);
-    return value;
-}
-
-static int32_t read_i32(const unsigned char *array, uint64_t index) {
-    int32_t value;
-    memcpy(&value, array + index * sizeof value, sizeof value);
-    return value;
-}
-
 static bool index_header(Index *index, const FileMap *file, Error *error) {
-    const unsigned char *bytes = file->bytes;
-    if (file->size < SHARD_HEADER_BYTES)
+    const ShardHeader *header = (const ShardHeader *)file->bytes;
+    if (file->size < sizeof *header)
         return error_set(error, ERROR_DATA,
-            "%s has %zu bytes but an index has at least %d: it was cut off or is not an index; pack the corpus again", index->path,
-            file->size, SHARD_HEADER_BYTES);
-    if (memcmp(bytes, SHARD_MAGIC, sizeof SHARD_MAGIC) != 0)
+            "%s has %zu bytes but an index has at least %zu: it was cut off or is not an index; pack the corpus again", index->path,
+            file->size, sizeof *header);
+    if (memcmp(header->magic, SHARD_MAGIC, sizeof header->magic) != 0)
         return error_set(error, ERROR_DATA,
             "%s does not begin with \"MMIDIDX\": it is not a Megatron index; pack the "
             "corpus with `smelt data pack` or Megatron's preprocess_data.py",
             index->path);
-    if (read_u64(bytes + 9) != SHARD_VERSION)
+    if (header->version != SHARD_VERSION)
         return error_set(error, ERROR_DATA, "%s has version %" PRIu64 " but only version %d is known; pack the corpus again", index->path,
-            read_u64(bytes + 9), SHARD_VERSION);
-    int code = bytes[17];
+            header->version, SHARD_VERSION);
+    int code = header->type;
     if (code < 1 || code >= SHARD_TYPE_COUNT)
         return error_set(error, ERROR_DATA, "%s has token type %d but types run from 1 to %d; pack the corpus again", index->path, code,
             SHARD_TYPE_COUNT - 1);
@@ -92,14 +77,14 @@ static bool index_header(Index *index, const FileMap *file, Error *error) {
             "%s has token type %d (%s) but tokens must be u8, u16 or i32; pack the corpus again with one of these", index->path, code,
             shard_types[code].name);
     index->token_bytes = shard_types[code].token_bytes;
-    index->sequences = read_u64(bytes + 18);
-    index->entries = read_u64(bytes + 26);
+    index->sequences = header->sequences;
+    index->entries = header->entries;
     return true;
 }
 
 /* Finds the arrays from the counts, which must account for every byte of the file up to the checksums. */
 static bool index_arrays(Index *index, const FileMap *file, size_t *used, Error *error) {
-    uint64_t room = file->size - SHARD_HEADER_BYTES;
+    uint64_t room = file->size - sizeof(ShardHeader);
     if (index->sequences < 1 || index->sequences > room / 12)
         return error_set(error, ERROR_DATA,
             "%s claims %" PRIu64 " sequences but it must be at least 1, and its %zu bytes hold at most %" PRIu64
@@ -111,10 +96,10 @@ static bool index_arrays(Index *index, const FileMap *file, size_t *used, Error 
             "%s claims %" PRIu64 " document entries but it must be at least 2, and its %zu bytes hold at most %" PRIu64 " behind %" PRIu64
             " sequences: it is empty, cut off or corrupt; pack the corpus again",
             index->path, index->entries, file->size, room / 8, index->sequences);
-    index->lengths = file->bytes + SHARD_HEADER_BYTES;
-    index->offsets = index->lengths + index->sequences * 4;
-    index->documents = index->offsets + index->sequences * 8;
-    *used = (size_t)(index->documents + index->entries * 8 - file->bytes);
+    index->lengths = (const UnalignedI32 *)(file->bytes + sizeof(ShardHeader));
+    index->offsets = (const UnalignedI64 *)(index->lengths + index->sequences);
+    index->documents = index->offsets + index->sequences;
+    *used = (size_t)((const unsigned char *)(index->documents + index->entries) - file->bytes);
     return true;
 }
 
@@ -122,29 +107,29 @@ static bool index_arrays(Index *index, const FileMap *file, size_t *used, Error 
 static bool index_checksums(const Index *index, const FileMap *file, size_t used, Shard *shard, Error *error) {
     size_t left = file->size - used;
     if (left == 0) return true;
-    const unsigned char *tail = file->bytes + used;
-    if (left != SHARD_CHECKSUM_BYTES || memcmp(tail, SHARD_CHECKSUM_MAGIC, 8) != 0)
+    const ShardChecksums *tail = (const ShardChecksums *)(file->bytes + used);
+    if (left != sizeof *tail || memcmp(tail->magic, SHARD_CHECKSUM_MAGIC, sizeof tail->magic) != 0)
         return error_set(error, ERROR_DATA,
-            "%s has %zu bytes after its %" PRIu64 " document entries but 0, or %d of "
+            "%s has %zu bytes after its %" PRIu64 " document entries but 0, or %zu of "
             "checksums, belong there: its counts are corrupt, or it is a multimodal shard, which smelt does not "
             "read; pack the corpus again as text",
-            index->path, left, index->entries, SHARD_CHECKSUM_BYTES);
-    uint64_t expected = read_u64(tail + 16), actual = XXH3_64bits(file->bytes, file->size - 8);
-    if (actual != expected)
+            index->path, left, index->entries, sizeof *tail);
+    uint64_t actual = XXH3_64bits(file->bytes, file->size - sizeof tail->index);
+    if (actual != tail->index)
         return error_set(error, ERROR_DATA,
             "%s has checksum %016" PRIx64 " but was written with %016" PRIx64
             ": bytes changed since; pack the corpus again or copy it anew",
-            index->path, actual, expected);
+            index->path, actual, tail->index);
     shard->checksummed = true;
-    shard->checksum = read_u64(tail + 8);
+    shard->checksum = tail->tokens;
     return true;
 }
 
 /* Adds the length of one sequence to *tokens after checking that it lies where the previous one ended, inside
  * PREFIX.bin. */
 static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit, int64_t *tokens, Error *error) {
-    int32_t length = read_i32(index->lengths, sequence);
-    int64_t offset = read_i64(index->offsets, sequence), expected = *tokens * index->token_bytes;
+    int32_t length = index->lengths[sequence];
+    int64_t offset = index->offsets[sequence], expected = *tokens * index->token_bytes;
     if (offset != expected)
         return error_set(error, ERROR_DATA,
             "%s puts sequence %" PRIu64 " at byte %" PRId64 " but the one before ends at byte %" PRId64
@@ -164,14 +149,14 @@ static bool index_documents(const Index *index, Shard *shard, Error *error) {
     assert(index->token_bytes > 0);
     int64_t limit = (int64_t)shard->map.size / index->token_bytes, tokens = 0;
     uint64_t sequence = 0;
-    if (read_i64(index->documents, 0) != 0)
+    if (index->documents[0] != 0)
         return error_set(error, ERROR_DATA, "%s starts its first document at sequence %" PRId64 " but it must be 0; pack the corpus again",
-            index->path, read_i64(index->documents, 0));
+            index->path, index->documents[0]);
     int64_t *ends = memory_allocate((index->entries - 1) * sizeof *ends);
     shard->document_end = ends;
     shard->document_count = (int64_t)index->entries - 1;
     for (uint64_t document = 1; document < index->entries; document++) {
-        int64_t end = read_i64(index->documents, document);
+        int64_t end = index->documents[document];
         if (end < (int64_t)sequence || end > (int64_t)index->sequences)
             return error_set(error, ERROR_DATA,
                 "%s ends document %" PRIu64 " before sequence %" PRId64 " but %" PRIu64 " to %" PRIu64

@@ -169,10 +169,9 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 static bool write_u64(OutputFile *file, uint64_t value, Error *error) { return output_write(file, &value, sizeof value, error); }
 
 static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t tokens_checksum, Error *error) {
-    unsigned char code = (unsigned char)shard_type_code(writer->token_bytes);
-    bool good = output_write(file, SHARD_MAGIC, sizeof SHARD_MAGIC, error) && write_u64(file, SHARD_VERSION, error) &&
-                output_write(file, &code, 1, error) && write_u64(file, (uint64_t)writer->sequence_count, error) &&
-                write_u64(file, (uint64_t)writer->document_count + 1, error);
+    ShardHeader header = {SHARD_MAGIC, SHARD_VERSION, (uint8_t)shard_type_code(writer->token_bytes), (uint64_t)writer->sequence_count,
+        (uint64_t)writer->document_count + 1};
+    bool good = output_write(file, &header, sizeof header, error);
     for (int64_t i = 0; good && i < writer->sequence_count; i++)
         good = output_write(file, &writer->lengths[i], sizeof writer->lengths[i], error);
     uint64_t offset = 0;
