@@ -8,28 +8,27 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Ends a text of `size` bytes that needed more in "...". Callers format into a scratch buffer, because an argument may
- * point into error->message. */
-static void mark_cut(char *text, size_t size, int needed) {
+/* Formats into a copy, because an argument may point into error->message. A text that is too long ends in "...". */
+static void format_message(Error *error, const char *format, va_list arguments) {
+    char text[sizeof error->message];
+    int needed = vsnprintf(text, sizeof text, format, arguments);
     if (needed < 0) {
-        snprintf(text, size, "an error whose message could not be formatted");
-    } else if ((size_t)needed >= size) {
-        size_t end = size - 4;
+        snprintf(text, sizeof text, "an error whose message could not be formatted");
+    } else if ((size_t)needed >= sizeof text) {
+        size_t end = sizeof text - 4;
         while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) /* not inside a UTF-8 character */
             end--;
         memcpy(text + end, "...", 4);
     }
+    memcpy(error->message, text, sizeof text);
 }
 
 bool error_set(Error *error, ErrorCode code, const char *format, ...) {
     assert(error && code != ERROR_NONE);
-    char message[sizeof error->message];
     va_list arguments;
     va_start(arguments, format);
-    int needed = vsnprintf(message, sizeof message, format, arguments);
+    format_message(error, format, arguments);
     va_end(arguments);
-    mark_cut(message, sizeof message, needed);
-    memcpy(error->message, message, sizeof message);
     error->code = code;
     return false;
 }
@@ -42,11 +41,10 @@ bool error_recode(Error *error, ErrorCode code) {
 
 bool error_context(Error *error, const char *format, ...) {
     assert(error && error->code != ERROR_NONE);
-    char context[sizeof error->message];
+    Error context;
     va_list arguments;
     va_start(arguments, format);
-    int needed = vsnprintf(context, sizeof context, format, arguments);
+    format_message(&context, format, arguments);
     va_end(arguments);
-    mark_cut(context, sizeof context, needed);
-    return error_set(error, error->code, "%s: %s", context, error->message);
+    return error_set(error, error->code, "%s: %s", context.message, error->message);
 }
