@@ -50,8 +50,7 @@ int64_t work_head_width(int64_t head_dim) {
 }
 
 Work work_of_node(const Graph *graph, const Node *node) {
-    const Op *op = op_table[node->op];
-    Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
+    Cost cost = op_cost(graph, node);
     const AttentionSpec *spec = node->attributes;
     Work work = {.class = WORK_MEMORY, .flops = cost.flops, .bytes = cost.bytes};
     switch (node->op) {

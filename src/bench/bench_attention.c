@@ -45,8 +45,7 @@ typedef struct Passes { double seconds[2], flops[2], bytes[2]; } Passes;
 static bool add_seconds(void *context, const Graph *graph, int node, double seconds) {
     Passes *passes = context;
     const Node *n = &graph->nodes[node];
-    const Op *op = op_table[n->op];
-    Cost cost = op->cost ? op->cost(graph, n) : (Cost){.bytes = op_tensor_bytes(graph, n)};
+    Cost cost = op_cost(graph, n);
     passes->seconds[n->backward] += seconds;
     passes->flops[n->backward] += cost.flops;
     passes->bytes[n->backward] += cost.bytes;

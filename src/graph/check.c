@@ -32,7 +32,7 @@ static void check_order(const Graph *graph, int index) {
 static void check_place(const Graph *graph, const Plan *plan, TensorId id) {
     const Tensor *tensor = graph_get(graph, id);
     if (id == TENSOR_NONE || tensor->arena == ARENA_WEIGHT || tensor->arena == ARENA_MASTER || tensor->arena == ARENA_GRADIENT) return;
-    int64_t bytes = graph_elements(graph, id) * (int64_t)precision_bytes(graph->precision, tensor->type);
+    int64_t bytes = graph_bytes(graph, id);
     assert(tensor->offset >= 0 && tensor->offset + bytes <= plan->bytes[tensor->arena]);
     (void)plan, (void)bytes;
 }
@@ -73,8 +73,8 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
             const Tensor *tensor = graph_get(graph, node->out[j]);
             check_place(graph, plan, node->out[j]);
             if (tensor->arena != ARENA_ACTIVATION || tensor->producer != i) continue;
-            int64_t bytes = graph_elements(graph, node->out[j]) * (int64_t)precision_bytes(graph->precision, tensor->type);
-            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, tensor->offset + bytes, last[node->out[j]]});
+            int64_t end = tensor->offset + graph_bytes(graph, node->out[j]);
+            alive_count = add_extent(alive, alive_count, i, (Extent){tensor->offset, end, last[node->out[j]]});
         }
         assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
         if (workspace) alive_count = add_extent(alive, alive_count, i, (Extent){node->workspace, node->workspace + workspace, i});

@@ -49,9 +49,7 @@ void *executor_tensor(const Executor *executor, TensorId id) {
 }
 
 void executor_read(const Executor *executor, TensorId id, void *to) {
-    int64_t bytes =
-        graph_elements(executor->graph, id) * (int64_t)precision_bytes(executor->graph->precision, graph_get(executor->graph, id)->type);
-    device_download(executor->backend.device, to, in_arena(executor, executor->arena, id), bytes);
+    device_download(executor->backend.device, to, in_arena(executor, executor->arena, id), graph_bytes(executor->graph, id));
 }
 
 void executor_set_scalar(Executor *executor, TensorId tensor, double value) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "base/array.h"
 #include "graph/op.h"
 
 size_t precision_bytes(Precision precision, TypeClass type) {
@@ -33,24 +33,14 @@ const char *parameter_kind_name(ParameterKind kind) {
     return names[kind];
 }
 
-/* Arrays grow by doubling: they are reallocated when the count reaches a power of two. */
-static void *grow(void *array, int count, size_t item) {
-    return (count & (count - 1)) == 0 ? memory_resize(array, (count ? count * 2 : 1) * item) : array;
-}
-
-static void *own(Graph *graph, void *block) {
-    graph->owned = grow(graph->owned, graph->owned_count, sizeof *graph->owned);
-    return graph->owned[graph->owned_count++] = block;
-}
+static void *own(Graph *graph, void *block) { return array_append(graph->owned, graph->owned_count, block); }
 
 Graph *graph_create(Precision precision, bool training) {
     Graph *graph = memory_allocate(sizeof *graph);
     graph->precision = precision;
     graph->training = training;
     graph->layer = -1;
-    graph->tensors = memory_allocate(sizeof *graph->tensors);
-    graph->tensors[0] = (Tensor){.name = own(graph, memory_copy_string("none")), .producer = -1};
-    graph->tensor_count = 1;
+    array_append(graph->tensors, graph->tensor_count, (Tensor){.name = own(graph, memory_copy_string("none")), .producer = -1});
     return graph;
 }
 
@@ -73,9 +63,8 @@ static TensorId append_tensor(Graph *graph, Tensor tensor, const int64_t *shape)
     /* before the array moves: shape may lie in it */
     for (int i = 0; i < TENSOR_MAX_RANK; i++) tensor.shape[i] = i < tensor.rank ? shape[i] : 1;
     tensor.producer = -1;
-    graph->tensors = grow(graph->tensors, graph->tensor_count, sizeof *graph->tensors);
-    graph->tensors[graph->tensor_count] = tensor;
-    return graph->tensor_count++;
+    array_append(graph->tensors, graph->tensor_count, tensor);
+    return graph->tensor_count - 1;
 }
 
 TensorId graph_tensor(Graph *graph, Arena arena, TypeClass type, int rank, const int64_t *shape, const char *name) {
@@ -119,8 +108,7 @@ TensorId graph_parameter(
             .offset = compute ? precision_weight_offset(graph->precision, offset) : offset,
             .frozen = graph->frozen},
         shape);
-    graph->parameters = grow(graph->parameters, graph->parameter_count, sizeof *graph->parameters);
-    graph->parameters[graph->parameter_count++] = parameter;
+    array_append(graph->parameters, graph->parameter_count, parameter);
     graph->parameter_bytes = graph->trained_bytes = offset + count * parameter.element_bytes;
     return parameter.tensor;
 }
@@ -164,9 +152,8 @@ TensorId graph_parameter_gradient(Graph *graph, TensorId parameter) {
 }
 
 int graph_append(Graph *graph, const Node *node) {
-    graph->nodes = grow(graph->nodes, graph->node_count, sizeof *graph->nodes);
-    int index = graph->node_count++;
-    graph->nodes[index] = *node;
+    int index = graph->node_count;
+    array_append(graph->nodes, graph->node_count, *node);
     for (int i = 0; i < node->outputs; i++)
         if (!operand_in(op_table[node->op]->adds_to, i) && node->out[i]) graph->tensors[node->out[i]].producer = index;
     return index;
@@ -190,6 +177,10 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
 int64_t graph_elements(const Graph *graph, TensorId tensor) {
     const Tensor *t = graph_get(graph, tensor);
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
+}
+
+int64_t graph_bytes(const Graph *graph, TensorId tensor) {
+    return graph_elements(graph, tensor) * (int64_t)precision_bytes(graph->precision, graph_get(graph, tensor)->type);
 }
 
 ByteSpan graph_state_span(const Graph *graph, TensorId tensor) {

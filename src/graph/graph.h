@@ -205,7 +205,9 @@ int graph_node(Graph *graph, int op, const Inputs in, const Outputs out, const v
 int graph_append(Graph *graph, const Node *node);
 
 static inline const Tensor *graph_get(const Graph *graph, TensorId id) { return &graph->tensors[id]; }
+/* Size of a tensor; 0 for TENSOR_NONE. */
 int64_t graph_elements(const Graph *graph, TensorId tensor);
+int64_t graph_bytes(const Graph *graph, TensorId tensor);
 /* The bytes of MASTER, and of arenas with its layout, that belong to a parameter, a view of some, or their gradient. */
 ByteSpan graph_state_span(const Graph *graph, TensorId tensor);
 /* Whether it is a frozen matrix: its place is in the arena of weights alone. */

@@ -28,15 +28,15 @@ bool op_in_place(const Graph *graph, const Node *node) {
            from->offset == to->offset;
 }
 
-static double tensor_bytes(const Graph *graph, TensorId tensor) {
-    if (tensor == TENSOR_NONE) return 0;
-    return (double)graph_elements(graph, tensor) * precision_bytes(graph->precision, graph_get(graph, tensor)->type);
+Cost op_cost(const Graph *graph, const Node *node) {
+    const Op *op = op_table[node->op];
+    return op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
 }
 
 double op_tensor_bytes(const Graph *graph, const Node *node) {
     double bytes = 0;
-    for (int i = 0; i < node->inputs; i++) bytes += tensor_bytes(graph, node->in[i]);
+    for (int i = 0; i < node->inputs; i++) bytes += (double)graph_bytes(graph, node->in[i]);
     for (int i = 0; i < node->outputs; i++)
-        bytes += tensor_bytes(graph, node->out[i]) * (operand_in(op_table[node->op]->adds_to, i) ? 2 : 1);
+        bytes += (double)graph_bytes(graph, node->out[i]) * (operand_in(op_table[node->op]->adds_to, i) ? 2 : 1);
     return bytes;
 }

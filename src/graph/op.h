@@ -90,5 +90,7 @@ TensorId op_in_place_input(const Node *node);
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
+/* What a run of the node costs, by Op.cost. */
+Cost op_cost(const Graph *graph, const Node *node);
 /* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written. */
 double op_tensor_bytes(const Graph *graph, const Node *node);

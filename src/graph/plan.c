@@ -17,9 +17,7 @@ enum { ALIGNMENT = 256 }; /* bytes; a multiple of the cache lines of every GPU, 
 
 static int64_t align(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-static int64_t tensor_bytes(const Graph *graph, int tensor) {
-    return align(graph_elements(graph, tensor) * (int64_t)precision_bytes(graph->precision, graph->tensors[tensor].type));
-}
+static int64_t tensor_bytes(const Graph *graph, TensorId tensor) { return align(graph_bytes(graph, tensor)); }
 
 static int larger_first(const void *a, const void *b) {
     const PlanBlock *x = a, *y = b;
@@ -168,9 +166,8 @@ Plan graph_plan(Graph *graph, const Backend *backend) {
     place_activations(graph, backend, &plan);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
-        const Op *op = op_table[node->op];
-        Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
-        if (op->once) continue;
+        Cost cost = op_cost(graph, node);
+        if (op_table[node->op]->once) continue;
         if (node->clone_of < 0) plan.flops += cost.flops;
         plan.traffic += cost.bytes;
     }
@@ -191,7 +188,7 @@ void graph_print(const Graph *graph, FILE *file) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
         const Op *op = op_table[node->op];
-        Cost cost = op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
+        Cost cost = op_cost(graph, node);
         char flops[32], bytes[32];
         log_format_count(cost.flops, flops);
         log_format_bytes(cost.bytes, bytes);

@@ -67,7 +67,7 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
         if (tensor == TENSOR_NONE) continue;
-        void *values = memory_allocate(graph_elements(graph, tensor) * precision_bytes(graph->precision, t->type));
+        void *values = memory_allocate(graph_bytes(graph, tensor));
         executor_read(search->session->executor, tensor, values);
         search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;

@@ -8,8 +8,7 @@
 bool profile_node(void *context, const Graph *graph, int node, double seconds) {
     Profile *profile = context;
     const Node *n = &graph->nodes[node];
-    const Op *op = op_table[n->op];
-    Cost cost = op->cost ? op->cost(graph, n) : (Cost){.bytes = op_tensor_bytes(graph, n)};
+    Cost cost = op_cost(graph, n);
     ProfileRow *row = &profile->rows[n->op];
     row->op = n->op;
     row->calls++;
