@@ -12,13 +12,7 @@ static void load_block(float *restrict to, const uint16_t *restrict from, int64_
     for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(from[i]);
 }
 
-static uint16_t round_one(float x, uint32_t noise) {
-    union {
-        float value;
-        uint32_t bits;
-    } u = {.value = x};
-    return (uint16_t)optim_round(u.bits, noise);
-}
+static uint16_t round_one(float x, uint32_t noise) { return (uint16_t)optim_round(float_to_bits(x), noise); }
 
 /* `element` is the block's first of its parameter. `shift` chooses 16 bits of the noise. */
 static void round_block(uint16_t *restrict to, const float *restrict from, int64_t count, uint32_t seed, int64_t element, int shift) {

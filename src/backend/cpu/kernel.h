@@ -71,11 +71,8 @@ static inline W wide_exp(W x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     float least = x < -88.0f ? -88.0f : x;
     float clamped = least > 88.7f ? 88.7f : least;
-    union {
-        float value;
-        uint32_t bits;
-    } shifted = {.value = clamped * 1.44269504f + magic};
-    float n = shifted.value - magic;
+    float shifted = clamped * 1.44269504f + magic;
+    float n = shifted - magic;
     float r = clamped - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -85,11 +82,7 @@ static inline W wide_exp(W x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union {
-        uint32_t bits;
-        float value;
-    } power = {.bits = (shifted.bits << 23) + 0x3f800000};
-    return p * power.value;
+    return p * float_from_bits((float_to_bits(shifted) << 23) + 0x3f800000);
 }
 /* erf within 2e-7 absolute (Abramowitz and Stegun 7.1.26). */
 static inline W wide_erf(W x) {

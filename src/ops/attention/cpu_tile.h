@@ -85,13 +85,8 @@ static inline AttentionVector attention_exp2(AttentionVector x, AttentionVector 
 /* log2 of a normal number, within 1e-7 of it or of 1; NaN stays NaN. x = 2^n * m with m from sqrt(1/2) to sqrt(2), and
  * with s = (m - 1) / (m + 1) log m = 2 (s + s^3 / 3 + s^5 / 5 + ...). */
 static inline W attention_log2(W x) {
-    union {
-        float value;
-        uint32_t bits;
-    } m = {.value = x};
-    int32_t n = (int32_t)(m.bits - 0x3f3504f3) >> 23;
-    m.bits -= (uint32_t)n << 23;
-    float s = (m.value - 1) / (m.value + 1), z = s * s;
+    int32_t n = (int32_t)(float_to_bits(x) - 0x3f3504f3) >> 23;
+    float m = float_from_bits(float_to_bits(x) - ((uint32_t)n << 23)), s = (m - 1) / (m + 1), z = s * s;
     return (float)n + s * (float)(2 * M_LOG2E) * (1 + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7 + z * (1.0f / 9))))) + (x - x);
 }
 #endif
