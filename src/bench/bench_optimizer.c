@@ -40,8 +40,8 @@ static Graph *matrices(Precision precision, int64_t width, int64_t count) {
 
 typedef struct Update {
     Optimizer *optimizer;
-    BenchArena master, gradients,
-        weights; /* one set each: an update goes over far more than any cache, or is as small as it is in training */
+    /* One set each: an update goes over far more than any cache, or is as small as it is in training. */
+    BenchArena master, gradients, weights;
 } Update;
 
 static void step(void *context, int64_t call) {
@@ -85,27 +85,17 @@ static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     return good;
 }
 
-static bool measure_all(Bench *bench, const Graph *graph, Error *error) {
-    const OptimizerOptions *options = bench->options;
-    return (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
-           (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
-}
-
 static bool run(Bench *bench, Error *error) {
     const OptimizerOptions *options = bench->options;
     Precision precision = bench->configured ? bench->config.precision : PRECISION_BF16;
     if (precision == PRECISION_FP64) return error_set(error, ERROR_USAGE, "precision=fp64 is for checks, not for speed: give bf16 or fp32");
     if (!bench_open_device(bench, precision, error)) return false;
-    if (bench->configured) {
-        Model model = model_build(&bench->config.model, precision, MODEL_TRAIN, 1, bench->config.data.length, RECOMPUTE_NONE);
-        bool good = measure_all(bench, model.graph, error);
-        model_free(&model);
-        return good;
-    }
-    int64_t wanted = options->parameters ? options->parameters : bench_sizes(bench->device)->optimizer_parameters,
-            count = wanted / options->width / options->width;
-    Graph *graph = matrices(precision, options->width, count > 0 ? count : 1);
-    bool good = measure_all(bench, graph, error);
+    int64_t wanted = options->parameters ? options->parameters : bench_sizes(bench->device)->optimizer_parameters;
+    Graph *graph = bench->configured
+                       ? model_build(&bench->config.model, precision, MODEL_TRAIN, 1, bench->config.data.length, RECOMPUTE_NONE).graph
+                       : matrices(precision, options->width, int_max(wanted / options->width / options->width, 1));
+    bool good = (options->optimizer == CHOICE_MUON || measure(bench, graph, OPTIMIZER_ADAMW, error)) &&
+                (options->optimizer == CHOICE_ADAMW || measure(bench, graph, OPTIMIZER_MUON, error));
     graph_free(graph);
     return good;
 }

@@ -31,7 +31,7 @@ enum { PAGE = 4096 };
 
 typedef struct Disk {
     File file; /* without a name */
-    int64_t bytes, block;
+    int64_t bytes, block, reads, writes;
     char *buffer; /* one block, page aligned */
 } Disk;
 
@@ -55,14 +55,7 @@ static void fill_block(const Disk *disk) {
 
 /* -- Tests --------------------------------------------------------------------------------------------------------- */
 
-static void add_row(Bench *bench, const char *test, int64_t bytes, int64_t block, int64_t operations, double seconds) {
-    bench_row(bench,
-        (BenchCell[]){TEXT(test), NUMBER(bytes), NUMBER(block), NUMBER(operations), NUMBER(seconds), NUMBER((double)bytes / seconds / 1e9),
-            NUMBER((double)operations / seconds), NUMBER(1e6 * seconds / (double)operations)});
-}
-
 static int64_t length_at(const Disk *disk, int64_t at) { return int_min(disk->bytes - at, disk->block); }
-static int64_t blocks_of(const Disk *disk) { return divide_up(disk->bytes, disk->block); }
 
 /* The first 8 bytes of a block say where it lies. */
 static bool write_all(const Disk *disk, Error *error) {
@@ -86,42 +79,23 @@ static bool read_all(const Disk *disk, Error *error) {
     return true;
 }
 
-static bool test_write(Bench *bench, const Disk *disk, Error *error) {
-    double start = log_seconds();
-    if (!write_all(disk, error)) return false;
-    double written = log_seconds();
-    if (!file_sync(&disk->file, error)) return false;
-    add_row(bench, "write", disk->bytes, disk->block, blocks_of(disk), written - start);
-    add_row(bench, "write and fsync", disk->bytes, disk->block, blocks_of(disk), log_seconds() - start);
-    return true;
-}
+/* Nothing beyond write_all, whose time the row has as well. */
+static bool sync_all(const Disk *disk, Error *error) { return file_sync(&disk->file, error); }
 
-static bool test_read(Bench *bench, const Disk *disk, const char *name, Error *error) {
-    double start = log_seconds();
-    if (!read_all(disk, error)) return false;
-    add_row(bench, name, disk->bytes, disk->block, blocks_of(disk), log_seconds() - start);
-    return true;
-}
-
-static bool test_random_reads(Bench *bench, const Disk *disk, Error *error) {
-    int64_t reads = ((const StorageOptions *)bench->options)->reads, pages = disk->bytes / PAGE;
-    double start = log_seconds();
-    for (int64_t i = 0; i < reads; i++) {
+static bool read_pages(const Disk *disk, Error *error) {
+    int64_t pages = disk->bytes / PAGE;
+    for (int64_t i = 0; i < disk->reads; i++) {
         int64_t page = (int64_t)rng_permute(2, RNG_STREAM_BENCH, (uint64_t)(i % pages), (uint64_t)pages);
         if (!file_read_at(&disk->file, disk->buffer, PAGE, page * PAGE, error)) return false;
     }
-    add_row(bench, "random reads, cold", reads * PAGE, PAGE, reads, log_seconds() - start);
     return true;
 }
 
 /* What the marker at the end of a checkpoint costs. */
-static bool test_small_writes(Bench *bench, const Disk *disk, Error *error) {
-    int64_t writes = (((const StorageOptions *)bench->options)->reads + 9) / 10;
-    double start = log_seconds();
-    for (int64_t i = 0; i < writes; i++)
+static bool write_pages(const Disk *disk, Error *error) {
+    for (int64_t i = 0; i < disk->writes; i++)
         if (!file_write_at(&disk->file, disk->buffer, PAGE, i % (disk->bytes / PAGE) * PAGE, error) || !file_sync_data(&disk->file, error))
             return false;
-    add_row(bench, "small writes, each sync", writes * PAGE, PAGE, writes, log_seconds() - start);
     return true;
 }
 
@@ -131,16 +105,34 @@ static void drop_pages(const Disk *disk, int advice) {
 }
 
 static bool run_tests(Bench *bench, const Disk *disk, Error *error) {
-    if (!test_write(bench, disk, error)) return false;
-    drop_pages(disk, POSIX_FADV_SEQUENTIAL);
-    if (!test_read(bench, disk, "read, cold", error) || !test_read(bench, disk, "read, in memory", error)) return false;
-    drop_pages(disk, POSIX_FADV_RANDOM);
-    return test_random_reads(bench, disk, error) && test_small_writes(bench, disk, error);
+    const int64_t blocks = divide_up(disk->bytes, disk->block), reads = disk->reads, writes = disk->writes;
+    const struct {
+        const char *name;
+        bool (*run)(const Disk *disk, Error *error);
+        int64_t bytes, block, operations;
+        int cold; /* advice on what is read after the page cache was dropped, -1: it stays */
+    } tests[] = {{"write", write_all, disk->bytes, disk->block, blocks, -1},
+        {"write and fsync", sync_all, disk->bytes, disk->block, blocks, -1},
+        {"read, cold", read_all, disk->bytes, disk->block, blocks, POSIX_FADV_SEQUENTIAL},
+        {"read, in memory", read_all, disk->bytes, disk->block, blocks, -1},
+        {"random reads, cold", read_pages, reads * PAGE, PAGE, reads, POSIX_FADV_RANDOM},
+        {"small writes, each sync", write_pages, writes * PAGE, PAGE, writes, -1}};
+    double start = 0;
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (tests[i].cold >= 0) drop_pages(disk, tests[i].cold);
+        if (tests[i].run != sync_all) start = log_seconds();
+        if (!tests[i].run(disk, error)) return false;
+        double seconds = log_seconds() - start, bytes = (double)tests[i].bytes, operations = (double)tests[i].operations;
+        bench_row(bench, (BenchCell[]){TEXT(tests[i].name), NUMBER(bytes), NUMBER(tests[i].block), NUMBER(operations), NUMBER(seconds),
+                             NUMBER(bytes / seconds / 1e9), NUMBER(operations / seconds), NUMBER(1e6 * seconds / operations)});
+    }
+    return true;
 }
 
 static bool run(Bench *bench, Error *error) {
     const StorageOptions *options = bench->options;
-    Disk disk = {.bytes = options->bytes, .block = options->block / PAGE * PAGE};
+    Disk disk = {
+        .bytes = options->bytes, .block = options->block / PAGE * PAGE, .reads = options->reads, .writes = divide_up(options->reads, 10)};
     bool good = file_open_unnamed(&disk.file, bench->positional, error) && check_space(&disk, error) &&
                 (disk.buffer = memory_map((size_t)disk.block, error));
     if (good) {

@@ -1,8 +1,6 @@
 /* Reads RUN/metrics.jsonl line by line into a History. Whoever wrote the file is not trusted: lines that are not
- * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed
- * size; when one is full, neighbours are merged (curves, heat-maps) or every second item is dropped (marks,
- * samples), and from then on an item stands for twice as many records. A History owns the sums of its LoadMap.
- * Called by report.c. */
+ * JSON objects of a known kind, or whose step does not follow, are counted and ignored. All arrays have a fixed size and
+ * are thinned. A History owns the columns of its LoadMap. Called by report.c. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -20,72 +18,64 @@
 
 /* -- Thinning ---------------------------------------------------------------------------------------------------- */
 
-/* Whether the next item is kept, and where. Drops every second one of a full array of items of `size` bytes. */
-static bool thin_next(void *items, size_t size, size_t limit, size_t *count, int64_t *seen, int64_t *stride) {
+/* Adds a record to an array of `limit` items (an even number) of `size` bytes. merge(to, next) adds an item to the one
+ * before it; NULL: the first stands for both. */
+static void thin_add(
+    Thinning *thin, void *items, size_t size, size_t limit, const void *record, void (*merge)(void *to, const void *next)) {
     char *bytes = items;
-    if (*stride == 0) *stride = 1;
-    if ((*seen)++ % *stride != 0) return false;
-    if (*count == limit) {
-        for (size_t i = 0; i < limit / 2; i++) memmove(bytes + i * size, bytes + 2 * i * size, size);
-        *count = limit / 2;
-        *stride *= 2;
-        if ((*seen - 1) % *stride != 0) return false;
+    if (thin->stride == 0) thin->stride = 1;
+    if (thin->seen++ % thin->stride != 0) {
+        if (merge) merge(bytes + (thin->count - 1) * size, record);
+        return;
     }
-    (*count)++;
-    return true;
+    if (thin->count == limit) {
+        for (size_t i = 0; i < limit / 2; i++) {
+            memmove(bytes + i * size, bytes + 2 * i * size, size);
+            if (merge) merge(bytes + i * size, bytes + (2 * i + 1) * size);
+        }
+        thin->count = limit / 2;
+        thin->stride *= 2;
+    }
+    memcpy(bytes + thin->count++ * size, record, size);
 }
 
 static void marks_add(Marks *marks, Mark mark) {
     marks->last = mark;
-    if (thin_next(marks->items, sizeof mark, HISTORY_MARKS, &marks->count, &marks->seen, &marks->stride))
-        marks->items[marks->count - 1] = mark;
+    thin_add(&marks->thin, marks->items, sizeof mark, HISTORY_MARKS, &mark, NULL);
 }
 
 static void sample_add(Sample *sample, double value) {
-    if (!isfinite(value)) return;
-    if (thin_next(sample->items, sizeof value, HISTORY_SAMPLE, &sample->count, &sample->seen, &sample->stride))
-        sample->items[sample->count - 1] = value;
+    if (isfinite(value)) thin_add(&sample->thin, sample->items, sizeof value, HISTORY_SAMPLE, &value, NULL);
 }
 
 double sample_median(const Sample *sample) {
-    if (sample->count == 0) return NAN;
-    double *sorted = memory_allocate(sample->count * sizeof *sorted);
-    memcpy(sorted, sample->items, sample->count * sizeof *sorted);
-    double median = sort_median(sorted, (int64_t)sample->count);
+    if (sample->thin.count == 0) return NAN;
+    double *sorted = memory_allocate(sizeof sample->items);
+    memcpy(sorted, sample->items, sizeof sample->items);
+    double median = sort_median(sorted, (int64_t)sample->thin.count);
     free(sorted);
     return median;
 }
 
-static void span_add(Span *span, Span more) {
-    if (more.count == 0) return;
-    span->low = span->count ? fmin(span->low, more.low) : more.low;
-    span->high = span->count ? fmax(span->high, more.high) : more.high;
-    span->sum += more.sum;
-    span->count += more.count;
+static void span_add(Span *span, const Span *more) {
+    if (more->count == 0) return;
+    span->low = span->count ? fmin(span->low, more->low) : more->low;
+    span->high = span->count ? fmax(span->high, more->high) : more->high;
+    span->sum += more->sum;
+    span->count += more->count;
 }
 
-static void point_merge(Point *point, const Point *next) {
-    point->last = next->last;
-    for (int i = 0; i < SERIES_COUNT; i++) span_add(&point->series[i], next->series[i]);
+static void merge_points(void *to, const void *next) {
+    Point *point = to;
+    const Point *more = next;
+    point->last = more->last;
+    for (int i = 0; i < SERIES_COUNT; i++) span_add(&point->series[i], &more->series[i]);
 }
 
-static void points_add(History *history, const Point *point) {
-    Point *points = history->points;
-    if (history->point_count > 0 && history->recorded < history->point_records) {
-        point_merge(&points[history->point_count - 1], point);
-        history->recorded++;
-        return;
-    }
-    if (history->point_count == HISTORY_POINTS) {
-        for (size_t i = 0; i < HISTORY_POINTS / 2; i++) {
-            points[i] = points[2 * i];
-            point_merge(&points[i], &points[2 * i + 1]);
-        }
-        history->point_count = HISTORY_POINTS / 2;
-        history->point_records *= 2;
-    }
-    points[history->point_count++] = *point;
-    history->recorded = 1;
+static void merge_columns(void *to, const void *next) {
+    LoadColumn *column = to;
+    const LoadColumn *more = next;
+    for (int64_t cell = 0; cell < column->cells; cell++) column->sums[cell] += more->sums[cell];
 }
 
 /* -- Fields ------------------------------------------------------------------------------------------------------ */
@@ -117,7 +107,7 @@ static bool add_step(History *history, int64_t step, const json_t *record) {
     if (history->steps++ == 0) history->first_step = step;
     history->last_step = step;
     Point point = {step, step, {span_of(loss), span_of(number(record, "grad_norm")), span_of(number(record, "lr")), span_of(speed)}};
-    points_add(history, &point);
+    thin_add(&history->thin, history->points, sizeof point, HISTORY_POINTS, &point, merge_points);
     if (json_is_true(json_object_get(record, "skipped"))) marks_add(&history->skipped, (Mark){step, NAN, NAN});
     else if (!isfinite(loss)) marks_add(&history->broken, (Mark){step, NAN, NAN});
     if (isfinite(loss)) {
@@ -196,24 +186,9 @@ static bool is_load(const json_t *rows, int64_t *layers, int64_t *experts) {
 }
 
 static void load_reset(LoadMap *map, int64_t layers, int64_t experts) {
-    free(map->sums);
-    *map = (LoadMap){.layers = layers, .experts = experts, .stride = 1, .too_large = layers > HISTORY_CELLS / experts};
-    if (!map->too_large) map->sums = memory_allocate((size_t)(layers * experts) * HISTORY_COLUMNS * sizeof *map->sums);
-}
-
-static void load_merge_columns(LoadMap *map) {
-    for (int64_t cell = 0; cell < map->layers * map->experts; cell++) {
-        float *sums = map->sums + cell * HISTORY_COLUMNS;
-        for (int i = 0; i < HISTORY_COLUMNS / 2; i++) sums[i] = sums[2 * i] + sums[2 * i + 1];
-        memset(sums + HISTORY_COLUMNS / 2, 0, HISTORY_COLUMNS / 2 * sizeof *sums);
-    }
-    for (int i = 0; i < HISTORY_COLUMNS / 2; i++) {
-        map->begin[i] = map->begin[2 * i];
-        map->records[i] = map->records[2 * i] + map->records[2 * i + 1];
-    }
-    memset(map->records + HISTORY_COLUMNS / 2, 0, HISTORY_COLUMNS / 2 * sizeof *map->records);
-    map->columns = HISTORY_COLUMNS / 2;
-    map->stride *= 2;
+    free(map->columns);
+    *map = (LoadMap){.layers = layers, .experts = experts, .too_large = layers > HISTORY_CELLS / experts};
+    if (!map->too_large) map->columns = memory_allocate((HISTORY_COLUMNS + 1) * load_column_bytes(map));
 }
 
 static bool add_load(History *history, int64_t step, const json_t *record) {
@@ -223,17 +198,16 @@ static bool add_load(History *history, int64_t step, const json_t *record) {
     if (!is_load(rows, &layers, &experts)) return false;
     if (layers != map->layers || experts != map->experts) load_reset(map, layers, experts);
     if (map->too_large) return true;
-    if (map->columns > 0 && step <= map->last_step) return false;
-    if (map->columns == HISTORY_COLUMNS && map->records[HISTORY_COLUMNS - 1] == map->stride) load_merge_columns(map);
-    if (map->columns == 0 || map->records[map->columns - 1] == map->stride) map->begin[map->columns++] = step;
-    int column = map->columns - 1;
-    map->records[column]++;
+    if (map->thin.seen > 0 && step <= map->last_step) return false;
     map->last_step = step;
-    for (int64_t cell = 0; cell < layers * experts; cell++) {
-        const json_t *row = json_array_get(rows, (size_t)(cell / experts));
-        double part = json_number_value(json_array_get(row, (size_t)(cell % experts)));
-        if (part >= 0 && part <= 1) map->sums[cell * HISTORY_COLUMNS + column] += (float)part;
+    LoadColumn *column = load_column(map, HISTORY_COLUMNS);
+    column->first = step;
+    column->cells = layers * experts;
+    for (int64_t cell = 0; cell < column->cells; cell++) {
+        double part = json_number_value(json_array_get(json_array_get(rows, (size_t)(cell / experts)), (size_t)(cell % experts)));
+        column->sums[cell] = part >= 0 && part <= 1 ? (float)part : 0;
     }
+    thin_add(&map->thin, map->columns, load_column_bytes(map), HISTORY_COLUMNS, column, merge_columns);
     return true;
 }
 
@@ -270,7 +244,6 @@ History *history_read(const char *path, Error *error) {
         return NULL;
     }
     History *history = memory_allocate(sizeof *history);
-    history->point_records = 1;
     history->last_loss = history->best.value = NAN;
     Progress progress = progress_start("reading metrics", "records", 0);
     read_lines(history, &reader, &progress);
@@ -282,7 +255,7 @@ History *history_read(const char *path, Error *error) {
 
 void history_free(History *history) {
     if (!history) return;
-    free(history->load.sums);
+    free(history->load.columns);
     free(history);
 }
 

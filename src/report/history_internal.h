@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/math.h"
 
 enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */
@@ -36,16 +37,21 @@ typedef struct Mark {
     double value, other;
 } Mark;
 
-typedef struct Marks {
-    Mark items[HISTORY_MARKS], last;
+/* How an array of a fixed size stands for any number of records: each of its `count` items for `stride` of the `seen`
+ * ones. When it is full, neighbours become one item, and `stride` doubles. */
+typedef struct Thinning {
     size_t count;
-    int64_t seen, stride; /* one in `stride` of all `seen` is kept; `last` always is */
+    int64_t seen, stride;
+} Thinning;
+
+typedef struct Marks {
+    Mark items[HISTORY_MARKS], last; /* an item is the first of its records; `last` is always kept */
+    Thinning thin;
 } Marks;
 
 typedef struct Sample {
-    double items[HISTORY_SAMPLE];
-    size_t count;
-    int64_t seen, stride;
+    double items[HISTORY_SAMPLE]; /* the first of each item's records */
+    Thinning thin;
 } Sample;
 
 typedef struct Start {
@@ -56,14 +62,17 @@ typedef struct Start {
     char details[400]; /* "precision bf16, threads 16" */
 } Start;
 
-/* Part of the tokens that went to each expert: sums[(layer * experts + expert) * HISTORY_COLUMNS + column]. */
+/* Expert load of consecutive records: the sums of the parts of the tokens that went to each expert. */
+typedef struct LoadColumn {
+    int64_t first, cells; /* the first step; layers x experts */
+    float sums[];         /* [layers, experts] */
+} LoadColumn;
+
 typedef struct LoadMap {
     int64_t layers, experts; /* 0: none was recorded */
-    float *sums;
-    int64_t begin[HISTORY_COLUMNS]; /* first step of a column */
-    int64_t records[HISTORY_COLUMNS];
-    int columns;
-    int64_t stride, last_step;
+    char *columns;           /* found by load_column: HISTORY_COLUMNS, then the newest record */
+    Thinning thin;           /* of columns */
+    int64_t last_step;
     bool too_large;
 } LoadMap;
 
@@ -71,9 +80,7 @@ typedef struct History {
     int64_t lines, ignored; /* lines in all; those that are no records, or out of order */
     int64_t first_step, last_step, steps;
     Point points[HISTORY_POINTS];
-    size_t point_count;
-    int64_t point_records;                           /* step records of a full point */
-    int64_t recorded;                                /* of the newest point */
+    Thinning thin;                                   /* of points */
     Marks evaluations, checkpoints, skipped, broken; /* broken: the loss was not finite */
     Mark best;                                       /* evaluation */
     Sample speed, tflops, peak_percent, best_percent;
@@ -89,6 +96,11 @@ typedef struct History {
 /* ERROR_USAGE when there is no such file. */
 History *history_read(const char *path, Error *error);
 void history_free(History *history);
+
+static inline size_t load_column_bytes(const LoadMap *map) {
+    return (size_t)round_up((int64_t)sizeof(LoadColumn) + map->layers * map->experts * (int64_t)sizeof(float), _Alignof(LoadColumn));
+}
+static inline LoadColumn *load_column(const LoadMap *map, size_t i) { return (LoadColumn *)(map->columns + i * load_column_bytes(map)); }
 
 double sample_median(const Sample *sample); /* NaN when empty */
 double history_recent_loss(const History *history, int64_t *steps);

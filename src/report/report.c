@@ -65,7 +65,7 @@ static void loss_items(const Page *page) {
     format_loss(history_recent_loss(history, &steps), other);
     if (history->losses > 1) number_item(page, "Training loss", value, "last %lld steps: %s", (long long)steps, other);
     else number_item(page, "Training loss", history->losses ? value : NULL, "%s", history->losses ? "one step" : "no finite loss");
-    if (evaluations->seen == 0) {
+    if (evaluations->thin.seen == 0) {
         number_item(page, "Validation loss", NULL, "not evaluated yet");
         number_item(page, "Bits per byte", NULL, "not evaluated yet");
         return;
@@ -115,7 +115,7 @@ static void number_items(const Page *page) {
 
 static void warnings(const Page *page) {
     const History *history = page->history;
-    const int64_t skipped = history->skipped.seen, broken = history->broken.seen, ignored = history->ignored;
+    const int64_t skipped = history->skipped.thin.seen, broken = history->broken.thin.seen, ignored = history->ignored;
     if (skipped == 0 && broken == 0 && ignored == 0) return;
     fputs("<div class=\"warning\" role=\"note\">\n", page->out);
     if (skipped > 0) fprintf(page->out, "<p>%lld update%s skipped.</p>\n", (long long)skipped, skipped == 1 ? " was" : "s were");
@@ -143,14 +143,15 @@ static void grow_range(double *low, double *high, double value) {
 
 static Axis curve_axis(const Page *page, const Curve *curve) {
     double low = INFINITY, high = -INFINITY;
-    for (size_t i = 0; i < page->history->point_count; i++) {
+    for (size_t i = 0; i < page->history->thin.count; i++) {
         const Span *span = &page->history->points[i].series[curve->series];
         if (span->count == 0) continue;
         grow_range(&low, &high, span->low);
         grow_range(&low, &high, span->high);
     }
     const Marks *evaluations = &page->history->evaluations;
-    for (size_t i = 0; curve->series == SERIES_LOSS && i < evaluations->count; i++) grow_range(&low, &high, evaluations->items[i].value);
+    for (size_t i = 0; curve->series == SERIES_LOSS && i < evaluations->thin.count; i++)
+        grow_range(&low, &high, evaluations->items[i].value);
     if (curve->from_zero && low > 0) low = 0;
     return axis_padded(low, high, curve->log_above > 0 && low > 0 && high > curve->log_above * low, TICKS_Y);
 }
@@ -180,10 +181,10 @@ static void smooth(const double *values, double *smoothed, size_t count, double 
 
 static void curve_stripes(const Page *page, const Chart *chart, const Curve *curve) {
     const History *history = page->history;
-    size_t each = (history->point_count + STRIPES - 1) / STRIPES;
-    for (size_t i = 0; i < history->point_count; i += each) {
+    size_t each = (history->thin.count + STRIPES - 1) / STRIPES;
+    for (size_t i = 0; i < history->thin.count; i += each) {
         Span span = {0};
-        size_t end = i + each < history->point_count ? i + each : history->point_count;
+        size_t end = i + each < history->thin.count ? i + each : history->thin.count;
         for (size_t j = i; j < end; j++) {
             const Span *more = &history->points[j].series[curve->series];
             span.sum += more->sum;
@@ -194,19 +195,19 @@ static void curve_stripes(const Page *page, const Chart *chart, const Curve *cur
         chart_number(span_mean(&span), 5, value);
         snprintf(title, sizeof title, "%s: %s %s", steps, curve->id, span.count ? value : "not finite");
         double from = i == 0 ? page->x[0] : (page->x[i - 1] + page->x[i]) / 2;
-        double to = end == history->point_count ? page->x[end - 1] : (page->x[end - 1] + page->x[end]) / 2;
+        double to = end == history->thin.count ? page->x[end - 1] : (page->x[end - 1] + page->x[end]) / 2;
         chart_stripe(chart, from, to, title);
     }
 }
 
 /* Returns whether the raw curve is drawn beside a smoothed one: a few points need no smoothing. */
-static bool draws_smoothed(const History *history) { return history->point_count >= 30; }
+static bool draws_smoothed(const History *history) { return history->thin.count >= 30; }
 
 static void draw_curve(const Page *page, const Chart *chart, const Curve *curve, bool smoothed) {
     enum { SMOOTHED_PARTS = 100 };
-    const size_t count = page->history->point_count;
+    const size_t count = page->history->thin.count;
     double means[HISTORY_POINTS] = {0}, soft[HISTORY_POINTS] = {0}, lows[HISTORY_POINTS] = {0}, highs[HISTORY_POINTS] = {0};
-    bool spread = page->history->point_records > 1;
+    bool spread = page->history->thin.stride > 1;
     for (size_t i = 0; i < count; i++) {
         const Span *span = &page->history->points[i].series[curve->series];
         means[i] = span_mean(span);
@@ -234,7 +235,7 @@ static void draw_starts(const Page *page, const Chart *chart) {
 }
 
 static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *what) {
-    for (size_t i = 0; i < marks->count; i++) {
+    for (size_t i = 0; i < marks->thin.count; i++) {
         char title[TEXT];
         snprintf(title, sizeof title, "step %lld: %s", (long long)marks->items[i].step, what);
         chart_stroke(chart, "bad", (double)marks->items[i].step, 0.95, 1, title);
@@ -243,7 +244,7 @@ static void draw_bad_steps(const Chart *chart, const Marks *marks, const char *w
 
 static void draw_checkpoints(const Chart *chart, const Marks *marks) {
     enum { STROKES = 100 }; /* more would touch */
-    for (size_t i = 0; i < marks->count; i += marks->count / STROKES + 1) {
+    for (size_t i = 0; i < marks->thin.count; i += marks->thin.count / STROKES + 1) {
         const Mark *mark = &marks->items[i];
         char title[TEXT], size[32], duration[32];
         log_format_bytes(mark->value, size);
@@ -266,15 +267,15 @@ static void draw_evaluation(const Chart *chart, const Mark *mark) {
 
 static void draw_evaluations(const Chart *chart, const Marks *marks) {
     double x[HISTORY_MARKS] = {0}, y[HISTORY_MARKS] = {0};
-    for (size_t i = 0; i < marks->count; i++) {
+    for (size_t i = 0; i < marks->thin.count; i++) {
         x[i] = (double)marks->items[i].step;
         y[i] = marks->items[i].value;
     }
-    chart_curve(chart, "valid", x, y, marks->count);
+    chart_curve(chart, "valid", x, y, marks->thin.count);
     enum { DOTS = 60 }; /* more would hide the curve */
-    size_t stride = marks->count / DOTS + 1;
-    for (size_t i = 0; i < marks->count; i += stride) draw_evaluation(chart, &marks->items[i]);
-    if (marks->seen > 0) draw_evaluation(chart, &marks->last);
+    size_t stride = marks->thin.count / DOTS + 1;
+    for (size_t i = 0; i < marks->thin.count; i += stride) draw_evaluation(chart, &marks->items[i]);
+    if (marks->thin.seen > 0) draw_evaluation(chart, &marks->last);
 }
 
 static void legend_item(const Page *page, bool shown, const char *color, const char *shape, const char *name, int64_t count) {
@@ -298,9 +299,9 @@ static void loss_section(const Page *page) {
     fputs("<div class=\"legend\">", page->out);
     legend_item(page, smoothed, "k-train", "", "training, smoothed", 0);
     legend_item(page, true, smoothed ? "k-raw" : "k-train", "", smoothed ? "each step" : "training", 0);
-    legend_item(page, history->evaluations.seen > 0, "k-valid", "round", "validation", 0);
-    legend_item(page, history->checkpoints.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.seen);
-    legend_item(page, history->skipped.seen + history->broken.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
+    legend_item(page, history->evaluations.thin.seen > 0, "k-valid", "round", "validation", 0);
+    legend_item(page, history->checkpoints.thin.seen > 0, "k-check", "tall", "checkpoint", history->checkpoints.thin.seen);
+    legend_item(page, history->skipped.thin.seen + history->broken.thin.seen > 0, "k-bad", "tall", "skipped or not finite", 0);
     legend_item(page, history->start_count > 1, "k-start", "dashed", "restart", history->start_count - 1);
     fputs("</div></div>\n", page->out);
     chart_begin(&chart, "Training and validation loss over steps", "tall");
@@ -332,12 +333,13 @@ enum { LEVELS = 11, EVEN = LEVELS / 2 }; /* classes h0 to h10 of the style sheet
 /* Loads of a layer relative to an even share, [expert][HISTORY_COLUMNS], NaN where nothing was routed; the caller
  * frees. */
 static double *load_ratios(const LoadMap *map, int64_t layer) {
-    const float *sums = map->sums + layer * map->experts * HISTORY_COLUMNS;
-    double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios), totals[HISTORY_COLUMNS] = {0};
-    for (int64_t i = 0; i < map->experts * HISTORY_COLUMNS; i++) totals[i % HISTORY_COLUMNS] += sums[i];
-    for (int64_t i = 0; i < map->experts * HISTORY_COLUMNS; i++) {
-        double total = totals[i % HISTORY_COLUMNS];
-        ratios[i] = total > 0 ? sums[i] * (double)map->experts / total : NAN;
+    double *ratios = memory_allocate((size_t)map->experts * HISTORY_COLUMNS * sizeof *ratios);
+    for (size_t column = 0; column < map->thin.count; column++) {
+        const float *sums = load_column(map, column)->sums + layer * map->experts;
+        double total = 0;
+        for (int64_t expert = 0; expert < map->experts; expert++) total += sums[expert];
+        for (int64_t expert = 0; expert < map->experts; expert++)
+            ratios[expert * HISTORY_COLUMNS + column] = total > 0 ? sums[expert] * (double)map->experts / total : NAN;
     }
     return ratios;
 }
@@ -350,14 +352,14 @@ static int load_level(double ratio) {
 }
 
 /* One path for each colour, equal neighbours in time joined; the even colour is the ground. */
-static void draw_cells(const Page *page, const LoadMap *map, const double *ratios) {
+static void draw_cells(const Page *page, const LoadMap *map, const double *ratios, int columns) {
     for (int level = 0; level < LEVELS; level++) {
         if (level == EVEN) continue;
         fprintf(page->out, "<path class=\"h%d\" d=\"", level);
         for (int64_t expert = 0; expert < map->experts; expert++) {
             const double *row = ratios + expert * HISTORY_COLUMNS;
-            for (int from = 0, to; from < map->columns; from = to + 1) {
-                for (to = from; to < map->columns && load_level(row[to]) == level; to++) {}
+            for (int from = 0, to; from < columns; from = to + 1) {
+                for (to = from; to < columns && load_level(row[to]) == level; to++) {}
                 if (to > from) fprintf(page->out, "M%d %lldh%dv1h-%dz", from, (long long)expert, to - from, to - from);
             }
         }
@@ -377,9 +379,10 @@ static void expert_title(const Page *page, int64_t layer, int64_t expert, const 
 
 static void load_map(const Page *page, int64_t layer) {
     const LoadMap *map = &page->history->load;
+    const int columns = (int)map->thin.count;
     const double height = fmin(fmax(14 * (double)map->experts, 64), 320), count = (double)map->experts;
     double *ratios = load_ratios(map, layer), most = 0;
-    for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + map->columns - 1]);
+    for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + columns - 1]);
     fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
         (long long)layer, most);
     fprintf(
@@ -389,15 +392,14 @@ static void load_map(const Page *page, int64_t layer) {
     fprintf(page->out,
         "</div><svg viewBox=\"0 0 %d %lld\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\" role=\"img\" "
         "aria-label=\"Load of the experts of layer %lld over steps\">\n<rect class=\"h%d\" width=\"%d\" height=\"%lld\"/>\n",
-        map->columns, (long long)map->experts, (long long)layer, EVEN, map->columns, (long long)map->experts);
-    draw_cells(page, map, ratios);
-    for (int64_t expert = 0; expert < map->experts; expert++)
-        expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, map->columns);
+        columns, (long long)map->experts, (long long)layer, EVEN, columns, (long long)map->experts);
+    draw_cells(page, map, ratios, columns);
+    for (int64_t expert = 0; expert < map->experts; expert++) expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, columns);
     free(ratios);
     fprintf(page->out,
         "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
         "</div></div></div>\n",
-        (long long)map->begin[0], (long long)map->last_step);
+        (long long)load_column(map, 0)->first, (long long)map->last_step);
 }
 
 static void load_section(const Page *page) {
@@ -520,7 +522,7 @@ static void page_head(const Page *page, const char *name) {
 
 static void set_steps(Page *page) {
     const History *history = page->history;
-    for (size_t i = 0; i < history->point_count; i++)
+    for (size_t i = 0; i < history->thin.count; i++)
         page->x[i] = 0.5 * ((double)history->points[i].first + (double)history->points[i].last);
     double first = (double)history->first_step, last = fmax((double)history->last_step, (double)history->evaluations.last.step);
     double air = first == last ? 1 : 0;
@@ -580,13 +582,9 @@ bool report_write(const char *run, const char *output, ReportResult *result, Err
     if (!history) return false;
     *result = (ReportResult){.ignored = history->ignored};
     FILE *out = open_memstream(&page, &length);
-    bool good = out || file_fail(error, "build", output);
-    if (out) {
-        good = print_page(out, run, history, error);
-        bool whole = !ferror(out);
-        whole = fclose(out) == 0 && whole;
-        if (good && !whole) good = file_fail(error, "build", output);
-    }
+    bool good = out ? print_page(out, run, history, error) : file_fail(error, "build", output);
+    bool whole = out && !ferror(out);
+    if (out && (fclose(out) != 0 || !whole) && good) good = file_fail(error, "build", output);
     good = good && file_write(output, page, (int64_t)length, error);
     result->bytes = (int64_t)length;
     free(page);

@@ -79,10 +79,10 @@ static void long_curves_are_thinned_and_lose_no_step_and_no_extreme(void **state
     Error error = {0};
     History *history = history_read("run/metrics.jsonl", &error);
     assert_non_null(history);
-    assert_in_range(history->point_count, HISTORY_POINTS / 2, HISTORY_POINTS);
+    assert_in_range(history->thin.count, HISTORY_POINTS / 2, HISTORY_POINTS);
     int64_t next = 1, count = 0;
     double low = 2, high = 2;
-    for (size_t i = 0; i < history->point_count; i++) {
+    for (size_t i = 0; i < history->thin.count; i++) {
         const Point *point = &history->points[i];
         assert_int_equal(point->first, next);
         next = point->last + 1;
@@ -131,9 +131,9 @@ static void marks_are_spread_evenly_and_the_last_and_best_are_kept(void **state)
     Error error = {0};
     History *history = history_read("run/metrics.jsonl", &error);
     const Marks *marks = &history->evaluations;
-    assert_in_range(marks->count, HISTORY_MARKS / 2, HISTORY_MARKS);
-    assert_int_equal(marks->seen, 2000);
-    for (size_t i = 1; i < marks->count; i++) assert_int_equal(marks->items[i].step - marks->items[i - 1].step, marks->stride);
+    assert_in_range(marks->thin.count, HISTORY_MARKS / 2, HISTORY_MARKS);
+    assert_int_equal(marks->thin.seen, 2000);
+    for (size_t i = 1; i < marks->thin.count; i++) assert_int_equal(marks->items[i].step - marks->items[i - 1].step, marks->thin.stride);
     assert_int_equal(marks->last.step, 2000);
     assert_int_equal(history->best.step, 1234);
     history_free(history);
@@ -190,14 +190,10 @@ static void loads_are_merged_in_time_without_changing_their_sum(void **state) {
     History *history = history_read("run/metrics.jsonl", &error);
     const LoadMap *map = &history->load;
     assert_int_equal(map->layers * 10 + map->experts, 22);
-    assert_in_range(map->columns, HISTORY_COLUMNS / 2, HISTORY_COLUMNS);
+    assert_in_range(map->thin.count, HISTORY_COLUMNS / 2, HISTORY_COLUMNS);
     double sum = 0;
-    int64_t records = 0;
-    for (int column = 0; column < map->columns; column++) {
-        sum += map->sums[HISTORY_COLUMNS + column];
-        records += map->records[column];
-    }
-    assert_int_equal(records, RECORDS);
+    for (size_t column = 0; column < map->thin.count; column++) sum += load_column(map, column)->sums[1];
+    assert_int_equal(map->thin.seen, RECORDS);
     assert_true(sum == 0.75 * RECORDS); /* exact in float */
     history_free(history);
 }
