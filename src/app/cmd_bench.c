@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "bench/bench.h"
 #include "app/command.h"
 #include "app/process.h"
@@ -66,11 +67,10 @@ static bool read_arguments(Bench *bench, Given *given, Invocation *invocation, E
     const Benchmark *benchmark = bench->benchmark;
     bool demanded = benchmark->positional || benchmark->config == BENCH_CONFIG_REQUIRED;
     bool word = demanded || (benchmark->config && has_positional(given));
-    char *name = memory_format("bench %s", benchmark->name);
+    SCOPED_FREE char *name = memory_format("bench %s", benchmark->name);
     Command command = {.name = name, .table = &benchmark->table};
     command.words = !word ? "" : benchmark->positional ? benchmark->positional : "CONFIG.yaml";
     bool read = command_read(&command, given->own_count, given->own, invocation, error);
-    free(name);
     given->positional = invocation->words[0];
     bench->positional = given->positional ? given->positional : "";
     return read && read_config(bench, given, &invocation->strings, error);
@@ -101,7 +101,7 @@ static bool run(Invocation *invocation, Error *error) {
     const Benchmark *benchmark = benchmarks[0];
     for (int i = 1; strcmp(benchmark->name, invocation->argv[0]); i++) benchmark = benchmarks[i];
     Given given;
-    Bench *bench = memory_allocate(sizeof *bench);
+    SCOPED_FREE Bench *bench = memory_allocate(sizeof *bench);
     *bench = (Bench){.benchmark = benchmark,
         .options = invocation->options,
         .open_device = command_open_device,
@@ -113,7 +113,6 @@ static bool run(Invocation *invocation, Error *error) {
     bench_free_results(bench);
     free(given.own);
     free(given.settings);
-    free(bench);
     return done;
 }
 

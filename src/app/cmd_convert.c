@@ -2,14 +2,14 @@
  * folder in today's layout, or as a file of llm.c. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "app/command.h"
 #include "data/data.h"
-#include "model/hf.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
 #include "train/source.h"
@@ -34,10 +34,7 @@ static const Option rows[] = {
 #undef FIELD
 static const OptionTable table = OPTION_TABLE(rows);
 
-static bool is_file(const char *out) {
-    size_t length = strlen(out);
-    return length > 4 && !strcmp(out + length - 4, ".bin");
-}
+static bool is_file(const char *out) { return strlen(out) > 4 && ends_with(out, ".bin"); }
 
 static bool write_model(const HfExport *export, const char *out, bool overwrite, Error *error) {
     if (is_file(out)) return llmc_write(out, export->config, export->precision, export->master, overwrite, error);
@@ -45,8 +42,7 @@ static bool write_model(const HfExport *export, const char *out, bool overwrite,
 }
 
 /* From folder to folder: tensor by tensor, however large the model is. */
-static bool write_from_folder(const char *in, const char *out, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
-    HfExport export = *wanted;
+static bool write_from_folder(const char *in, const char *out, const Graph *graph, HfExport export, bool overwrite, Error *error) {
     HfReader *reader = hf_reader_open(in, export.config, graph, error);
     export.reader = reader;
     bool written = reader && hf_write(&export, out, overwrite, error);
@@ -56,27 +52,16 @@ static bool write_from_folder(const char *in, const char *out, const Graph *grap
 }
 
 static bool write_from_memory(
-    const char *in, const char *out, const Config *config, const Graph *graph, const HfExport *wanted, bool overwrite, Error *error) {
-    HfExport export = *wanted;
+    const char *in, const char *out, const Config *config, const Graph *graph, HfExport export, bool overwrite, Error *error) {
     size_t bytes = (size_t)graph->parameter_bytes;
     if (!memory_check((int64_t)bytes, "the model", "use a machine with more memory", error)) return false;
     float *master = memory_map(bytes, error);
-    if (!master) return false;
+    int64_t step;
     export.master = master;
-    int64_t step = 0;
-    bool written = source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, overwrite, error);
+    bool written = master && source_load_weights(in, config, graph, master, &step, error) && write_model(&export, out, overwrite, error);
     memory_unmap(master, bytes);
     if (written && step) log_info("step %" PRId64 " of %s is in %s", step, in, out);
     if (written && !step) log_info("the model of %s is in %s", in, out);
-    return written;
-}
-
-static bool write_folder(const char *in, const char *out, const Config *config, const HfExport *wanted, bool overwrite, Error *error) {
-    Model model = model_build(&config->model, wanted->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool folder = hf_is_folder(in) && !source_is_run(in) && !is_file(out);
-    bool written = folder ? write_from_folder(in, out, model.graph, wanted, overwrite, error)
-                          : write_from_memory(in, out, config, model.graph, wanted, overwrite, error);
-    model_free(&model);
     return written;
 }
 
@@ -85,13 +70,12 @@ static bool write_folder(const char *in, const char *out, const Config *config, 
 static bool find_tokenizer(const char *run, const Config *config, char **folder, json_t **origin, Error *error) {
     if (!config->data.tokenizer[0]) return true;
     *folder = memory_format("%s/tokenizer", run);
-    char *file = source_tokenizer(run, config);
+    SCOPED_FREE char *file = source_tokenizer(run, config);
     Tokenizer *tokenizer = tokenizer_open(file ? file : *folder, "", error);
     bool ends = tokenizer && tokenizer_end_of_text(tokenizer) >= 0;
     if (ends) *origin = json_pack("{s:i}", "eos_token_id", (int)tokenizer_end_of_text(tokenizer));
     bool found = tokenizer != NULL;
     tokenizer_free(tokenizer);
-    free(file);
     return found || error_context(error, "the run's tokenizer (tokenizer=none does without)");
 }
 
@@ -108,19 +92,19 @@ static bool run(Invocation *invocation, Error *error) {
     const ConvertOptions *options = invocation->options;
     const char *in = invocation->words[0], *out = invocation->words[1];
     Config config;
-    HfModel origin = {0};
-    char *own = NULL;
+    SCOPED(hf_release) HfModel origin = {0};
+    SCOPED_FREE char *own = NULL;
     if (!source_read_config(in, &config, &invocation->strings, error)) return false;
     if (options->adapter) return convert_adapters(in, out, &config, error);
     if (!is_file(out) && !hf_check(&config.model, error)) return false;
-    bool trained = source_is_run(in), folder = hf_is_folder(in) && !trained, wanted = trained && options->tokenizer != TOKENIZER_NONE;
+    bool trained = source_is_run(in), folder = source_is_model_folder(in), wanted = trained && options->tokenizer != TOKENIZER_NONE;
     bool bytes = wanted && !config.data.tokenizer[0];
     if (bytes && config.model.vocabulary < BYTE_VOCABULARY)
         return error_set(error, ERROR_USAGE,
             "model.vocabulary=%" PRId64 " is below the %d tokens of the byte tokenizer: give tokenizer=none", config.model.vocabulary,
             BYTE_VOCABULARY);
     if (folder && !hf_read(in, &origin, error)) return false;
-    bool found = !wanted || find_tokenizer(in, &config, &own, &origin.content, error);
+    if (wanted && !find_tokenizer(in, &config, &own, &origin.content, error)) return false;
     bool half = options->dtype == CONVERT_BF16 || (options->dtype == CONVERT_SAME && precision_is_bf16(config.precision));
     HfExport export = {.config = &config.model,
         .precision = half ? PRECISION_BF16 : PRECISION_FP32,
@@ -129,10 +113,9 @@ static bool run(Invocation *invocation, Error *error) {
         .source = folder ? in : own,
         .origin = origin.content,
         .keep = folder && options->dtype == CONVERT_SAME};
-    bool done = found && write_folder(in, out, &config, &export, options->overwrite, error);
-    hf_release(&origin);
-    free(own);
-    return done;
+    SCOPED(model_free) Model model = model_build(&config.model, export.precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    if (folder && !is_file(out)) return write_from_folder(in, out, model.graph, export, options->overwrite, error);
+    return write_from_memory(in, out, &config, model.graph, export, options->overwrite, error);
 }
 
 const Command command_convert = {

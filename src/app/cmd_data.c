@@ -9,6 +9,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "base/options.h"
 #include "app/command.h"
 #include "data/data.h"
@@ -62,12 +64,8 @@ static bool run_pack(Invocation *invocation, Error *error) {
     log_format_duration(seconds, duration);
     log_format_bytes((double)result.bytes / (seconds > 1e-9 ? seconds : 1e-9), rate);
     printf("packed %s of text in %s (%s/s): %" PRId64 " documents\n", size, duration, rate, result.documents);
-    if (options->valid > 0) {
-        printf("%s-train: %" PRId64 " tokens\n", output, result.train_tokens);
-        printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
-    } else {
-        printf("%s: %" PRId64 " tokens\n", output, result.train_tokens);
-    }
+    printf("%s%s: %" PRId64 " tokens\n", output, options->valid > 0 ? "-train" : "", result.train_tokens);
+    if (options->valid > 0) printf("%s-valid: %" PRId64 " tokens\n", output, result.valid_tokens);
     return true;
 }
 
@@ -75,12 +73,9 @@ static bool run_pack(Invocation *invocation, Error *error) {
 
 /* Whether a file that exists lies in a folder, by whatever name. */
 static bool lies_in(const char *path, const char *folder) {
-    char *file = realpath(path, NULL), *root = realpath(folder, NULL);
+    SCOPED_FREE char *file = realpath(path, NULL), *root = realpath(folder, NULL);
     size_t length = root ? strlen(root) : 0;
-    bool inside = file && root && !strncmp(file, root, length) && (root[length - 1] == '/' || file[length] == '/' || !file[length]);
-    free(file);
-    free(root);
-    return inside;
+    return file && root && starts_with(file, root) && (root[length - 1] == '/' || file[length] == '/' || !file[length]);
 }
 
 static bool run_train_tokenizer(Invocation *invocation, Error *error) {
@@ -168,22 +163,17 @@ static bool print_check(Shard *shard, Error *error) {
 /* PREFIX.bin and PREFIX.idx are understood as PREFIX. */
 static char *prefix_of(const char *path) {
     size_t length = strlen(path);
-    const char *suffix = length > 4 ? path + length - 4 : "";
-    if (strcmp(suffix, ".bin") == 0 || strcmp(suffix, ".idx") == 0) length -= 4;
+    if (length > 4 && (ends_with(path, ".bin") || ends_with(path, ".idx"))) length -= 4;
     return memory_format("%.*s", (int)length, path);
 }
 
 static bool run_show(Invocation *invocation, Error *error) {
     const DataOptions *options = invocation->options;
-    char *prefix = prefix_of(invocation->words[0]);
-    Shard shard;
-    bool good = shard_map(&shard, prefix, error);
-    free(prefix);
-    if (!good) return false;
+    SCOPED_FREE char *prefix = prefix_of(invocation->words[0]);
+    SCOPED(shard_close) Shard shard = {0};
+    if (!shard_map(&shard, prefix, error)) return false;
     print_shard(&shard);
-    if (options->check) good = print_check(&shard, error);
-    shard_close(&shard);
-    return good;
+    return !options->check || print_check(&shard, error);
 }
 
 /* -- The commands -------------------------------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "app/command.h"
 #include "app/process.h"
@@ -58,23 +59,16 @@ typedef struct Input {
     Tokenizer *tokenizer;
 } Input;
 
-static bool pack_and_open(Shard *shard, const char *folder, const char *data, const char *tokenizer, const char *separator, Error *error) {
-    char *output = memory_format("%s/text", folder);
-    PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
-    PackResult result;
-    bool opened = pack_text(&options, &result, error) && shard_open(shard, output, error);
-    free(output);
-    return opened;
-}
-
 /* Packs into a folder in $TMPDIR that is gone again when the shard is open: it stays mapped. */
 static bool open_text(Shard *shard, const char *data, const char *tokenizer, const char *separator, Error *error) {
     Error ignored;
-    char *folder = file_make_temporary_folder("smelt-eval", error);
+    SCOPED_FREE char *folder = file_make_temporary_folder("smelt-eval", error);
     if (!folder) return error_recode(error, ERROR_DATA) || error_context(error, "no folder for the packed text; set TMPDIR to another one");
-    bool opened = pack_and_open(shard, folder, data, tokenizer, separator, error);
+    SCOPED_FREE char *output = memory_format("%s/text", folder);
+    PackOptions options = {.input = data, .output = output, .separator = separator, .tokenizer = tokenizer};
+    PackResult result;
+    bool opened = pack_text(&options, &result, error) && shard_open(shard, output, error);
     file_remove(folder, &ignored);
-    free(folder);
     return opened;
 }
 
@@ -128,14 +122,13 @@ static bool open_program(Program *program, const char *folder, const Config *con
     int64_t length, Error *error) {
     Precision precision = precision_for_inference(choose_precision(config, options));
     Backend backend;
-    int64_t step;
     program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     program->device = command_open_device(options->device, precision, error);
     if (!program->device || !op_backend(&backend, program->device, precision, "", error)) return false;
     Plan plan = graph_plan(program->model.graph, &backend);
     if (!check_memory(&plan, program->device, error)) return false;
     program->executor = executor_create(program->model.graph, &plan, &backend, NULL, error);
-    return program->executor && source_load_program(folder, config, program->executor, &step, error);
+    return program->executor && source_load_program(folder, config, program->executor, error);
 }
 
 static void close_program(Program *program) {
@@ -166,9 +159,9 @@ static void print_result(const Evaluation *result, bool json) {
 }
 
 static bool eval_input(const char *folder, const Config *config, const Input *data, const EvalOptions *options, Error *error) {
-    Program program = {0};
-    bool done =
-        open_program(&program, folder, config, options, options->sequences, choose_length(folder, config, options, &data->shard), error);
+    SCOPED(close_program) Program program = {0};
+    int64_t length = choose_length(folder, config, options, &data->shard);
+    if (!open_program(&program, folder, config, options, options->sequences, length, error)) return false;
     EvaluationInput input = {.model = &program.model,
         .executor = program.executor,
         .comm = comm_alone(),
@@ -179,20 +172,16 @@ static bool eval_input(const char *folder, const Config *config, const Input *da
         .bytes = !data->tokenizer && data->shard.max_token < BYTE_VOCABULARY,
         .document_mask = options->document_mask};
     Evaluation result;
-    done = done && evaluate_shard(&input, &result, error);
-    if (done) print_result(&result, options->json);
-    close_program(&program);
-    return done;
+    if (!evaluate_shard(&input, &result, error)) return false;
+    print_result(&result, options->json);
+    return true;
 }
 
 static bool eval_tokens(const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    Input input = {0};
-    char *tokenizer = source_tokenizer(folder, config);
-    bool opened = open_input(&input, data, tokenizer, options, error) || error_context(error, "%s", data);
-    bool done = opened && eval_input(folder, config, &input, options, error);
-    close_input(&input);
-    free(tokenizer);
-    return done;
+    SCOPED(close_input) Input input = {0};
+    SCOPED_FREE char *tokenizer = source_tokenizer(folder, config);
+    if (!open_input(&input, data, tokenizer, options, error)) return error_context(error, "%s", data);
+    return eval_input(folder, config, &input, options, error);
 }
 
 /* -- Multiple choice ----------------------------------------------------------------------------------------------- */
@@ -234,23 +223,20 @@ static bool eval_multiple_choice(
     const char *folder, const MultipleChoice *set, const Config *config, const EvalOptions *options, Error *error) {
     if (!check_multiple_choice(set, &config->model, error)) return false;
     int64_t count = options->batches && options->batches < set->count ? options->batches : set->count;
-    Program program = {0};
-    ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
-    bool done = open_program(&program, folder, config, options, 1, set->longest - 1, error) &&
-                multiple_choice_evaluate(&program.model, program.executor, set, count, scores, error);
-    if (done) print_multiple_choice(set, count, scores, options->json);
-    free(scores);
-    close_program(&program);
-    return done;
+    SCOPED(close_program) Program program = {0};
+    SCOPED_FREE ChoiceScore *scores = memory_allocate((size_t)count * sizeof *scores);
+    if (!open_program(&program, folder, config, options, 1, set->longest - 1, error) ||
+        !multiple_choice_evaluate(&program.model, program.executor, set, count, scores, error))
+        return false;
+    print_multiple_choice(set, count, scores, options->json);
+    return true;
 }
 
 static bool eval_multiple_choice_file(
     const char *folder, const char *data, const Config *config, const EvalOptions *options, Error *error) {
-    MultipleChoice set;
-    bool done = multiple_choice_open(&set, data, error) &&
-                (eval_multiple_choice(folder, &set, config, options, error) || error_context(error, "%s", data));
-    multiple_choice_close(&set);
-    return done;
+    SCOPED(multiple_choice_close) MultipleChoice set = {0};
+    return multiple_choice_open(&set, data, error) &&
+           (eval_multiple_choice(folder, &set, config, options, error) || error_context(error, "%s", data));
 }
 
 /* -- Debug states -------------------------------------------------------------------------------------------------- */

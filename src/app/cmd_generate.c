@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "data/data.h"
@@ -64,16 +65,16 @@ typedef struct Text {
 } Text;
 
 static bool open_text(Text *text, const char *folder, const Config *config, Error *error) {
-    char *path = source_tokenizer(folder, config);
+    SCOPED_FREE char *path = source_tokenizer(folder, config);
     if (!path)
         return error_set(error, ERROR_USAGE,
             "%s has no tokenizer: put its tokenizer.json there, or give text=false and numbers of tokens as the prompt", folder);
-    if (*path) text->tokenizer = tokenizer_open(path, "", error);
-    else token_ids_append(&text->ends, BYTE_SEPARATOR);
-    bool opened = !*path || text->tokenizer;
-    free(path);
-    if (!opened) return error_context(error, "the tokenizer (text=false does without)");
-    if (!text->tokenizer) return true;
+    if (!*path) {
+        token_ids_append(&text->ends, BYTE_SEPARATOR);
+        return true;
+    }
+    text->tokenizer = tokenizer_open(path, "", error);
+    if (!text->tokenizer) return error_context(error, "the tokenizer (text=false does without)");
     text->decoder = tokenizer_decoder(text->tokenizer, true);
     source_end_tokens(folder, text->tokenizer, &text->ends);
     return true;
@@ -216,14 +217,10 @@ static bool run(Invocation *invocation, Error *error) {
     const GenerateOptions *options = invocation->options;
     const char *folder = invocation->words[0];
     Config config;
-    Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
-    TokenIds prompt = {0};
-    if (!source_read_config(folder, &config, &invocation->strings, error)) return false;
-    bool done = (text.numbers || open_text(&text, folder, &config, error)) && read_prompt(invocation->words[1], &text, &prompt, error) &&
-                run_model(folder, &config, options, &prompt, &text, error);
-    token_ids_free(&prompt);
-    close_text(&text);
-    return done;
+    SCOPED(close_text) Text text = {.numbers = !options->text, .terminal = isatty(STDOUT_FILENO)};
+    SCOPED(token_ids_free) TokenIds prompt = {0};
+    return source_read_config(folder, &config, &invocation->strings, error) && (text.numbers || open_text(&text, folder, &config, error)) &&
+           read_prompt(invocation->words[1], &text, &prompt, error) && run_model(folder, &config, options, &prompt, &text, error);
 }
 
 const Command command_generate = {

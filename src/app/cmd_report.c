@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/options.h"
 #include "app/command.h"
 #include "report/report.h"
@@ -20,18 +21,16 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 static bool run(Invocation *invocation, Error *error) {
     const char *folder = invocation->words[0], *out = ((const ReportOptions *)invocation->options)->out;
-    char *path = *out ? memory_copy_string(out) : memory_format("%s/report.html", folder), size[32];
+    SCOPED_FREE char *path = *out ? memory_copy_string(out) : memory_format("%s/report.html", folder);
+    char size[32];
     ReportResult result;
-    bool good = report_write(folder, path, &result, error);
-    if (good) {
-        if (result.ignored > 0)
-            log_warn("%lld line%s of %s/metrics.jsonl could not be used and %s left out", (long long)result.ignored,
-                result.ignored == 1 ? "" : "s", folder, result.ignored == 1 ? "was" : "were");
-        log_format_bytes((double)result.bytes, size);
-        printf("wrote %s (%s)\n", path, size);
-    }
-    free(path);
-    return good;
+    if (!report_write(folder, path, &result, error)) return false;
+    if (result.ignored > 0)
+        log_warn("%lld line%s of %s/metrics.jsonl could not be used and %s left out", (long long)result.ignored,
+            result.ignored == 1 ? "" : "s", folder, result.ignored == 1 ? "was" : "were");
+    log_format_bytes((double)result.bytes, size);
+    printf("wrote %s (%s)\n", path, size);
+    return true;
 }
 
 const Command command_report = {

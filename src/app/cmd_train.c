@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "config/config.h"
@@ -34,17 +35,12 @@ static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings
 static bool take_tokenizer(const Config *origin, Config *config, OptionStrings *strings, Error *error) {
     const DataConfig *data = &config->data;
     bool text = (data->train[0] && !shard_exists(data->train)) || (data->valid[0] && !shard_exists(data->valid));
-    char *path = text && !data->tokenizer[0] ? source_tokenizer(config->init, origin) : NULL;
-    if (!path || !*path) {
-        free(path);
-        return true;
-    }
-    char *setting = memory_format("data.tokenizer=%s", path);
-    bool set = options_set(&config_table, config, strings, setting, error);
-    if (set) log_info("%s, as of init=%s", setting, config->init);
-    free(setting);
-    free(path);
-    return set;
+    SCOPED_FREE char *path = text && !data->tokenizer[0] ? source_tokenizer(config->init, origin) : NULL;
+    if (!path || !*path) return true;
+    SCOPED_FREE char *setting = memory_format("data.tokenizer=%s", path);
+    if (!options_set(&config_table, config, strings, setting, error)) return false;
+    log_info("%s, as of init=%s", setting, config->init);
+    return true;
 }
 
 /* The model is that of init=FOLDER, and text is read with its tokenizer. Settings of the model that are given must

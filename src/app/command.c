@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
@@ -29,11 +30,9 @@ static bool apply_option(const OptionTable *table, int argc, char **argv, int *a
     if (strchr(text, '=')) return options_set(table, invocation->options, &invocation->strings, text, error);
     bool flag = is_flag(table, text, next);
     if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
-    char *assignment = memory_format("%s=%s", text, flag ? "true" : next);
-    bool good = options_set(table, invocation->options, &invocation->strings, assignment, error);
+    SCOPED_FREE char *assignment = memory_format("%s=%s", text, flag ? "true" : next);
     *at += !flag;
-    free(assignment);
-    return good;
+    return options_set(table, invocation->options, &invocation->strings, assignment, error);
 }
 
 static int count_words(const char *words) {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/scope.h"
 #include "train/source.h"
 #include "model/model.h"
 #include "graph/op.h"
@@ -108,6 +109,11 @@ static bool check_memory(const Generator *g, int64_t weights, Error *error) {
 static bool start(Generator *g, Error *error) {
     static const Arena owned[] = {ARENA_WEIGHT, ARENA_MASTER, ARENA_STATE};
     const Plan *plan = &g->row.plan;
+    program_plan(&g->row, g, g->cache ? MODEL_GENERATE : MODEL_SCORE, 1);
+    if (g->cache) {
+        program_plan(&g->block, g, MODEL_GENERATE, g->config->context < GENERATOR_BLOCK ? g->config->context : GENERATOR_BLOCK);
+        assert_same_states(&g->row, &g->block);
+    }
     if (!check_memory(g, plan->bytes[ARENA_WEIGHT] + plan->bytes[ARENA_MASTER], error)) return false;
     for (int i = 0; i < 3; i++) {
         int64_t bytes = g->row.plan.bytes[owned[i]];
@@ -123,25 +129,14 @@ Generator *generator_create(const ModelConfig *config, Precision precision, Devi
     g->tokens = memory_allocate(config->context * sizeof *g->tokens);
     g->wide_logits = memory_allocate(config->vocabulary * precision_bytes(precision, TYPE_WIDE));
     g->logits = memory_allocate(config->vocabulary * sizeof *g->logits);
-    if (!op_backend(&g->backend, device, precision, "", error)) {
-        generator_free(g);
-        return NULL;
-    }
-    program_plan(&g->row, g, cache ? MODEL_GENERATE : MODEL_SCORE, 1);
-    if (cache) {
-        program_plan(&g->block, g, MODEL_GENERATE, config->context < GENERATOR_BLOCK ? config->context : GENERATOR_BLOCK);
-        assert_same_states(&g->row, &g->block);
-    }
-    if (start(g, error)) return g;
+    if (op_backend(&g->backend, device, precision, "", error) && start(g, error)) return g;
     generator_free(g);
     return NULL;
 }
 
 Generator *generator_open(const char *run, const Config *config, Precision precision, Device *device, bool cache, Error *error) {
     Generator *g = generator_create(&config->model, precision, device, cache, error);
-    int64_t step;
-    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], &step, error))
-        return g;
+    if (g && source_load_arenas(run, config, g->row.model.graph, device, g->shared[ARENA_MASTER], g->shared[ARENA_WEIGHT], error)) return g;
     generator_free(g);
     return NULL;
 }
@@ -182,12 +177,11 @@ bool generator_feed(Generator *g, const int32_t *tokens, int64_t count, Error *e
 }
 
 static bool compute_whole(Generator *g, Error *error) {
-    Program program = {0};
+    SCOPED(program_free) Program program = {0};
     program_plan(&program, g, MODEL_SCORE, g->count);
-    bool started = program_start(&program, g, error);
-    if (started) program_run(&program, g, 0);
-    program_free(&program);
-    return started;
+    if (!program_start(&program, g, error)) return false;
+    program_run(&program, g, 0);
+    return true;
 }
 
 const double *generator_logits(Generator *g, Error *error) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 
 typedef struct Candidate {
     double logit;
@@ -33,8 +34,8 @@ static int64_t find_sum(const double *weights, int64_t count, double target) {
 
 int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform) {
     if (sampling->temperature == 0) return most_likely(logits, count);
-    Candidate *candidates = memory_allocate(count * sizeof *candidates);
-    double *weights = memory_allocate(count * sizeof *weights);
+    SCOPED_FREE Candidate *candidates = memory_allocate(count * sizeof *candidates);
+    SCOPED_FREE double *weights = memory_allocate(count * sizeof *weights);
     for (int64_t i = 0; i < count; i++) candidates[i] = (Candidate){logits[i], (int32_t)i};
     qsort(candidates, count, sizeof *candidates, likelier_first);
     int64_t kept = sampling->top_k > 0 && sampling->top_k < count ? sampling->top_k : count;
@@ -46,8 +47,5 @@ int32_t sample_token(const double *logits, int64_t count, const Sampling *sampli
         total = weights[0];
         for (kept = 1; total < enough && kept < most; kept++) total += weights[kept];
     }
-    int32_t token = candidates[find_sum(weights, kept, uniform * total)].token;
-    free(weights);
-    free(candidates);
-    return token;
+    return candidates[find_sum(weights, kept, uniform * total)].token;
 }

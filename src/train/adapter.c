@@ -2,7 +2,6 @@
  * the run's configuration names as init, when training starts or goes on, and when the run's model is wanted: then
  * both are merged. PEFT's folder (peft/utils/save_and_load.py) holds the adapters under their own names with
  * "base_model.model." before them. */
-#include "base/bf16.h"
 #include "train/adapter.h"
 
 #include <assert.h>
@@ -14,9 +13,10 @@
 #include "base/element.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "model/hf.h"
 #include "train/source.h"
 
 /* -- The base ------------------------------------------------------------------------------------------------------ */
@@ -46,10 +46,9 @@ static void take(Session *session, const Parameter *p, const Source *source, int
         return;
     }
     const void *values = parameter_in(&source->graph->parameters[index], source->master);
-    uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
+    SCOPED_FREE uint16_t *rounded = base && graph->precision == PRECISION_BF16 ? memory_allocate((size_t)bytes) : NULL;
     if (rounded) bf16_from_floats(rounded, values, p->count);
     device_upload(session->backend.device, to, rounded ? rounded : values, bytes);
-    free(rounded);
 }
 
 static void take_all(Session *session, const Source *source) {
@@ -62,56 +61,41 @@ static void take_all(Session *session, const Source *source) {
 }
 
 /* Fills the frozen parameters from a model folder, one after another. */
-static bool take_folder(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
-    HfReader *reader = hf_reader_open(folder, &origin->model, graph, error);
+static bool take_folder(Session *session, const char *folder, const Config *origin, Error *error) {
+    const Config *config = session->config;
+    SCOPED(model_free) Model base = model_build(&config->model, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    HfReader *reader = hf_reader_open(folder, &origin->model, base.graph, error);
     if (!reader) return false;
-    take_all(session, &(Source){.reader = reader, .graph = graph});
+    take_all(session, &(Source){.reader = reader, .graph = base.graph});
     hf_reader_close(reader);
     return true;
 }
 
-static bool take_source(Session *session, const char *folder, const Config *origin, const Graph *graph, Error *error) {
-    size_t bytes = (size_t)graph->parameter_bytes;
-    char *master = memory_map(bytes, error);
-    int64_t step;
-    bool loaded = master && source_load_weights(folder, origin, graph, master, &step, error);
-    if (loaded) take_all(session, &(Source){.graph = graph, .master = master});
-    memory_unmap(master, bytes);
-    return loaded;
+static bool take_source(Session *session, const char *folder, const Config *origin, Error *error) {
+    SCOPED(host_model_close) HostModel base = {0};
+    if (!host_model_open(&base, &session->config->model, NULL, session->config->precision, error) ||
+        !source_load_weights(folder, origin, base.model.graph, base.master, NULL, error))
+        return false;
+    take_all(session, &(Source){.graph = base.model.graph, .master = base.master});
+    return true;
 }
 
 bool adapter_load_base(Session *session, const char *folder, const Config *origin, Error *error) {
-    if (!check_base(folder, origin, error)) return false;
-    Model base = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    bool parts = hf_is_folder(folder) && !source_is_run(folder);
-    bool loaded = parts ? take_folder(session, folder, origin, base.graph, error) : take_source(session, folder, origin, base.graph, error);
-    model_free(&base);
-    return loaded && device_ok(session->backend.device, error);
+    return check_base(folder, origin, error) &&
+           (source_is_model_folder(folder) ? take_folder : take_source)(session, folder, origin, error) &&
+           device_ok(session->backend.device, error);
 }
 
 /* -- The adapters -------------------------------------------------------------------------------------------------- */
 
-/* The newest adapters of a run in host memory, with the offsets of their graph, which has the base's parameters too. */
-typedef struct Adapters {
-    Model model;
-    char *master;
-    size_t bytes;
-} Adapters;
-
-static bool open_adapters(Adapters *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
-    adapters->model = model_build_adapted(&config->model, &config->lora, config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    adapters->bytes = (size_t)adapters->model.graph->parameter_bytes;
-    adapters->master = memory_map(adapters->bytes, error); /* the base's pages are never touched */
-    return adapters->master && session_load_weights(adapters->model.graph, config, run, adapters->master, step, error);
-}
-
-static void close_adapters(Adapters *adapters) {
-    memory_unmap(adapters->master, adapters->bytes);
-    model_free(&adapters->model);
+/* The newest adapters of a run. Their graph has the base's parameters too, whose pages are never touched. */
+static bool open_adapters(HostModel *adapters, const char *run, const Config *config, int64_t *step, Error *error) {
+    return host_model_open(adapters, &config->model, &config->lora, config->precision, error) &&
+           session_load_weights(adapters->model.graph, config, run, adapters->master, step, error);
 }
 
 /* A parameter's values in fp32, for the caller to free. */
-static float *widened(const Adapters *adapters, const Parameter *p) {
+static float *copy_to_fp32(const HostModel *adapters, const Parameter *p) {
     const void *values = parameter_in(p, adapters->master);
     float *wide = memory_allocate((size_t)p->count * sizeof *wide);
     for (int64_t i = 0; i < p->count; i++) wide[i] = (float)element_get((size_t)p->element_bytes, values, i);
@@ -122,16 +106,14 @@ static float *widened(const Adapters *adapters, const Parameter *p) {
 
 /* The adapter's half that belongs to NAME.weight, or -1. */
 static int find_half(const Graph *graph, const char *weight, const char *which) {
-    size_t length = strlen(weight), tail = strlen(".weight");
-    if (length < tail || strcmp(weight + length - tail, ".weight")) return -1;
-    char *name = memory_format("%.*s.%s.weight", (int)(length - tail), weight, which);
-    int found = graph_find_parameter(graph, name);
-    free(name);
-    return found;
+    if (!ends_with(weight, ".weight")) return -1;
+    SCOPED_FREE char *name = memory_format("%.*s.%s.weight", (int)(strlen(weight) - strlen(".weight")), weight, which);
+    return graph_find_parameter(graph, name);
 }
 
-/* W += factor B A, in double, a row at a time. */
-static void add_product(void *weights, bool wide, const float *b, const float *a, int64_t out, int64_t in, int64_t rank, double factor) {
+/* W [out, in] += factor B [out, rank] A [rank, in], in double, a row at a time. */
+static void add_lora_update(
+    void *weights, bool wide, const float *b, const float *a, int64_t out, int64_t in, int64_t rank, double factor) {
 #pragma omp parallel
     {
         double *sums = memory_allocate((size_t)in * sizeof *sums);
@@ -148,33 +130,28 @@ static void add_product(void *weights, bool wide, const float *b, const float *a
     }
 }
 
-static void merge(const Adapters *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
+static void merge(const HostModel *adapters, const LoraConfig *lora, const Graph *graph, char *master) {
     const Graph *own = adapters->model.graph;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         int down = find_half(own, p->name, "lora_A"), up = find_half(own, p->name, "lora_B");
         if (down < 0 || up < 0) continue;
-        float *a = widened(adapters, &own->parameters[down]), *b = widened(adapters, &own->parameters[up]);
-        add_product(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
+        SCOPED_FREE float *a = copy_to_fp32(adapters, &own->parameters[down]), *b = copy_to_fp32(adapters, &own->parameters[up]);
+        add_lora_update(parameter_in(p, master), graph->precision == PRECISION_FP64, b, a, p->shape[0], p->shape[1], lora->rank,
             lora->alpha / (double)lora->rank);
-        free(a);
-        free(b);
     }
 }
 
 bool adapter_load_merged(const char *run, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
     Config origin;
-    OptionStrings strings = {0};
-    Adapters adapters = {0};
-    int64_t ignored;
-    bool loaded = source_read_config(config->init, &origin, &strings, error) && check_base(config->init, &origin, error) &&
-                  source_load_weights(config->init, &origin, graph, master, &ignored, error);
-    options_free_strings(&strings);
-    if (!loaded) return error_context(error, "%s has adapters of init=%s", run, config->init);
-    loaded = open_adapters(&adapters, run, config, step, error);
-    if (loaded) merge(&adapters, &config->lora, graph, master);
-    close_adapters(&adapters);
-    return loaded;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    SCOPED(host_model_close) HostModel adapters = {0};
+    if (!source_read_config(config->init, &origin, &strings, error) || !check_base(config->init, &origin, error) ||
+        !source_load_weights(config->init, &origin, graph, master, NULL, error))
+        return error_context(error, "%s has adapters of init=%s", run, config->init);
+    if (!open_adapters(&adapters, run, config, step, error)) return false;
+    merge(&adapters, &config->lora, graph, master);
+    return true;
 }
 
 /* -- PEFT's folder ------------------------------------------------------------------------------------------------- */
@@ -200,9 +177,8 @@ static json_t *peft_config(const Config *config, const Graph *graph) {
         const Parameter *p = &graph->parameters[i];
         transposed |= p->transposed;
         if (p->frozen || !strstr(p->name, ".lora_A.weight")) continue;
-        char *module = module_of(p->name);
+        SCOPED_FREE char *module = module_of(p->name);
         if (!holds(modules, module)) json_array_append_new(modules, json_string(module));
-        free(module);
     }
     return json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:b, s:b, s:o}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
         "base_model_name_or_path", config->init, "r", (json_int_t)config->lora.rank, "lora_alpha", config->lora.alpha, "lora_dropout", 0.0,
@@ -210,56 +186,47 @@ static json_t *peft_config(const Config *config, const Graph *graph) {
 }
 
 static bool write_config(const Config *config, const Graph *graph, const char *folder, Error *error) {
-    json_t *content = peft_config(config, graph);
-    char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL, *path = memory_format("%s/adapter_config.json", folder);
-    bool written = text ? file_write(path, text, (int64_t)strlen(text), error)
-                        : error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
-    json_decref(content);
-    free(text);
-    free(path);
-    return written;
+    json_auto_t *content = peft_config(config, graph);
+    SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(2)) : NULL;
+    SCOPED_FREE char *path = memory_format("%s/adapter_config.json", folder);
+    if (!text) return error_set(error, ERROR_USAGE, "%s: init=%s is not UTF-8", path, config->init);
+    return file_write(path, text, (int64_t)strlen(text), error);
 }
 
-static bool write_tensors(const Adapters *adapters, const char *folder, Error *error) {
+static bool write_tensors(const HostModel *adapters, const char *folder, Error *error) {
     const Graph *graph = adapters->model.graph;
-    StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
+    SCOPED_FREE StoredTensor *tensors = memory_allocate((size_t)(graph->parameter_count + 1) * sizeof *tensors);
     size_t count = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
         char *name = memory_format("base_model.model.%s", p->name);
-        tensors[count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = p->rank, .data = widened(adapters, p)};
+        tensors[count] = (StoredTensor){.name = name, .type = STORED_F32, .rank = p->rank, .data = copy_to_fp32(adapters, p)};
         memcpy(tensors[count++].shape, p->shape, sizeof p->shape);
     }
-    char *path = memory_format("%s/adapter_model.safetensors", folder);
-    json_t *metadata = json_pack("{s:s}", "format", "pt");
+    SCOPED_FREE char *path = memory_format("%s/adapter_model.safetensors", folder);
+    json_auto_t *metadata = json_pack("{s:s}", "format", "pt");
     bool written = safetensors_write(path, tensors, count, metadata, error);
-    json_decref(metadata);
-    free(path);
     for (size_t i = 0; i < count; i++) {
         free((char *)tensors[i].name);
         free((void *)tensors[i].data);
     }
-    free(tensors);
     return written;
 }
 
 /* Whether there is nothing in `folder` that would be overwritten. */
 static bool check_empty(const char *folder, Error *error) {
-    FileList list;
+    SCOPED(file_list_free) FileList list = {0};
     Error ignored;
-    bool empty = true;
     if (!file_list(folder, &list, &ignored)) return true;
-    for (size_t i = 0; i < list.count; i++) empty = empty && list.entries[i].name[0] == '.';
-    file_list_free(&list);
-    return empty || error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
+    for (size_t i = 0; i < list.count; i++)
+        if (list.entries[i].name[0] != '.') return error_set(error, ERROR_USAGE, "%s is not empty: give another folder", folder);
+    return true;
 }
 
 bool adapter_write(const char *run, const Config *config, const char *folder, int64_t *step, Error *error) {
-    Adapters adapters = {0};
+    SCOPED(host_model_close) HostModel adapters = {0};
     if (!config->lora.rank) return error_set(error, ERROR_USAGE, "%s trains no adapters (lora.rank is 0): leave adapter=true out", run);
-    bool written = check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
-                   write_tensors(&adapters, folder, error) && write_config(config, adapters.model.graph, folder, error);
-    if (adapters.model.graph) close_adapters(&adapters);
-    return written;
+    return check_empty(folder, error) && open_adapters(&adapters, run, config, step, error) && file_make_folder(folder, error) &&
+           write_tensors(&adapters, folder, error) && write_config(config, adapters.model.graph, folder, error);
 }

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "train/run.h"
 #include "train/source.h"
 #include "train/train.h"
@@ -17,47 +18,38 @@ enum { TOKENIZER_LIMIT = 256 << 20 }; /* bytes of a file */
 /* Under `name`, or, when it is NULL, under the one that fits what the file holds. */
 static bool copy_file(const char *from, const char *folder, const char *name, Error *error) {
     int64_t length;
-    char *content = file_read(from, TOKENIZER_LIMIT, &length, error);
+    SCOPED_FREE char *content = file_read(from, TOKENIZER_LIMIT, &length, error);
     if (!content) return error_recode(error, ERROR_DATA);
     if (!name) name = content[strspn(content, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
-    char *to = memory_format("%s/%s", folder, name);
-    bool copied = file_write(to, content, length, error);
-    free(to);
-    free(content);
-    return copied;
+    SCOPED_FREE char *to = memory_format("%s/%s", folder, name);
+    return file_write(to, content, length, error);
 }
 
 /* With the tokenizer_config.json beside it, which names the token that ends a document. */
 static bool copy_tokenizer(const char *given, const char *folder, Error *error) {
     static const char *const config = "tokenizer_config.json";
-    char *found = source_tokenizer_file(given);
+    SCOPED_FREE char *found = source_tokenizer_file(given);
     const char *file = found ? found : given, *slash = strrchr(file, '/');
-    char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
-    bool copied = file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
-                  (!file_exists(beside) || copy_file(beside, folder, config, error));
-    free(beside);
-    free(found);
-    return copied;
+    SCOPED_FREE char *beside = memory_format("%.*s%s", slash ? (int)(slash + 1 - file) : 0, file, config);
+    return file_make_folder(folder, error) && copy_file(file, folder, NULL, error) &&
+           (!file_exists(beside) || copy_file(beside, folder, config, error));
 }
 
 /* RUN/tokenizer follows the settings. */
 static bool keep_tokenizer(const Config *config, const char *folder, Error *error) {
     const char *given = config->data.tokenizer;
-    char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
-    bool kept = file_remove(copy, error) &&
-                (given[0] ? copy_tokenizer(given, copy, error) && file_replace_folder(copy, folder, error) : file_remove(folder, error));
-    free(copy);
-    return kept;
+    SCOPED_FREE char *copy = memory_format("%s.partial", folder); /* data.tokenizer may name the folder itself */
+    if (!file_remove(copy, error)) return false;
+    return given[0] ? copy_tokenizer(given, copy, error) && file_replace_folder(copy, folder, error) : file_remove(folder, error);
 }
 
 /* `*path` receives that of the copy, for the caller to free; "" without data.tokenizer. */
 static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char **path, Error *error) {
-    char *folder = memory_format("%s/tokenizer", config->run);
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
     bool kept = made || keep_tokenizer(config, folder, error), given = config->data.tokenizer[0];
     char *file = given ? source_tokenizer_file(folder) : NULL;
     *path = file ? file : memory_copy_string(given ? folder : "");
     corpus->tokenizer = kept && given ? tokenizer_open(*path, "", error) : NULL;
-    free(folder);
     if (!given) return kept;
     if (!corpus->tokenizer) return error_context(error, "data.tokenizer=%s", config->data.tokenizer);
     int32_t tokens = tokenizer_vocabulary(corpus->tokenizer);
@@ -68,30 +60,22 @@ static bool open_tokenizer(Corpus *corpus, const Config *config, bool made, char
 
 /* -- Shards -------------------------------------------------------------------------------------------------------- */
 
-static bool pack(const char *input, const char *output, const DataConfig *data, double valid_fraction, Error *error) {
-    PackResult result;
-    PackOptions options = {
-        .input = input, .output = output, .valid_fraction = valid_fraction, .separator = data->separator, .tokenizer = data->tokenizer};
-    return pack_text(&options, &result, error);
-}
-
 /* Packs `input` to RUN/data/NAME (with valid_fraction: NAME-train and NAME-valid) unless that is `made`. */
 static bool pack_once(const Config *config, bool made, const char *input, const char *name, double valid_fraction, Error *error) {
-    char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
-    char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
-    bool done = made && shard_exists(last);
-    if (!done) done = file_make_folder(folder, error) && pack(input, output, &config->data, valid_fraction, error);
-    free(last);
-    free(output);
-    free(folder);
-    return done;
+    SCOPED_FREE char *folder = memory_format("%s/data", config->run), *output = memory_format("%s/%s", folder, name);
+    SCOPED_FREE char *last = memory_format(valid_fraction > 0 ? "%s-valid" : "%s", output);
+    PackResult result;
+    PackOptions options = {.input = input,
+        .output = output,
+        .valid_fraction = valid_fraction,
+        .separator = config->data.separator,
+        .tokenizer = config->data.tokenizer};
+    return (made && shard_exists(last)) || (file_make_folder(folder, error) && pack_text(&options, &result, error));
 }
 
 static bool open_in_run(Shard *shard, const Config *config, const char *name, Error *error) {
-    char *prefix = memory_format("%s/data/%s", config->run, name);
-    bool opened = shard_open(shard, prefix, error);
-    free(prefix);
-    return opened;
+    SCOPED_FREE char *prefix = memory_format("%s/data/%s", config->run, name);
+    return shard_open(shard, prefix, error);
 }
 
 static bool open_train(Corpus *corpus, const Config *config, bool made, bool *split, Error *error) {
@@ -120,13 +104,12 @@ static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *
 
 /* By the process that holds the run's lock, so that no other packs there. */
 static void remove_leftovers(const Config *config) {
-    char *folder = memory_format("%s/data", config->run);
+    SCOPED_FREE char *folder = memory_format("%s/data", config->run);
     file_remove_partials(folder, "");
-    free(folder);
 }
 
 bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) {
-    char *tokenizer;
+    SCOPED_FREE char *tokenizer = NULL;
     *corpus = (Corpus){0};
     if (!made) remove_leftovers(config);
     if (!made && !run_started(config, &made, error)) return false;
@@ -136,7 +119,6 @@ bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) 
     Config kept = *config;
     kept.data.tokenizer = tokenizer;
     opened = opened && open_shards(corpus, &kept, made, error);
-    free(tokenizer);
     if (!opened) corpus_close(corpus);
     return opened;
 }

@@ -9,10 +9,12 @@
 
 #include "base/element.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "model/llmc.h"
 #include "graph/op.h"
 #include "optim/optim.h"
 #include "train/source.h"
+#include "train/train.h"
 #include "backend/backend.h"
 
 typedef struct Limits { double tensor, loss; } Limits;
@@ -55,42 +57,17 @@ static void compare_loss(Check *c, const char *name, double ours, double expecte
     fprintf(c->report, "%-44s %12.6f %12.6f  %s\n", name, ours, expected, judge(c, fabs(ours - expected) <= c->limits.loss));
 }
 
-/* -- Logits -------------------------------------------------------------------------------------------------------- */
-
-static void load_rows(const Check *c, const Model *model, Executor *executor) {
-    int64_t rows = model->sequences * model->length;
-    int32_t *positions = executor_tensor(executor, model->positions);
-    memcpy(executor_tensor(executor, model->tokens), c->state.tokens, rows * sizeof(int32_t));
-    for (int64_t i = 0; i < rows; i++) positions[i] = (int32_t)(i % model->length);
-}
-
-static bool check_logits(Check *c, Error *error) {
-    const DebugStateCheck *given = c->given;
-    Model model = model_build(&given->config->model, given->precision, MODEL_LOGITS, c->state.sequences, c->state.length, RECOMPUTE_NONE);
-    Backend backend = op_cpu_backend(given->precision);
-    Plan plan = graph_plan(model.graph, &backend);
-    void *shared[ARENA_COUNT] = {
-        [ARENA_WEIGHT] = executor_arena(c->executor, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(c->executor, ARENA_MASTER)};
-    Executor *executor = executor_create(model.graph, &plan, &backend, shared, error);
-    if (executor) {
-        load_rows(c, &model, executor);
-        executor_run(executor);
-        compare_tensor(c, "logits", executor_tensor(executor, model.logits), c->state.logits, PRECISION_FP32,
-            graph_elements(model.graph, model.logits));
-    }
-    bool done = executor != NULL;
-    executor_free(executor);
-    model_free(&model);
-    return done;
-}
-
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
 static void load_batch(const Check *c) {
     int64_t rows = c->state.sequences * c->state.length, targets = 0;
-    load_rows(c, &c->model, c->executor);
+    int32_t *positions = executor_tensor(c->executor, c->model.positions);
+    memcpy(executor_tensor(c->executor, c->model.tokens), c->state.tokens, rows * sizeof(int32_t));
     memcpy(executor_tensor(c->executor, c->model.targets), c->state.targets, rows * sizeof(int32_t));
-    for (int64_t i = 0; i < rows; i++) targets += c->state.targets[i] >= 0;
+    for (int64_t i = 0; i < rows; i++) {
+        positions[i] = (int32_t)(i % c->state.length);
+        targets += c->state.targets[i] >= 0;
+    }
     executor_set_scalar(c->executor, c->model.scale, 1.0 / targets);
     executor_set_scalar(c->executor, c->model.share, 1);
 }
@@ -99,6 +76,17 @@ static double run_step(const Check *c) {
     executor_zero(c->executor);
     executor_run(c->executor);
     return wide(c, executor_tensor(c->executor, c->model.loss), 0);
+}
+
+static bool check_logits(Check *c, Error *error) {
+    const LlmcState *state = &c->state;
+    const ModelConfig *config = &c->given->config->model;
+    int64_t rows = state->sequences * state->length, count = rows * config->vocabulary;
+    SCOPED_FREE char *logits = memory_allocate(count * precision_bytes(c->given->precision, TYPE_WIDE));
+    StepInputs inputs = {.tokens = state->tokens, .positions = executor_tensor(c->executor, c->model.positions), .rows = rows};
+    if (!compute_logits(c->executor, config, NULL, state->sequences, state->length, &inputs, logits, error)) return false;
+    compare_tensor(c, "logits", logits, state->logits, PRECISION_FP32, count);
+    return true;
 }
 
 static bool check_gradients(Check *c, Error *error) {
@@ -152,13 +140,12 @@ static bool check_memory(const Check *c, const Plan *plan, Error *error) {
 
 static bool start(Check *c, Error *error) {
     const DebugStateCheck *given = c->given;
-    int64_t step;
     c->model = model_build(&given->config->model, given->precision, MODEL_TRAIN, c->state.sequences, c->state.length, RECOMPUTE_NONE);
     Backend backend = op_cpu_backend(given->precision);
     Plan plan = graph_plan(c->model.graph, &backend);
     bool fits = check_memory(c, &plan, error);
     c->executor = fits ? executor_create(c->model.graph, &plan, &backend, NULL, error) : NULL;
-    if (!c->executor || !source_load_program(given->model, given->config, c->executor, &step, error)) return false;
+    if (!c->executor || !source_load_program(given->model, given->config, c->executor, error)) return false;
     load_batch(c);
     return true;
 }

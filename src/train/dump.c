@@ -1,23 +1,20 @@
 /* Dumps of a step: inputs, logits, loss, weights and every gradient as safetensors files, for comparison with other
  * programs. The logits of all rows come from a separate program, which shares the session's weights. Owns that
- * program while it runs. Called by the training loop. */
+ * program while it runs. Called by the training loop and the check of debug states. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
 #include "graph/op.h"
 #include "train/train.h"
 
-static StoredType wide_type(const Session *session) { return session->config->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32; }
-
 static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {
-    char *path = memory_format("%s/%s", folder, name);
-    bool written = safetensors_write(path, tensors, count, NULL, error);
-    free(path);
-    return written;
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+    return safetensors_write(path, tensors, count, NULL, error);
 }
 
 /* The matrix as the model's folder holds it; *copy, to be freed, is set when that is another order. */
@@ -41,13 +38,11 @@ static bool write_arena(const Session *session, const char *folder, const char *
     void *memory = executor_arena(session->executor, which);
     char *arena = device_view(device, memory, session->plan.bytes[which], VIEW_READ, error);
     if (!arena) return false;
-    StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
-    char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
+    SCOPED_FREE StoredTensor *tensors = memory_allocate(graph->parameter_count * sizeof *tensors);
+    SCOPED_FREE char **copies = memory_allocate(graph->parameter_count * sizeof *copies);
     for (int i = 0; i < graph->parameter_count; i++) tensors[i] = parameter_tensor(&graph->parameters[i], arena, &copies[i]);
     bool written = write_file(folder, name, tensors, graph->parameter_count, error);
     for (int i = 0; i < graph->parameter_count; i++) free(copies[i]);
-    free(copies);
-    free(tensors);
     device_view_close(device, arena, memory, session->plan.bytes[which], VIEW_READ);
     return written;
 }
@@ -65,26 +60,25 @@ static void run_logits(const Model *model, Executor *executor, const StepInputs 
     }
 }
 
-static bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
-    const Config *config = session->config;
-    Model model =
-        model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
-    layout_place(session->layout, model.graph);
-    Plan plan = graph_plan(model.graph, &session->backend);
+bool compute_logits(const Executor *trained, const ModelConfig *config, const Layout *layout, int64_t sequences, int64_t length,
+    const StepInputs *inputs, char *logits, Error *error) {
+    const Backend *backend = executor_backend(trained);
+    Precision precision = executor_graph(trained)->precision;
+    SCOPED(model_free) Model model = model_build(config, precision, MODEL_LOGITS, sequences, length, RECOMPUTE_NONE);
+    if (layout) layout_place(layout, model.graph);
+    Plan plan = graph_plan(model.graph, backend);
     void *shared[ARENA_COUNT] = {
-        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
-        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
-    };
-    Executor *executor = executor_create(model.graph, &plan, &session->backend, shared, error);
-    if (executor) run_logits(&model, executor, inputs, logits);
-    bool done = executor != NULL;
+        [ARENA_WEIGHT] = executor_arena(trained, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(trained, ARENA_MASTER)};
+    Executor *executor = executor_create(model.graph, &plan, backend, shared, error);
+    if (!executor) return false;
+    run_logits(&model, executor, inputs, logits);
     executor_free(executor);
-    model_free(&model);
-    return done;
+    return true;
 }
 
 static bool write_step(const Session *session, const char *folder, const StepInputs *inputs, Error *error) {
     const Config *config = session->config;
+    StoredType wide = config->precision == PRECISION_FP64 ? STORED_F64 : STORED_F32;
     int64_t vocabulary = config->model.vocabulary;
     size_t bytes = inputs->rows * vocabulary * precision_bytes(config->precision, TYPE_WIDE);
     char *logits = memory_map(bytes, error);
@@ -93,14 +87,11 @@ static bool write_step(const Session *session, const char *folder, const StepInp
         {.name = "tokens", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->tokens},
         {.name = "targets", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->targets},
         {.name = "positions", .type = STORED_I32, .rank = 1, .shape = {inputs->rows}, .data = inputs->positions},
-        {.name = "loss",
-            .type = wide_type(session),
-            .rank = 1,
-            .shape = {1},
-            .data = executor_tensor(session->executor, session->model.loss)},
-        {.name = "logits", .type = wide_type(session), .rank = 2, .shape = {inputs->rows, vocabulary}, .data = logits},
+        {.name = "loss", .type = wide, .rank = 1, .shape = {1}, .data = executor_tensor(session->executor, session->model.loss)},
+        {.name = "logits", .type = wide, .rank = 2, .shape = {inputs->rows, vocabulary}, .data = logits},
     };
-    bool written = compute_logits(session, inputs, logits, error) &&
+    bool written = compute_logits(session->executor, &config->model, session->layout, config->batch.sequences, config->data.length, inputs,
+                       logits, error) &&
                    write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
     memory_unmap(logits, bytes);
     return written;

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "graph/op.h"
 #include "train/train.h"
 
@@ -67,7 +68,7 @@ static int64_t pick(void *context) {
 
 /* Adds over the ranks, in rank order. */
 static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
-    double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
+    SCOPED_FREE double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
     int64_t numbers[] = {counts->targets, counts->bytes};
     sums[comm_rank(comm)] = *sum;
     bool done = comm_host_all_gather(comm, "evaluation", sums, 1, COMM_F64, error) &&
@@ -75,7 +76,6 @@ static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
     *sum = 0;
     for (int r = 0; r < comm_size(comm); r++) *sum += sums[r];
     *counts = (Counts){numbers[0], numbers[1]};
-    free(sums);
     return done;
 }
 
@@ -109,7 +109,7 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     int64_t samples = loader_samples(loader), batches = (samples + model->sequences - 1) / model->sequences;
     if (input->batches && batches > input->batches) batches = input->batches;
     Counts counts = {0};
-    uint32_t *text = list_text_bytes(input);
+    SCOPED_FREE uint32_t *text = list_text_bytes(input);
     double sum = 0, start = log_seconds();
     executor_set_scalar(input->executor, model->scale, 1);
     executor_set_scalar(input->executor, model->share, 1);
@@ -126,7 +126,6 @@ bool evaluate_shard(const EvaluationInput *input, Evaluation *result, Error *err
     }
     progress_finish(&progress);
     loader_close(loader);
-    free(text);
     done = done && sum_up(input->comm, &sum, &counts, error);
     *result = (Evaluation){.loss = sum / counts.targets,
         .bits_per_byte = counts.bytes ? sum / M_LN2 / counts.bytes : NAN,

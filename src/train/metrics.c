@@ -4,7 +4,6 @@
  * the training loop. */
 #include <assert.h>
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "train/metrics_internal.h"
 #include "train/tensorboard_internal.h"
 
@@ -61,13 +61,11 @@ static bool filter(const char *path, int64_t step, File *copy, bool *dropped, in
 
 /* Another process, or nobody, sees either the old file or the new one. */
 static bool rewrite(const char *path, int64_t step, Error *error) {
-    File copy;
+    SCOPED(file_close) File copy = {0};
     bool dropped;
     int64_t evaluated;
-    if (!file_replace_begin(&copy, path, error)) return false;
-    bool good = filter(path, step, &copy, &dropped, &evaluated, error) && file_replace_commit(&copy, error);
-    file_close(&copy);
-    return good;
+    return file_replace_begin(&copy, path, error) && filter(path, step, &copy, &dropped, &evaluated, error) &&
+           file_replace_commit(&copy, error);
 }
 
 static bool drop_later_records(const char *path, int64_t step, int64_t *evaluated, Error *error) {
@@ -79,21 +77,13 @@ static bool drop_later_records(const char *path, int64_t step, int64_t *evaluate
 
 Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *error) {
     Metrics *metrics = memory_allocate(sizeof *metrics);
-    char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
+    SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
     file_remove_partials(run, "metrics.jsonl");
-    bool good = file_make_folder(run, error) && drop_later_records(path, step, &metrics->evaluated, error) &&
-                file_open_append(&metrics->journal, path, false, error);
-    if (good && tensorboard) {
-        metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error);
-        if (!metrics->tensorboard) {
-            file_close(&metrics->journal);
-            good = false;
-        }
-    }
-    free(path);
-    free(folder);
-    if (good) return metrics;
-    free(metrics);
+    if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->evaluated, error) &&
+        file_open_append(&metrics->journal, path, false, error) &&
+        (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error))))
+        return metrics;
+    metrics_close(metrics);
     return NULL;
 }
 
@@ -206,16 +196,15 @@ static void put_finite(json_t *record, const char *name, double value) {
 static bool record_write(Metrics *metrics, json_t *record, double time, Error *error) {
     enum { DIGITS = 15 }; /* what a double keeps of any decimal number, so that 0.1 is written as 0.1 */
     json_object_set_new(record, "time", json_real(time));
-    char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
+    SCOPED_FREE char *text = json_dumps(record, JSON_REAL_PRECISION(DIGITS));
     json_decref(record);
     assert(text);
     size_t length = strlen(text);
+    if (length > FILE_LINE_LIMIT)
+        return error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted", length, metrics->journal.path,
+            (int)FILE_LINE_LIMIT);
     text[length] = '\n'; /* in place of the NUL */
-    bool good = length <= FILE_LINE_LIMIT ? file_append(&metrics->journal, text, length + 1, error)
-                                          : error_set(error, ERROR_INTERNAL, "a record of %zu bytes for %s; at most %d are accepted",
-                                                length, metrics->journal.path, (int)FILE_LINE_LIMIT);
-    free(text);
-    return good;
+    return file_append(&metrics->journal, text, length + 1, error);
 }
 
 static bool scalars_write(Metrics *metrics, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
@@ -254,7 +243,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
 
 static bool write_imbalance(
     Metrics *metrics, int64_t step, double time, int64_t layers, int64_t experts, const double *load, Error *error) {
-    TensorboardScalar *scalars = memory_allocate((size_t)layers * sizeof *scalars);
+    SCOPED_FREE TensorboardScalar *scalars = memory_allocate((size_t)layers * sizeof *scalars);
     size_t count = 0;
     for (int64_t layer = 0; layer < layers; layer++) {
         double most = 0, sum = 0;
@@ -268,7 +257,6 @@ static bool write_imbalance(
     }
     bool good = scalars_write(metrics, step, time, scalars, count, error);
     for (size_t i = 0; i < count; i++) free((char *)scalars[i].tag);
-    free(scalars);
     return good;
 }
 
@@ -307,15 +295,8 @@ bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t 
     return record_write(metrics, record, unix_seconds(), error);
 }
 
-bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error) {
-    json_error_t problem;
-    json_t *given = json_loads(details, JSON_REJECT_DUPLICATES, &problem);
-    if (!json_is_object(given)) {
-        json_decref(given);
-        return error_set(error, ERROR_INTERNAL, "the details of a run's start are not a JSON object: %.200s", details);
-    }
+bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error) {
     json_t *record = record_new("start", step);
-    json_object_update_missing(record, given);
-    json_decref(given);
+    json_object_update_missing(record, details);
     return record_write(metrics, record, unix_seconds(), error);
 }

@@ -2,6 +2,7 @@
  * RUN/metrics.jsonl, TensorBoard events in RUN/tensorboard/. Readers: `smelt report`, scripts, people. */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -38,5 +39,5 @@ bool metrics_load(Metrics *metrics, int64_t step, int64_t layers, int64_t expert
 bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits_per_byte, int64_t tokens, double seconds, Error *error);
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error);
 /* {"kind": "start", "step", "parameters", "active_parameters", "machine", "precision", "threads", ...} once per
- * process; `details` is a JSON object as text. */
-bool metrics_start(Metrics *metrics, int64_t step, const char *details, Error *error);
+ * process: all from the third on are those of the object `details`. */
+bool metrics_start(Metrics *metrics, int64_t step, json_t *details, Error *error);

@@ -2,10 +2,9 @@
  * again, node by node. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "train/train.h"
 
 static bool finite_element(const Graph *graph, const void *data, TypeClass type, int64_t index) {
@@ -39,16 +38,14 @@ static bool interval_is_finite(const Session *session, const ShardInterval *inte
 
 const char *numerics_bad_parameter(const Session *session) {
     const int64_t block_bytes = 64 << 20;
-    const char *bad = NULL;
     if (optimizer_is_finite(session->optimizer, executor_arena(session->executor, ARENA_MASTER))) return NULL;
-    void *block = memory_allocate((size_t)block_bytes);
-    for (int i = 0; i < session->layout->shard.interval_count && !bad; i++) {
+    SCOPED_FREE void *block = memory_allocate((size_t)block_bytes);
+    for (int i = 0; i < session->layout->shard.interval_count; i++) {
         const ShardInterval *interval = &session->layout->shard.intervals[i];
         if (!interval_is_finite(session, interval, block, block_bytes))
-            bad = session->model.graph->parameters[interval->elements.parameter].name;
+            return session->model.graph->parameters[interval->elements.parameter].name;
     }
-    free(block);
-    return bad;
+    return NULL;
 }
 
 typedef struct Search {
@@ -67,11 +64,10 @@ static bool inspect(void *context, const Graph *graph, int node, double seconds)
         TensorId tensor = graph->nodes[node].out[i];
         const Tensor *t = graph_get(graph, tensor);
         if (tensor == TENSOR_NONE) continue;
-        void *values = memory_allocate(graph_bytes(graph, tensor));
+        SCOPED_FREE void *values = memory_allocate(graph_bytes(graph, tensor));
         executor_read(search->session->executor, tensor, values);
         search->index = first_bad(graph, values, t->type, graph_elements(graph, tensor));
         search->tensor = tensor;
-        free(values);
         if (search->index >= 0) search->node = node;
     }
     return search->node < 0 || !alone;

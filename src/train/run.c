@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 
 /* The first line of a config.yaml that may be replaced: a file without it was written by somebody else. */
@@ -25,10 +26,9 @@ bool run_lock(const char *run, int *lock, Error *error) {
 const char *run_checkpoints(const char *run, const Config *config) { return config->checkpoint.store[0] ? config->checkpoint.store : run; }
 
 bool run_started(const Config *config, bool *started, Error *error) {
-    int64_t *steps = NULL;
+    SCOPED_FREE int64_t *steps = NULL;
     size_t count = 0;
     bool listed = checkpoint_list(run_checkpoints(config->run, config), &steps, &count, error);
-    free(steps);
     *started = count > 0;
     return listed;
 }
@@ -39,16 +39,14 @@ static bool is_marked(const char *path) {
 }
 
 static bool write_config(const char *path, const Config *config, Error *error) {
-    char *text = NULL;
+    SCOPED_FREE char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return error_set(error, ERROR_INTERNAL, "open_memstream: %s", strerror(errno));
     fputs(mark, stream);
     options_write_yaml(&config_table, config, stream);
     fclose(stream);
-    bool written = file_write(path, text, (int64_t)length, error);
-    free(text);
-    return written;
+    return file_write(path, text, (int64_t)length, error);
 }
 
 /* Settings that may change from start to start, since no result depends on them. */
@@ -64,33 +62,20 @@ static void copy_free_settings(Config *to, const Config *from) {
     to->hang = from->hang;
     to->dump = from->dump;
     to->tensorboard = from->tensorboard;
-    to->eval.every = from->eval.every;
-    to->eval.batches = from->eval.batches;
-    to->checkpoint.every = from->checkpoint.every;
-    to->checkpoint.keep = from->checkpoint.keep;
-    to->checkpoint.store = from->checkpoint.store;
-    to->checkpoint.async = from->checkpoint.async;
-    to->checkpoint.whole_every = from->checkpoint.whole_every;
-    to->checkpoint.timeout = from->checkpoint.timeout;
+    to->eval = from->eval;
+    to->checkpoint = from->checkpoint;
     to->layout = from->layout; /* within rounding */
 }
 
 static bool same_run(const char *path, const Config *config, Error *error) {
-    Config saved, comparable;
-    OptionStrings strings = {0};
-    options_defaults(&config_table, &saved, &strings);
-    bool read = options_read_yaml(&config_table, &saved, &strings, path, error) && config_check(&saved, error);
-    if (!read) {
-        options_free_strings(&strings);
-        error->code = ERROR_CHECKPOINT;
-        return error_context(error, "%s", path);
-    }
+    Config saved;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
     char text[1024];
-    comparable = saved;
-    copy_free_settings(&comparable, config);
-    int differences = options_difference(&config_table, &comparable, config, text, sizeof text);
-    options_free_strings(&strings);
-    if (!differences) return true;
+    options_defaults(&config_table, &saved, &strings);
+    if (!options_read_yaml(&config_table, &saved, &strings, path, error) || !config_check(&saved, error))
+        return error_recode(error, ERROR_CHECKPOINT) || error_context(error, "%s", path);
+    copy_free_settings(&saved, config);
+    if (!options_difference(&config_table, &saved, config, text, sizeof text)) return true;
     return error_set(error, ERROR_USAGE,
         "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
 }
@@ -99,41 +84,33 @@ static bool same_run(const char *path, const Config *config, Error *error) {
  * them, either. */
 static bool may_start_anew(const char *path, const Config *config, Error *error) {
     Config saved;
-    OptionStrings strings = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
     bool started;
     options_defaults(&config_table, &saved, &strings);
-    bool good = options_read_yaml(&config_table, &saved, &strings, path, error);
-    if (good && strcmp(saved.checkpoint.store, config->checkpoint.store)) {
-        saved.run = config->run;
-        good = run_started(&saved, &started, error);
-        if (good && started)
-            good = error_set(error, ERROR_USAGE,
-                "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
-                config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
-    }
-    options_free_strings(&strings);
-    return good;
+    if (!options_read_yaml(&config_table, &saved, &strings, path, error)) return false;
+    if (!strcmp(saved.checkpoint.store, config->checkpoint.store)) return true;
+    saved.run = config->run;
+    if (!run_started(&saved, &started, error)) return false;
+    return !started ||
+           error_set(error, ERROR_USAGE,
+               "%s has checkpoints in %s, and %s has none: move them, or give the checkpoint.store that the run was started with",
+               config->run, run_checkpoints(config->run, &saved), run_checkpoints(config->run, config));
 }
 
 bool run_open(const Config *config, Error *error) {
     bool started;
     if (!file_make_folder(config->run, error) || !run_started(config, &started, error)) return false;
-    char *path = memory_format("%s/config.yaml", config->run);
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
-    bool opened = exists && !replaced ? same_run(path, config, error)
-                                      : (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
-    free(path);
-    return opened;
+    if (exists && !replaced) return same_run(path, config, error);
+    return (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
 }
 
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {
-    char *path = memory_format("%s/config.yaml", run);
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
     options_defaults(&config_table, config, strings);
-    bool read = false;
-    if (access(path, R_OK)) error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
-    else read = options_read_yaml(&config_table, config, strings, path, error) && config_check(config, error);
-    free(path);
-    return read;
+    if (access(path, R_OK)) return error_set(error, ERROR_CHECKPOINT, "%s is not a run folder: it has no config.yaml", run);
+    return options_read_yaml(&config_table, config, strings, path, error) && config_check(config, error);
 }
 
 char *run_describe_machine(void) {

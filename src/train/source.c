@@ -8,21 +8,20 @@
 #include "base/element.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "data/data.h"
-#include "model/hf.h"
 #include "model/llmc.h"
 #include "train/adapter.h"
 #include "train/run.h"
 #include "train/session.h"
 
 static bool exists(const char *folder, const char *name) {
-    char *path = memory_format("%s/%s", folder, name);
-    bool there = file_exists(path);
-    free(path);
-    return there;
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+    return file_exists(path);
 }
 
 bool source_is_run(const char *folder) { return exists(folder, "config.yaml"); }
+bool source_is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
 /* The data settings are those that any model passes config_check with. */
 static bool take_model(const ModelConfig *model, Precision precision, Config *config, OptionStrings *strings, Error *error) {
@@ -65,9 +64,8 @@ char *source_tokenizer_file(const char *folder) {
 
 static char *run_tokenizer(const char *run, const Config *config) {
     if (!config->data.tokenizer[0]) return config->model.vocabulary < BYTE_VOCABULARY ? NULL : memory_copy_string("");
-    char *folder = memory_format("%s/tokenizer", run), *file = source_tokenizer_file(folder);
-    free(folder);
-    return file;
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", run);
+    return source_tokenizer_file(folder);
 }
 
 char *source_tokenizer(const char *folder, const Config *config) {
@@ -89,14 +87,11 @@ void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds 
     static const char *const names[] = {"generation_config.json", "config.json"};
     Error ignored;
     for (int i = 0; i < 2 && !ends->count; i++) {
-        char *path = memory_format("%s/%s", folder, names[i]);
-        char *text = file_read(path, JSON_LIMIT, NULL, &ignored);
-        json_t *content = text ? json_loads(text, 0, NULL) : NULL, *value = json_object_get(content, "eos_token_id");
+        SCOPED_FREE char *path = memory_format("%s/%s", folder, names[i]), *text = file_read(path, JSON_LIMIT, NULL, &ignored);
+        json_auto_t *content = text ? json_loads(text, 0, NULL) : NULL;
+        const json_t *value = json_object_get(content, "eos_token_id");
         append_token(value, ends);
         for (size_t j = 0; j < json_array_size(value); j++) append_token(json_array_get(value, j), ends);
-        json_decref(content);
-        free(text);
-        free(path);
     }
     if (!ends->count && tokenizer_end_of_text(tokenizer) >= 0) token_ids_append(ends, tokenizer_end_of_text(tokenizer));
 }
@@ -122,25 +117,34 @@ static bool load_state(const char *folder, const Config *config, const Graph *gr
                                  : hf_load_weights(folder, &config->model, graph, master, error);
 }
 
+bool host_model_open(HostModel *host, const ModelConfig *config, const LoraConfig *lora, Precision precision, Error *error) {
+    host->model = model_build_adapted(config, lora, precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
+    host->master = memory_map((size_t)host->model.graph->parameter_bytes, error);
+    return host->master != NULL;
+}
+
+void host_model_close(HostModel *host) {
+    if (host->master) memory_unmap(host->master, (size_t)host->model.graph->parameter_bytes);
+    model_free(&host->model);
+}
+
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error) {
+    int64_t unasked;
+    if (!step) step = &unasked;
     *step = 0;
     bool as_kept = source_is_run(folder) && !config->lora.rank; /* the merged weights of a run with adapters are those of a folder */
     Precision given = as_kept ? config->precision : graph->precision == PRECISION_FP64 ? PRECISION_FP64 : PRECISION_FP32;
     bool same_layout = precision_state_bytes(given, TYPE_COMPUTE) == precision_state_bytes(graph->precision, TYPE_COMPUTE);
     if (same_layout) return load_state(folder, config, graph, master, step, error);
-    Model model = model_build(&config->model, given, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_bytes;
-    void *weights = memory_map(bytes, error);
-    bool loaded = weights && load_state(folder, config, model.graph, weights, step, error);
-    if (loaded) convert(graph, master, model.graph, weights);
-    memory_unmap(weights, bytes);
-    model_free(&model);
-    return loaded;
+    SCOPED(host_model_close) HostModel kept = {0};
+    if (!host_model_open(&kept, &config->model, NULL, given, error) ||
+        !load_state(folder, config, kept.model.graph, kept.master, step, error))
+        return false;
+    convert(graph, master, kept.model.graph, kept.master);
+    return true;
 }
 
 /* -- Programs ------------------------------------------------------------------------------------------------------ */
-
-static bool is_model_folder(const char *folder) { return hf_is_folder(folder) && !source_is_run(folder); }
 
 void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes) {
     void *host = device_info(device)->host_memory ? to : memory_allocate((size_t)bytes);
@@ -165,19 +169,18 @@ static bool load_folder(
     return loaded;
 }
 
-bool source_load_arenas(const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights,
-    int64_t *step, Error *error) {
-    *step = 0;
-    if (is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
+bool source_load_arenas(
+    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error) {
+    if (source_is_model_folder(folder)) return load_folder(folder, config, graph, device, master, weights, error);
     int64_t bytes = graph->parameter_bytes;
     void *view = device_view(device, master, bytes, VIEW_WRITE, error);
-    bool loaded = view && source_load_weights(folder, config, graph, view, step, error);
+    bool loaded = view && source_load_weights(folder, config, graph, view, NULL, error);
     device_view_close(device, view, master, bytes, VIEW_WRITE);
     if (loaded) model_cast_weights(graph, device, master, weights);
     return loaded;
 }
 
-bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error) {
+bool source_load_program(const char *folder, const Config *config, Executor *executor, Error *error) {
     return source_load_arenas(folder, config, executor_graph(executor), executor_backend(executor)->device,
-        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), step, error);
+        executor_arena(executor, ARENA_MASTER), executor_arena(executor, ARENA_WEIGHT), error);
 }

@@ -3,12 +3,14 @@
 #pragma once
 
 #include "config/config.h"
-#include "graph/graph.h"
 #include "model/hf.h"
+#include "model/model.h"
 #include "token/tokenizer.h"
 
 /* Whether `folder` has a config.yaml. */
 bool source_is_run(const char *folder);
+/* Whether it is a Hugging Face folder, and no run. */
+bool source_is_model_folder(const char *folder);
 /* Reads the configuration of the model in `folder`; strings go to `strings`. Of folders and files that are no runs,
  * model and precision are set and all else has its default. ERROR_CHECKPOINT when the folder is of neither kind, or
  * its model is none of ours. */
@@ -22,14 +24,23 @@ char *source_tokenizer(const char *folder, const Config *config);
  * own. */
 void source_end_tokens(const char *folder, const Tokenizer *tokenizer, TokenIds *ends);
 /* Fills `master`, host memory of the size of the MASTER arena of `graph` (of config->model, in any precision,
- * whatever the source's is), with the newest weights. `*step` receives the step of a run's checkpoint, 0 for other
- * folders. ERROR_CHECKPOINT. */
+ * whatever the source's is), with the newest weights. `*step` (`step` may be NULL) receives the step of a run's
+ * checkpoint, 0 for other folders. ERROR_CHECKPOINT. */
 bool source_load_weights(const char *folder, const Config *config, const Graph *graph, void *master, int64_t *step, Error *error);
 /* Fills both weight arenas of a planned program, on its device, with the newest weights. Model folders are read
  * parameter by parameter. */
 bool source_load_arenas(
-    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, int64_t *step, Error *error);
+    const char *folder, const Config *config, const Graph *graph, Device *device, void *master, void *weights, Error *error);
 /* Loads a parameter of a model folder into `bytes` of a device's memory, cast to bf16 with `as_bf16`, else in the
  * WIDE type. */
 void source_load_parameter(const HfReader *reader, int parameter, bool as_bf16, Device *device, void *to, int64_t bytes);
-bool source_load_program(const char *folder, const Config *config, Executor *executor, int64_t *step, Error *error);
+bool source_load_program(const char *folder, const Config *config, Executor *executor, Error *error);
+
+/* The parameters of a model in host memory, with the offsets of the graph that describes them. Zero-initialise. */
+typedef struct HostModel {
+    Model model;
+    char *master; /* a MASTER arena, zeroed */
+} HostModel;
+/* With adapters when `lora` (may be NULL) has a rank. ERROR_MEMORY. */
+bool host_model_open(HostModel *host, const ModelConfig *config, const LoraConfig *lora, Precision precision, Error *error);
+void host_model_close(HostModel *host);

@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/memory.h"
+#include "base/array.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "train/run.h"
 #include "train/session.h"
@@ -44,10 +45,9 @@ static void append(IntervalList *list, const Graph *graph, char *name, Parameter
     const Parameter *p = &graph->parameters[elements.parameter];
     Interval interval = {.name = name, .type = session_stored_type(p), .rank = p->rank, .first = elements.first, .count = elements.count};
     memcpy(interval.shape, p->shape, sizeof p->shape);
-    list->items = memory_resize(list->items, (list->count + 1) * sizeof *list->items);
-    list->memory = memory_resize(list->memory, (list->count + 1) * sizeof *list->memory);
-    list->memory[list->count] = memory;
-    list->items[list->count++] = interval;
+    size_t also = list->count;
+    array_append(list->memory, also, memory);
+    array_append(list->items, list->count, interval);
 }
 
 /* Appends what this rank reads of an interval that it holds at `memory`, or writes of it: all of which it is the
@@ -78,14 +78,13 @@ static IntervalList session_intervals(const Session *session, bool writes) {
         append_held(&list, session, name, held->elements, held->primary, master + held->offset, writes);
     }
     size_t count = optimizer_states(session->optimizer, NULL, 0);
-    OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
+    SCOPED_FREE OptimizerState *states = memory_allocate((count + 1) * sizeof *states);
     optimizer_states(session->optimizer, states, count);
     for (size_t i = 0; i < count; i++) {
         const OptimizerState *state = &states[i];
         char *name = memory_format("optimizer/%s/%s", state->kind, graph->parameters[state->elements.parameter].name);
         append_held(&list, session, name, state->elements, state->primary, state->data, writes);
     }
-    free(states);
     return list;
 }
 
@@ -277,13 +276,13 @@ enum { MOST_CANDIDATES = 1000 };
 
 /* The steps of complete checkpoints, newest first, as rank 0 sees them; -1 after a failure on any rank. */
 static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDATES], Error *error) {
-    int64_t *found = NULL, result = 0;
+    SCOPED_FREE int64_t *found = NULL;
+    int64_t result = 0;
     size_t count = 0;
     if (comm_rank(comm) == 0) {
         checkpoint_report_leftovers(where);
         result = checkpoint_list(where, &found, &count, error) ? (int64_t)(count < MOST_CANDIDATES ? count : MOST_CANDIDATES) : -1;
         for (int64_t i = 0; i < result; i++) steps[i] = found[i];
-        free(found);
     }
     Error lost = {0};
     if (!comm_host_broadcast(comm, "checkpoint count", &result, 1, COMM_I64, 0, &lost) ||
@@ -298,7 +297,7 @@ static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDAT
 /* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
  * over. *step is 0 when there is none. False when there are some and none is good. */
 static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, Error *error) {
-    int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
+    SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
     int count = list_steps(where, comm, steps, error), i = 0;
     bool good = count >= 0;
     Error reason = {0};
@@ -311,19 +310,17 @@ static bool load_newest(const char *where, Comm *comm, const IntervalList *list,
     if (good && i == count && count > 0)
         good = error_set(error, ERROR_CHECKPOINT, "%s/checkpoints has %d checkpoints and none is good; the oldest: %s", where, count,
             reason.code ? reason.message : "another rank cannot read it");
-    free(steps);
     return good;
 }
 
 bool session_resume(Session *session, Error *error) {
     const Config *config = session->config;
     Device *device = session->backend.device;
-    IntervalList list = session_intervals(session, false);
+    SCOPED(list_free) IntervalList list = session_intervals(session, false);
     int64_t step = 0;
     bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
                   load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
-    list_free(&list);
     session->step = step;
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
@@ -332,17 +329,14 @@ bool session_resume(Session *session, Error *error) {
 }
 
 bool session_load_weights(const Graph *graph, const Config *config, const char *run, void *master, int64_t *step, Error *error) {
-    IntervalList list = {0};
+    SCOPED(list_free) IntervalList list = {0};
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         if (p->frozen) continue;
         append(&list, graph, memory_copy_string(p->name), (ParameterInterval){i, 0, p->count}, parameter_in(p, master));
         list.items[list.count - 1].data = list.memory[list.count - 1];
     }
-    bool loaded = load_newest(run_checkpoints(run, config), comm_alone(), &list, step, error);
-    list_free(&list);
-    if (loaded && *step == 0)
-        return error_set(
-            error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", run_checkpoints(run, config));
-    return loaded;
+    const char *where = run_checkpoints(run, config);
+    if (!load_newest(where, comm_alone(), &list, step, error)) return false;
+    return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

@@ -1,5 +1,5 @@
 /* TensorBoard event files. A file is a row of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of
- * the data; little endian), each holding one Event in protobuf encoding. Of tensorflow/core/util/event.proto and
+ * the data; little endian, as this machine is), each holding one Event in protobuf encoding. Of tensorflow/core/util/event.proto and
  * framework/summary.proto we need:
  *   Event       1 wall_time double, 2 step int64, 3 file_version string, 5 summary, 7 session_log
  *   Summary     1 value, repeated;   Value  1 tag string, 2 simple_value float;   SessionLog  1 status (1: START)
@@ -48,12 +48,6 @@ static void put_bytes(Buffer *buffer, const void *data, size_t bytes) {
     buffer->length += bytes;
 }
 
-static void put_little_endian(Buffer *buffer, uint64_t value, int bytes) {
-    uint8_t encoded[8];
-    for (int i = 0; i < bytes; i++) encoded[i] = (uint8_t)(value >> (8 * i));
-    put_bytes(buffer, encoded, (size_t)bytes);
-}
-
 static void put_varint(Buffer *buffer, uint64_t value) {
     uint8_t encoded[10];
     int length = 0;
@@ -76,25 +70,21 @@ static void put_field_integer(Buffer *buffer, int field, int64_t value) {
 }
 
 static void put_field_double(Buffer *buffer, int field, double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
     put_field(buffer, field, WIRE_FIXED64);
-    put_little_endian(buffer, bits, 8);
+    put_bytes(buffer, &value, sizeof value);
 }
 
 static void put_field_float(Buffer *buffer, int field, float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
     put_field(buffer, field, WIRE_FIXED32);
-    put_little_endian(buffer, bits, 4);
+    put_bytes(buffer, &value, sizeof value);
 }
 
 /* -- Records ------------------------------------------------------------------------------------------------------- */
 
 /* The mask keeps the CRC of data that holds CRCs itself from being trivial (TFRecord format). */
-static uint32_t masked_crc(const void *data, size_t bytes) {
-    uint32_t crc = tensorboard_crc32c(data, bytes);
-    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+static void put_masked_crc(Buffer *buffer, const void *data, size_t bytes) {
+    uint32_t crc = tensorboard_crc32c(data, bytes), masked = ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+    put_bytes(buffer, &masked, sizeof masked);
 }
 
 static void event_begin(Tensorboard *tensorboard, double time) {
@@ -105,11 +95,12 @@ static void event_begin(Tensorboard *tensorboard, double time) {
 static bool event_end(Tensorboard *tensorboard, Error *error) {
     const Buffer *event = &tensorboard->event;
     Buffer *record = &tensorboard->record;
+    uint64_t length = event->length;
     record->length = 0;
-    put_little_endian(record, event->length, 8);
-    put_little_endian(record, masked_crc(record->data, record->length), 4);
+    put_bytes(record, &length, sizeof length);
+    put_masked_crc(record, &length, sizeof length);
     put_bytes(record, event->data, event->length);
-    put_little_endian(record, masked_crc(event->data, event->length), 4);
+    put_masked_crc(record, event->data, event->length);
     return file_append(&tensorboard->journal, record->data, record->length, error);
 }
 

@@ -11,7 +11,6 @@
 #include "train/train.h"
 
 #include <assert.h>
-#include <jansson.h>
 #include <math.h>
 #include <omp.h>
 #include <signal.h>
@@ -23,6 +22,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
 #include "train/adapter.h"
@@ -165,7 +165,8 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     const Session *session = &loop->session;
     enum { LOSS, AUXILIARY, SQUARES, VALUES };
     int rank = comm_rank(loop->comm), size = comm_size(loop->comm);
-    double *values = memory_allocate((size_t)size * VALUES * sizeof *values), *mine = values + rank * VALUES, sum[VALUES] = {0};
+    SCOPED_FREE double *values = memory_allocate((size_t)size * VALUES * sizeof *values);
+    double *mine = values + rank * VALUES, sum[VALUES] = {0};
     double norm = optimizer_gradient_norm(session->optimizer, executor_arena(session->executor, ARENA_GRADIENT));
     mine[LOSS] = executor_get_metric(session->executor, session->model.loss, 0);
     mine[AUXILIARY] = executor_get_metric(session->executor, session->model.loss, 1);
@@ -173,7 +174,6 @@ static bool sum_outcome(Loop *loop, Outcome *outcome, Error *error) {
     bool done = comm_host_all_gather(loop->comm, "outcome", values, VALUES, COMM_F64, error);
     for (int i = 0; i < size * VALUES; i++) sum[i % VALUES] += values[i];
     *outcome = (Outcome){sum[LOSS], sum[AUXILIARY], sqrt(sum[SQUARES])};
-    free(values);
     return done;
 }
 
@@ -197,7 +197,8 @@ static bool run_program(Loop *loop, const Share *share, int64_t targets, Error *
 static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, Error *error) {
     enum { TEXT = 256 };
     int ranks = comm_size(loop->comm);
-    char *texts = memory_allocate((size_t)ranks * TEXT), *mine = texts + comm_rank(loop->comm) * TEXT;
+    SCOPED_FREE char *texts = memory_allocate((size_t)ranks * TEXT);
+    char *mine = texts + comm_rank(loop->comm) * TEXT;
     exchange_set_last(loop->session.exchange, false);
     for (int64_t i = 0; i < share->rounds; i++) {
         exchange_finish_gradients(loop->session.exchange);
@@ -209,7 +210,6 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
     for (int r = ranks - 1; r >= 0; r--)
         if (texts[r * TEXT] && ranks > 1) snprintf(where, size, "%s, on rank %d", texts + r * TEXT, r);
         else if (texts[r * TEXT]) snprintf(where, size, "%s", texts + r * TEXT);
-    free(texts);
     return done;
 }
 
@@ -243,8 +243,8 @@ static void report_load(Loop *loop, int64_t step) {
     if (!loop->metrics || !model->experts || loop->config->lora.rank || loop->config->precision == PRECISION_FP64) return;
     Error error = {0};
     const void *gradients = executor_arena(loop->session.executor, ARENA_GRADIENT);
-    double *load = memory_allocate(model->layers * model->experts * sizeof *load);
-    float *excess = memory_allocate(model->experts * sizeof *excess);
+    SCOPED_FREE double *load = memory_allocate(model->layers * model->experts * sizeof *load);
+    SCOPED_FREE float *excess = memory_allocate(model->experts * sizeof *excess);
     int64_t layer = 0;
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
@@ -254,8 +254,6 @@ static void report_load(Loop *loop, int64_t step) {
         layer++;
     }
     note_record(loop, metrics_load(loop->metrics, step, model->layers, model->experts, load, &error), &error);
-    free(excess);
-    free(load);
 }
 
 /* Bytes: the peak of the process where device memory is the host's, else what the plan takes. */
@@ -537,11 +535,12 @@ static double measure_gemm(const Config *config, Device *device) {
 static bool report_start(Loop *loop, Error *error) {
     const Graph *graph = loop->session.model.graph;
     const DeviceInfo *device = device_info(loop->session.backend.device);
-    char *machine = run_describe_machine();
-    json_t *details = json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
-        (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(), "precision",
-        precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
-    char *text = json_dumps(details, JSON_COMPACT), parameters[32];
+    SCOPED_FREE char *machine = run_describe_machine();
+    json_auto_t *details =
+        json_pack("{s:I, s:I, s:s, s:i, s:s, s:s}", "parameters", (json_int_t)model_parameters(graph), "active_parameters",
+            (json_int_t)model_active_parameters(graph, &loop->config->model), "machine", machine, "threads", omp_get_max_threads(),
+            "precision", precision_name(loop->config->precision), "device", device->kind == DEVICE_CPU ? "cpu" : device->name);
+    char parameters[32];
     log_format_count((double)model_parameters(graph), parameters);
     if (device->kind == DEVICE_CPU) log_info("%s parameters, %s, %d threads", parameters, machine, omp_get_max_threads());
     else log_info("%s parameters, %s (%s)", parameters, device->name, device->target);
@@ -553,11 +552,7 @@ static bool report_start(Loop *loop, Error *error) {
             snprintf(balance, sizeof balance, "; Muon's work on the busiest rank is %.2f of the mean", layout->muon_balance);
         log_info("%s, ZeRO stage %d, %d buckets%s", ranks, layout->stage, layout->bucket_count, balance);
     }
-    bool written = metrics_start(loop->metrics, loop->session.step, text, error);
-    json_decref(details);
-    free(text);
-    free(machine);
-    return written;
+    return metrics_start(loop->metrics, loop->session.step, details, error);
 }
 
 static bool open_loader(Loop *loop, Error *error) {
@@ -580,28 +575,22 @@ static bool open_loader(Loop *loop, Error *error) {
 }
 
 static bool load_weights(Session *session, const char *folder, const Config *origin, Error *error) {
-    int64_t step;
     if (session->config->lora.rank) return adapter_load_base(session, folder, origin, error);
-    if (!session->layout->stage) return source_load_program(folder, origin, session->executor, &step, error);
-    Model model = model_build(&session->config->model, session->config->precision, MODEL_SCORE, 1, 1, RECOMPUTE_NONE);
-    size_t bytes = model.graph->parameter_bytes;
-    void *master = memory_map(bytes, error);
-    bool loaded = master && source_load_weights(folder, origin, model.graph, master, &step, error) &&
-                  session_set_master(session, model.graph, master, error);
-    memory_unmap(master, bytes);
-    model_free(&model);
-    return loaded;
+    if (!session->layout->stage) return source_load_program(folder, origin, session->executor, error);
+    SCOPED(host_model_close) HostModel whole = {0};
+    return host_model_open(&whole, &session->config->model, NULL, session->config->precision, error) &&
+           source_load_weights(folder, origin, whole.model.graph, whole.master, NULL, error) &&
+           session_set_master(session, whole.model.graph, whole.master, error);
 }
 
 /* Loads the weights of init=FOLDER into a run without steps, and the frozen ones of a run with adapters into any. */
 static bool load_initial(Loop *loop, Error *error) {
     const char *folder = loop->config->init;
     Config origin;
-    OptionStrings strings = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
     if (!folder[0] || (loop->session.step && !loop->config->lora.rank)) return true;
-    bool loaded = source_read_config(folder, &origin, &strings, error) && load_weights(&loop->session, folder, &origin, error);
-    options_free_strings(&strings);
-    if (!loaded) return error_context(error, "init=%s", folder);
+    if (!source_read_config(folder, &origin, &strings, error) || !load_weights(&loop->session, folder, &origin, error))
+        return error_context(error, "init=%s", folder);
     if (leads(loop)) log_info("starting from the weights of %s", folder);
     return true;
 }

@@ -70,6 +70,10 @@ typedef struct StepInputs {
     const int32_t *tokens, *targets, *positions;
     int64_t rows;
 } StepInputs;
+/* Logits of every row, WIDE [inputs->rows, vocabulary], by a program of `sequences` x `length` rows that uses the
+ * weights of `trained`, a program of the same model that `layout` (NULL: none) has placed. ERROR_MEMORY. */
+bool compute_logits(const Executor *trained, const ModelConfig *config, const Layout *layout, int64_t sequences, int64_t length,
+    const StepInputs *inputs, char *logits, Error *error);
 /* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss,
  * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT,
  * ERROR_MEMORY. */

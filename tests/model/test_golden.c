@@ -65,7 +65,6 @@ static void put_inputs(const Golden *g, int64_t sequences, int64_t length, const
 
 static void start(Golden *g, const char *family, Precision precision, ModelMode mode) {
     Error error = {0};
-    int64_t step;
     *g = (Golden){.folder = memory_format("tests/golden/%s", family)};
     char *path = memory_format("%s/expected.safetensors", g->folder);
     bool opened = source_read_config(g->folder, &g->config, &g->strings, &error) && safetensors_open(&g->expected, path, &error);
@@ -75,7 +74,7 @@ static void start(Golden *g, const char *family, Precision precision, ModelMode 
     int64_t sequences = tokens->shape[0], length = tokens->shape[1] - 1;
     g->model = model_build(&g->config.model, precision, mode, sequences, length, RECOMPUTE_NONE);
     g->executor = check_executor(g->model.graph, &g->plan);
-    if (!source_load_program(g->folder, &g->config, g->executor, &step, &error)) fail_msg("%s", error.message);
+    if (!source_load_program(g->folder, &g->config, g->executor, &error)) fail_msg("%s", error.message);
     put_inputs(g, sequences, length, tokens);
 }
 
