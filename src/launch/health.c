@@ -3,6 +3,7 @@
 #include "launch/health_internal.h"
 
 #include <glob.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #include "base/file.h"
 #include "base/library.h"
 #include "base/memory.h"
-#include "launch/health_amd_internal.h"
+#include "base/scope.h"
 
 typedef struct Source { const char *pattern, *meaning; } Source;
 static const Source sources[] = {
@@ -72,14 +73,12 @@ static void find_counters(Health *health, const char *root) {
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         glob_t found = {0};
         if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library tells of these */
-        char *pattern = memory_format("%s%s", root, sources[i].pattern);
-        if (glob(pattern, 0, NULL, &found) == 0) {
-            for (size_t j = 0; j < found.gl_pathc; j++)
-                array_append(health->counters, health->count,
-                    (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])});
-        }
+        SCOPED_FREE char *pattern = memory_format("%s%s", root, sources[i].pattern);
+        glob(pattern, 0, NULL, &found); /* without a match it finds nothing */
+        for (size_t j = 0; j < found.gl_pathc; j++)
+            array_append(health->counters, health->count,
+                (Counter){memory_copy_string(found.gl_pathv[j]), &sources[i], read_counter(found.gl_pathv[j])});
         globfree(&found);
-        free(pattern);
     }
 }
 
@@ -106,42 +105,37 @@ Health *health_open(const char *root) {
     return health;
 }
 
-static int look_at_gpu(Health *health, unsigned index, void (*report)(void *context, const char *line), void *context) {
-    char line[160];
-    void *device;
-    int lines = 0;
-    unsigned long long errors = gpu_errors(&health->nvml, index), reasons = 0;
-    if (errors > health->gpu_errors[index]) {
-        snprintf(line, sizeof line, "GPU %u: its memory had errors that cannot be corrected, %llu more, %llu in all", index,
-            errors - health->gpu_errors[index], errors);
-        report(context, line);
-        lines++;
-    }
-    health->gpu_errors[index] = errors;
-    if (health->nvml.device(index, &device) != 0 || health->nvml.throttled(device, &reasons) != 0 || !(reasons & NVML_THERMAL))
-        return lines;
-    snprintf(line, sizeof line, "GPU %u runs slower because it is too hot", index);
-    report(context, line);
-    return lines + 1;
+void health_report(HealthListener listener, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (listener.report) listener.report(listener.context, line);
 }
 
-int health_look(Health *health, void (*report)(void *context, const char *line), void *context) {
-    int lines = 0;
+static void look_at_gpu(Health *health, unsigned index, HealthListener listener) {
+    void *device;
+    unsigned long long errors = gpu_errors(&health->nvml, index), before = health->gpu_errors[index], reasons = 0;
+    if (errors > before)
+        health_report(
+            listener, "GPU %u: its memory had errors that cannot be corrected, %llu more, %llu in all", index, errors - before, errors);
+    health->gpu_errors[index] = errors;
+    if (health->nvml.device(index, &device) == 0 && health->nvml.throttled(device, &reasons) == 0 && (reasons & NVML_THERMAL))
+        health_report(listener, "GPU %u runs slower because it is too hot", index);
+}
+
+void health_look(Health *health, HealthListener listener) {
     for (size_t i = 0; i < health->count; i++) {
         Counter *counter = &health->counters[i];
         int64_t value = read_counter(counter->path);
-        if (value > counter->value && counter->value >= 0) {
-            char line[512];
-            snprintf(line, sizeof line, "%.300s: %s, %lld more, %lld in all", counter->path + health->root_length, counter->source->meaning,
+        if (value > counter->value && counter->value >= 0)
+            health_report(listener, "%.300s: %s, %lld more, %lld in all", counter->path + health->root_length, counter->source->meaning,
                 (long long)(value - counter->value), (long long)value);
-            report(context, line);
-            lines++;
-        }
         counter->value = value;
     }
-    for (unsigned i = 0; i < health->gpus; i++) lines += look_at_gpu(health, i, report, context);
-    if (health->amd) lines += health_amd_look(health->amd, report, context);
-    return lines;
+    for (unsigned i = 0; i < health->gpus; i++) look_at_gpu(health, i, listener);
+    if (health->amd) health_amd_look(health->amd, listener);
 }
 
 void health_close(Health *health) {

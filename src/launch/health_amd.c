@@ -1,15 +1,16 @@
 /* librocm_smi64, opened at run time; numbers and layouts are those of rocm_smi.h of ROCm 5 to 7. What a GPU or a
  * version of the library does not tell is not watched. Owns the library and the last values. */
-#include "launch/health_amd_internal.h"
+#include "launch/health_internal.h"
 
+#include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/library.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 enum { MOST_GPUS = 64, SENSOR_JUNCTION = 1, SENSOR_MEMORY = 2, TEMPERATURE_NOW = 0, TEMPERATURE_CRITICAL = 5, METRICS_BYTES = 1 << 15 };
 
@@ -52,24 +53,16 @@ static void *load(const char *root) {
         "librocm_smi64.so", "librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5"};
     void *library = NULL;
     for (size_t i = 0; !library && i < sizeof files / sizeof *files; i++) {
-        char *path = memory_format("%s%s%s", root, *root ? "/" : "", files[i]);
+        SCOPED_FREE char *path = memory_format("%s%s%s", root, *root ? "/" : "", files[i]);
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        free(path);
     }
     return library;
 }
 
 /* Without the driver the library only complains. */
 static bool has_driver(const char *root) {
-    char *path = memory_format("%s/sys/module/amdgpu/", root);
-    bool there = file_exists(path);
-    free(path);
-    return there;
-}
-
-static void ignore(void *context, const char *line) {
-    (void)context;
-    (void)line;
+    SCOPED_FREE char *path = memory_format("%s/sys/module/amdgpu/", root);
+    return file_exists(path);
 }
 
 HealthAmd *health_amd_open(const char *root) {
@@ -81,7 +74,7 @@ HealthAmd *health_amd_open(const char *root) {
     if (ready && amd->call.count(&amd->count) != 0) amd->count = 0;
     if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;
     if (ready && amd->count) {
-        health_amd_look(amd, ignore, NULL);
+        health_amd_look(amd, (HealthListener){0});
         return amd;
     }
     if (ready) amd->call.shut_down();
@@ -101,34 +94,24 @@ void health_amd_close(HealthAmd *amd) {
 
 /* -- A look -------------------------------------------------------------------------------------------------------- */
 
-static int look_at_errors(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
-    int lines = 0;
+static void look_at_errors(HealthAmd *amd, uint32_t index, HealthListener listener) {
     for (int block = 0; block < BLOCKS; block++) {
         ErrorCount now = {0}, *before = &amd->gpus[index].errors[block];
         if (amd->call.errors(index, 1ULL << block, &now) != 0) continue;
-        if (now.uncorrected > before->uncorrected) {
-            char line[192];
-            snprintf(line, sizeof line,
+        if (now.uncorrected > before->uncorrected)
+            health_report(listener,
                 "AMD GPU %u: block %s had errors that cannot be corrected, %llu more, %llu in all, beside %llu corrected ones", index,
                 blocks[block], (unsigned long long)(now.uncorrected - before->uncorrected), (unsigned long long)now.uncorrected,
                 (unsigned long long)now.corrected);
-            report(context, line);
-            lines++;
-        }
         *before = now;
     }
-    return lines;
 }
 
-static int look_at_links(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
+static void look_at_links(HealthAmd *amd, uint32_t index, HealthListener listener) {
     int status = 0, before = amd->gpus[index].xgmi;
-    if (amd->call.xgmi(index, &status) != 0) return 0;
+    if (amd->call.xgmi(index, &status) != 0) return;
     amd->gpus[index].xgmi = status;
-    if (status <= before) return 0;
-    char line[96];
-    snprintf(line, sizeof line, "AMD GPU %u: its xGMI links had %s", index, status > 1 ? "several errors" : "an error");
-    report(context, line);
-    return 1;
+    if (status > before) health_report(listener, "AMD GPU %u: its xGMI links had %s", index, status > 1 ? "several errors" : "an error");
 }
 
 /* In thousandths of a degree. */
@@ -149,25 +132,22 @@ static bool is_slowed_by_heat(const HealthAmd *amd, uint32_t index) {
     return status != UINT64_MAX && (status >> 32 & 0xffff) != 0;
 }
 
-static int look_at_heat(HealthAmd *amd, uint32_t index, HealthReport report, void *context) {
+static void look_at_heat(HealthAmd *amd, uint32_t index, HealthListener listener) {
     Gpu *gpu = &amd->gpus[index];
     int64_t junction = 0, memory = 0;
     bool hot = is_too_hot(amd, index, SENSOR_JUNCTION, &junction), warm = is_too_hot(amd, index, SENSOR_MEMORY, &memory);
     bool slowed = is_slowed_by_heat(amd, index), began = ((hot || warm) && !gpu->hot) || (slowed && !gpu->slowed);
     gpu->hot = hot || warm;
     gpu->slowed = slowed;
-    if (!began) return 0;
-    char line[160];
-    const char *what = slowed ? "runs slower because it is too hot" : "is too hot";
-    snprintf(line, sizeof line, "AMD GPU %u %s: %lld C at the junction, %lld C in its memory", index, what, (long long)(junction / 1000),
-        (long long)(memory / 1000));
-    report(context, line);
-    return 1;
+    if (began)
+        health_report(listener, "AMD GPU %u %s: %lld C at the junction, %lld C in its memory", index,
+            slowed ? "runs slower because it is too hot" : "is too hot", (long long)(junction / 1000), (long long)(memory / 1000));
 }
 
-int health_amd_look(HealthAmd *amd, HealthReport report, void *context) {
-    int lines = 0;
-    for (uint32_t i = 0; i < amd->count; i++)
-        lines += look_at_errors(amd, i, report, context) + look_at_links(amd, i, report, context) + look_at_heat(amd, i, report, context);
-    return lines;
+void health_amd_look(HealthAmd *amd, HealthListener listener) {
+    for (uint32_t i = 0; i < amd->count; i++) {
+        look_at_errors(amd, i, listener);
+        look_at_links(amd, i, listener);
+        look_at_heat(amd, i, listener);
+    }
 }

@@ -3,13 +3,30 @@
  * reports what grew. */
 #pragma once
 
-#include <stddef.h>
+/* Receives a line about something that grew or began. */
+typedef struct HealthListener {
+    void (*report)(void *context, const char *line); /* NULL: nobody listens */
+    void *context;
+} HealthListener;
 
 typedef struct Health Health;
 
 /* Notes all counters below `root` ("": this machine; tests give a folder). Never NULL; a counter that is not there
  * is not watched. */
 Health *health_open(const char *root);
-/* Calls `report` with a line for everything that grew since the last look or is too hot now; returns how many lines. */
-int health_look(Health *health, void (*report)(void *context, const char *line), void *context);
+/* Reports everything that grew since the last look or is too hot now. */
+void health_look(Health *health, HealthListener listener);
 void health_close(Health *health); /* NULL is fine */
+
+/* For the sources of counters: reports a line of at most 511 bytes. */
+void health_report(HealthListener listener, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* -- AMD's management library: memory errors of every block, errors of xGMI, heat, throttling (health_amd.c) --------- */
+
+typedef struct HealthAmd HealthAmd;
+
+/* Opens librocm_smi64 below `root` ("": wherever the system has it) and notes all counters. NULL when it is not there,
+ * or knows no GPU. */
+HealthAmd *health_amd_open(const char *root);
+void health_amd_look(HealthAmd *amd, HealthListener listener);
+void health_amd_close(HealthAmd *amd); /* NULL is fine */

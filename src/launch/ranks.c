@@ -17,6 +17,7 @@
 #include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 int ranks_number(const RankPlan *plan, int rank) { return plan->first + rank; }
 
@@ -41,16 +42,6 @@ static ChildVariables describe_rank(const Ranks *ranks, int rank) {
     return variables;
 }
 
-/* The caller frees the array. */
-static char **list_arguments(const RankPlan *plan) {
-    size_t count = 0;
-    while (plan->command[count]) count++;
-    char **arguments = memory_allocate((count + 2) * sizeof *arguments);
-    arguments[0] = "smelt";
-    memcpy(arguments + 1, plan->command, count * sizeof *arguments);
-    return arguments;
-}
-
 static bool start_rank(Ranks *ranks, int rank, Error *error) {
     int pipes[STREAMS][2];
     Rank *r = &ranks->ranks[rank];
@@ -60,13 +51,13 @@ static bool start_rank(Ranks *ranks, int rank, Error *error) {
         fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
         r->streams[i].file = pipes[i][0];
     }
-    ChildVariables variables = describe_rank(ranks, rank);
-    char **arguments = list_arguments(ranks->plan);
-    pid_t id = child_start(&(ChildOptions){
-        .arguments = arguments, .variables = &variables, .output = pipes[0][1], .errors = pipes[1][1], .kept = ranks->heartbeat_file});
+    SCOPED(child_free_variables) ChildVariables variables = describe_rank(ranks, rank);
+    pid_t id = child_start(&(ChildOptions){.arguments = ranks->plan->command,
+        .variables = &variables,
+        .output = pipes[0][1],
+        .errors = pipes[1][1],
+        .kept = ranks->heartbeat_file});
     int code = errno;
-    free(arguments);
-    child_free_variables(&variables);
     for (int i = 0; i < STREAMS; i++) close(pipes[i][1]);
     if (id > 0) r->id = id;
     return id > 0 || error_set(error, ERROR_INTERNAL, "the system refused a process for rank %d: %s", rank, strerror(code));
@@ -162,14 +153,13 @@ static void reap(Ranks *ranks, int rank) {
     Rank *r = &ranks->ranks[rank];
     if (!r->id || waitpid(r->id, &r->status, WNOHANG) != r->id) return;
     r->id = 0;
-    r->ended = log_seconds();
     for (int i = 0; i < STREAMS; i++)
         if (r->streams[i].file >= 0) read_stream(ranks, rank, i);
 }
 
 int ranks_poll(Ranks *ranks, int milliseconds) {
     int count = ranks->plan->count, alive = 0;
-    struct pollfd *ready = memory_allocate((size_t)(count * STREAMS) * sizeof *ready);
+    SCOPED_FREE struct pollfd *ready = memory_allocate((size_t)(count * STREAMS) * sizeof *ready);
     for (int i = 0; i < count * STREAMS; i++) ready[i] = (struct pollfd){ranks->ranks[i / STREAMS].streams[i % STREAMS].file, POLLIN, 0};
     int found = poll(ready, (nfds_t)(count * STREAMS), milliseconds);
     for (int i = 0; found > 0 && i < count * STREAMS; i++)
@@ -178,7 +168,6 @@ int ranks_poll(Ranks *ranks, int milliseconds) {
         reap(ranks, rank);
         alive += ranks->ranks[rank].id != 0;
     }
-    free(ready);
     return alive;
 }
 

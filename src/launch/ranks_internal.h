@@ -19,7 +19,6 @@ typedef struct Rank {
     pid_t id;    /* 0: ended */
     bool killed; /* by ranks_signal */
     int status;
-    double ended;
     Stream streams[STREAMS]; /* stdout, stderr */
     size_t tail_length;
     char tail[TAIL_BYTES]; /* the last output of a rank that is not shown */
@@ -27,12 +26,12 @@ typedef struct Rank {
 
 /* The place of this node's ranks in the run: first + count <= total. */
 typedef struct RankPlan {
-    char *const *command;
+    char **command;          /* argv[0] first, NULL last */
     int count, first, total; /* ranks here, the number of the first of them in the run, ranks of the run */
     int node;                /* among those that take part */
     const char *address;     /* where rank 0 listens */
     int port;
-    const char *devices; /* for the vendors' variables; NULL: as they are */
+    char *devices; /* for the vendors' variables; NULL: as they are */
     bool show_all;
 } RankPlan;
 

@@ -5,27 +5,24 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/child.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 enum { LIMIT_SECONDS = 120, POLL_MILLISECONDS = 100, LEAVE_SECONDS = 5, OUTPUT_BYTES = 1 << 16 };
 
 static pid_t start_doctor(const char *devices, int pipe) {
-    ChildVariables variables = {0};
+    SCOPED(child_free_variables) ChildVariables variables = {0};
     if (devices) child_set_variable(&variables, memory_format("HIP_VISIBLE_DEVICES=%s", devices));
     if (devices) child_set_variable(&variables, memory_format("CUDA_VISIBLE_DEVICES=%s", devices));
-    pid_t child = child_start(&(ChildOptions){.arguments = (char *[]){"smelt", "doctor", "self_test=true", "folder=", NULL},
+    return child_start(&(ChildOptions){.arguments = (char *[]){"smelt", "doctor", "self_test=true", "folder=", NULL},
         .variables = &variables,
         .output = pipe,
         .errors = pipe});
-    child_free_variables(&variables);
-    return child;
 }
 
 /* What the child printed until it closed its output; false after LIMIT_SECONDS or a request to stop. */
@@ -66,9 +63,9 @@ bool self_test(const char *devices, const StopRequest *stop, char *reason, size_
     int ends[2], status = 0;
     reason[0] = 0;
     if (pipe2(ends, O_CLOEXEC) != 0) return snprintf(reason, size, "the system refused a pipe: %s", strerror(errno)) < 0;
-    char *output = memory_allocate(OUTPUT_BYTES);
+    SCOPED_FREE char *output = memory_allocate(OUTPUT_BYTES);
     pid_t child = start_doctor(devices, ends[1]);
-    int code = errno;
+    int code = errno; /* of a refused process */
     close(ends[1]);
     bool ended = child > 0 && read_output(ends[0], stop, output);
     if (child > 0) reap(child, !ended, &status);
@@ -80,6 +77,5 @@ bool self_test(const char *devices, const StopRequest *stop, char *reason, size_
         snprintf(reason, size, "its self-test was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (!passed) find_error(output, reason, size);
     if (!passed && !*reason) snprintf(reason, size, "its self-test ended with exit code %d", WEXITSTATUS(status));
-    free(output);
     return passed;
 }

@@ -1,11 +1,9 @@
 /* Measuring and comparing the busy times of ranks. Owns nothing. */
 #include "launch/straggler_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/sort.h"
 
 enum { COMPARE_EVERY = 16, SLOW_REPEATS = 3 };
@@ -26,22 +24,20 @@ int straggler_slowest(const double *busy, int ranks, double *ratio) {
     if (others == 0) return -1;
     for (int rank = 1; rank < ranks; rank++)
         if (busy[rank] > busy[slowest]) slowest = rank;
-    double *rest = memory_allocate((size_t)others * sizeof *rest);
+    SCOPED_FREE double *rest = memory_allocate((size_t)others * sizeof *rest);
     memcpy(rest, busy, (size_t)slowest * sizeof *rest);
     memcpy(rest + slowest, busy + slowest + 1, (size_t)(others - slowest) * sizeof *rest);
     qsort(rest, (size_t)others, sizeof *rest, compare_doubles);
-    bool known = rest[0] > 0;
-    if (known) *ratio = busy[slowest] / rest[others / 2];
-    free(rest);
+    if (rest[0] > 0) *ratio = busy[slowest] / rest[others / 2];
     return *ratio > slow_ratio ? slowest : -1;
 }
 
 static void find_straggler(StragglerDetector *straggler, const RankTime *times) {
     int ranks = comm_size(straggler->comm);
-    double ratio, *busy = memory_allocate((size_t)ranks * sizeof *busy);
+    double ratio;
+    SCOPED_FREE double *busy = memory_allocate((size_t)ranks * sizeof *busy);
     for (int rank = 0; rank < ranks; rank++) busy[rank] = times[rank].busy;
     int slow = straggler_slowest(busy, ranks, &ratio);
-    free(busy);
     straggler->repeats = slow >= 0 && slow == straggler->slow ? straggler->repeats + 1 : 0;
     straggler->slow = slow;
     if (straggler->repeats == SLOW_REPEATS - 1 && comm_rank(straggler->comm) == 0)
@@ -54,11 +50,10 @@ static void find_straggler(StragglerDetector *straggler, const RankTime *times) 
 static void compare_step_times(StragglerDetector *straggler) {
     Error ignored = {0};
     int ranks = comm_size(straggler->comm);
-    RankTime *times = memory_allocate((size_t)ranks * sizeof *times);
+    SCOPED_FREE RankTime *times = memory_allocate((size_t)ranks * sizeof *times);
     times[comm_rank(straggler->comm)] = (RankTime){straggler->busy, comm_node(straggler->comm), comm_local_rank(straggler->comm)};
     if (comm_host_all_gather(straggler->comm, "busy time", times, sizeof *times / sizeof(double), COMM_F64, &ignored))
         find_straggler(straggler, times);
-    free(times);
 }
 
 void straggler_step(StragglerDetector *straggler) {

@@ -53,12 +53,17 @@ typedef struct Verdict {
     int rank, value; /* exit code or signal */
 } Verdict;
 
+/* A regular expression for lines of output; not present: no line matches. */
+typedef struct LinePattern {
+    bool present;
+    regex_t expression;
+} LinePattern;
+
 /* rendezvous is NULL exactly when nodes == 1. The device of rank r of this node is devices[r], for r < plan.count. */
 typedef struct Supervisor {
     const LaunchOptions *options;
     const StopRequest *stop;
-    RankPlan plan;
-    char **command;         /* owned; with on_nan=skip at its end once that is needed */
+    RankPlan plan;          /* command and devices are owned; the command ends with on_nan=skip once that is needed */
     char address[256];      /* of node 0 */
     int node, nodes, port;  /* port: of node 0 */
     Rendezvous *rendezvous; /* NULL: one node */
@@ -68,12 +73,10 @@ typedef struct Supervisor {
     bool suspect;           /* the node must pass its self-test before ranks start */
     bool over;              /* node 0 said that the run is over */
     int devices[1024], failed_device, failures;
-    char *visible;     /* owned; the devices that are left, for the vendors' variables; NULL: as they were */
     int64_t best_step; /* over all attempts */
     Ranks ranks;
     Verdict verdict;
-    bool has_restart_on, has_stop_on;
-    regex_t restart_on, stop_on;
+    LinePattern restart_on, stop_on;
     Health *health;
     double next_health;
 } Supervisor;
@@ -85,11 +88,14 @@ static void judge(Supervisor *supervisor, Event event, int value, int rank) {
     if (!supervisor->verdict.rule || rule < supervisor->verdict.rule) supervisor->verdict = (Verdict){rule, rank, value};
 }
 
+static bool matches(const LinePattern *pattern, const char *line) {
+    return pattern->present && regexec(&pattern->expression, line, 0, NULL, 0) == 0;
+}
+
 static void judge_line(void *context, int rank, const char *line) {
     Supervisor *supervisor = context;
-    if (supervisor->has_stop_on && regexec(&supervisor->stop_on, line, 0, NULL, 0) == 0) judge(supervisor, EVENT_STOP_LINE, 0, rank);
-    if (supervisor->has_restart_on && regexec(&supervisor->restart_on, line, 0, NULL, 0) == 0)
-        judge(supervisor, EVENT_RESTART_LINE, 0, rank);
+    if (matches(&supervisor->stop_on, line)) judge(supervisor, EVENT_STOP_LINE, 0, rank);
+    if (matches(&supervisor->restart_on, line)) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
 /* A rank that the supervisor killed is not the cause, unless all ranks were killed. */
@@ -139,7 +145,7 @@ static void report_health(void *context, const char *line) {
 static void look_at_health(Supervisor *supervisor) {
     if (log_seconds() < supervisor->next_health) return;
     supervisor->next_health = log_seconds() + HEALTH_SECONDS;
-    health_look(supervisor->health, report_health, supervisor);
+    health_look(supervisor->health, (HealthListener){report_health, supervisor});
 }
 
 /* Returns when all ranks have ended. After a failure the others have LEAVE_SECONDS to notice it and to report; after
@@ -234,8 +240,7 @@ static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
         free(visible);
         visible = longer;
     }
-    free(supervisor->visible);
-    supervisor->visible = visible;
+    free(plan->devices);
     plan->devices = visible;
 }
 
@@ -243,14 +248,19 @@ static bool may_shrink(const Supervisor *supervisor) {
     return supervisor->options->shrink && supervisor->plan.count > 1 && supervisor->nodes == 1;
 }
 
-static void skip_nan(Supervisor *supervisor) {
+/* The command of the ranks, for the caller to free; with room for skip_nan. */
+static char **rank_command(char *const *command) {
     size_t count = 0;
-    while (supervisor->command[count]) count++;
-    if (count && !strcmp(supervisor->command[count - 1], "on_nan=skip")) return;
-    supervisor->command = memory_resize(supervisor->command, (count + 2) * sizeof *supervisor->command);
-    supervisor->command[count] = "on_nan=skip";
-    supervisor->command[count + 1] = NULL;
-    supervisor->plan.command = supervisor->command;
+    while (command[count]) count++;
+    char **copy = memory_allocate((count + 3) * sizeof *copy);
+    copy[0] = "smelt";
+    memcpy(copy + 1, command, count * sizeof *copy);
+    return copy;
+}
+
+static void skip_nan(char **command) {
+    while (command[1]) command++;
+    if (strcmp(*command, "on_nan=skip")) command[1] = "on_nan=skip";
 }
 
 /* The pause doubles with every failure in a row; a request to stop ends it. */
@@ -287,7 +297,7 @@ static bool start_again(Supervisor *supervisor, int64_t step, Error *error) {
         supervisor->failures, (long long)options->restarts);
     if (may_shrink(supervisor) && !progress && same) leave_out(supervisor, verdict->rank, "which failed twice in a row without progress");
     supervisor->failed_device = supervisor->devices[verdict->rank];
-    if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor);
+    if (verdict->rule->action == ACTION_RESTART_SKIPPING) skip_nan(supervisor->plan.command);
     supervisor->suspect = supervisor->suspect || verdict->rule->action == ACTION_TEST_AND_RESTART;
     if (progress) supervisor->local_failures = 0;
     if (is_local(verdict)) supervisor->local_failures++;
@@ -379,18 +389,20 @@ static void report_end(const Supervisor *supervisor, bool done, const Error *err
 
 /* -- The run ------------------------------------------------------------------------------------------------------- */
 
+static bool stopped_after(int64_t step, Error *error) {
+    return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+}
+
 static bool run(Supervisor *supervisor, Error *error) {
     for (;;) {
         if (!(supervisor->rendezvous ? prepare_with_others : prepare_alone)(supervisor, error)) return error->code == ERROR_NONE;
         int64_t step = attempt(supervisor, error);
         if (step < 0) return false;
         if (supervisor->verdict.rule->action == ACTION_NONE) return true;
-        if (supervisor->stop->signal)
-            return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+        if (supervisor->stop->signal) return stopped_after(step, error);
         if (!start_again(supervisor, step, error)) return false;
         wait_before_start(supervisor->stop, supervisor->failures);
-        if (supervisor->stop->signal)
-            return error_set(error, ERROR_PREEMPTED, "stopped after step %lld: the same command continues", (long long)step);
+        if (supervisor->stop->signal) return stopped_after(step, error);
     }
 }
 
@@ -443,48 +455,39 @@ static bool open_rendezvous(Supervisor *supervisor, Error *error) {
                                                  .address = supervisor->address,
                                                  .port = supervisor->port,
                                                  .away = supervisor->options->away,
-                                                 .command = supervisor->command,
+                                                 .command = supervisor->plan.command,
                                                  .stop = supervisor->stop},
         error);
     return supervisor->rendezvous != NULL;
 }
 
-static bool compile_pattern(const char *name, const char *text, regex_t *pattern, bool *present, Error *error) {
+static bool compile_pattern(const char *name, const char *text, LinePattern *pattern, Error *error) {
     char reason[128];
     if (!*text) return true;
-    int result = regcomp(pattern, text, REG_EXTENDED | REG_NOSUB);
-    *present = result == 0;
+    int result = regcomp(&pattern->expression, text, REG_EXTENDED | REG_NOSUB);
+    pattern->present = result == 0;
     if (result == 0) return true;
-    regerror(result, pattern, reason, sizeof reason);
+    regerror(result, &pattern->expression, reason, sizeof reason);
     return error_set(error, ERROR_USAGE, "%s=%s: %s", name, text, reason);
-}
-
-static char **copy_command(char *const *command) {
-    size_t count = 0;
-    while (command[count]) count++;
-    char **copy = memory_allocate((count + 1) * sizeof *copy);
-    memcpy(copy, command, count * sizeof *copy);
-    return copy;
 }
 
 bool launch(const LaunchOptions *options, char *const *command, const StopRequest *stop, Error *error) {
     Supervisor *supervisor = memory_allocate(sizeof *supervisor);
-    *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1, .command = copy_command(command)};
+    *supervisor = (Supervisor){.options = options, .stop = stop, .failed_device = -1};
     supervisor->plan =
-        (RankPlan){.command = supervisor->command, .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
+        (RankPlan){.command = rank_command(command), .count = (int)options->ranks, .show_all = options->output == LAUNCH_OUTPUT_ALL};
     for (int i = 0; i < supervisor->plan.count; i++) supervisor->devices[i] = i;
-    bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error);
-    done = done && compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, &supervisor->has_restart_on, error);
-    done = done && compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, &supervisor->has_stop_on, error);
     supervisor->health = health_open("");
-    done = done && run(supervisor, error);
+    bool done = find_node(supervisor, error) && open_rendezvous(supervisor, error) &&
+                compile_pattern("restart_on", options->restart_on, &supervisor->restart_on, error) &&
+                compile_pattern("stop_on", options->stop_on, &supervisor->stop_on, error) && run(supervisor, error);
     report_end(supervisor, done, error);
     rendezvous_close(supervisor->rendezvous);
     health_close(supervisor->health);
-    if (supervisor->has_restart_on) regfree(&supervisor->restart_on);
-    if (supervisor->has_stop_on) regfree(&supervisor->stop_on);
-    free(supervisor->visible);
-    free(supervisor->command);
+    if (supervisor->restart_on.present) regfree(&supervisor->restart_on.expression);
+    if (supervisor->stop_on.present) regfree(&supervisor->stop_on.expression);
+    free(supervisor->plan.devices);
+    free(supervisor->plan.command);
     free(supervisor);
     return done;
 }
