@@ -1,7 +1,7 @@
 /* Chunks: intervals cut into what is hashed, shared and read as one. A rank's chunks become tensors of its shard and
  * entries of its manifest. Chunks that an older checkpoint has with the same contents refer to its files instead, which
  * are linked into the new checkpoint's folder. Owns the names and arrays of a Chunks. Called by save.c. */
-#include "ckpt/chunks_internal.h"
+#include "ckpt/ckpt_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,15 +46,11 @@ typedef struct OlderFile {
 } OlderFile;
 
 static int entry_compare(const void *left, const void *right) {
-    const Interval *a = &(*(ManifestInterval *const *)left)->interval, *b = &(*(ManifestInterval *const *)right)->interval;
-    int order = strcmp(a->name, b->name);
-    return order != 0 ? order : (a->first > b->first) - (a->first < b->first);
+    return interval_compare(*(ManifestInterval *const *)left, *(ManifestInterval *const *)right);
 }
 
 static bool same_contents(const ManifestInterval *a, const ManifestInterval *b) {
-    const Interval *x = &a->interval, *y = &b->interval;
-    return a->range.hash == b->range.hash && x->type == y->type && x->count == y->count && x->rank == y->rank &&
-           memcmp(x->shape, y->shape, (size_t)x->rank * sizeof x->shape[0]) == 0;
+    return a->range.hash == b->range.hash && a->interval.count == b->interval.count && interval_same_tensor(&a->interval, &b->interval);
 }
 
 static void chunks_hash(Chunks *chunks) {
@@ -91,15 +87,10 @@ static char *shared_name(const Manifest *older, const char *name) {
 /* Adds a file of the older checkpoint to those of the new one, and links it into the new folder. */
 static bool file_share(Chunks *chunks, Store *store, const Manifest *older, size_t file, const char *folder, Error *error) {
     ManifestFile shared = older->files[file];
-    char *older_folder = folder_step(older->step), *from = memory_format("%s/%s", older_folder, shared.name);
+    StorePath from = store_format("%s/%s", folder_step(older->step).text, shared.name);
     shared.name = shared_name(older, shared.name);
-    char *to = memory_format("%s/%s", folder, shared.name);
     array_append(chunks->files, chunks->file_count, shared);
-    bool good = store_link(store, from, to, error);
-    free(to);
-    free(from);
-    free(older_folder);
-    return good;
+    return store_link(store, from.text, store_format("%s/%s", folder, shared.name).text, error);
 }
 
 bool chunks_share(Chunks *chunks, Store *store, const Manifest *older, const char *folder, Error *error) {
@@ -132,8 +123,7 @@ static bool tensors_write(
     Chunks *chunks, Store *store, const char *name, const StoredTensor *tensors, ManifestInterval **entries, size_t count, Error *error) {
     ManifestFile *shard = &chunks->files[0];
     StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
-    char *path = store_path(store, name);
-    StoreSpan *spans = safetensors_layout(path, tensors, count, NULL, ranges, error);
+    StoreSpan *spans = safetensors_layout(store_path(store, name).text, tensors, count, NULL, ranges, error);
     if (spans) {
         shard->header = ranges[0];
         shard->bytes = ranges[count].end;
@@ -145,7 +135,6 @@ static bool tensors_write(
         if (!chunks->hashed) spans[i + 1].hash = &range->hash;
     }
     bool good = spans && store_put(store, name, spans, count + 1, error);
-    free(path);
     free(spans);
     free(ranges);
     return good;
@@ -162,11 +151,9 @@ bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *
         entries[count] = &chunks->entries[i];
         tensors[count++] = (StoredTensor){range, chunk->type, 1, {chunk->count}, chunk->data};
     }
-    char *name = memory_format("%s/%s", folder, shard);
     chunks->files[0].name = shard;
-    bool good = tensors_write(chunks, store, name, tensors, entries, count, error);
+    bool good = tensors_write(chunks, store, store_format("%s/%s", folder, shard).text, tensors, entries, count, error);
     for (size_t i = 0; i < count; i++) free((char *)tensors[i].name);
-    free(name);
     free(entries);
     free(tensors);
     return good;

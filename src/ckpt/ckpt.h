@@ -105,9 +105,6 @@ typedef struct CheckpointPlan {
  * them in a file system, a copy made by the server in a bucket. So every checkpoint stays complete in its own folder,
  * whichever others are removed; but damage to a shared file damages all that share it. */
 bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error *error);
-/* checkpoint_write by a single rank, with nothing shared. */
-bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
-    CheckpointStats *stats, Error *error);
 
 /* checkpoint_write in a thread. What `plan` points to must stay as it is until checkpoint_finish. */
 typedef struct CheckpointJob CheckpointJob;

@@ -74,17 +74,38 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
 bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error);
 void manifest_free(Manifest *manifest); /* after manifest_read */
 
+/* -- chunks.c ------------------------------------------------------------------------------------------------------ */
+
+/* A chunk is up to CHUNK_BYTES of an interval. Each lies in files[entry.file]: file 0 is the shard that this rank
+ * writes, the others are files of an older checkpoint that have it already. */
+typedef struct Chunks {
+    ManifestInterval *entries; /* their intervals point into the caller's memory */
+    size_t count;
+    ManifestFile *files;
+    size_t file_count; /* at least 1 */
+    int64_t shared;    /* bytes of chunks that are not written */
+    bool hashed;
+} Chunks;
+
+Chunks chunks_cut(const Interval *intervals, size_t count);
+void chunks_free(Chunks *chunks);
+/* Finds the files of an older checkpoint that hold unchanged chunks, and links them into `folder`. After a failure the
+ * chunks must be cut again. */
+bool chunks_share(Chunks *chunks, Store *store, const Manifest *older, const char *folder, Error *error);
+/* Writes the shard with all other chunks. `shard` is its name in `folder` and is kept. */
+bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *shard, Error *error);
+
 /* -- folder.c ------------------------------------------------------------------------------------------------------ */
 
-char *folder_step(int64_t step);                    /* "checkpoints/step-00000040"; the caller frees */
-char *folder_draft(int64_t step, uint64_t attempt); /* its temporary name in a store that renames folders */
-char *folder_aside(int64_t step);                   /* the name of what is being replaced */
-char *folder_manifest(const char *folder);          /* FOLDER/manifest.json */
+StorePath folder_step(int64_t step);                    /* "checkpoints/step-00000040" */
+StorePath folder_draft(int64_t step, uint64_t attempt); /* its temporary name in a store that renames folders */
+StorePath folder_aside(int64_t step);                   /* the name of what is being replaced */
+StorePath folder_manifest(const char *folder);          /* FOLDER/manifest.json */
 
 typedef struct FolderListing {
     int64_t *steps; /* complete, newest first */
     size_t count;
-    char **leftovers; /* folders of what was half-written */
+    StorePath *leftovers; /* folders of what was half-written */
     size_t leftover_count;
     int64_t *replaced; /* steps that were being replaced */
     size_t replaced_count;
@@ -96,6 +117,10 @@ void folder_listing_free(FolderListing *listing);
 
 /* -- load.c -------------------------------------------------------------------------------------------------------- */
 
+/* For qsort of intervals, or of what begins with one: by name, then by first element. */
+int interval_compare(const void *left, const void *right);
+/* Whether the types and shapes of the tensors are equal. */
+bool interval_same_tensor(const Interval *a, const Interval *b);
 /* Reads the manifest of a step and checks the step and the sizes of all files: cheap, and sees everything but flipped
  * data. */
 bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error);

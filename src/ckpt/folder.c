@@ -4,8 +4,8 @@
  *   step-00000040.partial-ID     being written, or being removed
  *   step-00000040.replaced       a complete one that makes way for a new one of its step, on file systems that cannot
  *                                exchange two names; it gets its name back if that was interrupted
- * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. A listing owns
- * its strings. Called by save.c and load.c. */
+ * In a bucket, a checkpoint is complete once it has its manifest, which is put last and removed first. Called by save.c
+ * and load.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,6 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
 
 static const char FOLDER[] = "checkpoints";
@@ -21,18 +20,17 @@ static const char PARTIAL[] = ".partial";
 static const char REPLACED[] = ".replaced";
 static const char MANIFEST[] = "manifest.json";
 
-char *folder_step(int64_t step) { return memory_format("%s/step-%08lld", FOLDER, (long long)step); }
+StorePath folder_step(int64_t step) { return store_format("%s/step-%08lld", FOLDER, (long long)step); }
 
-char *folder_draft(int64_t step, uint64_t attempt) {
-    return memory_format("%s/step-%08lld%s-%llx", FOLDER, (long long)step, PARTIAL, (unsigned long long)attempt);
+StorePath folder_draft(int64_t step, uint64_t attempt) {
+    return store_format("%s/step-%08lld%s-%llx", FOLDER, (long long)step, PARTIAL, (unsigned long long)attempt);
 }
 
-char *folder_aside(int64_t step) { return memory_format("%s/step-%08lld%s", FOLDER, (long long)step, REPLACED); }
+StorePath folder_aside(int64_t step) { return store_format("%s/step-%08lld%s", FOLDER, (long long)step, REPLACED); }
 
-char *folder_manifest(const char *folder) { return memory_format("%s/%s", folder, MANIFEST); }
+StorePath folder_manifest(const char *folder) { return store_format("%s/%s", folder, MANIFEST); }
 
 void folder_listing_free(FolderListing *listing) {
-    for (size_t i = 0; i < listing->leftover_count; i++) free(listing->leftovers[i]);
     free(listing->leftovers);
     free(listing->steps);
     free(listing->replaced);
@@ -51,12 +49,11 @@ static bool has_manifest(Store *store, const char *folder, bool *found, Error *e
  * none. */
 static bool add_final(FolderListing *listing, Store *store, int64_t step, Error *error) {
     bool complete = true;
-    char *folder = folder_step(step);
-    bool good = store_renames(store) || has_manifest(store, folder, &complete, error);
-    if (good && complete) array_append(listing->steps, listing->count, step);
-    if (good && !complete) array_append(listing->leftovers, listing->leftover_count, folder);
-    else free(folder);
-    return good;
+    StorePath folder = folder_step(step);
+    if (!store_renames(store) && !has_manifest(store, folder.text, &complete, error)) return false;
+    if (complete) array_append(listing->steps, listing->count, step);
+    else array_append(listing->leftovers, listing->leftover_count, folder);
+    return true;
 }
 
 /* Sorts one entry into the listing; other names are ignored. */
@@ -70,7 +67,7 @@ static bool add(FolderListing *listing, Store *store, const char *name, Error *e
     if (*suffix == '\0') return add_final(listing, store, step, error);
     if (strcmp(suffix, REPLACED) == 0) array_append(listing->replaced, listing->replaced_count, step);
     else if (strncmp(suffix, PARTIAL, sizeof PARTIAL - 1) == 0)
-        array_append(listing->leftovers, listing->leftover_count, memory_format("%s/%s", FOLDER, name));
+        array_append(listing->leftovers, listing->leftover_count, store_format("%s/%s", FOLDER, name));
     return true;
 }
 
@@ -82,20 +79,15 @@ static bool has_step(const FolderListing *listing, int64_t step) {
 
 /* Gives a replaced checkpoint its name back when its successor never got it. */
 static bool recover(FolderListing *listing, Store *store, int64_t step, Error *error) {
-    char *replaced = folder_aside(step);
+    StorePath replaced = folder_aside(step), final = folder_step(step);
     if (has_step(listing, step)) {
         array_append(listing->leftovers, listing->leftover_count, replaced);
         return true;
     }
-    char *final = folder_step(step);
-    bool good = store_rename(store, replaced, final, replaced, error);
-    if (good) {
-        log_warn("%s is in use again; its replacement was not completed", final);
-        array_append(listing->steps, listing->count, step);
-    }
-    free(final);
-    free(replaced);
-    return good;
+    if (!store_rename(store, replaced.text, final.text, replaced.text, error)) return false;
+    log_warn("%s is in use again; its replacement was not completed", final.text);
+    array_append(listing->steps, listing->count, step);
+    return true;
 }
 
 static int newest_first(const void *left, const void *right) {

@@ -24,10 +24,14 @@ typedef struct Reading {
     size_t wanted_count;
 } Reading;
 
-static int interval_compare(const void *left, const void *right) {
+int interval_compare(const void *left, const void *right) {
     const Interval *a = left, *b = right;
     int order = strcmp(a->name, b->name);
     return order != 0 ? order : (a->first > b->first) - (a->first < b->first);
+}
+
+bool interval_same_tensor(const Interval *a, const Interval *b) {
+    return a->type == b->type && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
 }
 
 static bool intervals_meet(const Interval *a, const Interval *b) {
@@ -71,7 +75,7 @@ static bool chunk_read(
     const StoreObject *shard, const ManifestInterval *chunk, const Interval *wanted, size_t wanted_count, char *scratch, Error *error) {
     const int64_t block_bytes = store_block_bytes(shard->store);
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path);
+    if (!hash) return error_set(error, ERROR_MEMORY, "%s: no memory for a checksum", shard->path.text);
     XXH3_64bits_reset(hash);
     const Interval *interval = &chunk->interval;
     const int64_t origin = interval->first * (int64_t)stored_type_bytes(interval->type), bytes = chunk->range.end - chunk->range.begin;
@@ -86,7 +90,7 @@ static bool chunk_read(
         for (size_t i = 0; i < wanted_count; i++) block_copy(&wanted[i], block, origin + done, length);
     }
     if (good && XXH3_64bits_digest(hash) != chunk->range.hash)
-        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path,
+        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: bytes %lld to %lld (%s) do not match their checksum", shard->path.text,
             (long long)chunk->range.begin, (long long)chunk->range.end, interval->name);
     XXH3_freeState(hash);
     return good;
@@ -130,13 +134,10 @@ static bool shard_header_check(const StoreObject *shard, const ManifestFile *lis
 
 /* Opens a shard and checks its size. store_object_close afterwards, also after a failure. */
 static bool shard_open(StoreObject *shard, Store *store, const char *folder, const ManifestFile *listed, Error *error) {
-    char *name = memory_format("%s/%s", folder, listed->name);
-    bool good = store_object_open(store, name, shard, error);
-    free(name);
-    if (good && shard->bytes != listed->bytes)
-        good = error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path,
-            (long long)shard->bytes, (long long)listed->bytes);
-    return good;
+    return store_object_open(store, store_format("%s/%s", folder, listed->name).text, shard, error) &&
+           (shard->bytes == listed->bytes ||
+               error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes, but was written with %lld; it is damaged", shard->path.text,
+                   (long long)shard->bytes, (long long)listed->bytes));
 }
 
 static bool shard_read(const Reading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
@@ -173,27 +174,22 @@ static bool shards_read(const Reading *reading, Error *error) {
 
 /* The manifest of a step, unless it belongs to another one. */
 static bool step_manifest_read(Manifest *manifest, Store *store, const char *folder, int64_t step, Error *error) {
-    char *name = folder_manifest(folder), *path = store_path(store, folder);
-    bool good = manifest_read(manifest, store, name, error);
-    if (good && manifest->step != step) {
-        good = error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", path, (long long)manifest->step);
-        manifest_free(manifest);
-    }
-    free(path);
-    free(name);
-    return good;
+    if (!manifest_read(manifest, store, folder_manifest(folder).text, error)) return false;
+    if (manifest->step == step) return true;
+    error_set(error, ERROR_CHECKPOINT, "%s holds step %lld; it was renamed", store_path(store, folder).text, (long long)manifest->step);
+    manifest_free(manifest);
+    return false;
 }
 
 bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *error) {
-    char *folder = folder_step(step);
-    bool good = step_manifest_read(manifest, store, folder, step, error);
+    StorePath folder = folder_step(step);
+    bool good = step_manifest_read(manifest, store, folder.text, step, error);
     for (size_t i = 0; good && i < manifest->file_count; i++) {
         StoreObject shard;
-        good = shard_open(&shard, store, folder, &manifest->files[i], error);
+        good = shard_open(&shard, store, folder.text, &manifest->files[i], error);
         store_object_close(&shard);
         if (!good) manifest_free(manifest);
     }
-    free(folder);
     return good;
 }
 
@@ -201,20 +197,16 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
 static bool checkpoint_verify(Store *store, int64_t step, Error *error) {
     Manifest manifest;
     if (!checkpoint_open(&manifest, store, step, error)) return false;
-    char *folder = folder_step(step);
-    Reading everything = {.store = store, .folder = folder, .manifest = &manifest, .everything = true};
+    StorePath folder = folder_step(step);
+    Reading everything = {.store = store, .folder = folder.text, .manifest = &manifest, .everything = true};
     bool good = shards_read(&everything, error);
-    free(folder);
     manifest_free(&manifest);
     return good;
 }
 
 static void warn_of_leftovers(const Store *store, const FolderListing *listing) {
-    for (size_t i = 0; i < listing->leftover_count; i++) {
-        char *path = store_path(store, listing->leftovers[i]);
-        log_warn("%s is half-written and skipped; the next save removes it", path);
-        free(path);
-    }
+    for (size_t i = 0; i < listing->leftover_count; i++)
+        log_warn("%s is half-written and skipped; the next save removes it", store_path(store, listing->leftovers[i].text).text);
 }
 
 static int64_t latest(Store *store, bool *failed, Error *error) {
@@ -229,11 +221,9 @@ static int64_t latest(Store *store, bool *failed, Error *error) {
         else log_warn("checkpoint of step %lld is skipped: %s", (long long)listing.steps[i], reason.message);
     }
     *failed = found < 0 && listing.count > 0;
-    if (*failed) {
-        char *path = store_path(store, "checkpoints");
-        error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", path, listing.count, reason.message);
-        free(path);
-    }
+    if (*failed)
+        error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", store_path(store, "checkpoints").text,
+            listing.count, reason.message);
     folder_listing_free(&listing);
     return found;
 }
@@ -283,10 +273,6 @@ static const char *tensor_format(const Interval *interval, TensorText text) {
     return text;
 }
 
-static bool same_tensor(const Interval *a, const Interval *b) {
-    return a->type == b->type && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0;
-}
-
 /* Checks that the stored intervals of the tensor, from `stored` on in order of their first element, leave no gap. */
 static bool coverage_check(const Interval *wanted, const Interval *stored, const Interval *end, const char *folder, Error *error) {
     if (wanted->count > 0 && (stored == end || strcmp(stored->name, wanted->name) != 0))
@@ -294,7 +280,7 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
     int64_t reached = wanted->first;
     for (; stored < end && strcmp(stored->name, wanted->name) == 0; stored++) {
         TensorText in_checkpoint, in_model;
-        if (!same_tensor(stored, wanted))
+        if (!interval_same_tensor(stored, wanted))
             return error_set(error, ERROR_CHECKPOINT, "%s: tensor %s is %s there and %s here; the model is not the one that was saved",
                 folder, wanted->name, tensor_format(stored, in_checkpoint), tensor_format(wanted, in_model));
         if (stored->first <= reached && stored->first + stored->count > reached) reached = stored->first + stored->count;
@@ -334,14 +320,13 @@ bool checkpoint_load(const char *where, int64_t step, const Interval *intervals,
     Store *store = store_open(where, error);
     if (!store) return false;
     Manifest manifest;
-    char *folder = folder_step(step);
-    bool good = step_manifest_read(&manifest, store, folder, step, error);
+    StorePath folder = folder_step(step);
+    bool good = step_manifest_read(&manifest, store, folder.text, step, error);
     if (good) {
-        good = load(store, folder, &manifest, intervals, count, error);
+        good = load(store, folder.text, &manifest, intervals, count, error);
         if (good && metadata) *metadata = json_incref(manifest.metadata);
         manifest_free(&manifest);
     }
-    free(folder);
     store_close(store);
     return good;
 }

@@ -58,15 +58,11 @@ static json_t *manifest_to_json(const Manifest *manifest) {
 }
 
 bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error) {
-    char *path = store_path(store, name);
+    StorePath path = store_path(store, name);
     json_t *json = manifest_to_json(manifest);
     char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
     json_decref(json);
-    if (!body) {
-        error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", path);
-        free(path);
-        return false;
-    }
+    if (!body) return error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", path.text);
     body[strlen(body) - 1] = '\0'; /* the closing brace, which comes back with TAIL */
 
     HashText hash;
@@ -75,13 +71,12 @@ bool manifest_write(const Manifest *manifest, Store *store, const char *name, in
     *bytes = (int64_t)strlen(text);
     bool good;
     if (*bytes > MANIFEST_MAX_BYTES)
-        good = error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path,
+        good = error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path.text,
             (long long)*bytes, MANIFEST_MAX_BYTES);
     else good = store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
     free(text);
     free(hashed);
     free(body);
-    free(path);
     return good;
 }
 
@@ -157,20 +152,19 @@ static const char *manifest_parse(Manifest *manifest) {
 
 bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *error) {
     *manifest = (Manifest){0};
-    char *path = store_path(store, name);
+    StorePath path = store_path(store, name);
     int64_t length;
     char *text = store_get(store, name, MANIFEST_MAX_BYTES, &length, error);
     bool good = text != NULL;
     if (good && !checksum_check(text, length))
-        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path);
+        good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path.text);
     if (good) {
         json_error_t reason;
         manifest->json = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &reason);
         const char *fault = manifest->json ? manifest_parse(manifest) : reason.text;
-        if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path, fault);
+        if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path.text, fault);
     }
     free(text);
-    free(path);
     if (!good) manifest_free(manifest);
     return good;
 }

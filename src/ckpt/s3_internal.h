@@ -41,10 +41,10 @@ typedef struct S3Body {
 } S3Body;
 
 typedef struct S3Request {
-    const char *method;     /* "GET", "PUT", "POST", "HEAD", "DELETE" */
-    const char *key;        /* of the object, unencoded; "" for the bucket */
-    const char *query;      /* "a=b&c=d", values encoded, in order of name; or NULL */
-    const char *headers[2]; /* "Name: value", or NULL */
+    const char *method; /* "GET", "PUT", "POST", "HEAD", "DELETE" */
+    const char *key;    /* of the object, unencoded; "" for the bucket */
+    char *query;        /* "a=b&c=d", values encoded, in order of name; or NULL */
+    char *headers[2];   /* "Name: value", or NULL */
     S3Body body;
     void *target; /* where exactly `target_bytes` of the answer go; NULL: it is text */
     int64_t target_bytes;
@@ -58,10 +58,10 @@ typedef struct S3Reply {
     char *text; /* at most 8 MiB, with a NUL; the caller frees */
 } S3Reply;
 
-/* Sends it until it is answered for good: broken connections, overloaded servers and server errors are tried again
- * after growing, random pauses. True for status 2xx, and, where `absent` is given, for 404: then *absent is set. May
- * be called from several threads at once. */
-bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error);
+/* Sends a request until it is answered for good, and frees its query and headers: broken connections, overloaded
+ * servers and server errors are tried again after growing, random pauses. True for status 2xx, and, where `absent` is
+ * given, for 404: then *absent is set. May be called from several threads at once. */
+bool s3_send(S3 *s3, S3Request request, S3Reply *reply, bool *absent, Error *error);
 
 /* Percent-encodes all but letters, digits, "-._~" and, with `slashes`, "/". The caller frees. */
 char *s3_encode(const char *text, bool slashes);

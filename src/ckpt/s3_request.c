@@ -165,7 +165,9 @@ static void entities_decode(char *text) {
 }
 
 char *s3_next_tag(const char **at, const char *tag) {
-    char *open = memory_format("<%s>", tag), *close = memory_format("</%s>", tag), *content = NULL;
+    char open[32], close[sizeof open + 1], *content = NULL;
+    snprintf(open, sizeof open, "<%s>", tag);
+    snprintf(close, sizeof close, "</%s>", tag);
     const char *begin = *at ? strstr(*at, open) : NULL;
     const char *end = begin ? strstr(begin, close) : NULL;
     if (end) {
@@ -174,8 +176,6 @@ char *s3_next_tag(const char **at, const char *tag) {
         entities_decode(content);
         *at = end + strlen(close);
     }
-    free(close);
-    free(open);
     return content;
 }
 
@@ -195,18 +195,14 @@ typedef struct Attempt {
 static size_t body_read(char *buffer, size_t size, size_t items, void *context) {
     Attempt *attempt = context;
     const S3Body *body = &attempt->request->body;
-    int64_t room = (int64_t)(size * items), left = body->bytes - attempt->sent, at = body->offset + attempt->sent;
-    int64_t copied = 0;
-    room = int_min(room, left);
-    for (size_t i = 0; i < body->count && copied < room; i++) {
-        int64_t length = body->spans[i].bytes;
-        if (at < length) {
-            int64_t bytes = int_min(length - at, room - copied);
-            memcpy(buffer + copied, (const char *)body->spans[i].data + at, (size_t)bytes);
-            copied += bytes;
-            at += bytes;
-        }
-        at -= length;
+    int64_t room = int_min((int64_t)(size * items), body->bytes - attempt->sent), copied = 0;
+    int64_t at = body->offset + attempt->sent; /* relative to span i */
+    for (size_t i = 0; copied < room; at -= body->spans[i++].bytes) {
+        int64_t bytes = int_min(body->spans[i].bytes - at, room - copied);
+        if (bytes <= 0) continue;
+        memcpy(buffer + copied, (const char *)body->spans[i].data + at, (size_t)bytes);
+        copied += bytes;
+        at += bytes;
     }
     attempt->sent += copied;
     return (size_t)copied;
@@ -359,7 +355,7 @@ static char *request_url(const S3 *s3, const S3Request *request) {
     return url;
 }
 
-bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
+static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
     if (strlen(request->key) > UNENCODED_BYTES)
         return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
     char *url = request_url(s3, request);
@@ -385,5 +381,12 @@ bool s3_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Err
         free(reply->text);
         reply->text = NULL;
     }
+    return good;
+}
+
+bool s3_send(S3 *s3, S3Request request, S3Reply *reply, bool *absent, Error *error) {
+    bool good = request_send(s3, &request, reply, absent, error);
+    free(request.query);
+    for (int i = 0; i < 2; i++) free(request.headers[i]);
     return good;
 }

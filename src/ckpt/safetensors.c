@@ -181,14 +181,15 @@ static bool header_parse(Safetensors *file, const char *path, size_t *data_begin
     return !file->metadata || metadata_check(path, file->metadata, error);
 }
 
-/* The bytes of the data that the header gives to a tensor. */
-typedef struct Claim {
-    int64_t begin, end;
-    const char *name;
-} Claim;
+/* The bytes of a tensor whose header entry was checked. */
+static int64_t tensor_bytes(const StoredTensor *tensor) {
+    int64_t bytes = 0;
+    stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes);
+    return bytes;
+}
 
-/* Checks one entry of the header against the `available` bytes of data. */
-static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, int64_t available, Claim *claim, Error *error) {
+/* Checks one entry of the header against the `available` bytes of `data`. */
+static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, const char *data, int64_t available, Error *error) {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
     json_int_t begin, end;
     int64_t bytes;
@@ -206,25 +207,28 @@ static bool tensor_parse(StoredTensor *tensor, const char *path, json_t *entry, 
     if (!stored_bytes(tensor->type, tensor->shape, tensor->rank, &bytes) || bytes != end - begin)
         return error_set(
             error, ERROR_CHECKPOINT, "%s: tensor %s has %lld bytes, which is not what its shape needs", path, tensor->name, end - begin);
-    *claim = (Claim){.begin = begin, .end = end, .name = tensor->name};
+    tensor->data = data + begin;
     return true;
 }
 
-static int claim_compare(const void *left, const void *right) {
-    const Claim *a = left, *b = right;
-    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
-    return (a->end > b->end) - (a->end < b->end);
+/* By place in the data, empty tensors first. */
+static int place_compare(const void *left, const void *right) {
+    const StoredTensor *a = left, *b = right;
+    const char *begin = a->data, *other = b->data;
+    int64_t bytes = tensor_bytes(a), other_bytes = tensor_bytes(b);
+    return begin != other ? (begin > other) - (begin < other) : (bytes > other_bytes) - (bytes < other_bytes);
 }
 
-/* Claims must tile the data: overlaps and holes are where files hide things. */
-static bool claims_check(const char *path, Claim *claims, size_t count, int64_t available, Error *error) {
-    qsort(claims, count, sizeof *claims, claim_compare);
+/* Tensors, in order of place, must tile the data: overlaps and holes are where files hide things. */
+static bool tiles_check(const char *path, const StoredTensor *tensors, size_t count, const char *data, int64_t available, Error *error) {
     int64_t end = 0;
-    for (size_t i = 0; i < count; end = claims[i++].end)
-        if (claims[i].begin != end)
+    for (size_t i = 0; i < count; end += tensor_bytes(&tensors[i++])) {
+        int64_t begin = (const char *)tensors[i].data - data;
+        if (begin != end)
             return error_set(error, ERROR_CHECKPOINT,
                 "%s: tensor %s starts at byte %lld of the data, and what is before it ends at %lld: the tensors %s; the file is damaged",
-                path, claims[i].name, (long long)claims[i].begin, (long long)end, claims[i].begin < end ? "overlap" : "leave a hole");
+                path, tensors[i].name, (long long)begin, (long long)end, begin < end ? "overlap" : "leave a hole");
+    }
     if (end != available)
         return error_set(
             error, ERROR_CHECKPOINT, "%s has %lld bytes of data behind the last tensor; it is damaged", path, (long long)(available - end));
@@ -240,7 +244,6 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
     int64_t available = (int64_t)(file->map.size - data_begin);
     size_t entries = json_object_size(file->header);
     file->tensors = memory_allocate((entries + 1) * sizeof *file->tensors);
-    Claim *claims = memory_allocate((entries + 1) * sizeof *claims);
     bool good = true;
     const char *name;
     json_t *entry;
@@ -250,12 +253,12 @@ static bool tensors_parse(Safetensors *file, const char *path, size_t data_begin
         tensor->name = name;
         good = stored_name_is_plain(name) ||
                error_set(error, ERROR_CHECKPOINT, "%s: the name of tensor number %zu holds a control character", path, file->count + 1);
-        good = good && tensor_parse(tensor, path, entry, available, &claims[file->count], error);
+        good = good && tensor_parse(tensor, path, entry, data, available, error);
         if (!good) break;
-        tensor->data = data + claims[file->count++].begin;
+        file->count++;
     }
-    good = good && claims_check(path, claims, file->count, available, error);
-    free(claims);
+    qsort(file->tensors, file->count, sizeof *file->tensors, place_compare);
+    good = good && tiles_check(path, file->tensors, file->count, data, available, error);
     qsort(file->tensors, file->count, sizeof *file->tensors, tensor_compare);
     return good;
 }

@@ -9,27 +9,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread.h"
-#include "ckpt/chunks_internal.h"
+#include "ckpt/ckpt_internal.h"
 
 /* A save under way: its names, and what it needs everywhere. */
 typedef struct Save {
     const CheckpointPlan *plan;
     Store *store;
-    char *draft, *final, *aside; /* folders; draft is final where nothing can be renamed */
-    char suffix[24];             /* of the names of an attempt, where two attempts could share a folder; else "" */
+    StorePath draft, final, aside; /* folders; draft is final where nothing can be renamed */
+    char suffix[24];               /* of the names of an attempt, where two attempts could share a folder; else "" */
     int64_t bytes, shared;
 } Save;
 
 /* -- One rank's shard --------------------------------------------------------------------------------------------- */
 
-static char *rank_manifest_name(const Save *save, int rank) { return memory_format("rank-%05d%s.json", rank, save->suffix); }
+/* The name of a file in the draft. */
+static StorePath draft_path(const Save *save, const char *name) { return store_format("%s/%s", save->draft.text, name); }
+
+static StorePath rank_manifest_name(const Save *save, int rank) { return store_format("rank-%05d%s.json", rank, save->suffix); }
 
 /* The newest good checkpoint before this step; false when there is none. */
 static bool older_read(const Save *save, Manifest *older) {
@@ -48,7 +50,7 @@ static void share_older(Save *save, Chunks *chunks) {
     Manifest older;
     Error error = {0};
     if (!save->plan->share || !older_read(save, &older)) return;
-    if (!chunks_share(chunks, save->store, &older, save->draft, &error)) {
+    if (!chunks_share(chunks, save->store, &older, save->draft.text, &error)) {
         log_warn("%s: unchanged chunks are written again", error.message);
         chunks_free(chunks);
         *chunks = chunks_cut(save->plan->intervals, save->plan->count);
@@ -57,24 +59,21 @@ static void share_older(Save *save, Chunks *chunks) {
     manifest_free(&older);
 }
 
-/* Writes a manifest into the draft under `name`, which it frees. */
-static bool manifest_put(Save *save, const Manifest *manifest, char *name, Error *error) {
-    char *path = memory_format("%s/%s", save->draft, name);
+/* Writes a manifest into the draft. */
+static bool manifest_put(Save *save, const Manifest *manifest, StorePath name, Error *error) {
     int64_t bytes = 0;
-    bool good = manifest_write(manifest, save->store, path, &bytes, error);
+    bool good = manifest_write(manifest, save->store, draft_path(save, name.text).text, &bytes, error);
     save->bytes += bytes;
-    free(path);
-    free(name);
     return good;
 }
 
 /* Writes this rank's shard and describes it: in the manifest if there are no other ranks, else in its rank manifest. */
 static bool shard_write(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
-    char *shard = memory_format("shard-%05d-of-%05d%s.safetensors", plan->rank, plan->ranks, save->suffix);
+    StorePath shard = store_format("shard-%05d-of-%05d%s.safetensors", plan->rank, plan->ranks, save->suffix);
     Chunks chunks = chunks_cut(plan->intervals, plan->count);
     share_older(save, &chunks);
-    bool good = chunks_write(&chunks, save->store, save->draft, shard, error), alone = plan->ranks == 1;
+    bool good = chunks_write(&chunks, save->store, save->draft.text, shard.text, error), alone = plan->ranks == 1;
     if (good) {
         Manifest manifest = {.step = plan->step,
             .metadata = alone ? plan->metadata : NULL,
@@ -83,10 +82,9 @@ static bool shard_write(Save *save, Error *error) {
             .intervals = chunks.entries,
             .interval_count = chunks.count};
         for (size_t i = 0; i < chunks.file_count; i++) save->bytes += chunks.files[i].bytes;
-        good = manifest_put(save, &manifest, alone ? memory_copy_string("manifest.json") : rank_manifest_name(save, plan->rank), error);
+        good = manifest_put(save, &manifest, alone ? store_format("manifest.json") : rank_manifest_name(save, plan->rank), error);
     }
     chunks_free(&chunks);
-    free(shard);
     return good;
 }
 
@@ -104,13 +102,11 @@ static void failure_write(Save *save, const Error *reason) {
 /* How many of the rank manifests are there; `missing` is the first rank whose is not. */
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
     FileList listing;
-    if (!store_list(save->store, save->draft, &listing, error)) return false;
+    if (!store_list(save->store, save->draft.text, &listing, error)) return false;
     *there = 0;
     *missing = -1;
     for (int rank = 0; rank < save->plan->ranks; rank++) {
-        char *name = rank_manifest_name(save, rank);
-        bool found = file_list_has(&listing, name);
-        free(name);
+        bool found = file_list_has(&listing, rank_manifest_name(save, rank).text);
         *there += found;
         if (!found && *missing < 0) *missing = rank;
     }
@@ -152,10 +148,7 @@ static void manifest_join(Manifest *joined, const Manifest *one) {
 
 /* Reads the manifest of a rank; fails with the rank's reason if it failed there. */
 static bool rank_manifest_read(const Save *save, int rank, Manifest *manifest, Error *error) {
-    char *name = rank_manifest_name(save, rank), *path = memory_format("%s/%s", save->draft, name);
-    bool good = manifest_read(manifest, save->store, path, error);
-    free(path);
-    free(name);
+    bool good = manifest_read(manifest, save->store, draft_path(save, rank_manifest_name(save, rank).text).text, error);
     const char *failure = good ? json_string_value(json_object_get(manifest->metadata, "failure")) : NULL;
     if (!failure) return good || error_context(error, "rank %d", rank);
     error_set(error, ERROR_CHECKPOINT, "rank %d: %s", rank, failure);
@@ -175,7 +168,7 @@ static bool ranks_join(Save *save, Error *error) {
     }
     save->bytes = 0;
     for (size_t i = 0; i < joined.file_count; i++) save->bytes += joined.files[i].bytes;
-    good = good && manifest_put(save, &joined, memory_copy_string("manifest.json"), error);
+    good = good && manifest_put(save, &joined, store_format("manifest.json"), error);
     while (read > 0) manifest_free(&manifests[--read]);
     free(manifests);
     free(joined.files);
@@ -202,8 +195,8 @@ static void leftovers_remove(const Save *save) {
     Error error = {0};
     if (!list_or_warn(save, &listing)) return;
     for (size_t i = 0; i < listing.leftover_count; i++)
-        if (strcmp(listing.leftovers[i], save->draft) != 0) /* other ranks may have begun */
-            remove_or_warn(save->store, listing.leftovers[i]);
+        if (strcmp(listing.leftovers[i].text, save->draft.text) != 0) /* other ranks may have begun */
+            remove_or_warn(save->store, listing.leftovers[i].text);
     folder_listing_free(&listing);
     if (!store_clean(save->store, "checkpoints", save->suffix, &error)) log_warn("%s", error.message);
 }
@@ -219,34 +212,26 @@ static void draft_sweep(const Save *save) {
     Manifest manifest;
     FileList listing = {0};
     Error error = {0};
-    char *name = folder_manifest(save->draft);
-    if (manifest_read(&manifest, save->store, name, &error) && store_list(save->store, save->draft, &listing, &error))
+    if (manifest_read(&manifest, save->store, folder_manifest(save->draft.text).text, &error) &&
+        store_list(save->store, save->draft.text, &listing, &error))
         for (size_t i = 0; i < listing.count; i++)
-            if (!is_listed(&manifest, listing.entries[i].name)) {
-                char *stray = memory_format("%s/%s", save->draft, listing.entries[i].name);
-                remove_or_warn(save->store, stray);
-                free(stray);
-            }
+            if (!is_listed(&manifest, listing.entries[i].name)) remove_or_warn(save->store, draft_path(save, listing.entries[i].name).text);
     file_list_free(&listing);
     manifest_free(&manifest);
-    free(name);
 }
 
 /* Removes a checkpoint so that an interruption does not leave what looks like a damaged one. */
 static void checkpoint_discard(const Save *save, int64_t step) {
-    char *final = folder_step(step), *draft = folder_draft(step, save->plan->attempt), *manifest = folder_manifest(final);
+    StorePath final = folder_step(step), draft = folder_draft(step, save->plan->attempt);
     Error error = {0};
     if (!store_renames(save->store)) {
-        remove_or_warn(save->store, manifest);
-        remove_or_warn(save->store, final);
-    } else if (store_rename(save->store, final, draft, draft, &error)) {
-        remove_or_warn(save->store, draft);
+        remove_or_warn(save->store, folder_manifest(final.text).text);
+        remove_or_warn(save->store, final.text);
+    } else if (store_rename(save->store, final.text, draft.text, draft.text, &error)) {
+        remove_or_warn(save->store, draft.text);
     } else {
         log_warn("an old checkpoint stays: %s", error.message);
     }
-    free(manifest);
-    free(draft);
-    free(final);
 }
 
 static void checkpoints_prune(const Save *save) {
@@ -266,7 +251,7 @@ static void checkpoints_prune(const Save *save) {
 
 static bool publish(const Save *save, Error *error) {
     if (save->plan->ranks > 1 || save->plan->share || !store_renames(save->store)) draft_sweep(save);
-    return !store_renames(save->store) || store_rename(save->store, save->draft, save->final, save->aside, error);
+    return !store_renames(save->store) || store_rename(save->store, save->draft.text, save->final.text, save->aside.text, error);
 }
 
 /* -- A whole save ------------------------------------------------------------------------------------------------- */
@@ -287,8 +272,8 @@ static bool save_first_rank(Save *save, Error *error) {
     leftovers_remove(save);
     bool good = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && publish(save, error);
     if (store_renames(save->store)) {
-        remove_or_warn(save->store, save->draft); /* what failed, or what was replaced */
-        if (good) remove_or_warn(save->store, save->aside);
+        remove_or_warn(save->store, save->draft.text); /* what failed, or what was replaced */
+        if (good) remove_or_warn(save->store, save->aside.text);
     }
     if (good) checkpoints_prune(save);
     return good;
@@ -307,22 +292,13 @@ bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error 
     if (!save.store) return false;
     if (!store_renames(save.store)) snprintf(save.suffix, sizeof save.suffix, "-%llx", (unsigned long long)plan->attempt);
     save.final = folder_step(plan->step);
-    save.draft = store_renames(save.store) ? folder_draft(plan->step, plan->attempt) : memory_copy_string(save.final);
+    save.draft = store_renames(save.store) ? folder_draft(plan->step, plan->attempt) : save.final;
     save.aside = folder_aside(plan->step);
     bool good = plan->rank == 0 ? save_first_rank(&save, error) : save_other_rank(&save, error);
     if (!good) failure_explain(&save, error);
     else if (stats) *stats = (CheckpointStats){.seconds = log_seconds() - start, .bytes = save.bytes, .shared = save.shared};
-    free(save.aside);
-    free(save.draft);
-    free(save.final);
     store_close(save.store);
     return good;
-}
-
-bool checkpoint_save(const char *where, int64_t step, const Interval *intervals, size_t count, json_t *metadata, int keep,
-    CheckpointStats *stats, Error *error) {
-    const uint64_t attempt = (uint64_t)getpid();
-    return checkpoint_write(&(CheckpointPlan){where, step, intervals, count, metadata, keep, .ranks = 1, .attempt = attempt}, stats, error);
 }
 
 bool checkpoint_probe(const char *where, Error *error) {

@@ -3,6 +3,7 @@
 #include "ckpt/store_internal.h"
 
 #include <omp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,13 +25,19 @@ void store_close(Store *store) {
     free(store);
 }
 
-char *store_path(const Store *store, const char *name) { return memory_format("%s/%s", store->where, name); }
+StorePath store_format(const char *format, ...) {
+    StorePath path;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(path.text, sizeof path.text, format, arguments);
+    va_end(arguments);
+    return path;
+}
+
+StorePath store_path(const Store *store, const char *name) { return store_format("%s/%s", store->where, name); }
 
 bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t count, Error *error) {
-    char *path = store_path(store, name);
-    bool good = store->kind->put(store, path, spans, count, error);
-    free(path);
-    return good;
+    return store->kind->put(store, store_path(store, name).text, spans, count, error);
 }
 
 bool store_object_open(Store *store, const char *name, StoreObject *object, Error *error) {
@@ -44,11 +51,7 @@ bool store_object_read(const StoreObject *object, void *data, int64_t bytes, int
     return object->store->kind->object_read(object, data, bytes, offset, error);
 }
 
-void store_object_close(StoreObject *object) {
-    file_close(&object->file);
-    free(object->path);
-    *object = (StoreObject){0};
-}
+void store_object_close(StoreObject *object) { file_close(&object->file); }
 
 int64_t store_block_bytes(const Store *store) { return store->kind->block_bytes; }
 
@@ -60,7 +63,7 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
     char *text = NULL;
     *length = object.bytes;
     if (object.bytes > limit) {
-        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path, (long long)object.bytes,
+        error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path.text, (long long)object.bytes,
             (long long)limit);
     } else {
         text = memory_allocate((size_t)object.bytes + 1);
@@ -75,53 +78,32 @@ char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, 
 
 bool store_list(Store *store, const char *folder, FileList *list, Error *error) {
     *list = (FileList){0};
-    char *path = store_path(store, folder);
-    bool good = store->kind->list(store, path, list, error);
-    if (!good) file_list_free(list);
-    free(path);
-    return good;
+    if (store->kind->list(store, store_path(store, folder).text, list, error)) return true;
+    file_list_free(list);
+    return false;
 }
 
 bool store_link(Store *store, const char *from, const char *to, Error *error) {
-    char *old_path = store_path(store, from), *new_path = store_path(store, to);
-    bool good = store->kind->link(store, old_path, new_path, error);
-    free(new_path);
-    free(old_path);
-    return good;
+    return store->kind->link(store, store_path(store, from).text, store_path(store, to).text, error);
 }
 
-bool store_remove(Store *store, const char *name, Error *error) {
-    char *path = store_path(store, name);
-    bool good = store->kind->remove(store, path, error);
-    free(path);
-    return good;
-}
+bool store_remove(Store *store, const char *name, Error *error) { return store->kind->remove(store, store_path(store, name).text, error); }
 
 bool store_clean(Store *store, const char *folder, const char *except, Error *error) {
-    char *path = store_path(store, folder);
-    bool good = !store->kind->clean || store->kind->clean(store, path, except, error);
-    free(path);
-    return good;
+    return !store->kind->clean || store->kind->clean(store, store_path(store, folder).text, except, error);
 }
 
 bool store_renames(const Store *store) { return store->kind->rename != NULL; }
 
 bool store_rename(Store *store, const char *from, const char *to, const char *aside, Error *error) {
-    char *old_path = store_path(store, from), *new_path = store_path(store, to), *aside_path = store_path(store, aside);
-    bool good = store->kind->rename(store, old_path, new_path, aside_path, error);
-    free(aside_path);
-    free(new_path);
-    free(old_path);
-    return good;
+    return store->kind->rename(store, store_path(store, from).text, store_path(store, to).text, store_path(store, aside).text, error);
 }
 
 void store_append_free(const Store *store, char *text, size_t size) {
-    char *path = store_path(store, "checkpoints"), left[32];
+    char left[32];
     size_t length = strlen(text);
-    double bytes = store_renames(store) ? file_free_bytes(path) : -1;
-    if (bytes >= 0) {
-        log_format_bytes(bytes, left);
-        snprintf(text + length, size - length, ", %s free", left);
-    }
-    free(path);
+    double bytes = store_renames(store) ? file_free_bytes(store_path(store, "checkpoints").text) : -1;
+    if (bytes < 0) return;
+    log_format_bytes(bytes, left);
+    snprintf(text + length, size - length, ", %s free", left);
 }

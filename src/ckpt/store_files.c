@@ -104,7 +104,7 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
 }
 
 static bool object_open(StoreObject *object, Error *error) {
-    bool good = file_open(&object->file, object->path, error);
+    bool good = file_open(&object->file, object->path.text, error);
     object->bytes = object->file.bytes;
     return good;
 }

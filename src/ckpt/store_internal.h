@@ -11,6 +11,7 @@
  * AWS_MAX_ATTEMPTS. None of them is ever printed. */
 #pragma once
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,13 +19,17 @@
 #include "base/error.h"
 #include "base/file.h"
 
+/* The name of an object or folder. A longer one is cut to PATH_MAX characters, which every store refuses. */
+typedef struct StorePath { char text[PATH_MAX + 1]; } StorePath;
+StorePath store_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 typedef struct Store Store;
 
 /* `where` is a folder, which need not exist yet, or s3://BUCKET or s3://BUCKET/PREFIX. Nothing is sent yet. */
 Store *store_open(const char *where, Error *error);
 void store_close(Store *store);
-/* "WHERE/NAME", for messages; the caller frees. */
-char *store_path(const Store *store, const char *name);
+/* "WHERE/NAME", for messages. */
+StorePath store_path(const Store *store, const char *name);
 
 /* Consecutive bytes of an object in memory. Where `hash` is not NULL it receives their XXH3. */
 typedef struct StoreSpan {
@@ -38,7 +43,7 @@ bool store_put(Store *store, const char *name, const StoreSpan *spans, size_t co
 /* An object opened for reading. */
 typedef struct StoreObject {
     Store *store;
-    char *path; /* "WHERE/NAME" */
+    StorePath path; /* "WHERE/NAME" */
     int64_t bytes;
     File file; /* of a store on a file system */
 } StoreObject;

@@ -36,7 +36,7 @@ static const char *key_of(const Store *store, const char *path) { return path + 
 static bool send(Store *store, const char *path, S3Request request, S3Reply *reply, bool *absent, Error *error) {
     request.key = key_of(store, path);
     request.path = path;
-    return s3_send(s3_of(store), &request, reply, absent, error);
+    return s3_send(s3_of(store), request, reply, absent, error);
 }
 
 /* Sends a request of which only the success matters. Deleting what is absent succeeds. */
@@ -49,18 +49,23 @@ static bool send_simple(Store *store, const char *path, S3Request request, Error
 
 /* -- Multipart uploads -------------------------------------------------------------------------------------------- */
 
+/* An object that is uploaded from spans, or copied on the server. */
 typedef struct Upload {
     Store *store;
     const char *path;
-    char *id; /* encoded for a query */
     int64_t bytes, part_bytes;
+    const StoreSpan *spans;
+    size_t count;
+    const char *source; /* BUCKET/KEY of the object to copy, encoded; NULL: the spans */
+    char *id;           /* encoded for a query */
     int parts;
     char (*etags)[128];
 } Upload;
 
 static bool upload_begin(Upload *upload, Error *error) {
     S3Reply reply;
-    if (!send(upload->store, upload->path, (S3Request){.method = "POST", .query = "uploads="}, &reply, NULL, error)) return false;
+    S3Request request = {.method = "POST", .query = memory_copy_string("uploads=")};
+    if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
     const char *at = reply.text;
     char *id = s3_next_tag(&at, "UploadId");
     upload->id = id ? s3_encode(id, false) : NULL;
@@ -70,73 +75,68 @@ static bool upload_begin(Upload *upload, Error *error) {
     return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->path);
 }
 
-/* Sends one part of the spans, or, with a header `copied` that names an object on the server, of that. */
-static bool upload_part(Upload *upload, int part, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
+static char *copy_header(const char *source) { return memory_format("x-amz-copy-source: /%s", source); }
+
+static bool upload_part(Upload *upload, int part, Error *error) {
     int64_t begin = part * upload->part_bytes, bytes = int_min(upload->bytes - begin, upload->part_bytes);
-    char *query = memory_format("partNumber=%d&uploadId=%s", part + 1, upload->id);
-    char *range = memory_format("x-amz-copy-source-range: bytes=%lld-%lld", (long long)begin, (long long)(begin + bytes - 1));
-    S3Request request = {.method = "PUT", .query = query};
-    if (copied) request.headers[0] = copied, request.headers[1] = range;
-    else request.body = (S3Body){.spans = spans, .count = count, .offset = begin, .bytes = bytes};
-    S3Reply reply;
-    bool good = send(upload->store, upload->path, request, &reply, NULL, error);
-    if (good) {
-        const char *at = reply.text;
-        char *etag = copied ? s3_next_tag(&at, "ETag") : NULL;
-        snprintf(upload->etags[part], sizeof upload->etags[part], "%s", etag ? etag : reply.etag);
-        free(etag);
-        free(reply.text);
+    S3Request request = {.method = "PUT", .query = memory_format("partNumber=%d&uploadId=%s", part + 1, upload->id)};
+    if (upload->source) {
+        request.headers[0] = copy_header(upload->source);
+        request.headers[1] = memory_format("x-amz-copy-source-range: bytes=%lld-%lld", (long long)begin, (long long)(begin + bytes - 1));
+    } else {
+        request.body = (S3Body){.spans = upload->spans, .count = upload->count, .offset = begin, .bytes = bytes};
     }
-    free(range);
-    free(query);
-    return good;
+    S3Reply reply;
+    if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
+    const char *at = reply.text;
+    char *etag = upload->source ? s3_next_tag(&at, "ETag") : NULL;
+    snprintf(upload->etags[part], sizeof upload->etags[part], "%s", etag ? etag : reply.etag);
+    free(etag);
+    free(reply.text);
+    return true;
 }
 
-static bool upload_parts(Upload *upload, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
+static bool upload_parts(Upload *upload, Error *error) {
     bool good = true;
 #pragma omp parallel for schedule(dynamic) num_threads(CONNECTIONS)
     for (int i = 0; i < upload->parts; i++) {
         Error failure = {0};
-        if (loop_going(&good) && !upload_part(upload, i, spans, count, copied, &failure)) loop_fail(&good, &failure, error);
+        if (loop_going(&good) && !upload_part(upload, i, &failure)) loop_fail(&good, &failure, error);
     }
     return good;
 }
 
 static bool upload_end(Upload *upload, Error *error) {
-    char *query = memory_format("uploadId=%s", upload->id), *list = NULL;
+    char *list = NULL;
     size_t length = 0;
     FILE *text = open_memstream(&list, &length);
-    if (!text) return free(query), error_set(error, ERROR_MEMORY, "no memory for a list of parts");
+    if (!text) return error_set(error, ERROR_MEMORY, "no memory for a list of parts");
     fprintf(text, "<CompleteMultipartUpload>");
     for (int i = 0; i < upload->parts; i++)
         fprintf(text, "<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>", i + 1, upload->etags[i]);
     fprintf(text, "</CompleteMultipartUpload>");
     fclose(text);
     StoreSpan body = {.data = list, .bytes = (int64_t)length};
-    bool good = send_simple(upload->store, upload->path,
-        (S3Request){.method = "POST",
-            .query = query,
-            .headers = {"Content-Type: application/xml"},
-            .body = {.spans = &body, .count = 1, .bytes = body.bytes}},
-        error);
+    S3Request request = {.method = "POST",
+        .query = memory_format("uploadId=%s", upload->id),
+        .headers = {memory_copy_string("Content-Type: application/xml")},
+        .body = {.spans = &body, .count = 1, .bytes = body.bytes}};
+    bool good = send_simple(upload->store, upload->path, request, error);
     free(list);
-    free(query);
     return good;
 }
 
 static void upload_abort(Upload *upload) {
     Error ignored = {0};
-    char *query = memory_format("uploadId=%s", upload->id);
-    send_simple(upload->store, upload->path, (S3Request){.method = "DELETE", .query = query}, &ignored);
-    free(query);
+    S3Request request = {.method = "DELETE", .query = memory_format("uploadId=%s", upload->id)};
+    send_simple(upload->store, upload->path, request, &ignored);
 }
 
-/* Uploads the spans, or copies an object on the server. */
-static bool upload_run(Upload *upload, const StoreSpan *spans, size_t count, const char *copied, Error *error) {
+static bool upload_run(Upload *upload, Error *error) {
     upload->parts = (int)divide_up(upload->bytes, upload->part_bytes);
     bool good = upload_begin(upload, error);
     if (good) {
-        good = upload_parts(upload, spans, count, copied, error) && upload_end(upload, error);
+        good = upload_parts(upload, error) && upload_end(upload, error);
         if (!good) upload_abort(upload);
     }
     free(upload->etags);
@@ -159,40 +159,41 @@ static int64_t spans_hash(const StoreSpan *spans, size_t count) {
 static bool put(Store *store, const char *path, const StoreSpan *spans, size_t count, Error *error) {
     int64_t bytes = spans_hash(spans, count), part_bytes = PART_BYTES;
     while (bytes > part_bytes * MOST_PARTS) part_bytes *= 2;
-    if (bytes > part_bytes)
-        return upload_run(&(Upload){.store = store, .path = path, .bytes = bytes, .part_bytes = part_bytes}, spans, count, NULL, error);
+    Upload upload = {.store = store, .path = path, .bytes = bytes, .part_bytes = part_bytes, .spans = spans, .count = count};
+    if (bytes > part_bytes) return upload_run(&upload, error);
     return send_simple(store, path, (S3Request){.method = "PUT", .body = {.spans = spans, .count = count, .bytes = bytes}}, error);
 }
 
-static bool object_open(StoreObject *object, Error *error) {
+static bool object_size(Store *store, const char *path, int64_t *bytes, Error *error) {
     S3Reply reply;
-    if (!send(object->store, object->path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
+    if (!send(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
     free(reply.text);
-    object->bytes = reply.length;
-    return reply.length >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", object->path);
+    *bytes = reply.length;
+    return *bytes >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", path);
 }
+
+static bool object_open(StoreObject *object, Error *error) { return object_size(object->store, object->path.text, &object->bytes, error); }
 
 static bool object_read(const StoreObject *object, void *data, int64_t bytes, int64_t offset, Error *error) {
     if (bytes == 0) return true;
     if (offset + bytes > object->bytes)
-        return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld are needed", object->path,
+        return error_set(error, ERROR_CHECKPOINT, "%s is truncated: it ends at byte %lld, but %lld are needed", object->path.text,
             (long long)object->bytes, (long long)(offset + bytes));
-    char *range = memory_format("Range: bytes=%lld-%lld", (long long)offset, (long long)(offset + bytes - 1));
-    S3Request request = {.method = "GET", .headers = {range}, .target = data, .target_bytes = bytes};
-    bool good = send_simple(object->store, object->path, request, error);
-    free(range);
-    return good;
+    S3Request request = {.method = "GET",
+        .headers = {memory_format("Range: bytes=%lld-%lld", (long long)offset, (long long)(offset + bytes - 1))},
+        .target = data,
+        .target_bytes = bytes};
+    return send_simple(object->store, object->path.text, request, error);
 }
 
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
-    StoreObject object = {.store = store, .path = (char *)from};
-    if (!object_open(&object, error)) return false;
-    char *encoded = s3_encode(from + strlen(SCHEME), true), *source = memory_format("x-amz-copy-source: /%s", encoded);
-    Upload upload = {.store = store, .path = to, .bytes = object.bytes, .part_bytes = COPY_PART_BYTES};
-    bool good = object.bytes > MOST_COPIED ? upload_run(&upload, NULL, 0, source, error)
-                                           : send_simple(store, to, (S3Request){.method = "PUT", .headers = {source}}, error);
+    int64_t bytes;
+    if (!object_size(store, from, &bytes, error)) return false;
+    char *source = s3_encode(from + strlen(SCHEME), true);
+    Upload upload = {.store = store, .path = to, .bytes = bytes, .part_bytes = COPY_PART_BYTES, .source = source};
+    bool good = bytes > MOST_COPIED ? upload_run(&upload, error)
+                                    : send_simple(store, to, (S3Request){.method = "PUT", .headers = {copy_header(source)}}, error);
     free(source);
-    free(encoded);
     return good;
 }
 
@@ -216,14 +217,15 @@ static void names_append(FileList *listing, const char *text, const char *outer,
     }
 }
 
-/* Sends a query to the bucket for what lies below a folder. */
-static bool query_folder(Store *store, const char *folder, const char *query, S3Reply *reply, Error *error) {
-    return s3_send(s3_of(store), &(S3Request){.method = "GET", .key = "", .query = query, .path = folder}, reply, NULL, error);
+/* Sends a query to the bucket for what lies below a folder, and frees it. */
+static bool query_folder(Store *store, const char *folder, char *query, S3Reply *reply, Error *error) {
+    return s3_send(s3_of(store), (S3Request){.method = "GET", .key = "", .query = query, .path = folder}, reply, NULL, error);
 }
 
 /* All names below a folder: its direct entries, or, with `deep`, every object. */
 static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
-    char *prefix = memory_format("%s/", key_of(store, folder)), *encoded = s3_encode(prefix, false), *token = memory_copy_string("");
+    StorePath prefix = store_format("%s/", key_of(store, folder));
+    char *encoded = s3_encode(prefix.text, false), *token = memory_copy_string("");
     bool good = true;
     while (good && token) {
         char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
@@ -234,18 +236,16 @@ static bool keys_list(Store *store, const char *folder, bool deep, FileList *lis
         good = query_folder(store, folder, query, &reply, error);
         if (good) {
             const char *text = reply.text ? reply.text : "", *at = text;
-            names_append(listing, text, "Contents", "Key", prefix);
-            names_append(listing, text, "CommonPrefixes", "Prefix", prefix);
+            names_append(listing, text, "Contents", "Key", prefix.text);
+            names_append(listing, text, "CommonPrefixes", "Prefix", prefix.text);
             char *next = s3_next_tag(&at, "NextContinuationToken");
             token = next ? s3_encode(next, false) : NULL;
             free(next);
             free(reply.text);
         }
-        free(query);
     }
     free(token);
     free(encoded);
-    free(prefix);
     return good;
 }
 
@@ -257,9 +257,8 @@ static bool remove_all(Store *store, const char *path, Error *error) {
     FileList listing = {0};
     bool good = keys_list(store, path, true, &listing, error);
     for (size_t i = 0; i < listing.count && good; i++) {
-        char *object = memory_format("%s/%s", path, listing.entries[i].name);
-        good = send_simple(store, object, (S3Request){.method = "DELETE"}, error);
-        free(object);
+        StorePath object = store_format("%s/%s", path, listing.entries[i].name);
+        good = send_simple(store, object.text, (S3Request){.method = "DELETE"}, error);
     }
     if (good && listing.count == 0) good = send_simple(store, path, (S3Request){.method = "DELETE"}, error);
     file_list_free(&listing);
@@ -271,32 +270,28 @@ static void stale_upload_abort(Store *store, const char *folder, const char *exc
     const size_t length = strlen(folder);
     const char *key_at = element, *id_at = element;
     char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
-    char *path = memory_format("%.*s%s", (int)(key_of(store, folder) - folder), folder, key ? key : "");
-    if (id && strncmp(path, folder, length) == 0 && path[length] == '/' && !strstr(path + length, except)) {
-        Upload upload = {.store = store, .path = path, .id = s3_encode(id, false)};
+    StorePath path = store_format("%.*s%s", (int)(key_of(store, folder) - folder), folder, key ? key : "");
+    if (id && strncmp(path.text, folder, length) == 0 && path.text[length] == '/' && !strstr(path.text + length, except)) {
+        Upload upload = {.store = store, .path = path.text, .id = s3_encode(id, false)};
         upload_abort(&upload);
         free(upload.id);
     }
-    free(path);
     free(id);
     free(key);
 }
 
 /* One listing of uploads is enough: what it leaves out is found by the next save. */
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
-    char *prefix = memory_format("%s/", key_of(store, folder)), *encoded = s3_encode(prefix, false);
-    char *query = memory_format("prefix=%s&uploads=", encoded), *element;
+    char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false), *element;
     S3Reply reply;
-    bool good = query_folder(store, folder, query, &reply, error);
+    bool good = query_folder(store, folder, memory_format("prefix=%s&uploads=", encoded), &reply, error);
     const char *at = good ? reply.text : NULL;
     while ((element = s3_next_tag(&at, "Upload"))) {
         stale_upload_abort(store, folder, except, element);
         free(element);
     }
     if (good) free(reply.text);
-    free(query);
     free(encoded);
-    free(prefix);
     return good;
 }
 

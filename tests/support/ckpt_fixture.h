@@ -22,6 +22,7 @@
 
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "checkpoint.h"
 #include "files.h"
 
 typedef struct Fixture {

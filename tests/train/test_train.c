@@ -1,6 +1,7 @@
 /* End to end: the real program trains tiny models. What is shown here is what people rely on: stopping, killing,
  * other threads or less memory change no bit of a run, signals and broken numbers lose nothing, evaluation only
  * looks, and the reports are there. */
+#include "support/checkpoint.h"
 #include "support/train_run.h"
 
 static char *bpe; /* tests/golden/tokenizers/gpt2.json as an absolute path: 700 tokens, the first of which ends documents */
