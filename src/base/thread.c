@@ -14,6 +14,16 @@ int thread_start(pthread_t *thread, void *(*run)(void *context), void *context) 
     return status;
 }
 
+static struct timespec time_of(double seconds) {
+    return (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+}
+
 void thread_sleep(double seconds) {
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)}, NULL);
+    struct timespec time = time_of(seconds);
+    nanosleep(&time, NULL);
+}
+
+bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until) {
+    struct timespec time = time_of(until);
+    return pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &time) == 0;
 }

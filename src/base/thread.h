@@ -2,8 +2,11 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdbool.h>
 
 /* Starts a thread that takes no signals: they belong to the thread that main runs in. Returns 0 or an errno. */
 int thread_start(pthread_t *thread, void *(*run)(void *context), void *context);
 /* Waits at least so long, unless a signal arrives. */
 void thread_sleep(double seconds);
+/* pthread_cond_wait that ends at a time of log_seconds() at the latest; false when it is over. */
+bool thread_wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, double until);

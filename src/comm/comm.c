@@ -159,21 +159,24 @@ void comm_describe(const Comm *comm, char *text, size_t size) {
 /* -- Collectives --------------------------------------------------------------------------------------------------- */
 
 static int64_t *copy_shards(const Comm *comm, const int64_t *shards) {
+    if (!shards) return NULL;
     int64_t *copy = memory_allocate((size_t)(comm->size + 1) * sizeof *copy);
     memcpy(copy, shards, (size_t)(comm->size + 1) * sizeof *copy);
     for (int i = 0; i < comm->size; i++) assert(copy[i] <= copy[i + 1]);
     return copy;
 }
 
-static Task *new_task(Comm *comm, Operation operation, const char *name, void *buffer, int64_t count, CommType type) {
+/* Queues a collective: `wanted` with its shards copied and counted. `host`: in host memory, whatever the device is. */
+static CommTicket queue(Comm *comm, const char *name, Task wanted, bool host) {
+    if (comm->size == 1) return 0;
     Task *task = memory_allocate(sizeof *task);
-    *task = (Task){.comm = comm, .operation = operation, .type = type, .buffer = buffer, .count = count, .to = -1, .from = -1};
+    *task = wanted;
+    task->comm = comm;
     snprintf(task->name, sizeof task->name, "%s", name);
-    return task;
-}
-
-static CommTicket queue(Task *task, bool host) {
-    Comm *comm = task->comm;
+    if (wanted.shards) task->count = wanted.shards[comm->size] - wanted.shards[0];
+    if (wanted.send_shards) task->send_count = wanted.send_shards[comm->size] - wanted.send_shards[0];
+    task->shards = copy_shards(comm, wanted.shards);
+    task->send_shards = copy_shards(comm, wanted.send_shards);
     if (task->operation == EXCHANGE) {
         if (task->to >= 0) task->sequence = ++comm->sent[task->to];
         if (task->from >= 0) task->receive_sequence = ++comm->received[task->from];
@@ -183,46 +186,22 @@ static CommTicket queue(Task *task, bool host) {
     return comm->nccl && !host ? nccl_queue(task) : engine_queue(comm->engine, task);
 }
 
-static CommTicket all_reduce(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, CommReduce reduce, bool host) {
-    if (comm->size == 1) return 0;
-    Task *task = new_task(comm, ALL_REDUCE, name, buffer, count, type);
-    task->reduce = reduce;
-    return queue(task, host);
-}
-
-static CommTicket all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type, bool host) {
-    if (comm->size == 1) return 0;
-    Task *task = new_task(comm, ALL_GATHER, name, buffer, shards[comm->size] - shards[0], type);
-    task->shards = copy_shards(comm, shards);
-    return queue(task, host);
-}
-
-static CommTicket broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root, bool host) {
-    assert(root >= 0 && root < comm->size);
-    if (comm->size == 1) return 0;
-    Task *task = new_task(comm, BROADCAST, name, buffer, count, type);
-    task->root = root;
-    return queue(task, host);
-}
-
 CommTicket comm_all_reduce(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, CommReduce reduce) {
-    return all_reduce(comm, name, buffer, count, type, reduce, false);
+    return queue(comm, name, (Task){.operation = ALL_REDUCE, .type = type, .buffer = buffer, .count = count, .reduce = reduce}, false);
 }
 
 CommTicket comm_reduce_scatter(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type, CommReduce reduce) {
-    if (comm->size == 1) return 0;
-    Task *task = new_task(comm, REDUCE_SCATTER, name, buffer, shards[comm->size] - shards[0], type);
-    task->reduce = reduce;
-    task->shards = copy_shards(comm, shards);
-    return queue(task, false);
+    return queue(
+        comm, name, (Task){.operation = REDUCE_SCATTER, .type = type, .buffer = buffer, .shards = shards, .reduce = reduce}, false);
 }
 
 CommTicket comm_all_gather(Comm *comm, const char *name, void *buffer, const int64_t *shards, CommType type) {
-    return all_gather(comm, name, buffer, shards, type, false);
+    return queue(comm, name, (Task){.operation = ALL_GATHER, .type = type, .buffer = buffer, .shards = shards}, false);
 }
 
 CommTicket comm_broadcast(Comm *comm, const char *name, void *buffer, int64_t count, CommType type, int root) {
-    return broadcast(comm, name, buffer, count, type, root, false);
+    assert(root >= 0 && root < comm->size);
+    return queue(comm, name, (Task){.operation = BROADCAST, .type = type, .buffer = buffer, .count = count, .root = root}, false);
 }
 
 /* What a rank sends to itself where it is alone. */
@@ -239,12 +218,10 @@ CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const
     if (comm->size == 1)
         return copy_alone(comm, (char *)receive + receive_shards[0] * width, (const char *)send + send_shards[0] * width,
             (receive_shards[1] - receive_shards[0]) * width);
-    Task *task = new_task(comm, ALL_TO_ALL, name, receive, receive_shards[comm->size] - receive_shards[0], type);
-    task->send = send;
-    task->send_count = send_shards[comm->size] - send_shards[0];
-    task->shards = copy_shards(comm, receive_shards);
-    task->send_shards = copy_shards(comm, send_shards);
-    return queue(task, false);
+    return queue(comm, name,
+        (Task){
+            .operation = ALL_TO_ALL, .type = type, .buffer = receive, .send = send, .shards = receive_shards, .send_shards = send_shards},
+        false);
 }
 
 CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count,
@@ -252,12 +229,16 @@ CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t
     assert(to >= -1 && to < comm->size && from >= -1 && from < comm->size && (to == comm->rank) == (from == comm->rank));
     if (to < 0 && from < 0) return 0;
     if (comm->size == 1) return copy_alone(comm, receive, send, send_count * type_bytes(type));
-    Task *task = new_task(comm, EXCHANGE, name, receive, from >= 0 ? receive_count : 0, type);
-    task->send = send;
-    task->send_count = to >= 0 ? send_count : 0;
-    task->to = to;
-    task->from = from;
-    return queue(task, false);
+    return queue(comm, name,
+        (Task){.operation = EXCHANGE,
+            .type = type,
+            .buffer = receive,
+            .send = send,
+            .count = from >= 0 ? receive_count : 0,
+            .send_count = to >= 0 ? send_count : 0,
+            .to = to,
+            .from = from},
+        false);
 }
 
 void comm_wait(Comm *comm, CommTicket ticket) {
@@ -276,27 +257,29 @@ bool comm_ok(Comm *comm, Error *error) {
 
 /* -- Collectives in host memory ------------------------------------------------------------------------------------ */
 
-static bool finish(Comm *comm, CommTicket ticket, Error *error) {
-    comm_wait(comm, ticket);
+static bool run_on_host(Comm *comm, const char *name, Task wanted, Error *error) {
+    comm_wait(comm, queue(comm, name, wanted, true));
     return comm_ok(comm, error);
 }
 
 bool comm_host_all_reduce(Comm *comm, const char *name, void *values, int64_t count, CommType type, CommReduce reduce, Error *error) {
-    return finish(comm, all_reduce(comm, name, values, count, type, reduce, true), error);
+    return run_on_host(
+        comm, name, (Task){.operation = ALL_REDUCE, .type = type, .buffer = values, .count = count, .reduce = reduce}, error);
 }
 
 bool comm_host_all_gather(Comm *comm, const char *name, void *values, int64_t count, CommType type, Error *error) {
     int64_t shards[comm->size + 1];
     for (int i = 0; i <= comm->size; i++) shards[i] = i * count;
-    return finish(comm, all_gather(comm, name, values, shards, type, true), error);
+    return run_on_host(comm, name, (Task){.operation = ALL_GATHER, .type = type, .buffer = values, .shards = shards}, error);
 }
 
 bool comm_host_broadcast(Comm *comm, const char *name, void *values, int64_t count, CommType type, int root, Error *error) {
-    return finish(comm, broadcast(comm, name, values, count, type, root, true), error);
+    assert(root >= 0 && root < comm->size);
+    return run_on_host(comm, name, (Task){.operation = BROADCAST, .type = type, .buffer = values, .count = count, .root = root}, error);
 }
 
 bool comm_barrier(Comm *comm, const char *name, Error *error) {
-    return comm->size == 1 || finish(comm, queue(new_task(comm, BARRIER, name, NULL, 0, COMM_U8), true), error);
+    return comm->size == 1 || run_on_host(comm, name, (Task){.operation = BARRIER, .type = COMM_U8}, error);
 }
 
 /* -- For the watchdog and for reports ------------------------------------------------------------------------------ */

@@ -51,6 +51,7 @@ typedef struct Transfer {
 } Transfer;
 
 typedef struct Interval { int64_t start, count; } Interval; /* of elements */
+static inline Interval shard_of(const int64_t *shards, int rank) { return (Interval){shards[rank], shards[rank + 1] - shards[rank]}; }
 
 struct Engine;
 /* One way for messages to travel. Used by one thread at a time. Messages of one pair of ranks arrive in order. */
@@ -83,8 +84,8 @@ typedef struct Task {
     int64_t record;                      /* its number among all records */
     char *buffer;                        /* in place; of ALL_TO_ALL and EXCHANGE what is received */
     const char *send;
-    int64_t count, send_count;     /* elements */
-    int64_t *shards, *send_shards; /* owned */
+    int64_t count, send_count;           /* elements */
+    const int64_t *shards, *send_shards; /* owned once queued */
     int root, to, from;
 } Task;
 
@@ -136,6 +137,9 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
 int64_t engine_record(Engine *engine, const Task *task, CommState state);
 void engine_record_state(Engine *engine, int64_t record, CommState state);
 void task_free(Task *task);
+/* What this rank sends to a peer and receives from it in an ALL_TO_ALL or EXCHANGE; a count of -1: no message. */
+Interval task_sends(const Task *task, int peer);
+Interval task_receives(const Task *task, int peer);
 int64_t task_bytes(const Task *task);
 const char *operation_name(Operation operation);
 

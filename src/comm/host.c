@@ -27,11 +27,13 @@ static Round start_round(const Task *task, uint8_t phase) {
     return (Round){.task = task, .phase = phase, .transfers = memory_allocate((size_t)task->comm->size * 2 * sizeof(Transfer))};
 }
 
-static void add_transfer(Round *round, bool receive, int rank, void *data, int64_t bytes) {
+/* Adds a message of some elements of `base` to or from a rank of the group. */
+static void add_transfer(Round *round, bool receive, int rank, char *base, Interval elements) {
     const Task *task = round->task;
     Transfer *transfer = &round->transfers[round->count++];
+    int64_t width = type_bytes(task->type), bytes = elements.count * width;
     bool differs = task->operation == ALL_TO_ALL || task->operation == EXCHANGE;
-    *transfer = (Transfer){.receive = receive, .peer = task->comm->ranks[rank], .data = data, .bytes = bytes};
+    *transfer = (Transfer){.receive = receive, .peer = task->comm->ranks[rank], .data = base + elements.start * width, .bytes = bytes};
     transfer->label = (Label){.magic = LABEL_MAGIC,
         .group = task->comm->id,
         .sequence = receive ? task->receive_sequence : task->sequence,
@@ -44,8 +46,11 @@ static void add_transfer(Round *round, bool receive, int rank, void *data, int64
     memcpy(transfer->label.name, task->name, NAME_BYTES);
 }
 
-static void add_send(Round *round, int rank, const void *data, int64_t bytes) { add_transfer(round, false, rank, (void *)data, bytes); }
-static void add_receive(Round *round, int rank, void *data, int64_t bytes) { add_transfer(round, true, rank, data, bytes); }
+static void add_send(Round *round, int rank, const char *base, Interval elements) {
+    add_transfer(round, false, rank, (char *)base, elements);
+}
+
+static void add_receive(Round *round, int rank, char *base, Interval elements) { add_transfer(round, true, rank, base, elements); }
 
 static bool run_round(Round *round, Error *error) {
     Transport *transport = round->task->comm->engine->transport;
@@ -61,14 +66,14 @@ static int64_t *even_shards(const Task *task) {
     return shards;
 }
 
-static bool all_gather(const Task *task, const int64_t *shards, uint8_t phase, Error *error) {
+/* Every rank brings its shard of `buffer` and has all of them afterwards. */
+static bool all_gather(const Task *task, char *buffer, const int64_t *shards, uint8_t phase, Error *error) {
     int rank = task->comm->rank;
-    int64_t width = type_bytes(task->type);
     Round round = start_round(task, phase);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
-        add_send(&round, i, task->buffer + shards[rank] * width, (shards[rank + 1] - shards[rank]) * width);
-        add_receive(&round, i, task->buffer + shards[i] * width, (shards[i + 1] - shards[i]) * width);
+        add_send(&round, i, buffer, shard_of(shards, rank));
+        add_receive(&round, i, buffer, shard_of(shards, i));
     }
     return run_round(&round, error);
 }
@@ -94,8 +99,8 @@ static bool reduce_segment(const Task *task, const int64_t *shards, int64_t segm
         Interval theirs = segment_of(shards, i, segment, index);
         inputs[i] = i == rank ? task->buffer + mine.start * width : scratch + segment * width * i;
         if (i == rank) continue;
-        if (theirs.count || index == 0) add_send(&round, i, task->buffer + theirs.start * width, theirs.count * width);
-        if (mine.count || index == 0) add_receive(&round, i, (char *)inputs[i], mine.count * width);
+        if (theirs.count || index == 0) add_send(&round, i, task->buffer, theirs);
+        if (mine.count || index == 0) add_receive(&round, i, scratch, (Interval){segment * i, mine.count});
     }
     if (!run_round(&round, error)) return false;
     if (mine.count) reduce_inputs(task->type, task->reduce, mine.count, size, inputs, task->buffer + mine.start * width);
@@ -116,18 +121,14 @@ static bool reduce_scatter(const Task *task, const int64_t *shards, Error *error
 }
 
 static bool all_reduce_small(const Task *task, Error *error) {
-    int rank = task->comm->rank, size = task->comm->size;
-    int64_t bytes = task->count * type_bytes(task->type);
-    char scratch[SMALL_RANKS][SMALL_BYTES];
+    int size = task->comm->size;
+    int64_t bytes = task->count * type_bytes(task->type), shards[SMALL_RANKS + 1];
+    _Alignas(double) char scratch[SMALL_RANKS * SMALL_BYTES];
     const void *inputs[SMALL_RANKS];
-    Round round = start_round(task, 0);
-    for (int i = 0; i < size; i++) {
-        inputs[i] = i == rank ? task->buffer : scratch[i];
-        if (i == rank) continue;
-        add_send(&round, i, task->buffer, bytes);
-        add_receive(&round, i, scratch[i], bytes);
-    }
-    if (!run_round(&round, error)) return false;
+    for (int i = 0; i <= size; i++) shards[i] = i * task->count;
+    for (int i = 0; i < size; i++) inputs[i] = scratch + i * bytes;
+    memcpy(scratch + task->comm->rank * bytes, task->buffer, (size_t)bytes);
+    if (!all_gather(task, scratch, shards, 0, error)) return false;
     reduce_inputs(task->type, task->reduce, task->count, size, inputs, task->buffer);
     return true;
 }
@@ -135,7 +136,7 @@ static bool all_reduce_small(const Task *task, Error *error) {
 static bool all_reduce(const Task *task, Error *error) {
     if (task->count * type_bytes(task->type) <= SMALL_BYTES && task->comm->size <= SMALL_RANKS) return all_reduce_small(task, error);
     int64_t *shards = even_shards(task);
-    bool done = reduce_scatter(task, shards, error) && all_gather(task, shards, 2, error);
+    bool done = reduce_scatter(task, shards, error) && all_gather(task, task->buffer, shards, 2, error);
     free(shards);
     return done;
 }
@@ -144,13 +145,11 @@ static bool all_reduce(const Task *task, Error *error) {
 
 static bool broadcast_shards(const Task *task, const int64_t *shards, bool whole, Error *error) {
     int rank = task->comm->rank;
-    int64_t width = type_bytes(task->type);
     Round round = start_round(task, 1);
     for (int i = 0; i < task->comm->size; i++) {
-        char *data = task->buffer + (whole ? 0 : shards[i] * width);
-        int64_t bytes = (whole ? task->count : shards[i + 1] - shards[i]) * width;
-        if (rank == task->root && i != rank) add_send(&round, i, data, bytes);
-        if (rank != task->root && i == rank) add_receive(&round, task->root, data, bytes);
+        Interval sent = whole ? (Interval){0, task->count} : shard_of(shards, i);
+        if (rank == task->root && i != rank) add_send(&round, i, task->buffer, sent);
+        if (rank != task->root && i == rank) add_receive(&round, task->root, task->buffer, sent);
     }
     return run_round(&round, error);
 }
@@ -158,37 +157,28 @@ static bool broadcast_shards(const Task *task, const int64_t *shards, bool whole
 static bool broadcast(const Task *task, Error *error) {
     bool whole = task->count * type_bytes(task->type) <= LONG_BYTES || task->comm->size == 2;
     int64_t *shards = even_shards(task);
-    bool done = broadcast_shards(task, shards, whole, error) && (whole || all_gather(task, shards, 2, error));
+    bool done = broadcast_shards(task, shards, whole, error) && (whole || all_gather(task, task->buffer, shards, 2, error));
     free(shards);
     return done;
 }
 
-static bool all_to_all(const Task *task, Error *error) {
+/* ALL_TO_ALL and EXCHANGE. */
+static bool exchange(const Task *task, Error *error) {
     int rank = task->comm->rank;
     int64_t width = type_bytes(task->type);
-    const int64_t *out = task->send_shards, *in = task->shards;
-    if ((out[rank + 1] - out[rank]) != (in[rank + 1] - in[rank]))
-        return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank,
-            (long long)(out[rank + 1] - out[rank]), (long long)(in[rank + 1] - in[rank]));
+    Interval out = task_sends(task, rank), in = task_receives(task, rank);
+    if (out.count != in.count)
+        return error_set(error, ERROR_COMMUNICATION, "rank %d sends itself %lld elements and expects %lld", rank, (long long)out.count,
+            (long long)in.count);
+    if (out.count > 0) memcpy(task->buffer + in.start * width, task->send + out.start * width, (size_t)(out.count * width));
     Round round = start_round(task, 0);
     for (int i = 0; i < task->comm->size; i++) {
         if (i == rank) continue;
-        add_send(&round, i, task->send + out[i] * width, (out[i + 1] - out[i]) * width);
-        add_receive(&round, i, task->buffer + in[i] * width, (in[i + 1] - in[i]) * width);
+        out = task_sends(task, i);
+        in = task_receives(task, i);
+        if (out.count >= 0) add_send(&round, i, task->send, out);
+        if (in.count >= 0) add_receive(&round, i, task->buffer, in);
     }
-    memcpy(task->buffer + in[rank] * width, task->send + out[rank] * width, (size_t)((in[rank + 1] - in[rank]) * width));
-    return run_round(&round, error);
-}
-
-static bool exchange(const Task *task, Error *error) {
-    int64_t width = type_bytes(task->type);
-    if (task->to == task->comm->rank) {
-        memcpy(task->buffer, task->send, (size_t)(task->send_count * width));
-        return true;
-    }
-    Round round = start_round(task, 0);
-    if (task->to >= 0) add_send(&round, task->to, task->send, task->send_count * width);
-    if (task->from >= 0) add_receive(&round, task->from, task->buffer, task->count * width);
     return run_round(&round, error);
 }
 
@@ -199,8 +189,8 @@ static bool barrier(const Task *task, Error *error) {
     uint8_t phase = 0;
     for (int distance = 1; done && distance < size; distance *= 2) {
         Round round = start_round(task, phase++);
-        add_send(&round, (rank + distance) % size, NULL, 0);
-        add_receive(&round, (rank - distance + size) % size, NULL, 0);
+        add_send(&round, (rank + distance) % size, NULL, (Interval){0});
+        add_receive(&round, (rank - distance + size) % size, NULL, (Interval){0});
         done = run_round(&round, error);
     }
     return done;
@@ -210,9 +200,9 @@ bool host_run(const Task *task, Error *error) {
     switch (task->operation) {
     case ALL_REDUCE: return all_reduce(task, error);
     case REDUCE_SCATTER: return reduce_scatter(task, task->shards, error);
-    case ALL_GATHER: return all_gather(task, task->shards, 0, error);
+    case ALL_GATHER: return all_gather(task, task->buffer, task->shards, 0, error);
     case BROADCAST: return broadcast(task, error);
-    case ALL_TO_ALL: return all_to_all(task, error);
+    case ALL_TO_ALL:
     case EXCHANGE: return exchange(task, error);
     case BARRIER: return barrier(task, error);
     }

@@ -168,61 +168,43 @@ static bool are_even(const int64_t *shards, int size) {
     return true;
 }
 
-static int reduce_shards(const Nccl *nccl, const Task *task) {
-    const Comm *comm = task->comm;
+static char *shard_at(const Task *task, int rank) { return task->buffer + task->shards[rank] * type_bytes(task->type); }
+
+/* REDUCE_SCATTER and ALL_GATHER: one call of the library where all shards are equal, else one for each shard. */
+static int issue_shards(const Nccl *nccl, const Task *task) {
+    const bool gather = task->operation == ALL_GATHER;
     const int64_t *shards = task->shards;
-    int type = types[task->type], reduce = reductions[task->reduce], result = 0;
-    int64_t width = type_bytes(task->type);
-    if (are_even(shards, comm->size))
-        return nccl->call.reduce_scatter(task->buffer + shards[0] * width, task->buffer + shards[comm->rank] * width,
-            (size_t)(shards[1] - shards[0]), type, reduce, comm->nccl, nccl->stream);
+    int type = types[task->type], reduce = reductions[task->reduce], size = task->comm->size, result = 0;
+    void *group = task->comm->nccl;
+    char *first = shard_at(task, 0), *mine = shard_at(task, task->comm->rank);
+    size_t count = (size_t)(shards[1] - shards[0]);
+    if (are_even(shards, size))
+        return gather ? nccl->call.all_gather(mine, first, count, type, group, nccl->stream)
+                      : nccl->call.reduce_scatter(first, mine, count, type, reduce, group, nccl->stream);
     nccl->call.begin();
-    for (int i = 0; i < comm->size && !result; i++) {
-        char *shard = task->buffer + shards[i] * width;
-        if (shards[i + 1] > shards[i])
-            result = nccl->call.reduce(shard, shard, (size_t)(shards[i + 1] - shards[i]), type, reduce, i, comm->nccl, nccl->stream);
+    for (int i = 0; i < size && !result; i++) {
+        char *shard = shard_at(task, i);
+        count = (size_t)(shards[i + 1] - shards[i]);
+        if (count == 0) continue;
+        result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, nccl->stream)
+                        : nccl->call.reduce(shard, shard, count, type, reduce, i, group, nccl->stream);
     }
     int ended = nccl->call.end();
     return result ? result : ended;
 }
 
-static int gather_shards(const Nccl *nccl, const Task *task) {
-    const Comm *comm = task->comm;
-    const int64_t *shards = task->shards;
-    int type = types[task->type], result = 0;
+/* ALL_TO_ALL and EXCHANGE: messages between pairs of ranks, all at once. */
+static int issue_messages(const Nccl *nccl, const Task *task) {
     int64_t width = type_bytes(task->type);
-    if (are_even(shards, comm->size))
-        return nccl->call.all_gather(task->buffer + shards[comm->rank] * width, task->buffer + shards[0] * width,
-            (size_t)(shards[1] - shards[0]), type, comm->nccl, nccl->stream);
-    nccl->call.begin();
-    for (int i = 0; i < comm->size && !result; i++) {
-        char *shard = task->buffer + shards[i] * width;
-        if (shards[i + 1] > shards[i])
-            result = nccl->call.broadcast(shard, shard, (size_t)(shards[i + 1] - shards[i]), type, i, comm->nccl, nccl->stream);
-    }
-    int ended = nccl->call.end();
-    return result ? result : ended;
-}
-
-static int send_and_receive(const Nccl *nccl, const Task *task, int rank, Interval out, Interval in) {
     int type = types[task->type], result = 0;
-    int64_t width = type_bytes(task->type);
-    if (out.count) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, rank, task->comm->nccl, nccl->stream);
-    if (in.count && !result)
-        result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, rank, task->comm->nccl, nccl->stream);
-    return result;
-}
-
-static int cross(const Nccl *nccl, const Task *task) {
-    int result = 0;
+    void *group = task->comm->nccl;
     nccl->call.begin();
-    if (task->operation == EXCHANGE) {
-        if (task->to >= 0) result = send_and_receive(nccl, task, task->to, (Interval){0, task->send_count}, (Interval){0, 0});
-        if (task->from >= 0 && !result) result = send_and_receive(nccl, task, task->from, (Interval){0, 0}, (Interval){0, task->count});
+    for (int i = 0; i < task->comm->size && !result; i++) {
+        Interval out = task_sends(task, i), in = task_receives(task, i);
+        if (out.count > 0) result = nccl->call.send(task->send + out.start * width, (size_t)out.count, type, i, group, nccl->stream);
+        if (in.count > 0 && !result)
+            result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, nccl->stream);
     }
-    for (int i = 0; task->operation == ALL_TO_ALL && i < task->comm->size && !result; i++)
-        result = send_and_receive(nccl, task, i, (Interval){task->send_shards[i], task->send_shards[i + 1] - task->send_shards[i]},
-            (Interval){task->shards[i], task->shards[i + 1] - task->shards[i]});
     int ended = nccl->call.end();
     return result ? result : ended;
 }
@@ -235,10 +217,10 @@ static int issue(const Nccl *nccl, const Task *task) {
             task->buffer, task->buffer, (size_t)task->count, types[task->type], reductions[task->reduce], group, nccl->stream);
     case BROADCAST:
         return nccl->call.broadcast(task->buffer, task->buffer, (size_t)task->count, types[task->type], task->root, group, nccl->stream);
-    case REDUCE_SCATTER: return reduce_shards(nccl, task);
-    case ALL_GATHER: return gather_shards(nccl, task);
+    case REDUCE_SCATTER:
+    case ALL_GATHER: return issue_shards(nccl, task);
     case ALL_TO_ALL:
-    case EXCHANGE: return cross(nccl, task);
+    case EXCHANGE: return issue_messages(nccl, task);
     case BARRIER: break; /* always in host memory */
     }
     return 0;

@@ -2,16 +2,15 @@
  * records of the last ones, and between them looks whether all peers live. Owns the queued tasks. Called by comm.c;
  * the transports ask it whether waiting must end. */
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/comm_internal.h"
 
-enum { WATCH_MILLISECONDS = 500 };
+static const double WATCH_SECONDS = 0.5;
 
 /* -- Tasks --------------------------------------------------------------------------------------------------------- */
 
@@ -41,9 +40,19 @@ static int64_t task_traffic(const Task *task) {
     return 0;
 }
 
+Interval task_sends(const Task *task, int peer) {
+    if (task->operation == ALL_TO_ALL) return shard_of(task->send_shards, peer);
+    return (Interval){0, peer == task->to ? task->send_count : -1};
+}
+
+Interval task_receives(const Task *task, int peer) {
+    if (task->operation == ALL_TO_ALL) return shard_of(task->shards, peer);
+    return (Interval){0, peer == task->from ? task->count : -1};
+}
+
 void task_free(Task *task) {
-    free(task->shards);
-    free(task->send_shards);
+    free((int64_t *)task->shards);
+    free((int64_t *)task->send_shards);
     free(task);
 }
 
@@ -141,13 +150,9 @@ static void watch(Engine *engine) {
 
 /* The next task, or NULL after a while without one. The lock is held. */
 static Task *next_task(Engine *engine) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WATCH_MILLISECONDS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
+    double until = log_seconds() + WATCH_SECONDS;
     while (!engine->first && !engine->closing)
-        if (pthread_cond_timedwait(&engine->queued, &engine->lock, &until) == ETIMEDOUT) break;
+        if (!thread_wait_until(&engine->queued, &engine->lock, until)) break;
     Task *task = engine->first;
     if (task) engine->first = task->next;
     return task;
@@ -167,13 +172,9 @@ static void *work(void *argument) {
 }
 
 void engine_start(Engine *engine) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_cond_init(&engine->queued, &monotonic);
+    pthread_cond_init(&engine->queued, NULL);
     pthread_cond_init(&engine->finished, NULL);
-    pthread_condattr_destroy(&monotonic);
     engine->working = engine->transport && pthread_create(&engine->worker, NULL, work, engine) == 0;
     if (!engine->transport || engine->working) return;
     Error error = {0};

@@ -31,25 +31,19 @@ bool socket_await(int socket, short events, double until) {
     return false;
 }
 
-bool socket_send(int socket, const void *data, size_t bytes, double until) {
-    for (const char *at = data; bytes;) {
-        if (!socket_await(socket, POLLOUT, until)) return false;
-        ssize_t moved = send(socket, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (moved < 0 && errno != EAGAIN && errno != EINTR) return false;
-        if (moved > 0) at += moved, bytes -= (size_t)moved;
+static bool move(int socket, bool receive, char *data, size_t bytes, double until) {
+    while (bytes > 0) {
+        if (!socket_await(socket, receive ? POLLIN : POLLOUT, until)) return false;
+        ssize_t moved = receive ? recv(socket, data, bytes, MSG_DONTWAIT) : send(socket, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if ((receive && moved == 0) || (moved < 0 && errno != EAGAIN && errno != EINTR)) return false;
+        if (moved > 0) data += moved, bytes -= (size_t)moved;
     }
     return true;
 }
 
-bool socket_receive(int socket, void *data, size_t bytes, double until) {
-    for (char *at = data; bytes;) {
-        if (!socket_await(socket, POLLIN, until)) return false;
-        ssize_t moved = recv(socket, at, bytes, MSG_DONTWAIT);
-        if (moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR)) return false;
-        if (moved > 0) at += moved, bytes -= (size_t)moved;
-    }
-    return true;
-}
+bool socket_send(int socket, const void *data, size_t bytes, double until) { return move(socket, false, (char *)data, bytes, until); }
+
+bool socket_receive(int socket, void *data, size_t bytes, double until) { return move(socket, true, data, bytes, until); }
 
 /* -- Addresses ----------------------------------------------------------------------------------------------------- */
 

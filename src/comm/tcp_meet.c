@@ -26,11 +26,8 @@ typedef struct Hello {
     int32_t rank, size;
 } Hello;
 
-/* Where a rank listens, as rank 0 sees it; an IPv4 address is the end of `address`. */
-typedef struct Entry {
-    uint16_t family, port;
-    uint8_t address[16];
-} Entry;
+/* Where a rank listens, as rank 0 sees it: a sockaddr_in or sockaddr_in6, as its family says. */
+typedef struct sockaddr_in6 Entry;
 
 typedef struct Meeting {
     const Place *place;
@@ -98,10 +95,8 @@ static bool accept_all(Meeting *meeting, bool note, Error *error) {
         struct sockaddr_storage from = {0};
         socklen_t size = sizeof from;
         getpeername(meeting->sockets[hello.rank], (struct sockaddr *)&from, &size);
-        Entry *entry = &meeting->table[hello.rank];
-        *entry = (Entry){.family = from.ss_family, .port = (uint16_t)hello.port};
-        if (from.ss_family == AF_INET6) memcpy(entry->address, &((struct sockaddr_in6 *)&from)->sin6_addr, 16);
-        else memcpy(entry->address + 12, &((struct sockaddr_in *)&from)->sin_addr, 4);
+        socket_set_port(&from, (int)hello.port);
+        memcpy(&meeting->table[hello.rank], &from, sizeof *meeting->table);
     }
 }
 
@@ -148,13 +143,14 @@ static bool reach_first(Meeting *meeting, const struct sockaddr_storage *address
 
 /* A rank that rank 0 reached over the loopback is on the host of rank 0. */
 static struct sockaddr_storage address_of(const Entry *entry, const struct sockaddr_storage *first) {
-    struct sockaddr_storage address = {.ss_family = entry->family};
-    if (entry->family == AF_INET6) memcpy(&((struct sockaddr_in6 *)&address)->sin6_addr, entry->address, 16);
-    else memcpy(&((struct sockaddr_in *)&address)->sin_addr, entry->address + 12, 4);
-    bool loopback =
-        entry->family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&address)->sin6_addr) : entry->address[12] == 127;
-    if (loopback) address = *first;
-    socket_set_port(&address, entry->port);
+    struct sockaddr_storage address = {0};
+    memcpy(&address, entry, sizeof *entry);
+    bool loopback = entry->sin6_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&entry->sin6_addr)
+                                                   : *(uint8_t *)&((struct sockaddr_in *)&address)->sin_addr == 127;
+    if (!loopback) return address;
+    int port = socket_port(&address);
+    address = *first;
+    socket_set_port(&address, port);
     return address;
 }
 
@@ -174,7 +170,7 @@ static bool meet_as_other(Meeting *meeting, const struct sockaddr_storage *first
             getnameinfo((struct sockaddr *)&address, sizeof address, host, sizeof host, NULL, 0, NI_NUMERICHOST);
             return error_set(error, ERROR_COMMUNICATION,
                 "rank %d does not reach rank %d at %s:%d: the network must let all ranks connect to each other", place->rank, rank, host,
-                meeting->table[rank].port);
+                socket_port(&address));
         }
     }
     return accept_all(meeting, false, error);

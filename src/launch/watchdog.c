@@ -1,13 +1,12 @@
 /* The watchdog's thread and its report. Owns the thread and the mapped page of heartbeats. */
 #include "launch/watchdog.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/thread.h"
 #include "launch/heartbeat_internal.h"
 #include "launch/straggler_internal.h"
 
@@ -54,13 +53,9 @@ static void print_collectives(const Watchdog *watchdog) {
 
 /* Waits, with the lock held; true when the watchdog must stop. */
 static bool pause_for(Watchdog *watchdog, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t nanoseconds = until.tv_nsec + (int64_t)(seconds * 1e9);
-    until.tv_sec += nanoseconds / 1000000000;
-    until.tv_nsec = nanoseconds % 1000000000;
+    double until = log_seconds() + seconds;
     while (!watchdog->stop)
-        if (pthread_cond_timedwait(&watchdog->stopped, &watchdog->lock, &until) != 0) break;
+        if (!thread_wait_until(&watchdog->stopped, &watchdog->lock, until)) break;
     return watchdog->stop;
 }
 
@@ -93,7 +88,6 @@ static void *watch(void *argument) {
 
 Watchdog *watchdog_start(Comm *comm, double seconds, const HangActions *actions, Error *error) {
     Watchdog *watchdog = memory_allocate(sizeof *watchdog);
-    pthread_condattr_t monotonic;
     *watchdog = (Watchdog){.comm = comm, .seconds = seconds, .actions = *actions, .straggler = {.comm = comm, .slow = -1}};
     watchdog->heartbeats = heartbeat_join(comm_local_rank(comm), &watchdog->ranks, error);
     if (!watchdog->heartbeats) {
@@ -101,11 +95,8 @@ Watchdog *watchdog_start(Comm *comm, double seconds, const HangActions *actions,
         return NULL;
     }
     heartbeat(watchdog)->alive = log_seconds();
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&watchdog->lock, NULL);
-    pthread_cond_init(&watchdog->stopped, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&watchdog->stopped, NULL);
     watchdog->running = seconds > 0 && pthread_create(&watchdog->thread, NULL, watch, watchdog) == 0;
     if (watchdog->running || seconds <= 0) return watchdog;
     error_set(
