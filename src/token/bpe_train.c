@@ -39,9 +39,7 @@ struct TokenizerTrainer {
     int32_t *symbols;
     size_t *start;
     uint32_t *length;
-    PairMap pairs; /* pair to index into pair_count */
-    int64_t *pair_count;
-    size_t pair_counts;
+    PairMap pairs; /* pair to its count, which is never negative */
     Candidate *heap;
     size_t heap_count, heap_capacity;
 
@@ -178,12 +176,9 @@ static Candidate heap_pop(TokenizerTrainer *trainer) {
 /* -- Learning ------------------------------------------------------------------------------------------------------ */
 
 static int64_t *count_of(TokenizerTrainer *trainer, uint64_t pair) {
-    uint64_t *index = pair_map_put(&trainer->pairs, pair);
-    if (*index == PAIR_NONE) {
-        *index = trainer->pair_counts;
-        array_append(trainer->pair_count, trainer->pair_counts, 0);
-    }
-    return &trainer->pair_count[*index];
+    uint64_t *count = pair_map_put(&trainer->pairs, pair);
+    if (*count == PAIR_NONE) *count = 0;
+    return (int64_t *)count;
 }
 
 /* Pairs that one step found, with the words that hold them; not counted yet. */
@@ -438,7 +433,6 @@ void tokenizer_trainer_free(TokenizerTrainer *trainer) {
     free(trainer->start);
     free(trainer->length);
     pair_map_free(&trainer->pairs);
-    free(trainer->pair_count);
     free(trainer->heap);
     token_map_free(&trainer->spelled);
     free(trainer->token);

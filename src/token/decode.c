@@ -8,13 +8,7 @@
 
 static void replace_all(Buffer *text, Span from, Span to) {
     Buffer out = {0};
-    for (size_t at = 0; at < text->size;) {
-        const char *found = memmem(text->bytes + at, text->size - at, from.bytes, from.size);
-        size_t end = found ? (size_t)(found - text->bytes) : text->size;
-        buffer_append(&out, text->bytes + at, end - at);
-        if (found) buffer_append(&out, to.bytes, to.size);
-        at = found ? end + from.size : end;
-    }
+    text_replace(&out, buffer_span(text), from, to);
     free(text->bytes);
     *text = out;
 }
@@ -49,64 +43,55 @@ static void decode_token(const Decoding *decoding, Span token, bool first, Buffe
     }
 }
 
-static void decode_into(Tokenizer *tokenizer, const Decoding *decoding, bool first, Span token, int32_t id, size_t *at) {
+static Decoded decode_into(Buffer *decoded, const Decoding *decoding, bool first, Span token) {
     Buffer text = {0};
+    size_t at = decoded->size;
     decode_token(decoding, token, first, &text);
-    at[id] = tokenizer->decoded.size;
-    if (decoding->spaced && !first) buffer_append(&tokenizer->decoded, " ", 1);
-    buffer_append(&tokenizer->decoded, text.bytes, text.size);
-    (first ? tokenizer->first : tokenizer->rest)[id].size = tokenizer->decoded.size - at[id];
+    if (decoding->spaced && !first) buffer_append(decoded, " ", 1);
+    buffer_append(decoded, text.bytes, text.size);
     free(text.bytes);
+    return (Decoded){at, decoded->size - at};
 }
 
-/* The bytes of all tokens, end to end; spans point to them only when all lie there, because the buffer moves while
- * it grows. An added token comes before a word with the same id. */
-static void decode_all(Tokenizer *tokenizer, const Decoding *decoding, bool first, size_t *at) {
+/* What every token adds at the start of a text (`first`) or elsewhere. An added token comes before a word with the same
+ * id. */
+static Decoded *decode_all(Tokenizer *tokenizer, bool first) {
     const TokenMap *map = &tokenizer->contents;
+    Decoded *all = memory_allocate((size_t)tokenizer->vocabulary * sizeof *all);
     for (size_t i = 0; map->slots && i <= map->mask; i++) {
         const TokenSlot *slot = &map->slots[i];
         if (slot->id == TOKEN_NONE) continue;
-        decode_into(tokenizer, decoding, first, (Span){map->pool.bytes + slot->at, slot->length}, slot->id, at);
+        all[slot->id] = decode_into(&tokenizer->decoded, &tokenizer->decoding, first, (Span){map->pool.bytes + slot->at, slot->length});
     }
-    for (int32_t i = 0; i < tokenizer->added_count; i++)
-        decode_into(tokenizer, decoding, first, buffer_span(&tokenizer->added[i].content), tokenizer->added[i].id, at);
+    for (int32_t i = 0; i < tokenizer->added_count; i++) {
+        const AddedToken *token = &tokenizer->added[i];
+        all[token->id] = decode_into(&tokenizer->decoded, &tokenizer->decoding, first, buffer_span(&token->content));
+    }
+    return all;
 }
 
-void decoding_build(Tokenizer *tokenizer, const Decoding *decoding) {
-    size_t count = (size_t)tokenizer->vocabulary;
-    size_t *rest = memory_allocate(count * sizeof *rest), *first = memory_allocate(count * sizeof *first);
-    bool differ = decoding->spaced || decoding->metaspace_first;
-    tokenizer->rest = memory_allocate(count * sizeof *tokenizer->rest);
-    tokenizer->first = differ ? memory_allocate(count * sizeof *tokenizer->first) : tokenizer->rest;
-    tokenizer->strip = decoding->strip;
-    decode_all(tokenizer, decoding, false, rest);
-    if (differ) decode_all(tokenizer, decoding, true, first);
-    for (size_t i = 0; i < count; i++) {
-        tokenizer->rest[i].bytes = tokenizer->decoded.bytes + rest[i];
-        if (differ) tokenizer->first[i].bytes = tokenizer->decoded.bytes + first[i];
-    }
-    free(rest);
-    free(first);
+void decoding_build(Tokenizer *tokenizer) {
+    bool differ = tokenizer->decoding.spaced || tokenizer->decoding.metaspace_first;
+    tokenizer->rest = decode_all(tokenizer, false);
+    tokenizer->first = differ ? decode_all(tokenizer, true) : tokenizer->rest;
 }
 
 TokenizerDecoder tokenizer_decoder(const Tokenizer *tokenizer, bool skip_special) {
-    return (TokenizerDecoder){tokenizer, skip_special, false, tokenizer->strip};
+    return (TokenizerDecoder){tokenizer, skip_special, false, tokenizer->decoding.strip};
 }
 
 const char *tokenizer_decode(TokenizerDecoder *decoder, int32_t id, size_t *length) {
     const Tokenizer *tokenizer = decoder->tokenizer;
     *length = 0;
     if (id < 0 || id >= tokenizer->vocabulary || (decoder->skip_special && tokenizer->special[id])) return "";
-    Span span = (decoder->started ? tokenizer->rest : tokenizer->first)[id];
+    Decoded found = (decoder->started ? tokenizer->rest : tokenizer->first)[id];
+    const char *bytes = tokenizer->decoded.bytes + found.at;
     decoder->started = true;
-    while (decoder->strip > 0 && span.size > 0) {
-        if (*span.bytes != ' ') {
+    *length = found.size;
+    for (; decoder->strip > 0 && *length > 0; bytes++, --*length, decoder->strip--)
+        if (*bytes != ' ') {
             decoder->strip = 0;
             break;
         }
-        span = (Span){span.bytes + 1, span.size - 1};
-        decoder->strip--;
-    }
-    *length = span.size;
-    return span.bytes;
+    return bytes;
 }

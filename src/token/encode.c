@@ -105,26 +105,27 @@ static const char metaspace[] = "\xE2\x96\x81";
 enum { METASPACE = sizeof metaspace - 1 };
 
 /* Where no merge reaches over the start of a run of U+2581, a long text is cut there, with the same result. */
-static void encode_piece(TokenizerEncoder *encoder, Span piece) {
+static void encode_pre_token(TokenizerEncoder *encoder, Span text) {
     size_t start = 0, at = 0;
-    while (encoder->tokenizer->space_begins_words && at < piece.size) {
-        const char *found = memmem(piece.bytes + at, piece.size - at, metaspace, METASPACE);
+    while (encoder->tokenizer->space_begins_words && at < text.size) {
+        const char *found = memmem(text.bytes + at, text.size - at, metaspace, METASPACE);
         if (!found) break;
-        size_t place = (size_t)(found - piece.bytes);
+        size_t place = (size_t)(found - text.bytes);
         if (place > at && place > start) {
-            encode_word(encoder, (Span){piece.bytes + start, place - start});
+            encode_word(encoder, (Span){text.bytes + start, place - start});
             start = place;
         }
         at = place + METASPACE;
     }
-    if (start < piece.size) encode_word(encoder, (Span){piece.bytes + start, piece.size - start});
+    if (start < text.size) encode_word(encoder, (Span){text.bytes + start, text.size - start});
 }
 
 /* -- Division into words ------------------------------------------------------------------------------------------- */
 
-static bool divide(TokenizerEncoder *encoder, int step, Span piece, bool at_start, Error *error);
+static bool divide(TokenizerEncoder *encoder, int step, Span text, bool at_start, Error *error);
 
-/* The pieces of one step: matches and what lies between them arrive in order; `behavior` says how they are joined. */
+/* What one step makes of a text: matches and what lies between them arrive in order; `behavior` says how they are
+ * joined. */
 typedef struct Division {
     TokenizerEncoder *encoder;
     int next;
@@ -132,7 +133,7 @@ typedef struct Division {
     bool at_start;
     SplitBehavior behavior;
     bool waiting, waiting_matched;
-    size_t start, end; /* of the piece that waits */
+    size_t start, end; /* of what waits */
 } Division;
 
 static bool pass_on(Division *division, size_t start, size_t end, Error *error) {
@@ -187,46 +188,35 @@ static bool divide_by_pattern(Division *division, const SplitStep *step, Error *
     return pass_waiting(division, error);
 }
 
-/* Copies the piece behind a space, unless it has one. */
-static Span with_prefix(Buffer *buffer, Span prefix, Span piece) {
-    if (piece.size >= prefix.size && memcmp(piece.bytes, prefix.bytes, prefix.size) == 0) return piece;
+/* A copy of the text behind a space; the text itself if it begins with one. */
+static Span with_space(Buffer *buffer, Span text) {
+    if (text.bytes[0] == ' ') return text;
     buffer->size = 0;
-    buffer_append(buffer, prefix.bytes, prefix.size);
-    buffer_append(buffer, piece.bytes, piece.size);
+    buffer_append(buffer, " ", 1);
+    buffer_append(buffer, text.bytes, text.size);
     return buffer_span(buffer);
 }
 
 /* Spaces become the step's character; then one may be put in front. */
-static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span piece, bool at_start) {
+static Span with_metaspaces(Buffer *buffer, const SplitStep *step, Span text, bool at_start) {
     Span mark = buffer_span(&step->pattern.text);
-    bool marked = piece.bytes[0] == ' ' || (piece.size >= mark.size && memcmp(piece.bytes, mark.bytes, mark.size) == 0);
+    bool marked = text.bytes[0] == ' ' || (text.size >= mark.size && memcmp(text.bytes, mark.bytes, mark.size) == 0);
     buffer->size = 0;
     if (!marked && (step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start)))
         buffer_append(buffer, mark.bytes, mark.size);
-    for (size_t at = 0; at < piece.size;) {
-        const char *space = memchr(piece.bytes + at, ' ', piece.size - at);
-        size_t end = space ? (size_t)(space - piece.bytes) : piece.size;
-        buffer_append(buffer, piece.bytes + at, end - at);
-        if (space) buffer_append(buffer, mark.bytes, mark.size);
-        at = end + 1;
-    }
+    text_replace(buffer, text, (Span){" ", 1}, mark);
     return buffer_span(buffer);
 }
 
-static bool divide(TokenizerEncoder *encoder, int step_index, Span piece, bool at_start, Error *error) {
-    if (piece.size == 0) return true;
-    if (step_index == encoder->tokenizer->split_count) return encode_piece(encoder, piece), true;
+static bool divide(TokenizerEncoder *encoder, int step_index, Span text, bool at_start, Error *error) {
+    if (text.size == 0) return true;
+    if (step_index == encoder->tokenizer->split_count) return encode_pre_token(encoder, text), true;
     const SplitStep *step = &encoder->tokenizer->splits[step_index];
     Buffer *buffer = &encoder->steps[step_index];
-    Division division = {encoder, step_index + 1, piece, at_start, step->behavior, false, false, 0, 0};
-    switch (step->kind) {
-    case SPLIT_PREFIX_SPACE: return divide(encoder, step_index + 1, with_prefix(buffer, (Span){" ", 1}, piece), at_start, error);
-    case SPLIT_METASPACE:
-        division.text = with_metaspaces(buffer, step, piece, at_start);
-        if (!step->split) return divide(encoder, step_index + 1, division.text, at_start, error);
-        break;
-    case SPLIT_PATTERN: break;
-    }
+    if (step->kind == SPLIT_PREFIX_SPACE) text = with_space(buffer, text);
+    if (step->kind == SPLIT_METASPACE) text = with_metaspaces(buffer, step, text, at_start);
+    if (step->whole) return divide(encoder, step_index + 1, text, at_start, error);
+    Division division = {.encoder = encoder, .next = step_index + 1, .text = text, .at_start = at_start, .behavior = step->behavior};
     return divide_by_pattern(&division, step, error);
 }
 
@@ -238,20 +228,9 @@ static bool is_word_character(const char *text, size_t length, bool last) {
     while (last && start > 0 && length - start < 4 && (text[start] & 0xC0) == 0x80) start--;
     if (text_well_formed(text + start, length - start < 4 ? length - start : 4) == 0) return false;
     uint32_t character = text_character(text + start, &size);
-    switch (utf8proc_category((utf8proc_int32_t)character)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC: return true;
-    default: return character == 0x200C || character == 0x200D || (character >= 0x24B6 && character <= 0x24E9);
-    }
+    const char *category = utf8proc_category_string((utf8proc_int32_t)character);
+    return strchr("LM", category[0]) || !strcmp(category, "Nd") || !strcmp(category, "Nl") || !strcmp(category, "Pc") ||
+           character == 0x200C || character == 0x200D || (character >= 0x24B6 && character <= 0x24E9);
 }
 
 static bool encode_raw(TokenizerEncoder *encoder, Span text, bool at_start, Error *error);

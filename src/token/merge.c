@@ -31,11 +31,6 @@ static void reserve(Merger *merger, size_t length) {
 
 /* -- Symbols ------------------------------------------------------------------------------------------------------- */
 
-static int32_t character_id(const Tokenizer *tokenizer, uint32_t character) {
-    const int32_t *page = tokenizer->pages[character >> PAGE_BITS];
-    return page ? page[character & ((1 << PAGE_BITS) - 1)] : TOKEN_NONE;
-}
-
 static bool push_bytes(const Tokenizer *tokenizer, Merger *merger, const char *bytes, size_t size) {
     if (!tokenizer->byte_fallback) return false;
     for (size_t i = 0; i < size; i++)
@@ -52,7 +47,7 @@ static void push_characters(const Tokenizer *tokenizer, Merger *merger, const ch
         int32_t id = TOKEN_NONE;
         size = 1;
         if (text_well_formed(word + at, length - at < 4 ? length - at : 4) > 0)
-            id = character_id(tokenizer, text_character(word + at, &size));
+            id = (int32_t)pair_map_get(&tokenizer->characters, text_character(word + at, &size));
         if (id != TOKEN_NONE) {
             for (; unknown > 0; unknown--) merger->symbol[merger->count++] = tokenizer->unknown;
             merger->symbol[merger->count++] = id;
@@ -104,16 +99,6 @@ static void merge_by_scan(const Tokenizer *tokenizer, Merger *merger) {
     merger->count = count;
 }
 
-static void sink(uint64_t *heap, size_t count, size_t at) {
-    uint64_t value = heap[at];
-    for (size_t child; (child = at * 2 + 1) < count; at = child) {
-        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= value) break;
-        heap[at] = heap[child];
-    }
-    heap[at] = value;
-}
-
 static void heap_push(Merger *merger, uint64_t value) {
     array_reserve(merger->heap, merger->heap_capacity, merger->heap_count + 1);
     size_t at = merger->heap_count++;
@@ -121,21 +106,23 @@ static void heap_push(Merger *merger, uint64_t value) {
     merger->heap[at] = value;
 }
 
-static uint64_t heap_entry(const Merger *merger, size_t at) { return (merger->pair[at] >> 32) << 32 | at; }
-
-static void heap_fill(Merger *merger) {
-    merger->heap_count = 0;
-    array_reserve(merger->heap, merger->heap_capacity, merger->count);
-    for (size_t i = 0; i < merger->count; i++)
-        if (merger->pair[i] != PAIR_NONE) merger->heap[merger->heap_count++] = heap_entry(merger, i);
-    for (size_t i = merger->heap_count / 2; i-- > 0;) sink(merger->heap, merger->heap_count, i);
+static uint64_t heap_pop(Merger *merger) {
+    uint64_t *heap = merger->heap, top = heap[0], last = heap[--merger->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = at * 2 + 1) < merger->heap_count; at = child) {
+        if (child + 1 < merger->heap_count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= last) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = last;
+    return top;
 }
 
 /* Looks up the pair that begins at `at` anew. */
 static void renew(const Tokenizer *tokenizer, Merger *merger, uint32_t at) {
     uint32_t next = merger->next[at];
     merger->pair[at] = next < merger->count ? find_merge(tokenizer, merger->symbol[at], merger->symbol[next]) : PAIR_NONE;
-    if (merger->pair[at] != PAIR_NONE) heap_push(merger, heap_entry(merger, at));
+    if (merger->pair[at] != PAIR_NONE) heap_push(merger, (merger->pair[at] >> 32) << 32 | at);
 }
 
 /* An entry is stale when the pair at its place has another rank by now; a place that was merged away has none. */
@@ -144,13 +131,10 @@ static void merge_by_heap(const Tokenizer *tokenizer, Merger *merger) {
     for (uint32_t i = 0; i < count; i++) {
         merger->next[i] = i + 1;
         merger->previous[i] = i - 1; /* of the first: UINT32_MAX */
-        merger->pair[i] = i + 1 < count ? find_merge(tokenizer, merger->symbol[i], merger->symbol[i + 1]) : PAIR_NONE;
+        renew(tokenizer, merger, i);
     }
-    heap_fill(merger);
     while (merger->heap_count > 0) {
-        uint64_t top = merger->heap[0];
-        merger->heap[0] = merger->heap[--merger->heap_count];
-        if (merger->heap_count > 0) sink(merger->heap, merger->heap_count, 0);
+        uint64_t top = heap_pop(merger);
         uint32_t at = (uint32_t)top, right = merger->next[at];
         if (merger->pair[at] == PAIR_NONE || merger->pair[at] >> 32 != top >> 32) continue;
         merger->symbol[at] = (int32_t)(uint32_t)merger->pair[at];

@@ -136,7 +136,7 @@ static bool read_metaspace(SplitStep *step, const json_t *object, Error *error) 
     const json_t *scheme = json_object_get(object, "prepend_scheme");
     step->kind = SPLIT_METASPACE;
     step->behavior = SPLIT_WITH_NEXT;
-    step->split = flag_of(object, "split", true);
+    step->whole = !flag_of(object, "split", true);
     if (is_text(scheme, "never")) step->prepend = PREPEND_NEVER;
     else if (is_text(scheme, "first")) step->prepend = PREPEND_FIRST;
     else if (!scheme && !flag_of(object, "add_prefix_space", true)) step->prepend = PREPEND_NEVER;
@@ -156,7 +156,7 @@ static bool read_byte_level(Tokenizer *tokenizer, const json_t *object, Error *e
     tokenizer->byte_level = true;
     if (flag_of(object, "add_prefix_space", true)) {
         if (!(step = new_split(tokenizer, error))) return false;
-        step->kind = SPLIT_PREFIX_SPACE;
+        *step = (SplitStep){.kind = SPLIT_PREFIX_SPACE, .whole = true};
     }
     if (!flag_of(object, "use_regex", true)) return true;
     return (step = new_split(tokenizer, error)) && set_pattern(step, known_pattern("gpt2")->json, SPLIT_ISOLATED, error);
@@ -352,7 +352,8 @@ static bool read_strip(Decoding *decoding, const json_t *object, Error *error) {
     return true;
 }
 
-static bool read_decoder_step(Decoding *decoding, const json_t *object, Error *error) {
+static bool read_decoder(Tokenizer *tokenizer, const json_t *object, Error *error) {
+    Decoding *decoding = &tokenizer->decoding;
     if (is_kind(object, "Fuse")) return decoding->fused = true;
     if (is_kind(object, "Strip")) return read_strip(decoding, object, error);
     if (decoding->fused) return refuse(error, "decoder", "has a step after Fuse that is not Strip");
@@ -372,28 +373,6 @@ static bool read_decoder_step(Decoding *decoding, const json_t *object, Error *e
            copy_text(&decoding->to[index], json_object_get(object, "content"), "decoder", error);
 }
 
-static bool read_decoder(Decoding *decoding, const json_t *object, Error *error) {
-    size_t index;
-    json_t *member;
-    decoding->spaced = !object || json_is_null(object);
-    if (decoding->spaced) return true;
-    if (!is_kind(object, "Sequence")) return read_decoder_step(decoding, object, error);
-    json_array_foreach(json_object_get(object, "decoders"), index, member) if (!read_decoder_step(decoding, member, error)) return false;
-    return true;
-}
-
-static bool read_decoding(Tokenizer *tokenizer, const json_t *object, Error *error) {
-    Decoding decoding = {0};
-    bool good = read_decoder(&decoding, object, error);
-    if (good) decoding_build(tokenizer, &decoding);
-    free(decoding.metaspace.bytes);
-    for (int i = 0; i < STEPS; i++) {
-        free(decoding.from[i].bytes);
-        free(decoding.to[i].bytes);
-    }
-    return good;
-}
-
 /* -- The file ------------------------------------------------------------------------------------------------------ */
 
 static json_t *parse(const char *bytes, size_t size, Error *error) {
@@ -406,12 +385,15 @@ static json_t *parse(const char *bytes, size_t size, Error *error) {
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
     json_t *root = parse(bytes, size, error);
     if (!root) return false;
+    const json_t *decoder = json_object_get(root, "decoder");
+    tokenizer->decoding.spaced = !decoder || json_is_null(decoder);
     bool good = read_steps(tokenizer, json_object_get(root, "normalizer"), "normalizers", read_normal, error) &&
                 read_steps(tokenizer, json_object_get(root, "pre_tokenizer"), "pretokenizers", read_split, error) &&
                 read_model(tokenizer, json_object_get(root, "model"), error) &&
                 read_added(tokenizer, json_object_get(root, "added_tokens"), error) &&
                 read_steps(tokenizer, json_object_get(root, "post_processor"), "processors", read_post, error) &&
-                read_decoding(tokenizer, json_object_get(root, "decoder"), error);
+                read_steps(tokenizer, decoder, "decoders", read_decoder, error);
+    if (good) decoding_build(tokenizer);
     json_decref(root);
     return good;
 }

@@ -177,6 +177,6 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
     SplitStep *step = &tokenizer->splits[tokenizer->split_count++];
     if (!(step->pattern.regex = regex_open(expression, strlen(expression), REGEX_RUST, error))) return false;
     add_specials(tokenizer, family, ranks);
-    decoding_build(tokenizer, &(Decoding){0});
+    decoding_build(tokenizer);
     return true;
 }

@@ -90,6 +90,8 @@ static void put_property(Rewriter *rewriter) {
 static bool put_escape(Rewriter *rewriter, Error *error) {
     char letter = rewriter->at + 1 < rewriter->length ? rewriter->pattern[rewriter->at + 1] : '\0';
     rewriter->at += 2;
+    if (strchr("WbBhHRXKyY", letter)) /* or NUL */
+        return error_set(error, ERROR_DATA, "smelt does not read \\%c in a regular expression", letter ? letter : ' ');
     switch (letter) {
     case 's': put_set(rewriter, SPACES); break;
     case 'S': put_set(rewriter, NOT_SPACES); break;
@@ -98,17 +100,6 @@ static bool put_escape(Rewriter *rewriter, Error *error) {
     case 'w': put_set(rewriter, WORDS); break;
     case 'p':
     case 'P': put_property(rewriter); break;
-    case 'W':
-    case 'b':
-    case 'B':
-    case 'h':
-    case 'H':
-    case 'R':
-    case 'X':
-    case 'K':
-    case 'y':
-    case 'Y':
-    case '\0': return error_set(error, ERROR_DATA, "smelt does not read \\%c in a regular expression", letter ? letter : ' ');
     default: buffer_append(&rewriter->out, rewriter->pattern + rewriter->at - 2, 2);
     }
     return true;

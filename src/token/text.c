@@ -1,6 +1,6 @@
 /* Characters: well-formed UTF-8, white space, and GPT-2's alphabet of bytes; and the growing buffer that the
  * module's text lies in. Owns nothing; called by every file of the tokenizer. */
-#include <stdlib.h>
+#include <utf8proc.h>
 
 #include "base/array.h"
 #include "token/token_internal.h"
@@ -11,28 +11,29 @@ void buffer_append(Buffer *buffer, const char *bytes, size_t size) {
     buffer->size += size;
 }
 
-/* The bytes of the well-formed character that `text` begins with; 0 when it is ill-formed. */
-static size_t character_size(const unsigned char *text, size_t left) {
-    unsigned char lead = text[0];
-    if (lead < 0x80) return 1;
-    if (lead < 0xC2 || lead > 0xF4) return 0;
-    size_t size = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    if (left < size) return 0;
-    unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80, high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    if (text[1] < low || text[1] > high) return 0;
-    for (size_t i = 2; i < size; i++)
-        if ((text[i] & 0xC0) != 0x80) return 0;
-    return size;
+void text_replace(Buffer *out, Span text, Span from, Span to) {
+    for (size_t at = 0, end; at < text.size; at = end + from.size) {
+        const char *found = memmem(text.bytes + at, text.size - at, from.bytes, from.size);
+        end = found ? (size_t)(found - text.bytes) : text.size;
+        buffer_append(out, text.bytes + at, end - at);
+        if (found) buffer_append(out, to.bytes, to.size);
+    }
+}
+
+/* The well-formed character that `text` begins with; returns its bytes, 0 when it is ill-formed. */
+static size_t read_character(const char *text, size_t left, utf8proc_int32_t *character) {
+    utf8proc_ssize_t size = utf8proc_iterate((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)left, character);
+    return size > 0 ? (size_t)size : 0;
 }
 
 size_t text_well_formed(const char *text, size_t length) {
-    const unsigned char *bytes = (const unsigned char *)text;
     size_t at = 0, size;
+    utf8proc_int32_t character;
     while (at < length) {
         uint64_t eight;
-        while (length - at >= sizeof eight && (memcpy(&eight, bytes + at, sizeof eight), (eight & 0x8080808080808080u) == 0))
+        while (length - at >= sizeof eight && (memcpy(&eight, text + at, sizeof eight), (eight & 0x8080808080808080u) == 0))
             at += sizeof eight;
-        if (at == length || (size = character_size(bytes + at, length - at)) == 0) break;
+        if (at == length || (size = read_character(text + at, length - at, &character)) == 0) break;
         at += size;
     }
     return at;
@@ -40,26 +41,15 @@ size_t text_well_formed(const char *text, size_t length) {
 
 size_t text_ill_formed(const char *text, size_t length) {
     size_t at = 0;
-    while (at < length && character_size((const unsigned char *)text + at, length - at) == 0) at++;
+    utf8proc_int32_t character;
+    while (at < length && read_character(text + at, length - at, &character) == 0) at++;
     return at;
 }
 
 uint32_t text_character(const char *text, size_t *size) {
-    const unsigned char *bytes = (const unsigned char *)text;
-    uint32_t lead = bytes[0];
-    if (lead < 0x80) return *size = 1, lead;
-    if (lead < 0xE0) return *size = 2, (lead & 0x1F) << 6 | (bytes[1] & 0x3F);
-    uint32_t three = (uint32_t)(bytes[1] & 0x3F) << 6 | (bytes[2] & 0x3F);
-    if (lead < 0xF0) return *size = 3, (lead & 0xF) << 12 | three;
-    return *size = 4, (lead & 0x7) << 18 | three << 6 | (bytes[3] & 0x3F);
-}
-
-size_t text_put_character(uint32_t character, char out[4]) {
-    if (character < 0x80) return out[0] = (char)character, 1;
-    size_t size = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
-    for (size_t i = size - 1; i > 0; i--, character >>= 6) out[i] = (char)(0x80 | (character & 0x3F));
-    out[0] = (char)((size == 2 ? 0xC0 : size == 3 ? 0xE0 : 0xF0) | character);
-    return size;
+    utf8proc_int32_t character;
+    *size = read_character(text, 4, &character);
+    return (uint32_t)character;
 }
 
 bool text_is_space(uint32_t character) {
@@ -71,21 +61,18 @@ bool text_is_space(uint32_t character) {
 /* Both may stand in ill-formed text, between which and a token lies no white space. */
 size_t text_spaces(const char *text, size_t length) {
     size_t at = 0, size;
-    while (at < length && (size = character_size((const unsigned char *)text + at, length - at)) > 0) {
-        if (!text_is_space(text_character(text + at, &size))) break;
-        at += size;
-    }
+    utf8proc_int32_t character;
+    while (at < length && (size = read_character(text + at, length - at, &character)) > 0 && text_is_space((uint32_t)character)) at += size;
     return at;
 }
 
 size_t text_trailing_spaces(const char *text, size_t length) {
     size_t end = length;
-    while (end > 0) {
-        size_t start = end - 1, size;
+    utf8proc_int32_t character;
+    for (size_t start; end > 0; end = start) {
+        start = end - 1;
         while (start > 0 && end - start < 4 && (text[start] & 0xC0) == 0x80) start--;
-        if (character_size((const unsigned char *)text + start, end - start) != end - start) break;
-        if (!text_is_space(text_character(text + start, &size))) break;
-        end = start;
+        if (read_character(text + start, end - start, &character) != end - start || !text_is_space((uint32_t)character)) break;
     }
     return length - end;
 }
@@ -100,9 +87,9 @@ uint32_t text_byte_character(int byte) {
 }
 
 size_t tokenizer_spell_byte(int byte, char out[5]) {
-    size_t size = text_put_character(text_byte_character(byte), out);
+    utf8proc_ssize_t size = utf8proc_encode_char((utf8proc_int32_t)text_byte_character(byte), (utf8proc_uint8_t *)out);
     out[size] = '\0';
-    return size;
+    return (size_t)size;
 }
 
 /* The byte that a character stands for, or -1. */

@@ -9,7 +9,7 @@
 
 #include "token/tokenizer.h"
 
-enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, PAGE_BITS = 8, PAGES = 0x110000 >> PAGE_BITS, MAXIMUM_ID = 1 << 22 };
+enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, MAXIMUM_ID = 1 << 22 };
 
 /* -- Text (text.c) ------------------------------------------------------------------------------------------------- */
 
@@ -24,6 +24,8 @@ typedef struct Span {
     size_t size;
 } Span;
 static inline Span buffer_span(const Buffer *buffer) { return (Span){buffer->bytes, buffer->size}; }
+/* Appends `text` with `to` in place of each `from`, which is not empty. */
+void text_replace(Buffer *out, Span text, Span from, Span to);
 
 /* The length of the longest well-formed prefix (Unicode 15, table 3-7). */
 size_t text_well_formed(const char *text, size_t length);
@@ -31,7 +33,6 @@ size_t text_well_formed(const char *text, size_t length);
 size_t text_ill_formed(const char *text, size_t length);
 /* The character at text[0..] of well-formed text; *size is its bytes. */
 uint32_t text_character(const char *text, size_t *size);
-size_t text_put_character(uint32_t character, char out[4]);
 bool text_is_space(uint32_t character);                       /* Unicode's White_Space */
 size_t text_spaces(const char *text, size_t length);          /* bytes of white space that it begins with */
 size_t text_trailing_spaces(const char *text, size_t length); /* that it ends with */
@@ -60,14 +61,14 @@ bool token_map_put(TokenMap *map, const char *bytes, size_t length, int32_t id);
 int32_t token_map_get(const TokenMap *map, const char *bytes, size_t length);
 void token_map_free(TokenMap *map);
 
-/* Pairs of 32-bit numbers to 64-bit values. */
+/* Numbers, such as pairs of 32-bit numbers, to 64-bit values. */
 typedef struct PairSlot { uint64_t key, value; } PairSlot;
 typedef struct PairMap {
     PairSlot *slots;
     unsigned shift;
     size_t mask, count;
 } PairMap;
-#define PAIR_NONE UINT64_MAX /* no value, and no key */
+#define PAIR_NONE UINT64_MAX /* no value, and no key; as an id it is TOKEN_NONE */
 static inline uint64_t pair_key(uint32_t left, uint32_t right) { return (uint64_t)left << 32 | right; }
 static inline size_t pair_place(const PairMap *map, uint64_t key) { return (key * 0x9E3779B97F4A7C15u) >> map->shift; }
 static inline uint64_t pair_map_get(const PairMap *map, uint64_t key) {
@@ -132,7 +133,7 @@ typedef struct SplitStep {
     SplitBehavior behavior;
     bool invert;
     PrependScheme prepend; /* SPLIT_METASPACE */
-    bool split;
+    bool whole;            /* the text is rewritten, not divided */
 } SplitStep;
 
 typedef struct AddedToken {
@@ -149,6 +150,21 @@ typedef struct Trie {
     bool first[BYTES]; /* bytes that a pattern begins with */
 } Trie;
 
+/* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the
+ * fields. */
+typedef struct Decoding {
+    bool fused, spaced; /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
+    bool byte_level;
+    Buffer metaspace;
+    bool metaspace_first; /* the first token of a text loses its spaces */
+    int replaces;
+    Buffer from[STEPS], to[STEPS];
+    bool byte_fallback;
+    int strip; /* blanks that a text loses at its start */
+} Decoding;
+/* What a token adds to a text: bytes of Tokenizer.decoded. */
+typedef struct Decoded { size_t at, size; } Decoded;
+
 struct Tokenizer {
     char *path; /* for messages */
     int32_t vocabulary;
@@ -158,7 +174,7 @@ struct Tokenizer {
     bool byte_level, byte_fallback, fuse_unknown, whole_words; /* whole_words: a word that is a token needs no merges */
     int32_t unknown;
     int32_t byte_id[BYTES];  /* byte-level: a byte's token; else its <0xXX>, which counts only with byte_fallback */
-    int32_t *pages[PAGES];   /* else: a character's token */
+    PairMap characters;      /* else: a character's token */
     TokenMap words;          /* tokens of the model */
     PairMap merges;          /* (left, right) to rank << 32 | id */
     bool space_begins_words; /* no merge joins U+2581 to another character before it: text may be cut there */
@@ -173,10 +189,10 @@ struct Tokenizer {
     TokenIds before, after; /* the template */
 
     /* Decoding, by id. */
-    Span *first, *rest; /* of the first token of a text, and of later ones; may be one array */
+    Decoding decoding;
+    Decoded *first, *rest; /* of the first token of a text, and of later ones; may be one array */
     bool *special;
-    Buffer decoded; /* the spans' bytes */
-    int strip;
+    Buffer decoded; /* what all tokens add, end to end */
 };
 
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error);
@@ -184,19 +200,7 @@ bool read_tiktoken(Tokenizer *tokenizer, const char *bytes, size_t size, const c
 /* eos_token of a tokenizer_config.json's bytes, or TOKEN_NONE. */
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size);
 
-/* How a token's spelling becomes its bytes. All but `strip` works on one token at a time, in the order of the
- * fields. */
-typedef struct Decoding {
-    bool fused, spaced; /* fused: only a strip may follow; spaced: a file without a decoder joins tokens by spaces */
-    bool byte_level;
-    Buffer metaspace;
-    bool metaspace_first; /* the first token of a text loses its spaces */
-    int replaces;
-    Buffer from[STEPS], to[STEPS];
-    bool byte_fallback;
-    int strip;
-} Decoding;
-void decoding_build(Tokenizer *tokenizer, const Decoding *decoding);
+void decoding_build(Tokenizer *tokenizer);
 
 /* Adds a token to both the model and the contents; ids are below MAXIMUM_ID. */
 bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, int32_t id, Error *error);

@@ -16,15 +16,6 @@ static void note_id(Tokenizer *tokenizer, int32_t id) {
     if (id >= tokenizer->vocabulary) tokenizer->vocabulary = id + 1;
 }
 
-static void set_character(Tokenizer *tokenizer, uint32_t character, int32_t id) {
-    int32_t **page = &tokenizer->pages[character >> PAGE_BITS];
-    if (!*page) {
-        *page = memory_allocate(sizeof **page << PAGE_BITS);
-        for (int i = 0; i < 1 << PAGE_BITS; i++) (*page)[i] = TOKEN_NONE;
-    }
-    (*page)[character & ((1 << PAGE_BITS) - 1)] = id;
-}
-
 static void add_byte_word(Tokenizer *tokenizer, const char *bytes, size_t size, int32_t id) {
     if (size == 1) tokenizer->byte_id[(unsigned char)bytes[0]] = id;
     if (tokenizer->whole_words) token_map_put(&tokenizer->words, bytes, size, id);
@@ -34,7 +25,7 @@ static void add_text_word(Tokenizer *tokenizer, const char *text, size_t length,
     size_t size;
     if (tokenizer->whole_words) token_map_put(&tokenizer->words, text, length, id);
     uint32_t character = text_character(text, &size);
-    if (size == length) set_character(tokenizer, character, id);
+    if (size == length) *pair_map_put(&tokenizer->characters, character) = (uint64_t)id;
     for (int byte = 0; length == 6 && memcmp(text, "<0x", 3) == 0 && byte < BYTES; byte++) {
         char name[7];
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte & 0xFF);
@@ -83,11 +74,10 @@ static bool build_tries(Tokenizer *tokenizer, Error *error) {
 
 static bool finish(Tokenizer *tokenizer, Error *error) {
     if (tokenizer->vocabulary == 0) return error_set(error, ERROR_DATA, "it has no tokens");
-    for (size_t i = 0; i < tokenizer->before.count + tokenizer->after.count; i++) {
-        const TokenIds *list = i < tokenizer->before.count ? &tokenizer->before : &tokenizer->after;
-        int32_t id = list->items[list == &tokenizer->before ? i : i - tokenizer->before.count];
-        if (id >= tokenizer->vocabulary) return error_set(error, ERROR_DATA, "its template adds token %d of %d", id, tokenizer->vocabulary);
-    }
+    for (const TokenIds *list = &tokenizer->before; list; list = list == &tokenizer->before ? &tokenizer->after : NULL)
+        for (size_t i = 0; i < list->count; i++)
+            if (list->items[i] >= tokenizer->vocabulary)
+                return error_set(error, ERROR_DATA, "its template adds token %d of %d", list->items[i], tokenizer->vocabulary);
     tokenizer->special = memory_allocate((size_t)tokenizer->vocabulary * sizeof *tokenizer->special);
     for (int32_t i = 0; i < tokenizer->added_count; i++)
         if (tokenizer->added[i].special) tokenizer->special[tokenizer->added[i].id] = true;
@@ -171,12 +161,15 @@ static void free_steps(Tokenizer *tokenizer) {
         pattern_free(&tokenizer->normals[i].pattern);
         free(tokenizer->normals[i].with.bytes);
         pattern_free(&tokenizer->splits[i].pattern);
+        free(tokenizer->decoding.from[i].bytes);
+        free(tokenizer->decoding.to[i].bytes);
     }
+    free(tokenizer->decoding.metaspace.bytes);
 }
 
 void tokenizer_free(Tokenizer *tokenizer) {
     if (!tokenizer) return;
-    for (int i = 0; i < PAGES; i++) free(tokenizer->pages[i]);
+    pair_map_free(&tokenizer->characters);
     token_map_free(&tokenizer->words);
     token_map_free(&tokenizer->contents);
     pair_map_free(&tokenizer->merges);
