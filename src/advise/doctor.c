@@ -106,23 +106,21 @@ static char *path_below(const Doctor *doctor, const char *format, va_list argume
     return memory_format("%s%s", doctor->root, path);
 }
 
-/* Declares `path`, to be freed: below the root of `doctor`, as a variadic function's `format` and arguments say. */
-#define FORMAT_PATH(path)                                                                                                                 \
+/* Declares `path`: below the root of `doctor`, as a variadic function's `format` and arguments say. */
+#define FORMAT_PATH(scope, path)                                                                                                          \
     va_list arguments;                                                                                                                    \
     va_start(arguments, format);                                                                                                          \
-    char *path = path_below(doctor, format, arguments);                                                                                   \
+    scope char *path = path_below(doctor, format, arguments);                                                                             \
     va_end(arguments)
 
 char *doctor_path(const Doctor *doctor, const char *format, ...) {
-    FORMAT_PATH(path);
+    FORMAT_PATH(, path);
     return path;
 }
 
 bool doctor_exists(const Doctor *doctor, const char *path) {
-    char *full = doctor_path(doctor, "%s", path);
-    bool there = file_exists(full);
-    free(full);
-    return there;
+    SCOPED_FREE char *full = doctor_path(doctor, "%s", path);
+    return file_exists(full);
 }
 
 static bool read_file(const char *path, char *text, size_t size) {
@@ -132,33 +130,28 @@ static bool read_file(const char *path, char *text, size_t size) {
 }
 
 bool doctor_read(const Doctor *doctor, char *text, size_t size, const char *format, ...) {
-    FORMAT_PATH(path);
-    bool done = read_file(path, text, size);
-    free(path);
-    return done;
+    FORMAT_PATH(SCOPED_FREE, path);
+    return read_file(path, text, size);
 }
 
 int64_t doctor_read_number(const Doctor *doctor, int64_t otherwise, const char *format, ...) {
     char text[64], *end;
-    FORMAT_PATH(path);
+    FORMAT_PATH(SCOPED_FREE, path);
     bool done = read_file(path, text, sizeof text);
-    free(path);
     errno = 0;
     int64_t number = strtoll(text, &end, 0);
     return !done || end == text || errno ? otherwise : number;
 }
 
 int doctor_list(const Doctor *doctor, char names[][DOCTOR_NAME], int most, const char *format, ...) {
-    FileList list;
+    SCOPED(file_list_free) FileList list;
     Error ignored;
-    FORMAT_PATH(path);
+    FORMAT_PATH(SCOPED_FREE, path);
     int count = 0;
     file_list(path, &list, &ignored);
-    free(path);
     for (size_t i = 0; i < list.count && count < most; i++) {
         const char *name = list.entries[i].name;
         if (name[0] != '.' && strlen(name) < DOCTOR_NAME) strcpy(names[count++], name);
     }
-    file_list_free(&list);
     return count;
 }

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/scope.h"
+
 typedef enum Health { HEALTH_OK, HEALTH_WARNING, HEALTH_ERROR } Health;
 
 typedef struct DoctorLine {

@@ -15,14 +15,13 @@ static void check_driver(Doctor *doctor) {
     }
     bool known = doctor_read(doctor, version, sizeof version, "/sys/module/amdgpu/version");
     doctor_ok(doctor, "gpu.driver", "amdgpu %s", known ? version : "of the kernel");
-    char *device = doctor_path(doctor, "/dev/kfd");
+    SCOPED_FREE char *device = doctor_path(doctor, "/dev/kfd");
     if (access(device, F_OK))
         doctor_error(doctor, "gpu.access", "docker run --device=/dev/kfd --device=/dev/dri --group-add video",
             "/dev/kfd is missing: compute on AMD's GPUs goes through it");
     else if (access(device, R_OK | W_OK))
         doctor_error(doctor, "gpu.access", "sudo usermod -aG render,video $USER, then log in again", "this user may not open /dev/kfd");
     else doctor_ok(doctor, "gpu.access", "/dev/kfd can be opened");
-    free(device);
 }
 
 /* Without it DMA of every GPU goes through tables of the IOMMU, which costs bandwidth between GPUs and may hang

@@ -45,7 +45,8 @@ static ChildVariables describe_place(int rank, int port) {
 
 /* Ranks bring 1 and 2: afterwards everything is 3, then 6, 12 and so on. */
 static bool sum(Comm *comm, Outcome *outcome, Error *error) {
-    float *values = memory_allocate(COUNT * sizeof *values), expected = 1.5f;
+    SCOPED_FREE float *values = memory_allocate(COUNT * sizeof *values);
+    float expected = 1.5f;
     for (int64_t i = 0; i < COUNT; i++) values[i] = (float)(comm_rank(comm) + 1);
     outcome->seconds = INFINITY;
     for (int round = 0; round < ROUNDS; round++) {
@@ -58,7 +59,6 @@ static bool sum(Comm *comm, Outcome *outcome, Error *error) {
             if (values[i] != expected)
                 return error_set(error, ERROR_NUMERICS, "a sum over %d ranks is %g, not %g", RANKS, (double)values[i], (double)expected);
     }
-    free(values);
     return true;
 }
 

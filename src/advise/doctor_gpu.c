@@ -26,7 +26,7 @@ static int vendor_of(int64_t number) { return number == 0x1002 ? GPU_AMD : numbe
 /* Display controllers (class 03) and processing accelerators (12), as data centre cards call themselves. */
 void doctor_find_gpus(Doctor *doctor) {
     enum { DEVICES = 4096 };
-    char (*names)[DOCTOR_NAME] = memory_allocate(sizeof *names * DEVICES);
+    SCOPED_FREE char (*names)[DOCTOR_NAME] = memory_allocate(sizeof *names * DEVICES);
     int count = doctor_list(doctor, names, DEVICES, "/sys/bus/pci/devices");
     for (int i = 0; i < count && doctor->gpu_count < DOCTOR_GPUS; i++) {
         int vendor = vendor_of(doctor_read_number(doctor, 0, "/sys/bus/pci/devices/%s/vendor", names[i]));
@@ -37,7 +37,6 @@ void doctor_find_gpus(Doctor *doctor) {
         strcpy(gpu->address, names[i]);
         doctor->of_vendor[vendor]++;
     }
-    free(names);
 }
 
 static void check_link(Doctor *doctor, const DoctorGpu *gpu) {

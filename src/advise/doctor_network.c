@@ -20,9 +20,8 @@ static int shared_folders(const char *a, const char *b) {
 }
 
 static char *place_of(const Doctor *doctor, const char *format, const char *name) {
-    char *path = memory_format(format, doctor->root, name), *place = realpath(path, NULL);
-    free(path);
-    return place;
+    SCOPED_FREE char *path = memory_format(format, doctor->root, name);
+    return realpath(path, NULL);
 }
 
 static void check_port(Doctor *doctor, const char *card) {
@@ -40,7 +39,7 @@ static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) 
     char *places[CARDS];
     for (int i = 0; i < count; i++) places[i] = place_of(doctor, "%s/sys/class/infiniband/%s/device", cards[i]);
     for (int g = 0; g < doctor->gpu_count; g++) {
-        char *gpu = place_of(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
+        SCOPED_FREE char *gpu = place_of(doctor, "%s/sys/bus/pci/devices/%s", doctor->gpus[g].address);
         int best = 0;
         for (int i = 1; i < count; i++) { /* of equally near ones, the one with the fewest GPUs */
             int difference = shared_folders(gpu, places[i]) - shared_folders(gpu, places[best]);
@@ -48,7 +47,6 @@ static void check_nearest(Doctor *doctor, char cards[][DOCTOR_NAME], int count) 
         }
         users[best]++;
         doctor_ok(doctor, "network.affinity", "%s is nearest to %s", doctor->gpus[g].address, cards[best]);
-        free(gpu);
     }
     for (int i = 0; i < count; i++) free(places[i]);
     if (doctor->gpu_count > 1 && count < doctor->gpu_count)

@@ -59,12 +59,11 @@ static void check_driver(Doctor *doctor) {
     }
     text[strcspn(text, "\n")] = '\0';
     doctor_ok(doctor, "gpu.driver", "%s", text);
-    char *device = doctor_path(doctor, "/dev/nvidiactl");
+    SCOPED_FREE char *device = doctor_path(doctor, "/dev/nvidiactl");
     if (access(device, R_OK | W_OK))
         doctor_error(doctor, "gpu.access", "docker run --gpus all; else sudo nvidia-modprobe -c 0 -u", "/dev/nvidiactl %s",
             access(device, F_OK) ? "is missing" : "may not be opened by this user");
     else doctor_ok(doctor, "gpu.access", "/dev/nvidiactl can be opened");
-    free(device);
 }
 
 /* -- One card ------------------------------------------------------------------------------------------------------ */

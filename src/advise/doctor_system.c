@@ -130,10 +130,9 @@ static void check_huge_pages(Doctor *doctor) {
 
 static void check_shared(Doctor *doctor) {
     struct statvfs status;
-    char *path = doctor_path(doctor, "/dev/shm"), room[32];
-    bool known = statvfs(path, &status) == 0;
-    free(path);
-    if (!known) {
+    SCOPED_FREE char *path = doctor_path(doctor, "/dev/shm");
+    char room[32];
+    if (statvfs(path, &status)) {
         doctor_warn(doctor, "memory.shared", "mount a tmpfs at /dev/shm",
             "/dev/shm is missing: RCCL, NCCL and MPI exchange data of one node there");
         return;

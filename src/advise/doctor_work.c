@@ -22,16 +22,14 @@ static const double most_seconds = 2;
 
 /* Bytes/s of writing blocks to the disk itself, until all are written or time is up; negative when it fails. */
 static double write_speed(const File *file, Error *error) {
-    char *block = memory_allocate(BLOCK);
+    SCOPED_FREE char *block = memory_allocate(BLOCK);
     for (int64_t i = 0; i < BLOCK; i += 8) memcpy(block + i, &(uint64_t){(uint64_t)i * 0x9e3779b97f4a7c15u}, 8);
     double start = log_seconds(), bytes = 0;
-    bool good = true;
-    for (int64_t i = 0; i < BLOCKS && good && log_seconds() - start < most_seconds; i++) {
-        good = file_write_at(file, block, BLOCK, i * BLOCK, error) && file_sync_data(file, error);
+    for (int64_t i = 0; i < BLOCKS && log_seconds() - start < most_seconds; i++) {
+        if (!file_write_at(file, block, BLOCK, i * BLOCK, error) || !file_sync_data(file, error)) return -1;
         bytes += BLOCK;
     }
-    free(block);
-    return good ? bytes / (log_seconds() - start) : -1;
+    return bytes / (log_seconds() - start);
 }
 
 static void check_room(Doctor *doctor, const char *folder) {
@@ -44,7 +42,7 @@ static void check_room(Doctor *doctor, const char *folder) {
 }
 
 void doctor_check_disk(Doctor *doctor, const char *folder) {
-    File file;
+    SCOPED(file_close) File file = {0};
     Error error;
     if (!file_open_unnamed(&file, folder, &error)) {
         doctor_warn(doctor, "disk.write", "give a folder that this user may write: folder=DIR", "%s cannot be written: %s", folder,
@@ -58,7 +56,6 @@ void doctor_check_disk(Doctor *doctor, const char *folder) {
         else
             doctor_warn_if(doctor, slow, "disk.write", "put run folders on a quicker disk: a checkpoint of 10 GB takes minutes here",
                 "%.0f MB/s reach the disk under %s (4 MiB at a time)", speed / 1e6, folder);
-        file_close(&file);
     }
     check_room(doctor, folder);
 }
@@ -84,30 +81,31 @@ static int count_wrong(const Device *device, const Gemm *gemm, const float *c) {
 }
 
 typedef struct Buffers {
+    Device *device;
     void *a, *b, *c;
     int64_t input, output; /* bytes of a and of b; of c */
 } Buffers;
 
 static bool allocate(Device *device, Buffers *buffers, int64_t input, int64_t output, Error *error) {
-    *buffers = (Buffers){.a = device_allocate(device, input, error), .input = input, .output = output};
+    *buffers = (Buffers){.device = device, .a = device_allocate(device, input, error), .input = input, .output = output};
     buffers->b = buffers->a ? device_allocate(device, input, error) : NULL;
     buffers->c = buffers->b ? device_allocate(device, output, error) : NULL;
     return buffers->c != NULL;
 }
 
-static void release(Device *device, Buffers *buffers) {
-    if (buffers->a) device_free(device, buffers->a, buffers->input);
-    if (buffers->b) device_free(device, buffers->b, buffers->input);
-    if (buffers->c) device_free(device, buffers->c, buffers->output);
+static void release(Buffers *buffers) {
+    if (buffers->a) device_free(buffers->device, buffers->a, buffers->input);
+    if (buffers->b) device_free(buffers->device, buffers->b, buffers->input);
+    if (buffers->c) device_free(buffers->device, buffers->c, buffers->output);
 }
 
 static void check_gemm(Doctor *doctor, Device *device, const char *name) {
     const int64_t input = SIZE * SIZE * sizeof(uint16_t), output = SIZE * SIZE * sizeof(float);
-    uint16_t *a = random_matrix(1), *b = random_matrix(2);
-    float *c = memory_allocate((size_t)output);
+    SCOPED_FREE uint16_t *a = random_matrix(1), *b = random_matrix(2);
+    SCOPED_FREE float *c = memory_allocate((size_t)output);
     Gemm gemm = {.transpose_b = true, .input = GEMM_BF16, .output = GEMM_F32, .lda = SIZE, .ldb = SIZE, .ldc = SIZE};
     gemm.m = gemm.n = gemm.k = SIZE;
-    Buffers buffers;
+    SCOPED(release) Buffers buffers;
     Error error = {0};
     bool done = allocate(device, &buffers, input, output, &error);
     if (done) {
@@ -125,10 +123,6 @@ static void check_gemm(Doctor *doctor, Device *device, const char *name) {
         doctor_error(doctor, "self_test.gemm", "take it out of service: it computes wrong",
             "%s: %d of %d checked elements of a GEMM are wrong", name, wrong, SAMPLES);
     else doctor_ok(doctor, "self_test.gemm", "%s: a GEMM of 512 x 512 x 512 agrees with sums in double in %d places", name, SAMPLES);
-    release(device, &buffers);
-    free(a);
-    free(b);
-    free(c);
 }
 
 /* -- Memory -------------------------------------------------------------------------------------------------------- */
@@ -150,9 +144,9 @@ static double copy_rate(Device *device, Copy copy, void *to, const void *from, i
 static void check_copies(Doctor *doctor, Device *device, const char *name) {
     const int64_t bytes = device_info(device)->massively_parallel ? 1 << 30 : 64 << 20, part = bytes / 16;
     Hardware hardware;
-    Buffers buffers;
+    SCOPED(release) Buffers buffers;
     Error error = {0};
-    char *host = memory_allocate((size_t)part);
+    SCOPED_FREE char *host = memory_allocate((size_t)part);
     memset(host, 1, (size_t)part);
     if (!allocate(device, &buffers, bytes, 1, &error)) {
         doctor_warn(doctor, "self_test.copy", "end what else uses its memory", "%s: %s", name, error.message);
@@ -169,8 +163,6 @@ static void check_copies(Doctor *doctor, Device *device, const char *name) {
         if (!device_ok(device, &error))
             doctor_error(doctor, "self_test.copy", "look at the driver's log: sudo dmesg", "%s: %s", name, error.message);
     }
-    release(device, &buffers);
-    free(host);
 }
 
 static void check_device(Doctor *doctor, Device *device, const char *name) {

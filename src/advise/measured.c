@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/array.h"
+#include "base/scope.h"
 
 static const double farthest = 2; /* sum of |log2| of the ratios of m, n and k up to which shapes compare */
 static const double most_size = 1e9, most_rate = 1e6;
@@ -63,10 +64,9 @@ bool measured_read(Measured *measured, const char *path, Error *error) {
     json_error_t wrong;
     *measured = (Measured){0};
     snprintf(measured->source, sizeof measured->source, "%s", path);
-    char *text = file_read(path, RESULTS_LIMIT, NULL, error);
+    SCOPED_FREE char *text = file_read(path, RESULTS_LIMIT, NULL, error);
     if (!text) return error_recode(error, ERROR_DATA) || error_context(error, "bench=%s", path);
     json_t *root = json_loads(text, 0, &wrong);
-    free(text);
     if (!root)
         return error_set(error, ERROR_DATA, "bench=%s: %s (line %d); give the JSON that smelt bench wrote", path, wrong.text, wrong.line);
     const json_t *rows = find_rows(root);

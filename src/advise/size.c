@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "base/math.h"
+#include "base/scope.h"
 #include "model/model.h"
 #include "graph/op.h"
 
@@ -18,13 +19,12 @@ static SizeEstimate estimate_layers(const SizeQuestion *question, const ModelCon
     ModelConfig small = *model;
     small.layers = layers;
     const Config *config = question->config;
+    SCOPED(model_free)
     Model built = model_build(&small, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
-    SizeEstimate estimate = {.parameters = (double)model_parameters(built.graph),
+    return (SizeEstimate){.parameters = (double)model_parameters(built.graph),
         .active = (double)model_active_parameters(built.graph, &small),
         .seconds = work_times(built.graph, &question->hardware, question->measured).total /
                    ((double)config->batch.sequences * (double)config->data.length)};
-    model_free(&built);
-    return estimate;
 }
 
 static double extend(double two, double three, int64_t layers) { return two + (three - two) * (double)(layers - 2); }
@@ -161,6 +161,7 @@ static void check_expert_tokens(Sizing *sizing, const SizeQuestion *question) {
 /* What quantisation and GEMMs below the plateau take of a microbatch's time. */
 static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
     const Config *config = question->config;
+    SCOPED(model_free)
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
     double total = 0, quantised = 0, ramp = 0;
@@ -173,7 +174,6 @@ static void check_gemms(Sizing *sizing, const SizeQuestion *question) {
         quantised += seconds * (1 - fit.tile * fit.wave);
         ramp += seconds * (1 - fit.ramp);
     }
-    model_free(&model);
     const double worth_telling = 0.1;
     int64_t sequences = config->batch.sequences;
     add(sizing, quantised / total > worth_telling ? VERDICT_NOTE : VERDICT_OK, "batch.sequences", sequences, 0,

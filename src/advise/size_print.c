@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "model/model.h"
 #include "graph/op.h"
 #include "advise/size.h"
@@ -69,9 +70,10 @@ static void print_row(const Row *row, const SizeQuestion *question, double total
 
 static void print_gemms(const SizeQuestion *question, FILE *file) {
     const Config *config = question->config;
+    SCOPED(model_free)
     Model model =
         model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, config->recompute);
-    Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
+    SCOPED_FREE Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
     double total = work_times(model.graph, &question->hardware, question->measured).total;
     int count = collect(rows, model.graph, question);
     fprintf(file, "\nproducts of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
@@ -79,8 +81,6 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     fprintf(file, "  %-26s %4s %8s %7s %7s %5s %7s %8s %7s %7s %7s %10s %6s\n", "operation", "n", "m", "n", "k", "each", "GFLOP", "tile",
         "tiles", "waves", "ramp", "time", "share");
     for (int i = 0; i < count && i < 16; i++) print_row(&rows[i], question, total, file);
-    free(rows);
-    model_free(&model);
 }
 
 /* -- Neighbours and experts ---------------------------------------------------------------------------------------- */

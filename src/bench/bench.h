@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/math.h"
+#include "base/scope.h"
 #include "config/config.h"
 #include "graph/graph.h"
 

@@ -118,18 +118,17 @@ static bool time_passes(Bench *bench, const Program *program, double *median, do
 
 static bool measure(Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
     static const char *const names[] = {"forward", "backward"};
-    Program program = {0};
+    SCOPED(close_program) Program program = {0};
     Passes cost;
     double median[2] = {0}, best[2] = {0};
-    bool good =
-        open_program(&program, bench, spec, sequences, precision, error) && time_passes(bench, &program, median, best, &cost, error);
-    for (int pass = 0; good && pass < 2; pass++)
+    if (!open_program(&program, bench, spec, sequences, precision, error) || !time_passes(bench, &program, median, best, &cost, error))
+        return false;
+    for (int pass = 0; pass < 2; pass++)
         bench_row(bench, (BenchCell[]){TEXT(names[pass]), TEXT(precision_name(precision)), NUMBER(spec->length), NUMBER(sequences),
                              NUMBER(spec->heads.heads), NUMBER(spec->heads.kv_heads), NUMBER(spec->heads.head_dim), NUMBER(spec->window),
                              NUMBER(1e6 * median[pass]), NUMBER(cost.flops[pass] / median[pass] / 1e12),
                              NUMBER(cost.flops[pass] / best[pass] / 1e12), NUMBER(cost.bytes[pass] / median[pass] / 1e9)});
-    close_program(&program);
-    return good;
+    return true;
 }
 
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */

@@ -151,13 +151,12 @@ static bool time_job(const Job *job, const BenchOptions *options, double *median
         if (!time_calls(job, warm, &one, error)) return false;
     if (!comm_host_all_reduce(job->comm, "bench.one", &one, 1, COMM_F64, COMM_MAX, error)) return false;
     int64_t calls = bench_calls(options, one);
-    double *samples = memory_allocate((size_t)options->repeats * sizeof *samples);
-    bool good = true;
-    for (int64_t i = 0; good && i < options->repeats; i++) good = time_calls(job, calls, &samples[i], error);
-    good = good && comm_host_all_reduce(job->comm, "bench.times", samples, options->repeats, COMM_F64, COMM_SUM, error);
+    SCOPED_FREE double *samples = memory_allocate((size_t)options->repeats * sizeof *samples);
+    for (int64_t i = 0; i < options->repeats; i++)
+        if (!time_calls(job, calls, &samples[i], error)) return false;
+    if (!comm_host_all_reduce(job->comm, "bench.times", samples, options->repeats, COMM_F64, COMM_SUM, error)) return false;
     *median = sort_median(samples, options->repeats) / comm_size(job->comm);
-    free(samples);
-    return good;
+    return true;
 }
 
 /* -- Sweep --------------------------------------------------------------------------------------------------------- */
@@ -184,17 +183,16 @@ static bool measure_group(Bench *bench, Comm *comm, const BenchList *sizes, int6
     const CollectiveOptions *options = bench->options;
     int64_t most = 0;
     for (int i = 0; i < sizes->count; i++) most = int_max(most, sizes->numbers[i]);
-    Job job = {.comm = comm, .device = bench->device, .type = options->type ? COMM_BF16 : COMM_F32};
+    SCOPED_FREE int64_t *offsets = memory_allocate((size_t)(comm_size(comm) + 1) * sizeof *offsets);
+    Job job = {.comm = comm, .device = bench->device, .type = options->type ? COMM_BF16 : COMM_F32, .offsets = offsets};
     char *buffer = device_allocate(bench->device, most, error), *received = buffer ? device_allocate(bench->device, most, error) : NULL;
     job.buffer = buffer;
-    job.offsets = memory_allocate((size_t)(comm_size(comm) + 1) * sizeof *job.offsets);
     bool good = received != NULL;
     for (job.operation = 0; good && job.operation < OPERATIONS; job.operation++) {
         job.received = is_in_place(job.operation) ? NULL : received;
         bool wanted = options->operation == 0 || options->operation == (int)job.operation + 1;
         for (int i = 0; good && wanted && i < sizes->count; i++) good = measure(bench, &job, sizes->numbers[i], wrong_sum, error);
     }
-    free(job.offsets);
     if (received) device_free(bench->device, received, most);
     if (buffer) device_free(bench->device, buffer, most);
     return good;

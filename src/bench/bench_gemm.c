@@ -59,6 +59,8 @@ typedef struct Shapes {
     int count;
 } Shapes;
 
+static void free_shapes(Shapes *shapes) { free(shapes->items); }
+
 static void add_shape(Shapes *shapes, const Shape *shape) {
     const GemmShape *new = &shape->gemm;
     for (int i = 0; i < shapes->count; i++) {
@@ -107,9 +109,9 @@ static void add_node(Shapes *shapes, const Graph *graph, const Node *node) {
 }
 
 static void shapes_of_model(Shapes *shapes, const Config *config) {
+    SCOPED(model_free)
     Model model = model_build(&config->model, config->precision, MODEL_TRAIN, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
     for (int i = 0; i < model.graph->node_count; i++) add_node(shapes, model.graph, &model.graph->nodes[i]);
-    model_free(&model);
 }
 
 /* Every m with every n and k, or with itself where these are not given, in every layout. */
@@ -172,21 +174,23 @@ static const char *const provider_names[] = {"own", "chosen", "vendor", "onednn"
 typedef int (*Sgemm)(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
     const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
-static Sgemm find_sgemm(void **library) {
-    static const char *const files[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", NULL};
-    *library = library_open(files, RTLD_NOW | RTLD_LOCAL);
-    return *library ? (Sgemm)dlsym(*library, "dnnl_sgemm") : NULL;
-}
-
 /* A and B rotate in one arena and C in another, which nothing reads as A or B: sums of one shape are no random
  * numbers for the next. */
 typedef struct Trial {
     const Shape *shape;
     GemmType type;
     Provider provider;
+    void *library; /* oneDNN; NULL: it is not there */
     Sgemm sgemm;
     BenchArena inputs, outputs;
 } Trial;
+
+static void find_sgemm(Trial *trial) {
+    static const char *const libraries[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries && !trial->library; i++)
+        trial->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+    if (trial->library) trial->sgemm = (Sgemm)dlsym(trial->library, "dnnl_sgemm");
+}
 
 /* False where nobody computes it, which only GEMMs of fp8 meet. */
 static bool run_gemm(const Trial *trial, const Gemm *g) {
@@ -307,9 +311,10 @@ static bool open_operands(Trial *trial, Device *device, const Sizes *sizes, bool
            bench_arena_open(&trial->outputs, device, sizes->output, cold, trial->type, error);
 }
 
-static void close_operands(Trial *trial) {
+static void close_trial(Trial *trial) {
     bench_arena_close(&trial->inputs);
     bench_arena_close(&trial->outputs);
+    if (trial->library) dlclose(trial->library);
 }
 
 static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tally *tally, Error *error) {
@@ -320,11 +325,12 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
         most.inputs = int_max(most.inputs, sizes.inputs);
         most.output = int_max(most.output, sizes.output);
     }
-    void *library;
-    Trial trial = {.type = type, .sgemm = find_sgemm(&library)};
-    bool cold = options->cache == CACHE_COLD, good = open_operands(&trial, bench->device, &most, cold, error);
-    for (int i = 0; good && i < shapes->count; i++)
-        for (trial.provider = PROVIDER_OWN; good && trial.provider < PROVIDER_COUNT; trial.provider++) {
+    SCOPED(close_trial) Trial trial = {.type = type};
+    bool cold = options->cache == CACHE_COLD;
+    find_sgemm(&trial);
+    if (!open_operands(&trial, bench->device, &most, cold, error)) return false;
+    for (int i = 0; i < shapes->count; i++)
+        for (trial.provider = PROVIDER_OWN; trial.provider < PROVIDER_COUNT; trial.provider++) {
             Trial one = trial;
             if (!is_wanted(&trial, options->provider)) continue;
             one.shape = &shapes->items[i];
@@ -332,17 +338,15 @@ static bool measure_type(Bench *bench, const Shapes *shapes, GemmType type, Tall
                 one.inputs.bytes = sizes_of(one.shape, type).inputs;
                 one.outputs.bytes = sizes_of(one.shape, type).output;
             }
-            good = measure(bench, &one, tally, error);
+            if (!measure(bench, &one, tally, error)) return false;
         }
-    close_operands(&trial);
-    if (library) dlclose(library);
-    return good;
+    return true;
 }
 
 /* fp8 has the forward layout alone, and the vendors' libraries alone. A line says what is missing. */
 static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error *error) {
     const char *library = device_gemm_library(bench->device);
-    Shapes forward = {0};
+    SCOPED(free_shapes) Shapes forward = {0};
     for (int i = 0; library && i < shapes->count; i++)
         if (shapes->items[i].layout == LAYOUT_NT) add_shape(&forward, &shapes->items[i]);
     tally->missing = shapes->count - forward.count;
@@ -350,7 +354,6 @@ static bool measure_fp8(Bench *bench, const Shapes *shapes, Tally *tally, Error 
     if (!library) log_info("fp8: only the vendors' libraries have such GEMMs, and there is none here");
     else if (good && tally->missing)
         log_info("fp8: %s on %s has no GEMM for %d of %d shapes", library, device_info(bench->device)->name, tally->missing, shapes->count);
-    free(forward.items);
     return good;
 }
 
@@ -370,7 +373,7 @@ static bool measure_types(Bench *bench, const Shapes *shapes, Tally *tally, Erro
 
 static bool run(Bench *bench, Error *error) {
     const GemmOptions *options = bench->options;
-    Shapes shapes = {0};
+    SCOPED(free_shapes) Shapes shapes = {0};
     Tally tally = {0};
     if (!bench_open_device(bench, options->type == TYPE_FP32 ? PRECISION_FP32 : PRECISION_BF16, error)) return false;
     if (options->type == TYPE_FP32 && !has_gemms(bench, GEMM_F32))
@@ -384,14 +387,13 @@ static bool run(Bench *bench, Error *error) {
     } else if (!shapes_of_sweep(&shapes, options, bench_sizes(bench->device), error)) {
         return false;
     }
-    bool good = measure_types(bench, &shapes, &tally, error);
+    if (!measure_types(bench, &shapes, &tally, error)) return false;
     const GemmShape *best = &tally.best_shape;
-    free(shapes.items);
-    if (good && tally.best > 0)
+    if (tally.best > 0)
         log_info("best: %.3f TFLOP/s, %s %" PRId64 " x %" PRId64 " x %" PRId64, tally.best / 1e12, type_names[tally.best_type], best->m,
             best->n, best->k);
-    if (!good || !tally.wrong) return good;
-    return error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (WRONG above): do not train with them", tally.wrong);
+    return !tally.wrong ||
+           error_set(error, ERROR_NUMERICS, "%d GEMMs gave wrong results (WRONG above): do not train with them", tally.wrong);
 }
 
 const Benchmark bench_gemm = {
@@ -419,13 +421,12 @@ double bench_best_gemm(Bench *bench, Precision precision) {
     if (precision == PRECISION_FP64) return 0;
     for (int64_t size = order[0]; size <= order[1]; size *= 2) {
         Shape shape = {.layout = LAYOUT_NT, .gemm = {size, size, size, 1}};
-        Trial trial = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
+        SCOPED(close_trial) Trial trial = {.shape = &shape, .type = type, .provider = PROVIDER_CHOSEN};
         Sizes sizes = sizes_of(&shape, type);
         BenchTime time;
         Error ignored = {0};
         if (open_operands(&trial, bench->device, &sizes, false, &ignored) && bench_time(bench, run_trial, &trial, &time, &ignored))
             best = fmax(best, gemm_shape_flops(&shape.gemm) / time.seconds);
-        close_operands(&trial);
     }
     return best;
 }

@@ -31,9 +31,8 @@ static const BenchColumn columns[] = {{"optimizer", BENCH_TEXT, 9}, {"type", BEN
 static Graph *matrices(Precision precision, int64_t width, int64_t count) {
     Graph *graph = graph_create(precision, true);
     for (int64_t i = 0; i < count; i++) {
-        char *name = memory_format("matrix%lld", (long long)i);
+        SCOPED_FREE char *name = memory_format("matrix%lld", (long long)i);
         graph_parameter(graph, name, PARAMETER_MATRIX, 2, (int64_t[]){width, width}, 0, 1, false);
-        free(name);
     }
     return graph;
 }
@@ -65,24 +64,26 @@ static bool open_update(Update *update, Bench *bench, const Graph *graph, const 
            (update->optimizer = optimizer_create(graph, config, NULL, device, error));
 }
 
+static void close_update(Update *update) {
+    optimizer_free(update->optimizer);
+    bench_arena_close(&update->weights);
+    bench_arena_close(&update->gradients);
+    bench_arena_close(&update->master);
+}
+
 static bool measure(Bench *bench, const Graph *graph, int name, Error *error) {
     OptimizerConfig config = bench->config.optimizer;
     config.name = name;
-    Update update = {0};
+    SCOPED(close_update) Update update = {0};
     BenchTime time;
     double parameters = (double)model_parameters(graph), state = (double)optimizer_state_bytes(graph, &config, NULL);
     double kept = (double)precision_state_bytes(graph->precision, TYPE_COMPUTE), copy = graph->precision == PRECISION_BF16 ? 2 : 0;
     double bytes = parameters * (3 * kept + copy) + 2 * state;
-    bool good = open_update(&update, bench, graph, &config, error) && bench_time(bench, step, &update, &time, error);
-    if (good)
-        bench_row(bench, (BenchCell[]){TEXT(name == OPTIMIZER_MUON ? "muon" : "adamw"), TEXT(precision_name(graph->precision)),
-                             NUMBER(parameters), NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9),
-                             NUMBER(bytes / time.best / 1e9), NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
-    optimizer_free(update.optimizer);
-    bench_arena_close(&update.weights);
-    bench_arena_close(&update.gradients);
-    bench_arena_close(&update.master);
-    return good;
+    if (!open_update(&update, bench, graph, &config, error) || !bench_time(bench, step, &update, &time, error)) return false;
+    bench_row(bench, (BenchCell[]){TEXT(name == OPTIMIZER_MUON ? "muon" : "adamw"), TEXT(precision_name(graph->precision)),
+                         NUMBER(parameters), NUMBER(bytes), NUMBER(1e3 * time.seconds), NUMBER(bytes / time.seconds / 1e9),
+                         NUMBER(bytes / time.best / 1e9), NUMBER(parameters / time.seconds / 1e9), NUMBER(state)});
+    return true;
 }
 
 static bool run(Bench *bench, Error *error) {

@@ -24,6 +24,8 @@ typedef struct Trainer {
     int64_t available; /* bytes before anything was allocated */
 } Trainer;
 
+static void close_session(Trainer *trainer) { session_free(&trainer->session); }
+
 static int64_t microbatch_rows(const Config *config) { return config->batch.sequences * config->data.length; }
 static int64_t microbatches(const Config *config) { return config->batch.tokens / microbatch_rows(config); }
 
@@ -38,13 +40,11 @@ static void set_microbatch(Config *config, int64_t sequences, int64_t accumulati
 /* Bytes that training with this microbatch takes; -1 when it is no valid configuration. */
 static int64_t bytes_needed(const Trainer *trainer, int64_t sequences) {
     Config config = trainer->config;
-    Session session;
+    SCOPED(session_free) Session session = {0};
     Error ignored = {0};
     set_microbatch(&config, sequences, 1);
     if (!config_check(&config, &ignored) || !session_plan(&session, &config, trainer->device, &ignored)) return -1;
-    int64_t bytes = session_budget(&session).total;
-    session_free(&session);
-    return bytes;
+    return session_budget(&session).total;
 }
 
 static bool fits(const Trainer *trainer, int64_t sequences) {
@@ -67,7 +67,7 @@ static void fill_inputs(const Session *session) {
     for (int64_t i = 0; i < rows; i++) targets[i] = tokens[(i + 1) % rows];
 }
 
-/* session_free after both answers. */
+/* close_session after both answers. */
 static bool open_session(Trainer *trainer, int64_t sequences, int64_t accumulation, Error *error) {
     set_microbatch(&trainer->config, sequences, accumulation);
     if (!config_check(&trainer->config, error) || !session_plan(&trainer->session, &trainer->config, trainer->device, error) ||
@@ -120,7 +120,7 @@ static bool time_steps(Session *session, int64_t steps, double *seconds, Error *
 static bool try_microbatch(Trainer *trainer, int64_t sequences, int64_t accumulation, double *rate, Error *error) {
     double seconds;
     bool good = open_session(trainer, sequences, accumulation, error) && time_steps(&trainer->session, 1, &seconds, error);
-    session_free(&trainer->session);
+    close_session(trainer);
     if (!good) return false;
     *rate = (double)trainer->config.batch.tokens / seconds;
     log_info("microbatch %lld: %.0f tokens/s", (long long)sequences, *rate);
@@ -192,12 +192,9 @@ static bool measure_trainer(Trainer *trainer, const TrainMeasure *measure, Train
 }
 
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error) {
-    Trainer *trainer = memory_allocate(sizeof *trainer);
-    *trainer = (Trainer){.device = bench->device, .config = *config, .available = device_available(bench->device)};
-    bool good = measure_trainer(trainer, measure, speed, error);
-    session_free(&trainer->session);
-    free(trainer);
-    return good;
+    SCOPED(close_session)
+    Trainer trainer = {.device = bench->device, .config = *config, .available = device_available(bench->device)};
+    return measure_trainer(&trainer, measure, speed, error);
 }
 
 double bench_peak(const Bench *bench, Precision precision) {

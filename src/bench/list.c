@@ -28,13 +28,10 @@ static int64_t parse(const char *text, size_t length) {
     static const Option row = {"number", OPTION_INT, 0, "1", 1, 1e18, NULL, "", ""};
     static const OptionTable table = {&row, 1};
     int64_t number = 0;
-    OptionStrings strings = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
     Error ignored = {0};
-    char *assignment = memory_format("number=%.*s", (int)length, text);
-    if (!options_set(&table, &number, &strings, assignment, &ignored)) number = 0;
-    free(assignment);
-    options_free_strings(&strings);
-    return number;
+    SCOPED_FREE char *assignment = memory_format("number=%.*s", (int)length, text);
+    return options_set(&table, &number, &strings, assignment, &ignored) ? number : 0;
 }
 
 /* "A", "A..B" or "A..B+STEP". */

@@ -69,6 +69,8 @@ typedef struct Machine {
     char time[32];
 } Machine;
 
+static void free_machine(Machine *machine) { free(machine->cpu); }
+
 static bool has_gpu(const Bench *bench) { return bench->device && device_info(bench->device)->kind != DEVICE_CPU; }
 
 static void describe(Machine *machine, const Bench *bench) {
@@ -173,34 +175,30 @@ static void write_json(const Bench *bench, const Machine *machine, FILE *file) {
 /* -- Files --------------------------------------------------------------------------------------------------------- */
 
 static void write_plot(const Bench *bench, const Machine *machine, FILE *file) {
-    char *subtitle = memory_format("%s, %.10s", has_gpu(bench) ? machine->device : machine->cpu, machine->time);
+    SCOPED_FREE char *subtitle = memory_format("%s, %.10s", has_gpu(bench) ? machine->device : machine->cpu, machine->time);
     bench_draw(&bench->results, subtitle, file);
-    free(subtitle);
 }
 
 typedef void (*Writer)(const Bench *bench, const Machine *machine, FILE *file);
 
 static bool write_file(const Bench *bench, const Machine *machine, const char *option, const char *path, Writer writer, Error *error) {
     if (!*path) return true;
-    char *text = NULL;
+    SCOPED_FREE char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
     if (file) writer(bench, machine, file);
     bool written = file && fclose(file) == 0 && file_output(path, text, (int64_t)length, error);
-    free(text);
     return written || error_set(error, ERROR_DATA, "%s=%s cannot be written: %s", option, path, strerror(errno));
 }
 
 bool bench_write(const Bench *bench, Error *error) {
     const BenchOptions *options = bench->options;
-    Machine machine;
+    SCOPED(free_machine) Machine machine = {0};
     if (bench->silent || !bench->results.row_count) return true;
     describe(&machine, bench);
-    bool written = write_file(bench, &machine, "csv", options->csv, write_csv, error) &&
-                   write_file(bench, &machine, "json", options->json, write_json, error) &&
-                   write_file(bench, &machine, "plot", options->plot, write_plot, error);
-    free(machine.cpu);
-    return written;
+    return write_file(bench, &machine, "csv", options->csv, write_csv, error) &&
+           write_file(bench, &machine, "json", options->json, write_json, error) &&
+           write_file(bench, &machine, "plot", options->plot, write_plot, error);
 }
 
 /* -- The device ---------------------------------------------------------------------------------------------------- */

@@ -75,7 +75,8 @@ static void print_perf(const Bench *bench, const Entry *entry, FILE *file) {
 
 static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
     const char *path = ((const SuiteOptions *)bench->options)->perf;
-    char first[sizeof perf_header], *text = NULL;
+    SCOPED_FREE char *text = NULL;
+    char first[sizeof perf_header];
     size_t length = 0;
     if (!*path) return true;
     bool empty = file_read_start(path, first, sizeof first) <= 0;
@@ -85,10 +86,8 @@ static bool append_perf(const Bench *bench, const Entry *entry, Error *error) {
     if (stream && empty) fputs(perf_header, stream);
     if (stream) print_perf(bench, entry, stream);
     bool written = stream && fclose(stream) == 0;
-    File file = {0};
+    SCOPED(file_close) File file = {0};
     written = written && file_open_append(&file, path, false, error) && file_append(&file, text, (int64_t)length, error);
-    file_close(&file);
-    free(text);
     return written || error_set(error, ERROR_DATA, "perf=%s cannot be written: %s", path, strerror(errno));
 }
 
@@ -134,35 +133,31 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
 /* False only when the suite cannot go on; `failed` counts models that did not run. */
 static bool measure(Bench *bench, const char *path, int64_t length, double best[2], int *failed, Error *error) {
     const SuiteOptions *options = bench->options;
-    Entry *entry = memory_allocate(sizeof *entry);
-    OptionStrings strings = {0};
+    Entry entry = {0};
+    SCOPED(options_free_strings) OptionStrings strings = {0};
     Error reason = {0};
     double start = log_seconds();
-    name_of(path, entry->model);
-    entry->done = read_config(path, options, length, &entry->config, &strings, &reason);
-    Precision precision = (Precision)entry->config.precision;
-    entry->done = entry->done && bench_train_measure(bench, &entry->config, &options->train.measure, &entry->speed, &reason);
-    entry->seconds = log_seconds() - start;
-    if (entry->done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_gemm(bench, precision);
-    if (!entry->done) log_warn("%s: %s", path, reason.message);
-    *failed += !entry->done;
-    add_row(bench, entry, precision <= PRECISION_FP32 ? best[precision] : 0);
-    bool good = append_perf(bench, entry, error) && device_ok(bench->device, error);
-    options_free_strings(&strings);
-    free(entry);
-    return good;
+    name_of(path, entry.model);
+    entry.done = read_config(path, options, length, &entry.config, &strings, &reason);
+    Precision precision = (Precision)entry.config.precision;
+    entry.done = entry.done && bench_train_measure(bench, &entry.config, &options->train.measure, &entry.speed, &reason);
+    entry.seconds = log_seconds() - start;
+    if (entry.done && precision <= PRECISION_FP32 && best[precision] == 0) best[precision] = bench_best_gemm(bench, precision);
+    if (!entry.done) log_warn("%s: %s", path, reason.message);
+    *failed += !entry.done;
+    add_row(bench, &entry, precision <= PRECISION_FP32 ? best[precision] : 0);
+    return append_perf(bench, &entry, error) && device_ok(bench->device, error);
 }
 
 static bool measure_all(Bench *bench, const BenchList *lengths, Error *error) {
-    char *paths = memory_copy_string(((const SuiteOptions *)bench->options)->configs), *rest = paths;
+    SCOPED_FREE char *paths = memory_copy_string(((const SuiteOptions *)bench->options)->configs);
+    char *rest = paths;
     double best[2] = {0};
     int failed = 0;
-    bool good = true;
-    for (char *path; good && (path = strsep(&rest, ","));)
-        for (int i = 0; good && *path && i < lengths->count; i++) good = measure(bench, path, lengths->numbers[i], best, &failed, error);
-    free(paths);
-    if (!good || !failed) return good;
-    return error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
+    for (char *path; (path = strsep(&rest, ","));)
+        for (int i = 0; *path && i < lengths->count; i++)
+            if (!measure(bench, path, lengths->numbers[i], best, &failed, error)) return false;
+    return !failed || error_set(error, ERROR_INTERNAL, "%d of %d rows failed; the reasons are above", failed, bench->results.row_count);
 }
 
 static bool run(Bench *bench, Error *error) {

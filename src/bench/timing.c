@@ -37,7 +37,7 @@ int64_t bench_calls(const BenchOptions *options, double seconds) {
 bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Error *error) {
     const BenchOptions *options = bench->options;
     int64_t repeats = options->repeats;
-    double *samples = memory_allocate((size_t)repeats * sizeof *samples);
+    SCOPED_FREE double *samples = memory_allocate((size_t)repeats * sizeof *samples);
     time_calls(bench->device, work, context, 0, 1);
     int64_t calls = bench_calls(options, time_calls(bench->device, work, context, 1, 1));
     int64_t done = 2 + (repeats + 1) / 2 * calls;
@@ -45,7 +45,6 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
     for (int64_t i = 0; i < repeats; i++, done += calls) samples[i] = time_calls(bench->device, work, context, done, calls) / (double)calls;
     double median = sort_median(samples, repeats);
     *time = (BenchTime){.seconds = median, .best = samples[0], .calls = done};
-    free(samples);
     return device_ok(bench->device, error);
 }
 
@@ -56,28 +55,27 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
 enum { POOL = 2592487 };
 
 static void *make_pool(GemmType type, bool fnuz, int64_t count) {
-    float *wide = memory_allocate((size_t)count * sizeof *wide);
-    rng_normals(1, RNG_STREAM_BENCH, 0, count, wide);
-    if (type == GEMM_F32) return wide;
-    char *narrow = memory_allocate((size_t)(count * bench_type_bytes(type)));
+    float *values = memory_allocate((size_t)count * sizeof *values);
+    rng_normals(1, RNG_STREAM_BENCH, 0, count, values);
+    if (type == GEMM_F32) return values;
+    char *pool = memory_allocate((size_t)(count * bench_type_bytes(type)));
     for (int64_t i = 0; i < count; i++) {
-        if (type == GEMM_FP8) ((uint8_t *)narrow)[i] = fp8_from_float(wide[i], fnuz);
-        else ((uint16_t *)narrow)[i] = bf16_from_float(wide[i]);
+        if (type == GEMM_FP8) ((uint8_t *)pool)[i] = fp8_from_float(values[i], fnuz);
+        else ((uint16_t *)pool)[i] = bf16_from_float(values[i]);
     }
-    free(wide);
-    return narrow;
+    free(values);
+    return pool;
 }
 
 static void fill(const BenchArena *arena, GemmType type) {
     int64_t size = bench_type_bytes(type), count = arena->bytes / size < POOL ? arena->bytes / size : POOL, filled = count * size;
-    char *pool = make_pool(type, device_info(arena->device)->fp8_fnuz, count);
+    SCOPED_FREE char *pool = make_pool(type, device_info(arena->device)->fp8_fnuz, count);
     device_upload(arena->device, arena->memory, pool, filled);
     for (int64_t more; filled < arena->bytes; filled += more) {
         more = arena->bytes - filled < filled ? arena->bytes - filled : filled;
         device_copy(arena->device, arena->memory + filled, arena->memory, more);
     }
     device_synchronize(arena->device);
-    free(pool);
 }
 
 bool bench_fits(const Device *device, int64_t bytes, const char *what, const char *less, Error *error) {

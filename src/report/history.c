@@ -50,11 +50,9 @@ static void sample_add(Sample *sample, double value) {
 
 double sample_median(const Sample *sample) {
     if (sample->thin.count == 0) return NAN;
-    double *sorted = memory_allocate(sizeof sample->items);
+    SCOPED_FREE double *sorted = memory_allocate(sizeof sample->items);
     memcpy(sorted, sample->items, sizeof sample->items);
-    double median = sort_median(sorted, (int64_t)sample->thin.count);
-    free(sorted);
-    return median;
+    return sort_median(sorted, (int64_t)sample->thin.count);
 }
 
 static void span_add(Span *span, const Span *more) {
@@ -147,21 +145,19 @@ static bool has_column(const char *name) {
 
 /* "name value, name value" of every field that has no column. */
 static void describe(char *text, size_t size, json_t *record) {
-    char *all = NULL;
+    SCOPED_FREE char *all = NULL;
     size_t length;
     FILE *stream = open_memstream(&all, &length);
     const char *name;
     json_t *value;
     json_object_foreach(record, name, value) {
         if (has_column(name)) continue;
-        char *shown = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+        SCOPED_FREE char *shown = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
         const char *plain = json_is_string(value) ? json_string_value(value) : shown;
         fprintf(stream, "%s%.100s %.*s", ftell(stream) > 0 ? ", " : "", name, (int)size, plain ? plain : "");
-        free(shown);
     }
     fclose(stream);
     copy_cut(text, size, all);
-    free(all);
 }
 
 static bool add_start(History *history, int64_t step, json_t *record) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/scope.h"
 
 enum {
     HISTORY_POINTS = 1000,    /* of a curve, at most */

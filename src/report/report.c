@@ -381,7 +381,8 @@ static void load_map(const Page *page, int64_t layer) {
     const LoadMap *map = &page->history->load;
     const int columns = (int)map->thin.count;
     const double height = fmin(fmax(14 * (double)map->experts, 64), 320), count = (double)map->experts;
-    double *ratios = load_ratios(map, layer), most = 0;
+    SCOPED_FREE double *ratios = load_ratios(map, layer);
+    double most = 0;
     for (int64_t expert = 0; expert < map->experts; expert++) most = fmax(most, ratios[expert * HISTORY_COLUMNS + columns - 1]);
     fprintf(page->out, "<div class=\"map\"><div class=\"head\"><h3>Layer %lld</h3><p>busiest at the end: %.2f\xC3\x97</p></div>\n",
         (long long)layer, most);
@@ -395,7 +396,6 @@ static void load_map(const Page *page, int64_t layer) {
         columns, (long long)map->experts, (long long)layer, EVEN, columns, (long long)map->experts);
     draw_cells(page, map, ratios, columns);
     for (int64_t expert = 0; expert < map->experts; expert++) expert_title(page, layer, expert, ratios + expert * HISTORY_COLUMNS, columns);
-    free(ratios);
     fprintf(page->out,
         "</svg><div class=\"xlabels\" aria-hidden=\"true\"><span style=\"left:0\">step %lld</span><span style=\"left:100%%\">%lld</span>"
         "</div></div></div>\n",
@@ -452,23 +452,22 @@ static void config_line(const Page *page, char *line) {
 
 static bool config_section(const Page *page, const char *run, Error *error) {
     enum { LINES = 5000 };
-    char *path = memory_format("%s/config.yaml", run);
+    SCOPED_FREE char *path = memory_format("%s/config.yaml", run);
     FileReader reader;
-    bool good = file_reader_open(&reader, path, error), missing = !good && errno == ENOENT;
-    if (good) {
-        fputs("<section>\n<h2>Configuration</h2>\n<pre>", page->out);
-        FileLine line = FILE_LINE_WHOLE;
-        for (int i = 0; i < LINES && (line = file_reader_next(&reader)) != FILE_LINE_END; i++) {
-            config_line(page, reader.line);
-            putc('\n', page->out);
-        }
-        if (line != FILE_LINE_END) fprintf(page->out, "<i>(more than %d lines)</i>\n", LINES);
-        fputs("</pre>\n</section>\n", page->out);
-        good = file_reader_close(&reader, error);
+    if (!file_reader_open(&reader, path, error)) {
+        bool missing = errno == ENOENT;
+        if (missing) *error = (Error){0};
+        return missing;
     }
-    if (missing) *error = (Error){0};
-    free(path);
-    return good || missing;
+    fputs("<section>\n<h2>Configuration</h2>\n<pre>", page->out);
+    FileLine line = FILE_LINE_WHOLE;
+    for (int i = 0; i < LINES && (line = file_reader_next(&reader)) != FILE_LINE_END; i++) {
+        config_line(page, reader.line);
+        putc('\n', page->out);
+    }
+    if (line != FILE_LINE_END) fprintf(page->out, "<i>(more than %d lines)</i>\n", LINES);
+    fputs("</pre>\n</section>\n", page->out);
+    return file_reader_close(&reader, error);
 }
 
 static void start_item(const Page *page, const Start *start, int64_t number) {
@@ -498,11 +497,9 @@ static void starts_section(const Page *page) {
 
 /* The last part of the run's real path, so that `smelt report .` has a name too; the caller frees. */
 static char *run_name(const char *run) {
-    char *real = realpath(run, NULL);
+    SCOPED_FREE char *real = realpath(run, NULL);
     const char *slash = real ? strrchr(real, '/') : NULL;
-    char *name = memory_copy_string(slash && slash[1] ? slash + 1 : run);
-    free(real);
-    return name;
+    return memory_copy_string(slash && slash[1] ? slash + 1 : run);
 }
 
 static void page_head(const Page *page, const char *name) {
@@ -547,10 +544,9 @@ static void curve_sections(const Page *page) {
 
 static bool print_page(FILE *out, const char *run, const History *history, Error *error) {
     Page page = {.out = out, .history = history};
-    char *name = run_name(run);
+    SCOPED_FREE char *name = run_name(run);
     set_steps(&page);
     page_head(&page, name);
-    free(name);
     warnings(&page);
     number_items(&page);
     if (history->steps > 0) curve_sections(&page);
@@ -575,10 +571,9 @@ static bool may_replace(const char *output) {
 bool report_write(const char *run, const char *output, ReportResult *result, Error *error) {
     if (!may_replace(output))
         return error_set(error, ERROR_USAGE, "%s exists and is no page of a report; name another file with out=", output);
-    char *path = memory_format("%s/metrics.jsonl", run), *page = NULL;
+    SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *page = NULL;
     size_t length = 0;
     History *history = history_read(path, error);
-    free(path);
     if (!history) return false;
     *result = (ReportResult){.ignored = history->ignored};
     FILE *out = open_memstream(&page, &length);
@@ -587,7 +582,6 @@ bool report_write(const char *run, const char *output, ReportResult *result, Err
     if (out && (fclose(out) != 0 || !whole) && good) good = file_fail(error, "build", output);
     good = good && file_write(output, page, (int64_t)length, error);
     result->bytes = (int64_t)length;
-    free(page);
     history_free(history);
     return good;
 }
