@@ -5,7 +5,9 @@
 
 static const double hour = 3600, day = 86400;
 
-double cost_best_interval(double checkpoint, double between) {
+/* Daly's best seconds of work between two checkpoints that take `checkpoint` seconds, with `between` seconds from one
+ * interruption to the next. */
+static double best_interval(double checkpoint, double between) {
     if (!(between < INFINITY)) return INFINITY;
     if (checkpoint >= 2 * between) return between;
     double half = checkpoint / (2 * between);
@@ -31,7 +33,7 @@ CostEstimate cost_of(const Offer *offer, double tokens) {
     CostEstimate cost = {.hours = seconds / hour, .between = offer->interruptions > 0 ? day / (offer->interruptions * nodes) : INFINITY};
     cost.dollars = cost.hours * offer->price * (double)offer->gpus;
     cost.young = sqrt(2 * offer->checkpoint * cost.between);
-    cost.interval = offer->interval > 0 ? offer->interval : cost_best_interval(offer->checkpoint, cost.between);
+    cost.interval = offer->interval > 0 ? offer->interval : best_interval(offer->checkpoint, cost.between);
     double real = with_interruptions(offer, seconds, cost.interval, cost.between);
     cost.real_hours = real / hour;
     cost.real_dollars = cost.real_hours * offer->price * (double)offer->gpus;

@@ -28,7 +28,4 @@ typedef struct CostEstimate {
     double interruptions;            /* expected */
 } CostEstimate;
 
-/* Daly's best seconds of work between two checkpoints that take `checkpoint` seconds, with `between` seconds from
- * one interruption to the next. */
-double cost_best_interval(double checkpoint, double between);
 CostEstimate cost_of(const Offer *offer, double tokens);

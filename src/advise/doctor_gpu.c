@@ -93,76 +93,61 @@ static const Library libraries[] = {
     {USE_ANY, false, {"libcurl.so.4"}, "checkpoints in S3", "sudo apt-get install libcurl4"},
 };
 
-typedef enum Loading { LOADED, ABSENT, BROKEN, CRASHED } Loading;
-
 enum { LOAD_SECONDS = 20 }; /* a library that hangs when it is loaded ends like one that crashes */
 
 typedef struct LoadTrial {
     const char *file;
-    int pipe; /* to the doctor: "+", or "-" and the reason */
+    int pipe; /* to the doctor: "+", or why it does not load */
 } LoadTrial;
 
 static int load_in_child(void *context) {
     const LoadTrial *trial = context;
-    char text[512] = "+";
+    const char *text = "+";
     if (!dlopen(trial->file, RTLD_NOW | RTLD_LOCAL)) {
         const char *why = dlerror();
-        snprintf(text, sizeof text, "-%s", why ? why : "no reason was given");
+        text = why ? why : "no reason was given";
     }
     return write(trial->pipe, text, strlen(text)) < 0;
 }
 
-static Loading try_file(const char *file, char *why, size_t size) {
-    int ends[2], status = 0;
+/* Whether a file loads; else `why` says what is wrong with it, "" when it is not there. */
+static bool loads(const char *file, char *why, size_t size) {
+    int ends[2];
     why[0] = '\0';
-    if (pipe(ends)) return ABSENT;
+    if (pipe(ends)) return false;
     LoadTrial trial = {file, ends[1]};
     pid_t child = child_start(&(ChildOptions){.run = load_in_child, .context = &trial, .limit_seconds = LOAD_SECONDS});
     close(ends[1]);
     ssize_t length = child > 0 ? read(ends[0], why, size - 1) : 0;
     close(ends[0]);
-    if (child > 0) waitpid(child, &status, 0);
+    if (child > 0) waitpid(child, NULL, 0);
     why[length > 0 ? length : 0] = '\0';
-    if (length <= 0) return CRASHED;
-    if (why[0] == '+') return LOADED;
-    memmove(why, why + 1, (size_t)length);
-    return strstr(why, "cannot open shared object file") && !strncmp(why, file, strlen(file)) ? ABSENT : BROKEN;
+    if (length <= 0) snprintf(why, size, "it crashes or hangs");
+    bool loaded = !strcmp(why, "+"), absent = strstr(why, "cannot open shared object file") && !strncmp(why, file, strlen(file));
+    if (loaded || absent) why[0] = '\0';
+    return loaded;
 }
 
-/* The first file that loads, and what was wrong with a better one that is there; else the worst that was found. */
-typedef struct Trial {
-    Loading loading;
-    const char *file, *broken;
-    char why[512];
-} Trial;
-
-static void try_library(const Library *library, Trial *trial) {
-    *trial = (Trial){.loading = ABSENT, .file = library->files[0]};
-    char why[512];
-    for (int i = 0; library->files[i] && trial->loading != LOADED; i++) {
-        Loading loading = try_file(library->files[i], why, sizeof why);
-        if (loading == ABSENT) continue;
-        trial->loading = loading;
-        trial->file = library->files[i];
-        if (loading == LOADED) continue;
-        trial->broken = library->files[i];
-        snprintf(trial->why, sizeof trial->why, "%s", loading == CRASHED ? "it crashes or hangs" : why);
-    }
-}
-
+/* Takes the first of the library's files that loads, and reports the last one before it that is there and does not. */
 static void check_library(Doctor *doctor, const Library *library) {
-    Trial trial;
-    try_library(library, &trial);
+    const char *loaded = NULL, *broken = NULL;
+    char why[512], reason[512] = "";
+    for (int i = 0; library->files[i] && !loaded; i++) {
+        if (loads(library->files[i], why, sizeof why)) loaded = library->files[i];
+        else if (*why) {
+            broken = library->files[i];
+            memcpy(reason, why, sizeof reason);
+        }
+    }
     Health bad = library->needed ? HEALTH_ERROR : HEALTH_WARNING;
-    if (trial.loading == LOADED && library->use != USE_ANY && library->needed) doctor->loadable[library->use] = true;
-    if (trial.broken)
-        doctor_add(doctor, trial.loading == LOADED ? HEALTH_WARNING : bad, "library", library->package,
-            "%s is there and cannot be loaded: %s%s%s", trial.broken, trial.why, trial.loading == LOADED ? "; taken in its place: " : "",
-            trial.loading == LOADED ? trial.file : "");
-    else if (trial.loading == LOADED) doctor_ok(doctor, "library", "%s: %s", trial.file, library->purpose);
+    if (loaded && library->use != USE_ANY && library->needed) doctor->loadable[library->use] = true;
+    if (broken)
+        doctor_add(doctor, loaded ? HEALTH_WARNING : bad, "library", library->package, "%s is there and cannot be loaded: %s%s%s", broken,
+            reason, loaded ? "; taken in its place: " : "", loaded ? loaded : "");
+    else if (loaded) doctor_ok(doctor, "library", "%s: %s", loaded, library->purpose);
     else
-        doctor_add(doctor, library->use == USE_ANY ? HEALTH_OK : bad, "library", library->package, "%s was not found (%s)", trial.file,
-            library->purpose);
+        doctor_add(doctor, library->use == USE_ANY ? HEALTH_OK : bad, "library", library->package, "%s was not found (%s)",
+            library->files[0], library->purpose);
 }
 
 static void check_library_path(Doctor *doctor) {
@@ -228,11 +213,8 @@ static void check_visible(Doctor *doctor) {
 }
 
 void doctor_check_gpus(Doctor *doctor) {
-    if (doctor->gpu_count == 0) {
-        doctor_ok(doctor, "gpu", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
-        check_visible(doctor);
-        return;
-    }
+    bool here = !*doctor->root; /* libraries ask the real machine */
+    if (doctor->gpu_count == 0) doctor_ok(doctor, "gpu", "no GPU of AMD or NVIDIA on the PCI bus: smelt trains on the CPU");
     for (int vendor = 0; vendor < GPU_VENDORS; vendor++)
         if (doctor->of_vendor[vendor]) doctor_ok(doctor, "gpu", "%d of %s on the PCI bus", doctor->of_vendor[vendor], vendor_names[vendor]);
     check_visible(doctor);
@@ -242,7 +224,6 @@ void doctor_check_gpus(Doctor *doctor) {
     }
     if (doctor->of_vendor[GPU_AMD]) doctor_check_amd(doctor);
     if (doctor->of_vendor[GPU_NVIDIA]) doctor_check_nvidia(doctor);
-    bool here = !*doctor->root; /* libraries ask the real machine */
     for (int vendor = 0; vendor < GPU_VENDORS && here; vendor++)
         if (doctor->of_vendor[vendor] && doctor->loadable[vendor]) open_vendor(doctor, (GpuVendor)vendor);
 }

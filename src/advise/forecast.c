@@ -36,8 +36,6 @@ double forecast_all_gather(const Cluster *cluster, double bytes) {
     return fmax(inside, between) + ceil(bytes / bucket) * (latency + node_latency * log2((double)nodes));
 }
 
-double forecast_all_reduce(const Cluster *cluster, double bytes) { return 2 * forecast_all_gather(cluster, bytes); }
-
 /* -- Time ---------------------------------------------------------------------------------------------------------- */
 
 /* Of one Newton-Schulz step on a matrix: X X^T and its square at half cost, since they are symmetric, and the GEMM
@@ -78,19 +76,15 @@ static void add_communication(Forecast *forecast, const Session *session, const 
     double count = (double)forecast->microbatches;
     double reduce = forecast_all_gather(cluster, gradients), gather = forecast_all_gather(cluster, weights);
     double backward = forecast->work.backward, forward = forecast->work.total - backward;
-    switch (forecast->layout.zero) {
-    case 0:
-    case 1: /* of the last microbatch's gradients; then the sums, or in place of them the new weights, come back */
-        gather = forecast->layout.zero ? gather : reduce;
-        forecast->communication = reduce + gather;
-        forecast->exposed = forecast->layout.zero ? exposed_part(reduce, backward) + exposed_part(gather, forward)
-                                                  : exposed_part(reduce + gather, backward);
-        break;
-    case 2:
-        forecast->communication = count * reduce + gather;
-        forecast->exposed = count * exposed_part(reduce, backward) + exposed_part(gather, forward);
-        break;
-    default:
+    int zero = forecast->layout.zero;
+    if (zero == 0) { /* of the last microbatch's gradients, whose sums come back */
+        forecast->communication = 2 * reduce;
+        forecast->exposed = exposed_part(2 * reduce, backward);
+    } else if (zero < 3) { /* 1: of the last microbatch's, 2: of each one's; then the new weights come back */
+        double reduces = zero == 1 ? 1 : count;
+        forecast->communication = reduces * reduce + gather;
+        forecast->exposed = reduces * exposed_part(reduce, backward) + exposed_part(gather, forward);
+    } else {
         forecast->communication = count * (reduce + 2 * gather);
         forecast->exposed = count * (exposed_part(gather, forward) + exposed_part(gather + reduce, backward));
     }

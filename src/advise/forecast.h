@@ -40,9 +40,9 @@ bool forecast_best(Forecast *best, const Config *config, const Cluster *cluster,
 
 /* Bytes/s that a GPU passes on in a collective of all GPUs that a node has of the cluster. */
 double forecast_node_bandwidth(const Cluster *cluster);
-/* Seconds of a collective over all GPUs of the cluster, in which every GPU gives or gets `bytes` in all. */
-double forecast_all_reduce(const Cluster *cluster, double bytes);
-double forecast_all_gather(const Cluster *cluster, double bytes); /* and reduce-scatter */
+/* Seconds of an all-gather or a reduce-scatter over all GPUs of the cluster, in which every GPU gets or gives `bytes` in
+ * all. An all-reduce takes twice as long. */
+double forecast_all_gather(const Cluster *cluster, double bytes);
 
 /* Tables of memory and time, and every assumption. */
 void forecast_print(const Forecast *forecast, const Config *config, const Cluster *cluster, FILE *file);

@@ -32,23 +32,22 @@
     .name = short_name, .title = "NVIDIA " model, .kind = DEVICE_CUDA, .wave = 32, .per_node = 8, .switched = true
 #define CPU(short_name, model) .name = short_name, .title = model, .kind = DEVICE_CPU, .wave = 1, .per_node = 1, .switched = true
 #define CORES(count, rows, columns, heads) .processors = count, .tile_rows = rows, .tile_columns = columns, .head_dim = heads
-#define FLOPS(bf16, fp8, best) .peak_bf16 = bf16 * TERA, .peak_fp8 = fp8 * TERA, .best_bf16 = best * TERA
+#define FLOPS(peak, best) .peak_bf16 = peak * TERA, .best_bf16 = best * TERA
 #define MEMORY(size, peak, best) .memory = size * GIBI, .bandwidth = peak * TERA, .best_bandwidth = best * TERA
 #define LINKS(peak, best, cards) .link = peak * GIGA, .best_link = best * GIGA, .network = cards * GIGA
 #define PLATEAU(gigaflop) .plateau = gigaflop * GIGA
 
 static const Hardware table[] = {
-    {AMD("mi250", "MI250 (one of two dies)"), CORES(104, 256, 128, 64), FLOPS(181.05, 0, 0), MEMORY(64, 1.6384, 0), LINKS(150, 0, 12.5)},
-    {AMD("mi300x", "MI300X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 2614.9, 708), MEMORY(192, 5.3, 4.33), LINKS(448, 315, 50),
-        PLATEAU(200)},
-    {AMD("mi325x", "MI325X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 2614.9, 843), MEMORY(256, 6, 0), LINKS(448, 0, 50), PLATEAU(200)},
-    {AMD("mi355x", "MI355X"), CORES(256, 256, 256, 128), FLOPS(2516.6, 5033.2, 0), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
-    {NVIDIA("a100", "A100 80GB SXM"), CORES(108, 128, 256, 64), FLOPS(312, 0, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
-    {NVIDIA("h100", "H100 80GB SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 1978.9, 782), MEMORY(79.2, 3.35, 2.98), LINKS(450, 351, 50),
+    {AMD("mi250", "MI250 (one of two dies)"), CORES(104, 256, 128, 64), FLOPS(181.05, 0), MEMORY(64, 1.6384, 0), LINKS(150, 0, 12.5)},
+    {AMD("mi300x", "MI300X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 708), MEMORY(192, 5.3, 4.33), LINKS(448, 315, 50), PLATEAU(200)},
+    {AMD("mi325x", "MI325X"), CORES(304, 256, 256, 128), FLOPS(1307.4, 843), MEMORY(256, 6, 0), LINKS(448, 0, 50), PLATEAU(200)},
+    {AMD("mi355x", "MI355X"), CORES(256, 256, 256, 128), FLOPS(2516.6, 0), MEMORY(288, 8, 0), LINKS(537.6, 0, 50)},
+    {NVIDIA("a100", "A100 80GB SXM"), CORES(108, 128, 256, 64), FLOPS(312, 0), MEMORY(80, 2.039, 0), LINKS(300, 0, 25)},
+    {NVIDIA("h100", "H100 80GB SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 782), MEMORY(79.2, 3.35, 2.98), LINKS(450, 351, 50),
         .measured = true},
-    {NVIDIA("h200", "H200 SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 1978.9, 798), MEMORY(139.8, 4.8, 4.19), LINKS(450, 351, 50)},
+    {NVIDIA("h200", "H200 SXM"), CORES(132, 128, 256, 64), FLOPS(989.4, 798), MEMORY(139.8, 4.8, 4.19), LINKS(450, 351, 50)},
     /* One core of Intel's Sapphire Rapids, which was measured: peak of the fp32 FMA, a GEMM of bf16 in fp32, a copy. */
-    {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
+    {CPU("cpu", "CPU of this machine"), CORES(1, 32, 64, 32), FLOPS(0.17, 0.15), MEMORY(0, 0, 0.014), LINKS(0, 0, 1.25)},
 };
 enum { ROWS = sizeof table / sizeof *table };
 

@@ -25,7 +25,7 @@ typedef struct Hardware {
     int processors, wave;             /* compute units or multiprocessors, lanes */
     int tile_rows, tile_columns;      /* the largest tile of a good GEMM */
     int head_dim;                     /* the least head size that its attention likes */
-    double peak_bf16, peak_fp8;       /* FLOP/s, dense */
+    double peak_bf16;                 /* FLOP/s, dense */
     double best_bf16;                 /* of a large GEMM, random data */
     double plateau;                   /* FLOP that a GEMM needs to come near best_bf16 */
     double memory;                    /* bytes */

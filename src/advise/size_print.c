@@ -76,7 +76,7 @@ static void print_gemms(const SizeQuestion *question, FILE *file) {
     SCOPED_FREE Row *rows = memory_allocate((size_t)model.graph->node_count * sizeof *rows);
     double total = work_times(model.graph, &question->hardware, question->measured).total;
     int count = collect(rows, model.graph, question);
-    fprintf(file, "\nproducts of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
+    fprintf(file, "\nGEMMs of a microbatch of %lld x %lld tokens (modelled%s)\n", (long long)config->batch.sequences,
         (long long)config->data.length, question->measured ? ", by the measured rates" : "");
     fprintf(file, "  %-26s %4s %8s %7s %7s %5s %7s %8s %7s %7s %7s %10s %6s\n", "operation", "n", "m", "n", "k", "each", "GFLOP", "tile",
         "tiles", "waves", "ramp", "time", "share");
