@@ -237,6 +237,7 @@ History *history_read(const char *path, Error *error) {
     if (!file_reader_open(&reader, path, error)) {
         if (errno == ENOENT || errno == ENOTDIR)
             error_set(error, ERROR_USAGE, "there is no %s; give the folder of a run, as in run=FOLDER of smelt train", path);
+        else error_recode(error, ERROR_INTERNAL); /* 7 is for files of a run that cannot be written (docs/exit-codes.md) */
         return NULL;
     }
     History *history = memory_allocate(sizeof *history);
@@ -245,6 +246,7 @@ History *history_read(const char *path, Error *error) {
     read_lines(history, &reader, &progress);
     progress_finish(&progress);
     if (file_reader_close(&reader, error)) return history;
+    error_recode(error, ERROR_INTERNAL);
     history_free(history);
     return NULL;
 }
