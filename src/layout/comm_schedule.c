@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 
 static int bucket_at(const Layout *layout, int64_t offset) {
     int b = layout->bucket_count - 1;
@@ -66,7 +67,7 @@ static PlanBlock slot_of(int64_t bytes, int64_t *target) { return (PlanBlock){.b
 
 /* Bytes of all slots for weights. A bucket has one slot for both passes. */
 static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Precision precision) {
-    PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
+    SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         int64_t bytes = precision_weight_offset(precision, layout->buckets[b].end - layout->buckets[b].begin);
@@ -77,9 +78,7 @@ static int64_t place_weights(CommSchedule *schedule, const Layout *layout, Preci
                 slot.life[lives++] = (NodeSpan){schedule->gatherings[i > 0 ? i - 1 : 0].reads.first, schedule->gatherings[i].reads.last};
         if (lives) slots[count++] = slot;
     }
-    int64_t bytes = plan_blocks(slots, count);
-    free(slots);
-    return bytes;
+    return plan_blocks(slots, count);
 }
 
 /* The last write to the bucket that is complete next after `node`. */
@@ -95,7 +94,7 @@ static int next_complete(const CommSchedule *schedule, const Layout *layout, int
 /* Bytes of all slots for gradients. A slot stays while its bucket is reduced, until the program has completed the next
  * one. */
 static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
-    PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
+    SCOPED_FREE PlanBlock *slots = memory_allocate((layout->bucket_count + 1) * sizeof *slots);
     int count = 0;
     for (int b = 0; b < layout->bucket_count; b++) {
         NodeSpan writes = schedule->buckets[b].writes;
@@ -103,9 +102,7 @@ static int64_t place_gradients(CommSchedule *schedule, const Layout *layout) {
         slot.life[0] = (NodeSpan){writes.first, next_complete(schedule, layout, writes.last)};
         if (layout->buckets[b].sharded && !span_is_empty(writes)) slots[count++] = slot;
     }
-    int64_t bytes = plan_blocks(slots, count);
-    free(slots);
-    return bytes;
+    return plan_blocks(slots, count);
 }
 
 static void place_slots(CommSchedule *schedule, const Layout *layout, Precision precision) {

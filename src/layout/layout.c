@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/math.h"
-#include "base/memory.h"
+#include "base/scope.h"
 
 typedef enum Class { CLASS_VECTOR, CLASS_ADAMW, CLASS_MUON, CLASS_FROZEN, CLASS_COUNT } Class;
 
@@ -30,7 +31,7 @@ static int parameter_at(const Graph *graph, int64_t offset) {
  * of their declaration. */
 static int *layers_of(const Graph *graph) {
     int *layers = memory_allocate((graph->parameter_count + 1) * sizeof *layers);
-    bool *seen = memory_allocate(graph->parameter_count + 1);
+    SCOPED_FREE bool *seen = memory_allocate(graph->parameter_count + 1);
     for (int i = 0; i < graph->node_count; i++)
         for (int j = 0; j < graph->nodes[i].inputs; j++) {
             TensorId tensor = graph->nodes[i].in[j];
@@ -41,7 +42,6 @@ static int *layers_of(const Graph *graph) {
                 seen[k] = true;
             }
         }
-    free(seen);
     return layers;
 }
 
@@ -65,15 +65,15 @@ static bool closes(const Cutting *cutting, const LayoutBucket *bucket, int64_t e
 }
 
 static LayoutBucket *open_bucket(Layout *layout, int64_t begin, Class class, int64_t element_bytes) {
-    layout->buckets = memory_resize(layout->buckets, (layout->bucket_count + 1) * sizeof *layout->buckets);
     bool whole = class == CLASS_VECTOR || class == CLASS_FROZEN;
-    layout->buckets[layout->bucket_count] = (LayoutBucket){.begin = begin,
+    LayoutBucket bucket = {.begin = begin,
         .end = begin,
         .element_bytes = element_bytes,
         .vectors = class == CLASS_VECTOR,
         .sharded = layout->stage && !whole,
         .frozen = class == CLASS_FROZEN};
-    return &layout->buckets[layout->bucket_count++];
+    array_append(layout->buckets, layout->bucket_count, bucket);
+    return &layout->buckets[layout->bucket_count - 1];
 }
 
 static void close_bucket(Layout *layout, LayoutBucket *bucket, int64_t multiple) {
@@ -130,10 +130,10 @@ static Atom *list_atoms(const Cutting *cutting, const LayoutBucket *bucket, int 
         int64_t offset = cutting->layout->offsets[i];
         if (offset < bucket->begin || offset >= bucket->end) continue;
         int64_t rows = p->shape[p->rank - 2], columns = p->shape[p->rank - 1], matrices = p->count / (rows * columns);
-        atoms = memory_resize(atoms, (size_t)(*count + matrices) * sizeof *atoms);
         for (int64_t k = 0; k < matrices; k++)
-            atoms[(*count)++] = (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
-                .cost = (double)rows * columns * int_min(rows, columns)};
+            array_append(atoms, *count,
+                (Atom){.first = (offset - bucket->begin) / p->element_bytes + k * rows * columns,
+                    .cost = (double)rows * columns * int_min(rows, columns)});
     }
     return atoms;
 }
@@ -152,8 +152,9 @@ static int give(const Atom *atoms, int count, const double *load, int size, doub
 
 /* Finds the least limit to within a thousandth by bisection; `load` takes the bucket's in. */
 static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double *load) {
-    int size = cutting->layout->size, count, *ends = memory_allocate(size * sizeof *ends);
-    Atom *atoms = list_atoms(cutting, bucket, &count);
+    int size = cutting->layout->size, count;
+    SCOPED_FREE int *ends = memory_allocate(size * sizeof *ends);
+    SCOPED_FREE Atom *atoms = list_atoms(cutting, bucket, &count);
     double low = 0, high = 0;
     for (int i = 0; i < count; i++) high += atoms[i].cost;
     for (int r = 0; r < size; r++) low = load[r] > low ? load[r] : low;
@@ -167,8 +168,6 @@ static void cut_by_matrices(const Cutting *cutting, LayoutBucket *bucket, double
         bucket->shards[r + 1] = ends[r] < count ? atoms[ends[r]].first : (bucket->end - bucket->begin) / bucket->element_bytes;
         for (int i = first; i < ends[r]; i++) load[r] += atoms[i].cost;
     }
-    free(atoms);
-    free(ends);
 }
 
 /* -- What this rank holds ------------------------------------------------------------------------------------------ */
@@ -194,12 +193,11 @@ static void append_intervals(Layout *layout, const Graph *graph, int b) {
         int64_t begin = int_max(p->offset, held.begin), end = int_min(parameter_end, held.end);
         if (begin >= end || p->frozen) continue;
         assert((begin - p->offset) % p->element_bytes == 0 && (end - begin) % p->element_bytes == 0);
-        shard->intervals = memory_resize(shard->intervals, (shard->interval_count + 1) * sizeof *shard->intervals);
-        shard->intervals[shard->interval_count++] =
-            (ShardInterval){.elements = {i, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
-                .offset = bucket->local + begin - held.begin,
-                .bucket = b,
-                .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
+        ShardInterval interval = {.elements = {i, (begin - p->offset) / p->element_bytes, (end - begin) / p->element_bytes},
+            .offset = bucket->local + begin - held.begin,
+            .bucket = b,
+            .primary = layout->replica == 0 && (bucket->sharded || layout->rank == 0)};
+        array_append(shard->intervals, shard->interval_count, interval);
     }
 }
 
@@ -217,7 +215,7 @@ static double balance_of(const double *load, int size) {
 
 static void cut(Cutting *cutting) {
     Layout *layout = cutting->layout;
-    double *load = memory_allocate(layout->size * sizeof *load);
+    SCOPED_FREE double *load = memory_allocate(layout->size * sizeof *load);
     for (Class class = CLASS_VECTOR; class < CLASS_COUNT; class++) {
         int first = layout->bucket_count;
         if (class == CLASS_FROZEN) layout->trained_bytes = layout->bytes;
@@ -229,7 +227,6 @@ static void cut(Cutting *cutting) {
         }
     }
     layout->muon_balance = balance_of(load, layout->size);
-    free(load);
 }
 
 Layout *layout_create(
@@ -244,7 +241,7 @@ Layout *layout_create(
         .stage = stage,
         .reduces_in_bf16 = ranks > 1 && config->reduce == REDUCE_BF16 && precision_state_bytes(graph->precision, TYPE_COMPUTE) == 4,
         .shard = {.local_weights = stage >= 3, .local_gradients = stage >= 2}};
-    int *layers = layers_of(graph);
+    SCOPED_FREE int *layers = layers_of(graph);
     layout->offsets = memory_allocate((graph->parameter_count + 1) * sizeof *layout->offsets);
     Cutting cutting = {.layout = layout,
         .graph = graph,
@@ -253,7 +250,6 @@ Layout *layout_create(
         .bucket_bytes = bucket_bytes,
         .alignment = precision_alignment(graph->precision)};
     cut(&cutting);
-    free(layers);
     layout_place(layout, graph);
     place_local(layout, cutting.alignment);
     layout->shard.bucket_count = layout->bucket_count;
