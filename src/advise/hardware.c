@@ -15,6 +15,7 @@
  * constants below fit within 12%, elementwise work 2.3-3.0 TB/s, AdamW 2.88 TB/s. */
 #include "advise/hardware.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -135,6 +136,12 @@ bool hardware_of_device(Hardware *hardware, const Device *device) {
         return true;
     }
     return false;
+}
+
+double hardware_peak(const Device *device, Precision precision) {
+    Hardware hardware;
+    bool known = !device_info(device)->host_memory && precision_is_bf16(precision) && hardware_of_device(&hardware, device);
+    return known && hardware.peak_bf16 > 0 ? hardware.peak_bf16 : NAN;
 }
 
 Device *hardware_device(const Hardware *hardware) {

@@ -3,7 +3,7 @@
  * figure. */
 #pragma once
 
-#include "device/device.h"
+#include "graph/graph.h"
 
 /* How fast classes of operations run. A GEMM of m x n x k reaches `gemm` FLOP/s times its tile and wave efficiency
  * (gemm_fit.h). Attention's rate grows with the length T of a sequence: rate * T / (T + rows), the rows being what
@@ -44,6 +44,8 @@ typedef struct Hardware {
 bool hardware_find(Hardware *hardware, const char *name, Error *error);
 /* The row of an open device; false when the table does not have it. */
 bool hardware_of_device(Hardware *hardware, const Device *device);
+/* The vendor's FLOP/s for dense GEMMs of an open GPU in this precision; NAN: unknown. */
+double hardware_peak(const Device *device, Precision precision);
 /* All names, with ", " between them. */
 const char *hardware_names(void);
 

@@ -32,7 +32,7 @@ typedef struct EvalOptions {
     int precision, device;
 } EvalOptions;
 
-enum { PRECISION_OF_MODEL, DEFAULT_LENGTH = 1024 }; /* the choices after the first are those of Precision */
+enum { DEFAULT_LENGTH = 1024 };
 
 #define FIELD(name) offsetof(EvalOptions, name)
 static const Option rows[] = {
@@ -114,13 +114,9 @@ static bool check_memory(const Plan *plan, Device *device, Error *error) {
         needed >> 20, device_info(device)->name, available >> 20);
 }
 
-static Precision choose_precision(const Config *config, const EvalOptions *options) {
-    return options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1;
-}
-
 static bool open_program(Program *program, const char *folder, const Config *config, const EvalOptions *options, int64_t sequences,
     int64_t length, Error *error) {
-    Precision precision = precision_for_inference(choose_precision(config, options));
+    Precision precision = precision_for_inference(command_precision(options->precision, config->precision));
     Backend backend;
     program->model = model_build(&config->model, precision, MODEL_EVALUATE, sequences, length, RECOMPUTE_NONE);
     program->device = command_open_device(options->device, precision, error);
@@ -262,8 +258,11 @@ static bool eval_state(const char *folder, const char *data, const Config *confi
     if (options->device != DEVICE_AUTO && options->device != DEVICE_CPU)
         return error_set(error, ERROR_USAGE, "debug states are compared with device=cpu alone");
     if (given && !read_losses(options->losses, losses, error)) return false;
-    DebugStateCheck check = {
-        .model = folder, .state = data, .config = config, .precision = choose_precision(config, options), .losses = given ? losses : NULL};
+    DebugStateCheck check = {.model = folder,
+        .state = data,
+        .config = config,
+        .precision = command_precision(options->precision, config->precision),
+        .losses = given ? losses : NULL};
     if (!debug_state_check(&check, stdout, &differences, error)) return false;
     return differences == 0 || error_set(error, ERROR_INTERNAL, "%d of the numbers above differ from those of %s", differences, data);
 }

@@ -27,8 +27,6 @@ typedef struct GenerateOptions {
     int device, precision;
 } GenerateOptions;
 
-enum { PRECISION_OF_MODEL }; /* the choices after it are those of Precision */
-
 #define FIELD(name) offsetof(GenerateOptions, name)
 static const Option rows[] = {
     INT_OPTION(tokens, "200", 0, 1e9, "tokens", "most tokens to generate; the end of the document or of the context stops earlier"),
@@ -204,7 +202,7 @@ static bool run_model(
     if (shorter && options->context && options->context < config->model.context) config->model.context = options->context;
     process_set_threads(options->threads, 1);
     gemm_exact(config->exact_gemm);
-    Precision precision = precision_for_inference(options->precision == PRECISION_OF_MODEL ? config->precision : options->precision - 1);
+    Precision precision = precision_for_inference(command_precision(options->precision, config->precision));
     Device *device = command_open_device(options->device, precision, error);
     Generator *generator = !device ? NULL : generator_open(folder, config, precision, device, options->cache, error);
     bool done = generator && generate(generator, prompt, options, text, error);

@@ -1,4 +1,5 @@
 /* `smelt train CONFIG.yaml [key=value ...]` */
+#include <math.h>
 #include <stdio.h>
 #include <stdio_ext.h>
 #include <stdlib.h>
@@ -8,9 +9,9 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "advise/hardware.h"
 #include "app/command.h"
 #include "app/process.h"
-#include "config/config.h"
 #include "train/source.h"
 #include "train/train.h"
 
@@ -96,7 +97,8 @@ static bool train_together(const Config *config, Error *error) {
         process_catch_stop(&stop, true);
         process_set_threads(config->threads, comm_local_size(comm));
     }
-    bool done = ready && train(config, device, comm, &(TrainHost){&stop, process_hang_actions}, error);
+    TrainHost host = {&stop, process_hang_actions, ready ? hardware_peak(device, config->precision) : NAN};
+    bool done = ready && train(config, device, comm, &host, error);
     if (!done && comm && error->code != ERROR_PREEMPTED) comm_abort(comm, error->message);
     comm_close(comm);
     device_close(device);

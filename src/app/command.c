@@ -120,6 +120,8 @@ int command_run(const Command *command, int argc, char **argv) {
     return done ? invocation.code : (int)error.code;
 }
 
+Precision command_precision(int choice, Precision own) { return choice ? (Precision)(choice - 1) : own; }
+
 Device *command_open_device(int choice, Precision precision, Error *error) {
     bool cpu = choice == DEVICE_AUTO && !precision_is_bf16(precision);
     return cpu ? device_cpu() : device_open(choice, 0, error);

@@ -43,6 +43,8 @@ int command_run(const Command *command, int argc, char **argv);
  * ERROR_USAGE. */
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error);
 
+/* The precision that a row "same|bf16|fp32|fp64" names for a model that was trained in `own`. */
+Precision command_precision(int choice, Precision own);
 /* The device that `device=` names (DeviceKind); with auto the CPU where the precision is one that GPUs do not have.
  * ERROR_USAGE. */
 Device *command_open_device(int choice, Precision precision, Error *error);

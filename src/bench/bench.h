@@ -210,5 +210,3 @@ typedef struct TrainOptions {
     {"measured_steps", OPTION_INT, offsetof(TrainOptions, measure.steps), "3", 1, 1000000, NULL, "steps", "that are timed together, after one that warms up"}
 /* ERROR_MEMORY when not even one sequence fits. */
 bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure *measure, TrainSpeed *speed, Error *error);
-/* Peak FLOP/s of the device in bf16 as the vendor says; NAN when it is not known or another precision is asked for. */
-double bench_peak(const Bench *bench, Precision precision);

@@ -89,14 +89,11 @@ static bool run_step(Session *session, Error *error) {
     executor_zero(executor);
     for (int64_t i = 0; i < count; i++) executor_run(executor);
     if (!executor_finish(executor, error)) return false;
-    void *master = executor_arena(executor, ARENA_MASTER), *weights = executor_arena(executor, ARENA_WEIGHT),
-         *gradients = executor_arena(executor, ARENA_GRADIENT);
-    double norm = optimizer_gradient_norm(session->optimizer, gradients), clip = config->optimizer.clip;
+    double norm = optimizer_gradient_norm(session->optimizer, executor_arena(executor, ARENA_GRADIENT));
     if (!isfinite(norm))
         return error_set(
             error, ERROR_NUMERICS, "the gradient's norm is %g after %lld updates on random tokens", norm, (long long)session->step);
-    optimizer_step(session->optimizer, master, weights, gradients, ++session->step, 1e-3 * config->optimizer.lr,
-        clip > 0 && norm > clip ? clip / norm : 1);
+    session_update(session, ++session->step, 1e-3 * config->optimizer.lr, norm);
     return true;
 }
 
@@ -197,12 +194,6 @@ bool bench_train_measure(Bench *bench, const Config *config, const TrainMeasure 
     return measure_trainer(&trainer, measure, speed, error);
 }
 
-double bench_peak(const Bench *bench, Precision precision) {
-    Hardware hardware;
-    bool known = !device_info(bench->device)->host_memory && precision_is_bf16(precision) && hardware_of_device(&hardware, bench->device);
-    return known && hardware.peak_bf16 > 0 ? hardware.peak_bf16 : NAN;
-}
-
 /* -- The benchmark ------------------------------------------------------------------------------------------------- */
 
 static const BenchColumn columns[] = {{"type", BENCH_TEXT, 5}, {"parameters", 0, 12}, {"length", 0, 8}, {"microbatch", 0, 10},
@@ -219,7 +210,7 @@ static bool run(Bench *bench, Error *error) {
     bench_row(
         bench, (BenchCell[]){TEXT(precision_name(precision)), NUMBER(speed.parameters), NUMBER(config->data.length),
                    NUMBER(speed.microbatch), NUMBER(speed.accumulation), NUMBER(1e3 * speed.step_seconds), NUMBER(speed.tokens_per_second),
-                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / bench_peak(bench, precision)),
+                   NUMBER(speed.flops / 1e12), NUMBER(100 * speed.flops / hardware_peak(bench->device, precision)),
                    NUMBER(best > 0 ? 100 * speed.flops / best : NAN), NUMBER(speed.memory)});
     return true;
 }

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "advise/hardware.h"
 #include "bench/bench.h"
 
 typedef struct SuiteOptions {
@@ -122,12 +123,12 @@ static void add_row(Bench *bench, const Entry *entry, double best) {
     const TrainSpeed *speed = &entry->speed;
     Precision precision = (Precision)entry->config.precision;
     double none = entry->done ? 1 : NAN;
-    bench_row(bench,
-        (BenchCell[]){TEXT(entry->model), TEXT(modes[options->mode]), TEXT(precision_name(precision)), NUMBER(1),
-            NUMBER(entry->config.data.length), NUMBER(none * (double)speed->microbatch), NUMBER(none * (double)speed->accumulation),
-            NUMBER(none * speed->tokens_per_second), NUMBER(none * speed->flops / 1e12),
-            NUMBER(none * 100 * speed->flops / bench_peak(bench, precision)), NUMBER(best > 0 ? none * 100 * speed->flops / best : NAN),
-            NUMBER(none * (double)speed->memory), TEXT(entry->done ? "ok" : "failed")});
+    bench_row(bench, (BenchCell[]){TEXT(entry->model), TEXT(modes[options->mode]), TEXT(precision_name(precision)), NUMBER(1),
+                         NUMBER(entry->config.data.length), NUMBER(none * (double)speed->microbatch),
+                         NUMBER(none * (double)speed->accumulation), NUMBER(none * speed->tokens_per_second),
+                         NUMBER(none * speed->flops / 1e12), NUMBER(none * 100 * speed->flops / hardware_peak(bench->device, precision)),
+                         NUMBER(best > 0 ? none * 100 * speed->flops / best : NAN), NUMBER(none * (double)speed->memory),
+                         TEXT(entry->done ? "ok" : "failed")});
 }
 
 /* False only when the suite cannot go on; `failed` counts models that did not run. */

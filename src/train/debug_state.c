@@ -1,6 +1,6 @@
 /* Three comparisons on one batch: logits of a scoring program, loss and gradients of the training program, and the
  * losses of ten updates. Errors are of whole tensors, as the norm of the difference over the norm of what is
- * expected: in bf16 0.05 is a cosine of 0.999. Owns its programs while it runs. */
+ * expected: in bf16 0.05 is a cosine of 0.999. Owns its training session while it runs. */
 #include "train/debug_state.h"
 
 #include <math.h>
@@ -10,20 +10,18 @@
 #include "base/element.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "backend/backend.h"
 #include "model/llmc.h"
-#include "graph/op.h"
-#include "optim/optim.h"
 #include "train/source.h"
 #include "train/train.h"
-#include "backend/backend.h"
 
 typedef struct Limits { double tensor, loss; } Limits;
 
 typedef struct Check {
     const DebugStateCheck *given;
     LlmcState state;
-    Model model;
-    Executor *executor;
+    Config config; /* the model's, with the state's batch */
+    Session session;
     FILE *report;
     Limits limits;
     int differences;
@@ -61,41 +59,44 @@ static void compare_loss(Check *c, const char *name, double ours, double expecte
 
 static void load_batch(const Check *c) {
     int64_t rows = c->state.sequences * c->state.length, targets = 0;
-    int32_t *positions = executor_tensor(c->executor, c->model.positions);
-    memcpy(executor_tensor(c->executor, c->model.tokens), c->state.tokens, rows * sizeof(int32_t));
-    memcpy(executor_tensor(c->executor, c->model.targets), c->state.targets, rows * sizeof(int32_t));
+    const Model *model = &c->session.model;
+    Executor *executor = c->session.executor;
+    int32_t *positions = executor_tensor(executor, model->positions);
+    memcpy(executor_tensor(executor, model->tokens), c->state.tokens, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->targets), c->state.targets, rows * sizeof(int32_t));
     for (int64_t i = 0; i < rows; i++) {
         positions[i] = (int32_t)(i % c->state.length);
         targets += c->state.targets[i] >= 0;
     }
-    executor_set_scalar(c->executor, c->model.scale, 1.0 / targets);
-    executor_set_scalar(c->executor, c->model.share, 1);
+    executor_set_scalar(executor, model->scale, 1.0 / targets);
+    executor_set_scalar(executor, model->share, 1);
 }
 
 static double run_step(const Check *c) {
-    executor_zero(c->executor);
-    executor_run(c->executor);
-    return wide(c, executor_tensor(c->executor, c->model.loss), 0);
+    executor_zero(c->session.executor);
+    executor_run(c->session.executor);
+    return wide(c, executor_tensor(c->session.executor, c->session.model.loss), 0);
 }
 
 static bool check_logits(Check *c, Error *error) {
-    const LlmcState *state = &c->state;
-    const ModelConfig *config = &c->given->config->model;
-    int64_t rows = state->sequences * state->length, count = rows * config->vocabulary;
+    const Model *model = &c->session.model;
+    const Executor *executor = c->session.executor;
+    int64_t rows = c->config.batch.tokens, count = rows * c->config.model.vocabulary;
     SCOPED_FREE char *logits = memory_allocate(count * precision_bytes(c->given->precision, TYPE_WIDE));
-    StepInputs inputs = {.tokens = state->tokens, .positions = executor_tensor(c->executor, c->model.positions), .rows = rows};
-    if (!compute_logits(c->executor, config, NULL, state->sequences, state->length, &inputs, logits, error)) return false;
-    compare_tensor(c, "logits", logits, state->logits, PRECISION_FP32, count);
+    StepInputs inputs = {
+        .tokens = executor_tensor(executor, model->tokens), .positions = executor_tensor(executor, model->positions), .rows = rows};
+    if (!compute_logits(&c->session, &inputs, logits, error)) return false;
+    compare_tensor(c, "logits", logits, c->state.logits, PRECISION_FP32, count);
     return true;
 }
 
 static bool check_gradients(Check *c, Error *error) {
-    const Graph *graph = c->model.graph;
+    const Graph *graph = c->session.model.graph;
     size_t bytes = graph->parameter_bytes;
     char *expected = memory_map(bytes, error);
     if (!expected) return error_context(error, "the gradients to compare with");
     llmc_state_gradients(&c->state, graph, &c->given->config->model, expected);
-    const void *ours = executor_arena(c->executor, ARENA_GRADIENT);
+    const void *ours = executor_arena(c->session.executor, ARENA_GRADIENT);
     for (int i = 0; i < graph->parameter_count; i++) {
         const Parameter *p = &graph->parameters[i];
         compare_tensor(c, p->name, parameter_in(p, ours), parameter_in(p, expected), graph->precision, p->count);
@@ -107,45 +108,33 @@ static bool check_gradients(Check *c, Error *error) {
 static const OptimizerConfig optimizer_settings = {
     .name = OPTIMIZER_ADAMW, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1};
 
-static void update(const Check *c, Optimizer *optimizer, int step) {
-    const void *gradients = executor_arena(c->executor, ARENA_GRADIENT);
-    double norm = optimizer_gradient_norm(optimizer, gradients), clip = optimizer_settings.clip;
-    optimizer_step(optimizer, executor_arena(c->executor, ARENA_MASTER), executor_arena(c->executor, ARENA_WEIGHT), gradients, step,
-        optimizer_settings.lr, norm > clip ? clip / norm : 1);
-}
-
-static bool check_steps(Check *c, Error *error) {
-    Optimizer *optimizer = optimizer_create(c->model.graph, &optimizer_settings, NULL, device_cpu(), error);
-    for (int step = 1; step <= DEBUG_STATE_STEPS && optimizer; step++) {
+static void check_steps(Check *c) {
+    for (int step = 1; step <= DEBUG_STATE_STEPS; step++) {
         char name[32];
         double loss = run_step(c);
         snprintf(name, sizeof name, "loss before step %d", step);
         if (c->given->losses) compare_loss(c, name, loss, c->given->losses[step - 1]);
         else fprintf(c->report, "%-44s %12.6f\n", name, loss);
-        update(c, optimizer, step);
+        double norm = optimizer_gradient_norm(c->session.optimizer, executor_arena(c->session.executor, ARENA_GRADIENT));
+        session_update(&c->session, step, optimizer_settings.lr, norm);
     }
-    bool done = optimizer != NULL;
-    optimizer_free(optimizer);
-    return done;
 }
 
 /* -- The whole ----------------------------------------------------------------------------------------------------- */
 
-/* The training program, the gradients to compare with, and the optimizer. */
-static bool check_memory(const Check *c, const Plan *plan, Error *error) {
-    int64_t bytes = plan->bytes[ARENA_GRADIENT] + optimizer_state_bytes(c->model.graph, &optimizer_settings, NULL);
-    for (Arena arena = 0; arena < ARENA_COUNT; arena++) bytes += plan->bytes[arena];
-    return memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error);
-}
-
 static bool start(Check *c, Error *error) {
     const DebugStateCheck *given = c->given;
-    c->model = model_build(&given->config->model, given->precision, MODEL_TRAIN, c->state.sequences, c->state.length, RECOMPUTE_NONE);
-    Backend backend = op_cpu_backend(given->precision);
-    Plan plan = graph_plan(c->model.graph, &backend);
-    bool fits = check_memory(c, &plan, error);
-    c->executor = fits ? executor_create(c->model.graph, &plan, &backend, NULL, error) : NULL;
-    if (!c->executor || !source_load_program(given->model, given->config, c->executor, error)) return false;
+    int64_t rows = c->state.sequences * c->state.length;
+    c->config = (Config){.model = given->config->model,
+        .precision = given->precision,
+        .optimizer = optimizer_settings,
+        .batch = {.sequences = c->state.sequences, .tokens = rows},
+        .data.length = c->state.length};
+    if (!session_plan(&c->session, &c->config, device_cpu(), error)) return false;
+    int64_t bytes = session_budget(&c->session).total + c->session.plan.bytes[ARENA_GRADIENT]; /* of the session, and to compare with */
+    if (!memory_check(bytes, "the check", "use a machine with more memory, or the state of a smaller batch", error) ||
+        !session_start(&c->session, comm_alone(), error) || !source_load_program(given->model, given->config, c->session.executor, error))
+        return false;
     load_batch(c);
     return true;
 }
@@ -157,7 +146,8 @@ static bool check_batch(Check *c, Error *error) {
     if (!check_gradients(c, error)) return false;
     fprintf(c->report, "\n%-44s %12s %12s\n", "", "smelt", "expected");
     compare_loss(c, "loss", loss, c->state.loss);
-    return check_steps(c, error);
+    check_steps(c);
+    return true;
 }
 
 bool debug_state_check(const DebugStateCheck *given, FILE *report, int *differences, Error *error) {
@@ -165,8 +155,7 @@ bool debug_state_check(const DebugStateCheck *given, FILE *report, int *differen
     Check check = {.given = given, .report = report, .limits = rough ? (Limits){0.05, 0.05} : (Limits){1e-4, 1e-5}};
     bool done =
         llmc_state_open(&check.state, given->state, &given->config->model, error) && start(&check, error) && check_batch(&check, error);
-    executor_free(check.executor);
-    model_free(&check.model);
+    session_free(&check.session);
     llmc_state_close(&check.state);
     *differences = check.differences;
     return done;

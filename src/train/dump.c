@@ -60,16 +60,18 @@ static void run_logits(const Model *model, Executor *executor, const StepInputs 
     }
 }
 
-bool compute_logits(const Executor *trained, const ModelConfig *config, const Layout *layout, int64_t sequences, int64_t length,
-    const StepInputs *inputs, char *logits, Error *error) {
-    const Backend *backend = executor_backend(trained);
-    Precision precision = executor_graph(trained)->precision;
-    SCOPED(model_free) Model model = model_build(config, precision, MODEL_LOGITS, sequences, length, RECOMPUTE_NONE);
-    if (layout) layout_place(layout, model.graph);
-    Plan plan = graph_plan(model.graph, backend);
+bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error) {
+    const Config *config = session->config;
+    SCOPED(model_free)
+    Model model =
+        model_build(&config->model, config->precision, MODEL_LOGITS, config->batch.sequences, config->data.length, RECOMPUTE_NONE);
+    layout_place(session->layout, model.graph);
+    Plan plan = graph_plan(model.graph, &session->backend);
     void *shared[ARENA_COUNT] = {
-        [ARENA_WEIGHT] = executor_arena(trained, ARENA_WEIGHT), [ARENA_MASTER] = executor_arena(trained, ARENA_MASTER)};
-    Executor *executor = executor_create(model.graph, &plan, backend, shared, error);
+        [ARENA_WEIGHT] = executor_arena(session->executor, ARENA_WEIGHT),
+        [ARENA_MASTER] = executor_arena(session->executor, ARENA_MASTER),
+    };
+    Executor *executor = executor_create(model.graph, &plan, &session->backend, shared, error);
     if (!executor) return false;
     run_logits(&model, executor, inputs, logits);
     executor_free(executor);
@@ -90,8 +92,7 @@ static bool write_step(const Session *session, const char *folder, const StepInp
         {.name = "loss", .type = wide, .rank = 1, .shape = {1}, .data = executor_tensor(session->executor, session->model.loss)},
         {.name = "logits", .type = wide, .rank = 2, .shape = {inputs->rows, vocabulary}, .data = logits},
     };
-    bool written = compute_logits(session->executor, &config->model, session->layout, config->batch.sequences, config->data.length, inputs,
-                       logits, error) &&
+    bool written = compute_logits(session, inputs, logits, error) &&
                    write_file(folder, "step.safetensors", tensors, sizeof tensors / sizeof *tensors, error);
     memory_unmap(logits, bytes);
     return written;

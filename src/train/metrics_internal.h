@@ -17,7 +17,7 @@ typedef struct StepMetrics {
     int64_t tokens;        /* in this step */
     int64_t tokens_seen;   /* in all steps so far */
     double flops;          /* of the step, without recomputation */
-    double peak_flops;     /* per second, of the hardware; 0: unknown */
+    double peak_flops;     /* per second, the vendor's figure for the hardware; 0 or NAN: unknown */
     double measured_flops; /* per second, best GEMM measured on this machine; 0: unknown */
     int64_t memory;        /* bytes in use */
     bool skipped;          /* the update was skipped (NaN) */

@@ -277,6 +277,12 @@ void session_free(Session *session) {
     *session = (Session){0};
 }
 
+void session_update(Session *session, int64_t step, double lr, double norm) {
+    double clip = session->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
+    optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
+        executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
+}
+
 /* -- Weights ------------------------------------------------------------------------------------------------------- */
 
 bool session_set_master(Session *session, const Graph *graph, const void *master, Error *error) {

@@ -52,6 +52,8 @@ bool session_check_memory(const Session *session, int64_t available, Error *erro
  * outlives it. */
 bool session_start(Session *session, Comm *comm, Error *error);
 void session_free(Session *session);
+/* One update by the gradients that are complete, whose norm over all ranks is `norm`: clipped, at the rate `lr`. */
+void session_update(Session *session, int64_t step, double lr, double norm);
 
 /* Copies this rank's part of `master`, host memory with the offsets of `graph`'s parameters, into its master arena;
  * then session_spread_weights. */
@@ -73,8 +75,9 @@ bool session_save_start(Session *session, Error *error);
 
 /* The result of a save: on rank 0 of the whole checkpoint, on other ranks of their shard. */
 typedef struct SaveReport {
-    int64_t step, bytes, shared; /* shared: bytes of files that an older checkpoint has already */
-    double seconds, stall;       /* from start to end; in which training stood still */
+    int64_t step;
+    CheckpointStats files;
+    double stall; /* seconds in which training stood still */
     bool saved;
     Error error; /* when not saved: older checkpoints are untouched */
 } SaveReport;

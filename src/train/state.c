@@ -258,15 +258,11 @@ bool session_save_end(Session *session, SaveReport *report) {
     Saver *saver = session->saver;
     if (!saver || !saver->job || !checkpoint_is_done(saver->job)) return false;
     double start = log_seconds();
-    CheckpointStats stats = {0};
     *report = (SaveReport){.step = saver->step};
-    report->saved = checkpoint_finish(saver->job, &stats, &report->error);
+    report->saved = checkpoint_finish(saver->job, &report->files, &report->error);
     saver->job = NULL;
     if (!saver->copy) list_close_views(&saver->list, saver->device, VIEW_READ);
     report->stall = saver->stall + (log_seconds() - start);
-    report->seconds = stats.seconds;
-    report->bytes = stats.bytes;
-    report->shared = stats.shared;
     return true;
 }
 

@@ -49,9 +49,9 @@ typedef struct Loop {
     Corpus corpus;
     BatchPicker picker;
     Loader *loader;
-    Watchdog *watchdog;                    /* NULL until the first step can start */
-    Metrics *metrics;                      /* NULL on ranks other than 0, and while profiling: nothing is recorded */
-    int32_t *tokens, *targets, *positions; /* [rows] of this rank's share of the step, so that targets can be counted first */
+    Watchdog *watchdog; /* NULL until the first step can start */
+    Metrics *metrics;   /* NULL on ranks other than 0, and while profiling: nothing is recorded */
+    StepInputs inputs;  /* this rank's share of the step, so that targets can be counted first */
     double measured_flops;
     double seconds_per_step; /* smoothed, for the time left */
     int64_t tokens_seen;
@@ -126,13 +126,14 @@ static Share share_of(const Loop *loop, int64_t step) {
 /* Copies the rank's microbatches out of the loader; sets how many targets the whole step has. */
 static bool fetch(Loop *loop, const Share *share, int64_t *targets, Error *error) {
     int64_t rows = share->rows;
+    loop->inputs.rows = share->mine * rows;
     assert(share->mine <= share->rounds && share->mine * rows <= session_step_rows(&loop->session));
     *targets = 0;
     for (int64_t i = 0; i < share->mine; i++) {
         const Batch *batch = loader_next(loop->loader);
-        memcpy(loop->tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
-        memcpy(loop->targets + i * rows, batch->targets, rows * sizeof(int32_t));
-        memcpy(loop->positions + i * rows, batch->positions, rows * sizeof(int32_t));
+        memcpy(loop->inputs.tokens + i * rows, batch->tokens, rows * sizeof(int32_t));
+        memcpy(loop->inputs.targets + i * rows, batch->targets, rows * sizeof(int32_t));
+        memcpy(loop->inputs.positions + i * rows, batch->positions, rows * sizeof(int32_t));
         for (int64_t j = 0; j < rows; j++) *targets += batch->targets[j] >= 0;
     }
     return comm_host_all_reduce(loop->comm, "targets", targets, 1, COMM_I64, COMM_SUM, error);
@@ -150,9 +151,9 @@ static void load_microbatch(const Loop *loop, const Share *share, int64_t index)
         memset(executor_tensor(executor, model->targets), -1, rows * sizeof(int32_t));
         return;
     }
-    memcpy(executor_tensor(executor, model->tokens), loop->tokens + index * rows, rows * sizeof(int32_t));
-    memcpy(executor_tensor(executor, model->targets), loop->targets + index * rows, rows * sizeof(int32_t));
-    memcpy(executor_tensor(executor, model->positions), loop->positions + index * rows, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->tokens), loop->inputs.tokens + index * rows, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->targets), loop->inputs.targets + index * rows, rows * sizeof(int32_t));
+    memcpy(executor_tensor(executor, model->positions), loop->inputs.positions + index * rows, rows * sizeof(int32_t));
 }
 
 /* -- One step ------------------------------------------------------------------------------------------------------ */
@@ -262,18 +263,10 @@ static int64_t memory_used(const Session *session) {
 }
 
 /* Writes inputs and results of the first step, for comparison with other programs. */
-static bool dump(Loop *loop, int64_t rows, Error *error) {
-    StepInputs inputs = {.tokens = loop->tokens, .targets = loop->targets, .positions = loop->positions, .rows = rows};
+static bool dump(Loop *loop, Error *error) {
     if (!loop->config->dump[0] || loop->dumped) return true;
     loop->dumped = true;
-    return dump_step(&loop->session, loop->config->dump, &inputs, error) || error_context(error, "dump=%s", loop->config->dump);
-}
-
-static void update(Loop *loop, int64_t step, double lr, double norm) {
-    Session *session = &loop->session;
-    double clip = loop->config->optimizer.clip, scale = clip > 0 && norm > clip ? clip / norm : 1;
-    optimizer_step(session->optimizer, executor_arena(session->executor, ARENA_MASTER), executor_arena(session->executor, ARENA_WEIGHT),
-        executor_arena(session->executor, ARENA_GRADIENT), step, lr, scale);
+    return dump_step(&loop->session, loop->config->dump, &loop->inputs, error) || error_context(error, "dump=%s", loop->config->dump);
 }
 
 /* The record and the printed line of a step that took `seconds`. */
@@ -291,6 +284,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
         .tokens = share->all * share->rows,
         .tokens_seen = loop->tokens_seen,
         .flops = loop->session.plan.flops * share->all,
+        .peak_flops = loop->host->peak_flops * comm_size(loop->comm),
         .measured_flops = loop->measured_flops * comm_size(loop->comm),
         .memory = memory_used(&loop->session),
         .skipped = !is_finite(outcome),
@@ -302,7 +296,7 @@ static void report_step(Loop *loop, const Share *share, const Outcome *outcome, 
 static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const Outcome *outcome, double lr, Error *error) {
     if (!is_finite(outcome)) return handle_nan(loop, step, share, error);
     report_load(loop, step);
-    update(loop, step, lr, outcome->norm);
+    session_update(&loop->session, step, lr, outcome->norm);
     loop->skips = 0;
     return true;
 }
@@ -317,8 +311,7 @@ static bool run_step(Loop *loop, Error *error) {
     if (!fetch(loop, &share, &targets, error) || !run_program(loop, &share, targets, error))
         return error_context(error, "step %lld", (long long)step);
     double executed = log_seconds();
-    if (!sum_outcome(loop, &outcome, error) || !dump(loop, share.mine * share.rows, error) ||
-        !apply_gradients(loop, step, &share, &outcome, lr, error))
+    if (!sum_outcome(loop, &outcome, error) || !dump(loop, error) || !apply_gradients(loop, step, &share, &outcome, lr, error))
         return false;
     if (config->profile) device_synchronize(session->backend.device);
     double seconds = log_seconds() - start;
@@ -354,23 +347,21 @@ static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) 
 static void report_save(Loop *loop) {
     SaveReport report;
     Error error = {0};
-    char size[32], rate[32], shared[64] = "";
+    char size[32], rate[32], unchanged[32], shared[64] = "";
+    const CheckpointStats *files = &report.files;
     if (!session_save_end(&loop->session, &report)) return;
     report.stall += loop->save_wait;
     loop->save_wait = 0;
     loop->save_failure = report.error;
     if (!report.saved) log_warn("%s%s", report.error.message, loop->session.step < loop->config->steps ? "; training goes on" : "");
     if (!report.saved || !loop->metrics) return;
-    log_format_bytes((double)report.bytes, size);
-    log_format_bytes(report.seconds > 0 ? (report.bytes - report.shared) / report.seconds : 0, rate);
-    if (report.shared) {
-        char unchanged[32];
-        log_format_bytes((double)report.shared, unchanged);
-        snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
-    }
+    log_format_bytes((double)files->bytes, size);
+    log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
+    log_format_bytes((double)files->shared, unchanged);
+    if (files->shared) snprintf(shared, sizeof shared, " (%s unchanged)", unchanged);
     log_info("checkpoint of step %lld: %s%s in %.2f s, %s/s; training stood still for %.1f ms", (long long)report.step, size, shared,
-        report.seconds, rate, report.stall * 1e3);
-    note_record(loop, metrics_checkpoint(loop->metrics, report.step, report.seconds, report.bytes, &error), &error);
+        files->seconds, rate, report.stall * 1e3);
+    note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
 static bool end_save(Loop *loop, Error *error) {
@@ -392,12 +383,9 @@ static bool save(Loop *loop, Error *error) {
 
 /* Waits for the last save, which must not fail. */
 static bool finish_saves(Loop *loop, Error *error) {
-    bool saved = end_save(loop, error);
-    if (saved && loop->save_failure.code != ERROR_NONE) {
-        *error = loop->save_failure;
-        saved = false;
-    }
-    return agree(loop, "last checkpoint", saved, error);
+    bool ended = end_save(loop, error), saved = loop->save_failure.code == ERROR_NONE;
+    if (ended && !saved) *error = loop->save_failure;
+    return agree(loop, "last checkpoint", ended && saved, error);
 }
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
@@ -642,10 +630,9 @@ static bool open_records(Loop *loop, Error *error) {
 }
 
 static void allocate_step(Loop *loop) {
-    size_t bytes = (size_t)session_step_rows(&loop->session) * sizeof(int32_t);
-    loop->tokens = memory_allocate(bytes);
-    loop->targets = memory_allocate(bytes);
-    loop->positions = memory_allocate(bytes);
+    int64_t rows = session_step_rows(&loop->session);
+    int32_t *block = memory_allocate((size_t)rows * 3 * sizeof *block);
+    loop->inputs = (StepInputs){.tokens = block, .targets = block + rows, .positions = block + 2 * rows};
 }
 
 static bool start(Loop *loop, Device *device, Error *error) {
@@ -668,9 +655,7 @@ static void finish(Loop *loop) {
     watchdog_stop(loop->watchdog);
     if (loop->metrics) metrics_close(loop->metrics);
     loader_close(loop->loader);
-    free(loop->tokens);
-    free(loop->targets);
-    free(loop->positions);
+    free(loop->inputs.tokens);
     session_free(&loop->session);
     corpus_close(&loop->corpus);
     if (loop->lock >= 0) close(loop->lock);

@@ -11,6 +11,7 @@
 typedef struct TrainHost {
     StopRequest *stop; /* heeded from the first step on */
     HangActions hang;
+    double peak_flops; /* the vendor's figure for the device in the run's precision, per second; NAN: unknown */
 } TrainHost;
 
 /* Trains as configured on the device with all ranks of `comm`, resuming the run folder when it holds checkpoints.
@@ -67,13 +68,11 @@ bool evaluate_check(const Session *session, const Corpus *corpus, Error *error);
 
 /* All rows of a step, microbatch after microbatch. */
 typedef struct StepInputs {
-    const int32_t *tokens, *targets, *positions;
+    int32_t *tokens, *targets, *positions;
     int64_t rows;
 } StepInputs;
-/* Logits of every row, WIDE [inputs->rows, vocabulary], by a program of `sequences` x `length` rows that uses the
- * weights of `trained`, a program of the same model that `layout` (NULL: none) has placed. ERROR_MEMORY. */
-bool compute_logits(const Executor *trained, const ModelConfig *config, const Layout *layout, int64_t sequences, int64_t length,
-    const StepInputs *inputs, char *logits, Error *error);
+/* Logits of every row, WIDE [inputs->rows, vocabulary], with the session's weights. ERROR_MEMORY. */
+bool compute_logits(const Session *session, const StepInputs *inputs, char *logits, Error *error);
 /* Between a step's gradients and its update: writes FOLDER/step.safetensors (tokens, targets, positions, loss,
  * logits), weights.safetensors and gradients.safetensors, these two under the parameters' names. ERROR_CHECKPOINT,
  * ERROR_MEMORY. */
