@@ -10,6 +10,7 @@
 #include "base/array.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 static int64_t interval_bytes(const Interval *interval) { return interval->count * (int64_t)stored_type_bytes(interval->type); }
 
@@ -63,7 +64,7 @@ static void chunks_hash(Chunks *chunks) {
 /* The older checkpoint's entry for each chunk that is unchanged, else NULL. The caller frees. */
 static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifest *older, OlderFile *files) {
     const ManifestInterval **matches = memory_allocate((chunks->count + 1) * sizeof *matches);
-    const ManifestInterval **sorted = memory_allocate((older->interval_count + 1) * sizeof *sorted);
+    SCOPED_FREE const ManifestInterval **sorted = memory_allocate((older->interval_count + 1) * sizeof *sorted);
     for (size_t i = 0; i < older->interval_count; i++) sorted[i] = &older->intervals[i];
     qsort(sorted, older->interval_count, sizeof *sorted, entry_compare);
     for (size_t i = 0; i < chunks->count; i++) {
@@ -73,7 +74,6 @@ static const ManifestInterval **chunks_match(const Chunks *chunks, const Manifes
         matches[i] = *found;
         files[(*found)->file].unchanged_bytes += interval_bytes(&key->interval);
     }
-    free(sorted);
     return matches;
 }
 
@@ -94,26 +94,23 @@ static bool file_share(Chunks *chunks, Store *store, const Manifest *older, size
 }
 
 bool chunks_share(Chunks *chunks, Store *store, const Manifest *older, const char *folder, Error *error) {
-    OlderFile *files = memory_allocate((older->file_count + 1) * sizeof *files);
+    SCOPED_FREE OlderFile *files = memory_allocate((older->file_count + 1) * sizeof *files);
     chunks_hash(chunks);
-    const ManifestInterval **matches = chunks_match(chunks, older, files);
-    bool good = true;
-    for (size_t i = 0; i < chunks->count && good; i++) {
+    SCOPED_FREE const ManifestInterval **matches = chunks_match(chunks, older, files);
+    for (size_t i = 0; i < chunks->count; i++) {
         if (!matches[i]) continue;
         ManifestInterval *entry = &chunks->entries[i];
         OlderFile *file = &files[matches[i]->file];
         if (file->unchanged_bytes < older->files[matches[i]->file].bytes / 2) continue;
         if (file->index == 0) {
             file->index = chunks->file_count;
-            good = file_share(chunks, store, older, matches[i]->file, folder, error);
+            if (!file_share(chunks, store, older, matches[i]->file, folder, error)) return false;
         }
         entry->file = file->index;
         entry->range = matches[i]->range;
         chunks->shared += interval_bytes(&entry->interval);
     }
-    free(matches);
-    free(files);
-    return good;
+    return true;
 }
 
 /* -- Writing ------------------------------------------------------------------------------------------------------ */
@@ -122,27 +119,23 @@ bool chunks_share(Chunks *chunks, Store *store, const Manifest *older, const cha
 static bool tensors_write(
     Chunks *chunks, Store *store, const char *name, const StoredTensor *tensors, ManifestInterval **entries, size_t count, Error *error) {
     ManifestFile *shard = &chunks->files[0];
-    StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
-    StoreSpan *spans = safetensors_layout(store_path(store, name).text, tensors, count, NULL, ranges, error);
-    if (spans) {
-        shard->header = ranges[0];
-        shard->bytes = ranges[count].end;
-    }
-    for (size_t i = 0; i < count && spans; i++) {
+    SCOPED_FREE StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
+    SCOPED_FREE StoreSpan *spans = safetensors_layout(store_path(store, name).text, tensors, count, NULL, ranges, error);
+    if (!spans) return false;
+    shard->header = ranges[0];
+    shard->bytes = ranges[count].end;
+    for (size_t i = 0; i < count; i++) {
         StoredRange *range = &entries[i]->range;
         range->begin = ranges[i + 1].begin;
         range->end = ranges[i + 1].end;
         if (!chunks->hashed) spans[i + 1].hash = &range->hash;
     }
-    bool good = spans && store_put(store, name, spans, count + 1, error);
-    free(spans);
-    free(ranges);
-    return good;
+    return store_put(store, name, spans, count + 1, error);
 }
 
 bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *shard, Error *error) {
-    StoredTensor *tensors = memory_allocate((chunks->count + 1) * sizeof *tensors);
-    ManifestInterval **entries = memory_allocate((chunks->count + 1) * sizeof *entries);
+    SCOPED_FREE StoredTensor *tensors = memory_allocate((chunks->count + 1) * sizeof *tensors);
+    SCOPED_FREE ManifestInterval **entries = memory_allocate((chunks->count + 1) * sizeof *entries);
     size_t count = 0;
     for (size_t i = 0; i < chunks->count; i++) {
         const Interval *chunk = &chunks->entries[i].interval;
@@ -154,7 +147,5 @@ bool chunks_write(Chunks *chunks, Store *store, const char *folder, const char *
     chunks->files[0].name = shard;
     bool good = tensors_write(chunks, store, store_format("%s/%s", folder, shard).text, tensors, entries, count, error);
     for (size_t i = 0; i < count; i++) free((char *)tensors[i].name);
-    free(entries);
-    free(tensors);
     return good;
 }

@@ -13,6 +13,7 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "ckpt/ckpt_internal.h"
 
 static const char FOLDER[] = "checkpoints";
@@ -38,11 +39,10 @@ void folder_listing_free(FolderListing *listing) {
 }
 
 static bool has_manifest(Store *store, const char *folder, bool *found, Error *error) {
-    FileList objects;
-    if (!store_list(store, folder, &objects, error)) return false;
+    SCOPED(file_list_free) FileList objects = {0};
+    bool good = store_list(store, folder, &objects, error);
     *found = file_list_has(&objects, MANIFEST);
-    file_list_free(&objects);
-    return true;
+    return good;
 }
 
 /* Adds a folder with a final name: complete, unless folders of this store are complete by their manifest and it has
@@ -97,13 +97,11 @@ static int newest_first(const void *left, const void *right) {
 
 bool folder_list(Store *store, FolderListing *listing, Error *error) {
     *listing = (FolderListing){0};
-    FileList entries;
-    if (!store_list(store, FOLDER, &entries, error)) return false;
-    bool good = true;
+    SCOPED(file_list_free) FileList entries = {0};
+    bool good = store_list(store, FOLDER, &entries, error);
     for (size_t i = 0; i < entries.count && good; i++)
         good = entries.entries[i].kind != FILE_FOLDER || add(listing, store, entries.entries[i].name, error);
     for (size_t i = 0; i < listing->replaced_count && good; i++) good = recover(listing, store, listing->replaced[i], error);
-    file_list_free(&entries);
     if (listing->count > 0) qsort(listing->steps, listing->count, sizeof *listing->steps, newest_first);
     if (!good) folder_listing_free(listing);
     return good;

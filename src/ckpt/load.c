@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt_internal.h"
 
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
@@ -109,7 +110,7 @@ static bool chunks_read(
     bool good = true;
 #pragma omp parallel num_threads(store_parallelism(reading->store)) if (shard -> bytes >= PARALLEL_BYTES)
     {
-        char *scratch = memory_allocate((size_t)store_block_bytes(reading->store));
+        SCOPED_FREE char *scratch = memory_allocate((size_t)store_block_bytes(reading->store));
 #pragma omp for schedule(dynamic)
         for (size_t i = 0; i < count; i++) {
             Error failure = {0};
@@ -118,7 +119,6 @@ static bool chunks_read(
             if (loop_going(&good) && !chunk_read(shard, chunks[i], wanted, wanted_count, scratch, &failure))
                 loop_fail(&good, &failure, error);
         }
-        free(scratch);
     }
     return good;
 }
@@ -126,10 +126,8 @@ static bool chunks_read(
 /* The header of a shard needs no parsing, the manifest says it all, but a flipped bit must be noticed here too. */
 static bool shard_header_check(const StoreObject *shard, const ManifestFile *listed, Error *error) {
     ManifestInterval header = {.interval = {.name = "the header", .type = STORED_U8, .count = listed->header.end}, .range = listed->header};
-    char *scratch = memory_allocate((size_t)store_block_bytes(shard->store));
-    bool good = chunk_read(shard, &header, NULL, 0, scratch, error);
-    free(scratch);
-    return good;
+    SCOPED_FREE char *scratch = memory_allocate((size_t)store_block_bytes(shard->store));
+    return chunk_read(shard, &header, NULL, 0, scratch, error);
 }
 
 /* Opens a shard and checks its size. store_object_close afterwards, also after a failure. */
@@ -142,11 +140,9 @@ static bool shard_open(StoreObject *shard, Store *store, const char *folder, con
 
 static bool shard_read(const Reading *reading, size_t file, const ManifestInterval *const *chunks, size_t count, Error *error) {
     const ManifestFile *listed = &reading->manifest->files[file];
-    StoreObject shard;
-    bool good = shard_open(&shard, reading->store, reading->folder, listed, error) && shard_header_check(&shard, listed, error) &&
-                chunks_read(reading, &shard, chunks, count, error);
-    store_object_close(&shard);
-    return good;
+    SCOPED(store_object_close) StoreObject shard;
+    return shard_open(&shard, reading->store, reading->folder, listed, error) && shard_header_check(&shard, listed, error) &&
+           chunks_read(reading, &shard, chunks, count, error);
 }
 
 /* By file, and within one in the manifest's order, which is that of the addresses. */
@@ -158,18 +154,16 @@ static int chunk_compare(const void *left, const void *right) {
 /* Reads the chunks that the pass needs, file by file; a pass over everything reads files without chunks too. */
 static bool shards_read(const Reading *reading, Error *error) {
     const Manifest *manifest = reading->manifest;
-    const ManifestInterval **chunks = memory_allocate((manifest->interval_count + 1) * sizeof *chunks);
+    SCOPED_FREE const ManifestInterval **chunks = memory_allocate((manifest->interval_count + 1) * sizeof *chunks);
     size_t needed = 0;
     for (size_t i = 0; i < manifest->interval_count; i++)
         if (chunk_needed(reading, &manifest->intervals[i].interval)) chunks[needed++] = &manifest->intervals[i];
     qsort(chunks, needed, sizeof *chunks, chunk_compare);
-    bool good = true;
-    for (size_t file = 0, begin = 0, end = 0; file < manifest->file_count && good; file++, begin = end) {
+    for (size_t file = 0, begin = 0, end = 0; file < manifest->file_count; file++, begin = end) {
         while (end < needed && chunks[end]->file == file) end++;
-        if (reading->everything || end > begin) good = shard_read(reading, file, chunks + begin, end - begin, error);
+        if ((reading->everything || end > begin) && !shard_read(reading, file, chunks + begin, end - begin, error)) return false;
     }
-    free(chunks);
-    return good;
+    return true;
 }
 
 /* The manifest of a step, unless it belongs to another one. */
@@ -185,23 +179,19 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     StorePath folder = folder_step(step);
     bool good = step_manifest_read(manifest, store, folder.text, step, error);
     for (size_t i = 0; good && i < manifest->file_count; i++) {
-        StoreObject shard;
+        SCOPED(store_object_close) StoreObject shard;
         good = shard_open(&shard, store, folder.text, &manifest->files[i], error);
-        store_object_close(&shard);
-        if (!good) manifest_free(manifest);
     }
+    if (!good) manifest_free(manifest);
     return good;
 }
 
 /* Reads every byte. */
 static bool checkpoint_verify(Store *store, int64_t step, Error *error) {
-    Manifest manifest;
-    if (!checkpoint_open(&manifest, store, step, error)) return false;
+    SCOPED(manifest_free) Manifest manifest = {0};
     StorePath folder = folder_step(step);
     Reading everything = {.store = store, .folder = folder.text, .manifest = &manifest, .everything = true};
-    bool good = shards_read(&everything, error);
-    manifest_free(&manifest);
-    return good;
+    return checkpoint_open(&manifest, store, step, error) && shards_read(&everything, error);
 }
 
 static void warn_of_leftovers(const Store *store, const FolderListing *listing) {
@@ -209,9 +199,10 @@ static void warn_of_leftovers(const Store *store, const FolderListing *listing) 
         log_warn("%s is half-written and skipped; the next save removes it", store_path(store, listing->leftovers[i].text).text);
 }
 
-static int64_t latest(Store *store, bool *failed, Error *error) {
-    FolderListing listing;
-    *failed = !folder_list(store, &listing, error);
+int64_t checkpoint_latest(const char *where, bool *failed, Error *error) {
+    SCOPED(store_release) Store *store = store_open(where, error);
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    *failed = !store || !folder_list(store, &listing, error);
     if (*failed) return -1;
     warn_of_leftovers(store, &listing);
     int64_t found = -1;
@@ -224,39 +215,23 @@ static int64_t latest(Store *store, bool *failed, Error *error) {
     if (*failed)
         error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", store_path(store, "checkpoints").text,
             listing.count, reason.message);
-    folder_listing_free(&listing);
-    return found;
-}
-
-int64_t checkpoint_latest(const char *where, bool *failed, Error *error) {
-    Store *store = store_open(where, error);
-    *failed = !store;
-    int64_t found = store ? latest(store, failed, error) : -1;
-    store_close(store);
     return found;
 }
 
 void checkpoint_report_leftovers(const char *where) {
-    FolderListing listing;
     Error ignored = {0};
-    Store *store = store_open(where, &ignored);
-    if (store && folder_list(store, &listing, &ignored)) {
-        warn_of_leftovers(store, &listing);
-        folder_listing_free(&listing);
-    }
-    store_close(store);
+    SCOPED(store_release) Store *store = store_open(where, &ignored);
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    if (store && folder_list(store, &listing, &ignored)) warn_of_leftovers(store, &listing);
 }
 
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error) {
-    FolderListing listing;
-    Store *store = store_open(where, error);
-    bool good = store && folder_list(store, &listing, error);
-    store_close(store);
-    if (!good) return false;
+    SCOPED(store_release) Store *store = store_open(where, error);
+    SCOPED(folder_listing_free) FolderListing listing = {0};
+    if (!store || !folder_list(store, &listing, error)) return false;
     *steps = listing.steps;
     *count = listing.count;
-    listing.steps = NULL;
-    folder_listing_free(&listing);
+    listing.steps = NULL; /* the caller's */
     return true;
 }
 
@@ -293,40 +268,27 @@ static bool coverage_check(const Interval *wanted, const Interval *stored, const
 
 static bool coverages_check(const Reading *reading, Error *error) {
     size_t count = reading->manifest->interval_count;
-    Interval *stored = memory_allocate((count + 1) * sizeof *stored), *end = stored + count;
+    SCOPED_FREE Interval *stored = memory_allocate((count + 1) * sizeof *stored);
+    const Interval *at = stored, *end = stored + count;
     for (size_t i = 0; i < count; i++) stored[i] = reading->manifest->intervals[i].interval;
     qsort(stored, count, sizeof *stored, interval_compare);
-    const Interval *at = stored;
-    bool good = true;
-    for (size_t i = 0; i < reading->wanted_count && good; i++) {
+    for (size_t i = 0; i < reading->wanted_count; i++) {
         while (at < end && strcmp(at->name, reading->wanted[i].name) < 0) at++;
-        good = coverage_check(&reading->wanted[i], at, end, reading->folder, error);
+        if (!coverage_check(&reading->wanted[i], at, end, reading->folder, error)) return false;
     }
-    free(stored);
-    return good;
-}
-
-static bool load(Store *store, const char *folder, const Manifest *manifest, const Interval *intervals, size_t count, Error *error) {
-    Interval *wanted = memory_allocate((count + 1) * sizeof *wanted);
-    if (count > 0) memcpy(wanted, intervals, count * sizeof *wanted);
-    qsort(wanted, count, sizeof *wanted, interval_compare);
-    Reading reading = {.store = store, .folder = folder, .manifest = manifest, .wanted = wanted, .wanted_count = count};
-    bool good = coverages_check(&reading, error) && shards_read(&reading, error);
-    free(wanted);
-    return good;
+    return true;
 }
 
 bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error) {
-    Store *store = store_open(where, error);
-    if (!store) return false;
-    Manifest manifest;
+    SCOPED(store_release) Store *store = store_open(where, error);
+    SCOPED(manifest_free) Manifest manifest = {0};
+    SCOPED_FREE Interval *wanted = memory_allocate((count + 1) * sizeof *wanted);
     StorePath folder = folder_step(step);
-    bool good = step_manifest_read(&manifest, store, folder.text, step, error);
-    if (good) {
-        good = load(store, folder.text, &manifest, intervals, count, error);
-        if (good && metadata) *metadata = json_incref(manifest.metadata);
-        manifest_free(&manifest);
-    }
-    store_close(store);
-    return good;
+    if (!store || !step_manifest_read(&manifest, store, folder.text, step, error)) return false;
+    if (count > 0) memcpy(wanted, intervals, count * sizeof *wanted);
+    qsort(wanted, count, sizeof *wanted, interval_compare);
+    Reading reading = {.store = store, .folder = folder.text, .manifest = &manifest, .wanted = wanted, .wanted_count = count};
+    if (!coverages_check(&reading, error) || !shards_read(&reading, error)) return false;
+    if (metadata) *metadata = json_incref(manifest.metadata);
+    return true;
 }

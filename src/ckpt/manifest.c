@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt_internal.h"
 
 static const char FORMAT[] = "smelt checkpoint 1";
@@ -59,25 +60,19 @@ static json_t *manifest_to_json(const Manifest *manifest) {
 
 bool manifest_write(const Manifest *manifest, Store *store, const char *name, int64_t *bytes, Error *error) {
     StorePath path = store_path(store, name);
-    json_t *json = manifest_to_json(manifest);
-    char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
-    json_decref(json);
+    json_auto_t *json = manifest_to_json(manifest);
+    SCOPED_FREE char *body = json ? json_dumps(json, JSON_INDENT(1)) : NULL;
     if (!body) return error_set(error, ERROR_CHECKPOINT, "%s: the manifest cannot be expressed as JSON", path.text);
     body[strlen(body) - 1] = '\0'; /* the closing brace, which comes back with TAIL */
 
     HashText hash;
-    char *hashed = memory_format("%s%s", body, HASH_LABEL);
-    char *text = memory_format("%s%s%s", hashed, hash_format(XXH3_64bits(hashed, strlen(hashed)), hash), TAIL);
+    SCOPED_FREE char *hashed = memory_format("%s%s", body, HASH_LABEL);
+    SCOPED_FREE char *text = memory_format("%s%s%s", hashed, hash_format(XXH3_64bits(hashed, strlen(hashed)), hash), TAIL);
     *bytes = (int64_t)strlen(text);
-    bool good;
     if (*bytes > MANIFEST_MAX_BYTES)
-        good = error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path.text,
+        return error_set(error, ERROR_CHECKPOINT, "%s would have %lld bytes; at most %d are accepted: save fewer tensors", path.text,
             (long long)*bytes, MANIFEST_MAX_BYTES);
-    else good = store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
-    free(text);
-    free(hashed);
-    free(body);
-    return good;
+    return store_put(store, name, &(StoreSpan){.data = text, .bytes = *bytes}, 1, error);
 }
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */
@@ -154,7 +149,7 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
     *manifest = (Manifest){0};
     StorePath path = store_path(store, name);
     int64_t length;
-    char *text = store_get(store, name, MANIFEST_MAX_BYTES, &length, error);
+    SCOPED_FREE char *text = store_get(store, name, MANIFEST_MAX_BYTES, &length, error);
     bool good = text != NULL;
     if (good && !checksum_check(text, length))
         good = error_set(error, ERROR_CHECKPOINT, "%s is damaged: its checksum does not match", path.text);
@@ -164,7 +159,6 @@ bool manifest_read(Manifest *manifest, Store *store, const char *name, Error *er
         const char *fault = manifest->json ? manifest_parse(manifest) : reason.text;
         if (fault) good = error_set(error, ERROR_CHECKPOINT, "%s is not a valid manifest: %s", path.text, fault);
     }
-    free(text);
     if (!good) manifest_free(manifest);
     return good;
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "base/error.h"
 #include "ckpt/store_internal.h"
@@ -55,8 +56,9 @@ typedef struct S3Reply {
     long status;
     int64_t length; /* of a HEAD's object */
     char etag[128];
-    char *text; /* at most 8 MiB, with a NUL; the caller frees */
+    char *text; /* at most 8 MiB, with a NUL; NULL: none. s3_reply_free */
 } S3Reply;
+static inline void s3_reply_free(S3Reply *reply) { free(reply->text); }
 
 /* Sends a request until it is answered for good, and frees its query and headers: broken connections, overloaded
  * servers and server errors are tried again after growing, random pauses. True for status 2xx, and, where `absent` is

@@ -17,6 +17,7 @@
 #include "base/math.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/scope.h"
 #include "base/thread.h"
 
 #undef curl_easy_setopt
@@ -340,25 +341,20 @@ static bool fail(const S3 *s3, const S3Request *request, CURLcode code, const S3
     if (code != CURLE_OK)
         return error_set(error, ERROR_CHECKPOINT, "%s %s: %s", request->method, request->path, s3->curl.easy_strerror(code));
     const char *at = reply->text, *also = reply->text;
-    char *name = s3_next_tag(&at, "Code"), *message = s3_next_tag(&also, "Message");
-    error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%s%s%.200s", request->method, request->path, reply->status,
+    SCOPED_FREE char *name = s3_next_tag(&at, "Code"), *message = s3_next_tag(&also, "Message");
+    return error_set(error, ERROR_CHECKPOINT, "%s %s: the server answered %ld%s%s%s%.200s", request->method, request->path, reply->status,
         name ? " " : "", name ? name : "", message ? ": " : "", message ? message : "");
-    free(message);
-    free(name);
-    return false;
 }
 
 static char *request_url(const S3 *s3, const S3Request *request) {
-    char *key = s3_encode(request->key, true);
-    char *url = memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
-    free(key);
-    return url;
+    SCOPED_FREE char *key = s3_encode(request->key, true);
+    return memory_format("%s/%s%s%s", s3->root, key, request->query ? "?" : "", request->query ? request->query : "");
 }
 
 static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool *absent, Error *error) {
     if (strlen(request->key) > UNENCODED_BYTES)
         return error_set(error, ERROR_CHECKPOINT, "%s: a key has at most %d bytes", request->path, UNENCODED_BYTES);
-    char *url = request_url(s3, request);
+    SCOPED_FREE char *url = request_url(s3, request);
     CURLcode code = CURLE_FAILED_INIT;
     for (int i = 0, going = 1; going; i++) {
         Attempt attempt = {.request = request, .curl = &s3->curl, .reply = reply, .handle = handle_take(s3)};
@@ -373,7 +369,6 @@ static bool request_send(S3 *s3, const S3Request *request, S3Reply *reply, bool 
             reply->status = reply->status == 200 ? 500 : reply->status;
         }
     }
-    free(url);
     if (absent) *absent = code == CURLE_OK && reply->status == 404;
     bool good = code == CURLE_OK && (reply->status / 100 == 2 || (absent && *absent));
     if (!good) {

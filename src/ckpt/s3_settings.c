@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/s3_internal.h"
 
 /* Where each string of S3Settings comes from: its key in a profile, and its variables, the first of which wins. The
@@ -97,10 +98,10 @@ void s3_settings_free(S3Settings *settings) {
 bool s3_settings_read(S3Settings *settings, Error *error) {
     enum { ATTEMPTS = 8, MOST_ATTEMPTS = 100 };
     *settings = (S3Settings){0};
-    S3Settings files = {0};
+    SCOPED(s3_settings_free) S3Settings files = {0};
     const char *profile = variable("AWS_PROFILE") ? variable("AWS_PROFILE") : "default";
-    char *credentials = file_path("AWS_SHARED_CREDENTIALS_FILE", "credentials");
-    char *config = file_path("AWS_CONFIG_FILE", "config");
+    SCOPED_FREE char *credentials = file_path("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+    SCOPED_FREE char *config = file_path("AWS_CONFIG_FILE", "config");
     offer_file(&files, credentials, profile);
     offer_file(&files, config, profile);
     /* All credentials come from one source: a token does not go with another's key. */
@@ -112,17 +113,10 @@ bool s3_settings_read(S3Settings *settings, Error *error) {
         if (i >= CREDENTIALS || !from_variables) offer(setting, *setting_of(&files, i));
     }
     offer(&settings->region, "us-east-1");
-    s3_settings_free(&files);
     int attempts = variable("AWS_MAX_ATTEMPTS") ? atoi(variable("AWS_MAX_ATTEMPTS")) : 0;
     settings->attempts = attempts >= 1 && attempts <= MOST_ATTEMPTS ? attempts : ATTEMPTS;
-    bool good = settings->key && settings->secret;
-    if (!good) {
-        error_set(error, ERROR_USAGE,
-            "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile \"%s\" into %s", profile,
-            credentials);
-        s3_settings_free(settings);
-    }
-    free(config);
-    free(credentials);
-    return good;
+    if (settings->key && settings->secret) return true;
+    s3_settings_free(settings);
+    return error_set(error, ERROR_USAGE,
+        "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write the profile \"%s\" into %s", profile, credentials);
 }

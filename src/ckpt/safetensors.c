@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/ckpt_internal.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are stored little-endian, as they lie in memory");
@@ -107,54 +108,48 @@ static bool header_add(json_t *header, const char *path, const StoredTensor *ten
  * data. */
 static char *header_format(
     const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
-    json_t *header = json_object();
+    json_auto_t *header = json_object();
     bool good = !metadata || metadata_check(path, metadata, error);
     if (metadata) json_object_set(header, METADATA_KEY, metadata);
     for (size_t i = 0; i < count && good; i++)
         good = header_add(header, path, &tensors[i], i > 0 ? ranges[i - 1].end : 0, &ranges[i], error);
     char *text = good ? json_dumps(header, JSON_COMPACT) : NULL;
-    json_decref(header);
     if (good && !text) error_set(error, ERROR_MEMORY, "%s: no memory for the header", path);
     return text;
 }
 
 StoreSpan *safetensors_layout(
     const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, StoredRange *ranges, Error *error) {
-    char *text = header_format(path, tensors, count, metadata, ranges + 1, error);
+    SCOPED_FREE char *text = header_format(path, tensors, count, metadata, ranges + 1, error);
     if (!text) return NULL;
-    StoreSpan *spans = NULL;
     const size_t length = strlen(text), total = (size_t)round_up((int64_t)(LENGTH_BYTES + length), DATA_ALIGNMENT);
     const uint64_t stored_length = total - LENGTH_BYTES;
     int64_t end = count > 0 ? ranges[count].end : 0;
     if (stored_length > HEADER_MAX_BYTES || __builtin_add_overflow(end, (int64_t)total, &end)) {
         error_set(error, ERROR_CHECKPOINT, "%s: a header of %zu bytes is over the limit of %d; write fewer tensors", path, total,
             HEADER_MAX_BYTES);
-    } else {
-        spans = memory_allocate((count + 1) * sizeof *spans + total);
-        char *header = (char *)(spans + count + 1);
-        memcpy(header, &stored_length, LENGTH_BYTES);
-        memcpy(header + LENGTH_BYTES, text, length);
-        memset(header + LENGTH_BYTES + length, ' ', total - LENGTH_BYTES - length);
-        spans[0] = (StoreSpan){.data = header, .bytes = (int64_t)total};
-        ranges[0] = (StoredRange){.end = (int64_t)total, .hash = XXH3_64bits(header, total)};
-        for (size_t i = 0; i < count; i++) {
-            StoredRange *range = &ranges[i + 1];
-            range->begin += (int64_t)total;
-            range->end += (int64_t)total;
-            spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = range->end - range->begin};
-        }
+        return NULL;
     }
-    free(text);
+    StoreSpan *spans = memory_allocate((count + 1) * sizeof *spans + total);
+    char *header = (char *)(spans + count + 1);
+    memcpy(header, &stored_length, LENGTH_BYTES);
+    memcpy(header + LENGTH_BYTES, text, length);
+    memset(header + LENGTH_BYTES + length, ' ', total - LENGTH_BYTES - length);
+    spans[0] = (StoreSpan){.data = header, .bytes = (int64_t)total};
+    ranges[0] = (StoredRange){.end = (int64_t)total, .hash = XXH3_64bits(header, total)};
+    for (size_t i = 0; i < count; i++) {
+        StoredRange *range = &ranges[i + 1];
+        range->begin += (int64_t)total;
+        range->end += (int64_t)total;
+        spans[i + 1] = (StoreSpan){.data = tensors[i].data, .bytes = range->end - range->begin};
+    }
     return spans;
 }
 
 bool safetensors_write(const char *path, const StoredTensor *tensors, size_t count, json_t *metadata, Error *error) {
-    StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
-    StoreSpan *spans = safetensors_layout(path, tensors, count, metadata, ranges, error);
-    bool good = spans && file_write_spans(path, spans, count + 1, error);
-    free(spans);
-    free(ranges);
-    return good;
+    SCOPED_FREE StoredRange *ranges = memory_allocate((count + 1) * sizeof *ranges);
+    SCOPED_FREE StoreSpan *spans = safetensors_layout(path, tensors, count, metadata, ranges, error);
+    return spans && file_write_spans(path, spans, count + 1, error);
 }
 
 /* -- Reading ------------------------------------------------------------------------------------------------------ */

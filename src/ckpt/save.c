@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/thread.h"
 #include "ckpt/ckpt_internal.h"
 
@@ -35,19 +36,17 @@ static StorePath rank_manifest_name(const Save *save, int rank) { return store_f
 
 /* The newest good checkpoint before this step; false when there is none. */
 static bool older_read(const Save *save, Manifest *older) {
-    FolderListing listing;
+    SCOPED(folder_listing_free) FolderListing listing = {0};
     Error ignored = {0};
     if (!folder_list(save->store, &listing, &ignored)) return false;
-    bool found = false;
-    for (size_t i = 0; i < listing.count && !found; i++)
-        found = listing.steps[i] < save->plan->step && checkpoint_open(older, save->store, listing.steps[i], &ignored);
-    folder_listing_free(&listing);
-    return found;
+    for (size_t i = 0; i < listing.count; i++)
+        if (listing.steps[i] < save->plan->step && checkpoint_open(older, save->store, listing.steps[i], &ignored)) return true;
+    return false;
 }
 
 /* Refers to what an older checkpoint has; without one, or when that fails, everything is written. */
 static void share_older(Save *save, Chunks *chunks) {
-    Manifest older;
+    SCOPED(manifest_free) Manifest older = {0};
     Error error = {0};
     if (!save->plan->share || !older_read(save, &older)) return;
     if (!chunks_share(chunks, save->store, &older, save->draft.text, &error)) {
@@ -56,7 +55,6 @@ static void share_older(Save *save, Chunks *chunks) {
         *chunks = chunks_cut(save->plan->intervals, save->plan->count);
     }
     save->shared = chunks->shared;
-    manifest_free(&older);
 }
 
 /* Writes a manifest into the draft. */
@@ -71,37 +69,33 @@ static bool manifest_put(Save *save, const Manifest *manifest, StorePath name, E
 static bool shard_write(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
     StorePath shard = store_format("shard-%05d-of-%05d%s.safetensors", plan->rank, plan->ranks, save->suffix);
-    Chunks chunks = chunks_cut(plan->intervals, plan->count);
+    SCOPED(chunks_free) Chunks chunks = chunks_cut(plan->intervals, plan->count);
     share_older(save, &chunks);
-    bool good = chunks_write(&chunks, save->store, save->draft.text, shard.text, error), alone = plan->ranks == 1;
-    if (good) {
-        Manifest manifest = {.step = plan->step,
-            .metadata = alone ? plan->metadata : NULL,
-            .files = chunks.files,
-            .file_count = chunks.file_count,
-            .intervals = chunks.entries,
-            .interval_count = chunks.count};
-        for (size_t i = 0; i < chunks.file_count; i++) save->bytes += chunks.files[i].bytes;
-        good = manifest_put(save, &manifest, alone ? store_format("manifest.json") : rank_manifest_name(save, plan->rank), error);
-    }
-    chunks_free(&chunks);
-    return good;
+    if (!chunks_write(&chunks, save->store, save->draft.text, shard.text, error)) return false;
+    const bool alone = plan->ranks == 1;
+    Manifest manifest = {.step = plan->step,
+        .metadata = alone ? plan->metadata : NULL,
+        .files = chunks.files,
+        .file_count = chunks.file_count,
+        .intervals = chunks.entries,
+        .interval_count = chunks.count};
+    for (size_t i = 0; i < chunks.file_count; i++) save->bytes += chunks.files[i].bytes;
+    return manifest_put(save, &manifest, alone ? store_format("manifest.json") : rank_manifest_name(save, plan->rank), error);
 }
 
 /* Lets rank 0 know that there is nothing to wait for. */
 static void failure_write(Save *save, const Error *reason) {
     Error ignored = {0};
-    json_t *metadata = json_pack("{s:s}", "failure", reason->message);
+    json_auto_t *metadata = json_pack("{s:s}", "failure", reason->message);
     Manifest manifest = {.step = save->plan->step, .metadata = metadata};
     manifest_put(save, &manifest, rank_manifest_name(save, save->plan->rank), &ignored);
-    json_decref(metadata);
 }
 
 /* -- Joining the rank manifests, on rank 0 ------------------------------------------------------------------------ */
 
 /* How many of the rank manifests are there; `missing` is the first rank whose is not. */
 static bool ranks_count(const Save *save, int *there, int *missing, Error *error) {
-    FileList listing;
+    SCOPED(file_list_free) FileList listing = {0};
     if (!store_list(save->store, save->draft.text, &listing, error)) return false;
     *there = 0;
     *missing = -1;
@@ -110,7 +104,6 @@ static bool ranks_count(const Save *save, int *there, int *missing, Error *error
         *there += found;
         if (!found && *missing < 0) *missing = rank;
     }
-    file_list_free(&listing);
     return true;
 }
 
@@ -136,14 +129,13 @@ static size_t file_join(Manifest *joined, const ManifestFile *file) {
 }
 
 static void manifest_join(Manifest *joined, const Manifest *one) {
-    size_t *files = memory_allocate((one->file_count + 1) * sizeof *files);
+    SCOPED_FREE size_t *files = memory_allocate((one->file_count + 1) * sizeof *files);
     for (size_t i = 0; i < one->file_count; i++) files[i] = file_join(joined, &one->files[i]);
     for (size_t i = 0; i < one->interval_count; i++) {
         ManifestInterval entry = one->intervals[i];
         entry.file = files[entry.file];
         array_append(joined->intervals, joined->interval_count, entry);
     }
-    free(files);
 }
 
 /* Reads the manifest of a rank; fails with the rank's reason if it failed there. */
@@ -151,29 +143,22 @@ static bool rank_manifest_read(const Save *save, int rank, Manifest *manifest, E
     bool good = manifest_read(manifest, save->store, draft_path(save, rank_manifest_name(save, rank).text).text, error);
     const char *failure = good ? json_string_value(json_object_get(manifest->metadata, "failure")) : NULL;
     if (!failure) return good || error_context(error, "rank %d", rank);
-    error_set(error, ERROR_CHECKPOINT, "rank %d: %s", rank, failure);
-    manifest_free(manifest);
-    return false;
+    return error_set(error, ERROR_CHECKPOINT, "rank %d: %s", rank, failure);
 }
 
 static bool ranks_join(Save *save, Error *error) {
     const CheckpointPlan *plan = save->plan;
-    Manifest joined = {.step = plan->step, .metadata = plan->metadata};
-    Manifest *manifests = memory_allocate((size_t)plan->ranks * sizeof *manifests);
-    int read = 0;
-    bool good = ranks_wait(save, error);
-    while (good && read < plan->ranks) {
-        good = rank_manifest_read(save, read, &manifests[read], error);
-        if (good) manifest_join(&joined, &manifests[read++]);
+    SCOPED(manifest_free) Manifest joined = {.step = plan->step, .metadata = plan->metadata, .json = json_array()};
+    if (!ranks_wait(save, error)) return false;
+    for (int rank = 0; rank < plan->ranks; rank++) {
+        SCOPED(manifest_free) Manifest one = {0};
+        if (!rank_manifest_read(save, rank, &one, error)) return false;
+        manifest_join(&joined, &one);
+        json_array_append(joined.json, one.json); /* the strings of `joined` lie there */
     }
     save->bytes = 0;
     for (size_t i = 0; i < joined.file_count; i++) save->bytes += joined.files[i].bytes;
-    good = good && manifest_put(save, &joined, store_format("manifest.json"), error);
-    while (read > 0) manifest_free(&manifests[--read]);
-    free(manifests);
-    free(joined.files);
-    free(joined.intervals);
-    return good;
+    return manifest_put(save, &joined, store_format("manifest.json"), error);
 }
 
 /* -- The folder, on rank 0 ---------------------------------------------------------------------------------------- */
@@ -191,13 +176,12 @@ static bool list_or_warn(const Save *save, FolderListing *listing) {
 }
 
 static void leftovers_remove(const Save *save) {
-    FolderListing listing;
+    SCOPED(folder_listing_free) FolderListing listing = {0};
     Error error = {0};
     if (!list_or_warn(save, &listing)) return;
     for (size_t i = 0; i < listing.leftover_count; i++)
         if (strcmp(listing.leftovers[i].text, save->draft.text) != 0) /* other ranks may have begun */
             remove_or_warn(save->store, listing.leftovers[i].text);
-    folder_listing_free(&listing);
     if (!store_clean(save->store, "checkpoints", save->suffix, &error)) log_warn("%s", error.message);
 }
 
@@ -209,15 +193,13 @@ static bool is_listed(const Manifest *manifest, const char *name) {
 
 /* Removes what is in the folder but not in its manifest: rank manifests, and whatever earlier attempts left. */
 static void draft_sweep(const Save *save) {
-    Manifest manifest;
-    FileList listing = {0};
+    SCOPED(manifest_free) Manifest manifest = {0};
+    SCOPED(file_list_free) FileList listing = {0};
     Error error = {0};
     if (manifest_read(&manifest, save->store, folder_manifest(save->draft.text).text, &error) &&
         store_list(save->store, save->draft.text, &listing, &error))
         for (size_t i = 0; i < listing.count; i++)
             if (!is_listed(&manifest, listing.entries[i].name)) remove_or_warn(save->store, draft_path(save, listing.entries[i].name).text);
-    file_list_free(&listing);
-    manifest_free(&manifest);
 }
 
 /* Removes a checkpoint so that an interruption does not leave what looks like a damaged one. */
@@ -235,18 +217,16 @@ static void checkpoint_discard(const Save *save, int64_t step) {
 }
 
 static void checkpoints_prune(const Save *save) {
-    FolderListing listing;
+    SCOPED(folder_listing_free) FolderListing listing = {0};
     Error error = {0};
     if (!list_or_warn(save, &listing)) return;
     int kept = 0;
     for (size_t i = 0; i < listing.count; i++) {
-        Manifest manifest = {0};
+        SCOPED(manifest_free) Manifest manifest = {0};
         if (listing.steps[i] > save->plan->step) continue;
         if (kept < save->plan->keep && checkpoint_open(&manifest, save->store, listing.steps[i], &error)) kept++;
         else checkpoint_discard(save, listing.steps[i]);
-        manifest_free(&manifest);
     }
-    folder_listing_free(&listing);
 }
 
 static bool publish(const Save *save, Error *error) {
@@ -303,11 +283,9 @@ bool checkpoint_write(const CheckpointPlan *plan, CheckpointStats *stats, Error 
 
 bool checkpoint_probe(const char *where, Error *error) {
     static const char name[] = "checkpoints/probe";
-    Store *store = store_open(where, error);
+    SCOPED(store_release) Store *store = store_open(where, error);
     StoreSpan span = {.data = name, .bytes = sizeof name};
-    bool good = store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
-    store_close(store);
-    return good;
+    return store && store_put(store, name, &span, 1, error) && store_remove(store, name, error);
 }
 
 /* -- In a thread -------------------------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/store_kind_internal.h"
 
 Store *store_open(const char *where, Error *error) {
@@ -58,22 +59,18 @@ int64_t store_block_bytes(const Store *store) { return store->kind->block_bytes;
 int store_parallelism(const Store *store) { return store->kind->parallelism ? store->kind->parallelism : omp_get_max_threads(); }
 
 char *store_get(Store *store, const char *name, int64_t limit, int64_t *length, Error *error) {
-    StoreObject object;
+    SCOPED(store_object_close) StoreObject object;
     if (!store_object_open(store, name, &object, error)) return NULL;
-    char *text = NULL;
     *length = object.bytes;
     if (object.bytes > limit) {
         error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", object.path.text, (long long)object.bytes,
             (long long)limit);
-    } else {
-        text = memory_allocate((size_t)object.bytes + 1);
-        if (!store_object_read(&object, text, object.bytes, 0, error)) {
-            free(text);
-            text = NULL;
-        }
+        return NULL;
     }
-    store_object_close(&object);
-    return text;
+    char *text = memory_allocate((size_t)object.bytes + 1);
+    if (store_object_read(&object, text, object.bytes, 0, error)) return text;
+    free(text);
+    return NULL;
 }
 
 bool store_list(Store *store, const char *folder, FileList *list, Error *error) {

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/store_kind_internal.h"
 
 enum { WRITER_THREADS = 4, WRITE_BYTES = 4 * BLOCK_BYTES };
@@ -21,7 +22,7 @@ typedef struct Writing {
     bool direct; /* past the page cache */
     const StoreSpan *spans;
     size_t count;
-    int64_t *offsets; /* count + 1 */
+    const int64_t *offsets; /* count + 1 */
 } Writing;
 
 /* The first span that ends behind byte `at`. */
@@ -86,13 +87,12 @@ static bool contents_write(Writing *writing, Error *error) {
 }
 
 bool file_write_spans(const char *path, const StoreSpan *spans, size_t count, Error *error) {
-    Writing writing = {.spans = spans, .count = count};
+    SCOPED_FREE int64_t *offsets = memory_allocate((count + 1) * sizeof *offsets);
+    for (size_t i = 0; i < count; i++) offsets[i + 1] = offsets[i] + spans[i].bytes;
+    Writing writing = {.spans = spans, .count = count, .offsets = offsets};
     if (!file_replace_begin(&writing.file, path, error)) return false;
-    writing.offsets = memory_allocate((count + 1) * sizeof *writing.offsets);
-    for (size_t i = 0; i < count; i++) writing.offsets[i + 1] = writing.offsets[i] + spans[i].bytes;
     bool good = contents_write(&writing, error) && file_replace_commit(&writing.file, error);
     file_close(&writing.file);
-    free(writing.offsets);
     return good;
 }
 

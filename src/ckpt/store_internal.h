@@ -28,6 +28,7 @@ typedef struct Store Store;
 /* `where` is a folder, which need not exist yet, or s3://BUCKET or s3://BUCKET/PREFIX. Nothing is sent yet. */
 Store *store_open(const char *where, Error *error);
 void store_close(Store *store);
+static inline void store_release(Store **store) { store_close(*store); } /* for SCOPED */
 /* "WHERE/NAME", for messages. */
 StorePath store_path(const Store *store, const char *name);
 

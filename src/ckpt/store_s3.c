@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "ckpt/s3_internal.h"
 #include "ckpt/store_kind_internal.h"
 
@@ -41,10 +42,9 @@ static bool send(Store *store, const char *path, S3Request request, S3Reply *rep
 
 /* Sends a request of which only the success matters. Deleting what is absent succeeds. */
 static bool send_simple(Store *store, const char *path, S3Request request, Error *error) {
-    S3Reply reply;
-    bool absent, good = send(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
-    if (good) free(reply.text);
-    return good;
+    SCOPED(s3_reply_free) S3Reply reply = {0};
+    bool absent;
+    return send(store, path, request, &reply, strcmp(request.method, "DELETE") == 0 ? &absent : NULL, error);
 }
 
 /* -- Multipart uploads -------------------------------------------------------------------------------------------- */
@@ -63,15 +63,13 @@ typedef struct Upload {
 } Upload;
 
 static bool upload_begin(Upload *upload, Error *error) {
-    S3Reply reply;
+    SCOPED(s3_reply_free) S3Reply reply = {0};
     S3Request request = {.method = "POST", .query = memory_copy_string("uploads=")};
     if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
     const char *at = reply.text;
-    char *id = s3_next_tag(&at, "UploadId");
+    SCOPED_FREE char *id = s3_next_tag(&at, "UploadId");
     upload->id = id ? s3_encode(id, false) : NULL;
     upload->etags = memory_allocate((size_t)upload->parts * sizeof *upload->etags);
-    free(id);
-    free(reply.text);
     return upload->id || error_set(error, ERROR_CHECKPOINT, "the server gave no UploadId for %s", upload->path);
 }
 
@@ -86,13 +84,11 @@ static bool upload_part(Upload *upload, int part, Error *error) {
     } else {
         request.body = (S3Body){.spans = upload->spans, .count = upload->count, .offset = begin, .bytes = bytes};
     }
-    S3Reply reply;
+    SCOPED(s3_reply_free) S3Reply reply = {0};
     if (!send(upload->store, upload->path, request, &reply, NULL, error)) return false;
     const char *at = reply.text;
-    char *etag = upload->source ? s3_next_tag(&at, "ETag") : NULL;
+    SCOPED_FREE char *etag = upload->source ? s3_next_tag(&at, "ETag") : NULL;
     snprintf(upload->etags[part], sizeof upload->etags[part], "%s", etag ? etag : reply.etag);
-    free(etag);
-    free(reply.text);
     return true;
 }
 
@@ -107,7 +103,7 @@ static bool upload_parts(Upload *upload, Error *error) {
 }
 
 static bool upload_end(Upload *upload, Error *error) {
-    char *list = NULL;
+    SCOPED_FREE char *list = NULL;
     size_t length = 0;
     FILE *text = open_memstream(&list, &length);
     if (!text) return error_set(error, ERROR_MEMORY, "no memory for a list of parts");
@@ -121,9 +117,7 @@ static bool upload_end(Upload *upload, Error *error) {
         .query = memory_format("uploadId=%s", upload->id),
         .headers = {memory_copy_string("Content-Type: application/xml")},
         .body = {.spans = &body, .count = 1, .bytes = body.bytes}};
-    bool good = send_simple(upload->store, upload->path, request, error);
-    free(list);
-    return good;
+    return send_simple(upload->store, upload->path, request, error);
 }
 
 static void upload_abort(Upload *upload) {
@@ -165,9 +159,8 @@ static bool put(Store *store, const char *path, const StoreSpan *spans, size_t c
 }
 
 static bool object_size(Store *store, const char *path, int64_t *bytes, Error *error) {
-    S3Reply reply;
+    SCOPED(s3_reply_free) S3Reply reply = {0};
     if (!send(store, path, (S3Request){.method = "HEAD"}, &reply, NULL, error)) return false;
-    free(reply.text);
     *bytes = reply.length;
     return *bytes >= 0 || error_set(error, ERROR_CHECKPOINT, "the server does not tell the size of %s", path);
 }
@@ -189,31 +182,26 @@ static bool object_read(const StoreObject *object, void *data, int64_t bytes, in
 static bool link_object(Store *store, const char *from, const char *to, Error *error) {
     int64_t bytes;
     if (!object_size(store, from, &bytes, error)) return false;
-    char *source = s3_encode(from + strlen(SCHEME), true);
+    SCOPED_FREE char *source = s3_encode(from + strlen(SCHEME), true);
     Upload upload = {.store = store, .path = to, .bytes = bytes, .part_bytes = COPY_PART_BYTES, .source = source};
-    bool good = bytes > MOST_COPIED ? upload_run(&upload, error)
-                                    : send_simple(store, to, (S3Request){.method = "PUT", .headers = {copy_header(source)}}, error);
-    free(source);
-    return good;
+    if (bytes > MOST_COPIED) return upload_run(&upload, error);
+    return send_simple(store, to, (S3Request){.method = "PUT", .headers = {copy_header(source)}}, error);
 }
 
 /* -- Listings ----------------------------------------------------------------------------------------------------- */
 
 /* Appends the names below `prefix` that one answer has under <outer><inner>. */
 static void names_append(FileList *listing, const char *text, const char *outer, const char *inner, const char *prefix) {
-    char *block;
     size_t skipped = strlen(prefix);
-    while ((block = s3_next_tag(&text, outer))) {
+    for (char *block; (block = s3_next_tag(&text, outer)); free(block)) {
         const char *at = block;
-        char *key = s3_next_tag(&at, inner);
+        SCOPED_FREE char *key = s3_next_tag(&at, inner);
         if (key && strncmp(key, prefix, skipped) == 0 && key[skipped] != '\0') {
             size_t length = strlen(key + skipped);
             bool folder = key[skipped + length - 1] == '/';
             char *name = memory_format("%.*s", (int)(length - folder), key + skipped);
             file_list_add(listing, name, folder ? FILE_FOLDER : FILE_REGULAR);
         }
-        free(key);
-        free(block);
     }
 }
 
@@ -225,28 +213,21 @@ static bool query_folder(Store *store, const char *folder, char *query, S3Reply 
 /* All names below a folder: its direct entries, or, with `deep`, every object. */
 static bool keys_list(Store *store, const char *folder, bool deep, FileList *listing, Error *error) {
     StorePath prefix = store_format("%s/", key_of(store, folder));
-    char *encoded = s3_encode(prefix.text, false), *token = memory_copy_string("");
-    bool good = true;
-    while (good && token) {
+    SCOPED_FREE char *encoded = s3_encode(prefix.text, false), *token = memory_copy_string("");
+    for (bool more = true; more;) {
+        SCOPED(s3_reply_free) S3Reply reply = {0};
         char *query = memory_format("%s%s%s%slist-type=2&prefix=%s", token[0] ? "continuation-token=" : "", token, token[0] ? "&" : "",
             deep ? "" : "delimiter=%2F&", encoded);
-        S3Reply reply;
+        if (!query_folder(store, folder, query, &reply, error)) return false;
+        const char *text = reply.text ? reply.text : "", *at = text;
+        names_append(listing, text, "Contents", "Key", prefix.text);
+        names_append(listing, text, "CommonPrefixes", "Prefix", prefix.text);
+        SCOPED_FREE char *next = s3_next_tag(&at, "NextContinuationToken");
+        more = next != NULL;
         free(token);
-        token = NULL;
-        good = query_folder(store, folder, query, &reply, error);
-        if (good) {
-            const char *text = reply.text ? reply.text : "", *at = text;
-            names_append(listing, text, "Contents", "Key", prefix.text);
-            names_append(listing, text, "CommonPrefixes", "Prefix", prefix.text);
-            char *next = s3_next_tag(&at, "NextContinuationToken");
-            token = next ? s3_encode(next, false) : NULL;
-            free(next);
-            free(reply.text);
-        }
+        token = s3_encode(more ? next : "", false);
     }
-    free(token);
-    free(encoded);
-    return good;
+    return true;
 }
 
 static bool list(Store *store, const char *folder, FileList *listing, Error *error) {
@@ -254,44 +235,35 @@ static bool list(Store *store, const char *folder, FileList *listing, Error *err
 }
 
 static bool remove_all(Store *store, const char *path, Error *error) {
-    FileList listing = {0};
-    bool good = keys_list(store, path, true, &listing, error);
-    for (size_t i = 0; i < listing.count && good; i++) {
+    SCOPED(file_list_free) FileList listing = {0};
+    if (!keys_list(store, path, true, &listing, error)) return false;
+    for (size_t i = 0; i < listing.count; i++) {
         StorePath object = store_format("%s/%s", path, listing.entries[i].name);
-        good = send_simple(store, object.text, (S3Request){.method = "DELETE"}, error);
+        if (!send_simple(store, object.text, (S3Request){.method = "DELETE"}, error)) return false;
     }
-    if (good && listing.count == 0) good = send_simple(store, path, (S3Request){.method = "DELETE"}, error);
-    file_list_free(&listing);
-    return good;
+    return listing.count > 0 || send_simple(store, path, (S3Request){.method = "DELETE"}, error);
 }
 
 /* Aborts the upload that an <Upload> element of a listing describes, if its object lies in the folder. */
 static void stale_upload_abort(Store *store, const char *folder, const char *except, const char *element) {
     const size_t length = strlen(folder);
     const char *key_at = element, *id_at = element;
-    char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
+    SCOPED_FREE char *key = s3_next_tag(&key_at, "Key"), *id = s3_next_tag(&id_at, "UploadId");
     StorePath path = store_format("%.*s%s", (int)(key_of(store, folder) - folder), folder, key ? key : "");
     if (id && strncmp(path.text, folder, length) == 0 && path.text[length] == '/' && !strstr(path.text + length, except)) {
         Upload upload = {.store = store, .path = path.text, .id = s3_encode(id, false)};
         upload_abort(&upload);
         free(upload.id);
     }
-    free(id);
-    free(key);
 }
 
 /* One listing of uploads is enough: what it leaves out is found by the next save. */
 static bool clean(Store *store, const char *folder, const char *except, Error *error) {
-    char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false), *element;
-    S3Reply reply;
+    SCOPED_FREE char *encoded = s3_encode(store_format("%s/", key_of(store, folder)).text, false);
+    SCOPED(s3_reply_free) S3Reply reply = {0};
     bool good = query_folder(store, folder, memory_format("prefix=%s&uploads=", encoded), &reply, error);
-    const char *at = good ? reply.text : NULL;
-    while ((element = s3_next_tag(&at, "Upload"))) {
-        stale_upload_abort(store, folder, except, element);
-        free(element);
-    }
-    if (good) free(reply.text);
-    free(encoded);
+    const char *at = reply.text;
+    for (char *element; (element = s3_next_tag(&at, "Upload")); free(element)) stale_upload_abort(store, folder, except, element);
     return good;
 }
 
@@ -316,9 +288,7 @@ Store *store_s3_open(const char *where, Error *error) {
     const char *bucket = where + strlen(SCHEME);
     size_t length = strcspn(bucket, "/"), end = strlen(where);
     while (end > 0 && where[end - 1] == '/') end--;
-    char *name = memory_format("%.*s", (int)length, bucket);
-    S3 *s3 = s3_open(name, error);
-    free(name);
+    S3 *s3 = s3_open(store_format("%.*s", (int)length, bucket).text, error);
     if (!s3) {
         error_context(error, "a store in a bucket");
         return NULL;

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/comm_internal.h"
 
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
@@ -54,7 +55,7 @@ static bool open_transport(Engine *engine, Error *error) {
 /* Counts nodes by the ranks' node texts: a node has the number that its first rank brings. */
 static bool count_nodes(Comm *comm, Error *error) {
     Engine *engine = comm->engine;
-    char *nodes = memory_allocate((size_t)comm->size * PLACE_TEXT);
+    SCOPED_FREE char *nodes = memory_allocate((size_t)comm->size * PLACE_TEXT);
     memcpy(nodes + (int64_t)comm->rank * PLACE_TEXT, engine->place.node, PLACE_TEXT);
     bool done = comm_host_all_gather(comm, "nodes", nodes, PLACE_TEXT, COMM_U8, error);
     for (int rank = 0; rank < comm->size; rank++) {
@@ -67,7 +68,6 @@ static bool count_nodes(Comm *comm, Error *error) {
         engine->local_rank += same && rank < comm->rank;
     }
     if (engine->place.local_rank >= 0) engine->local_rank = engine->place.local_rank;
-    free(nodes);
     return done;
 }
 
@@ -103,7 +103,7 @@ void comm_close(Comm *comm) {
 }
 
 Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
-    int64_t *colours = memory_allocate((size_t)comm->size * sizeof *colours);
+    SCOPED_FREE int64_t *colours = memory_allocate((size_t)comm->size * sizeof *colours);
     colours[comm->rank] = colour;
     bool done = comm_host_all_gather(comm, name, colours, 1, COMM_I64, error);
     int size = 0, rank = 0;
@@ -116,7 +116,6 @@ Comm *comm_split(Comm *comm, int colour, const char *name, Error *error) {
     Comm *group = done ? new_group(comm->engine, (uint32_t)hash_bytes(origin, sizeof origin) | 1, name, rank, size) : NULL;
     for (int i = 0, next = 0; done && i < comm->size; i++)
         if (colour < 0 ? i == comm->rank : colours[i] == colour) group->ranks[next++] = comm->ranks ? comm->ranks[i] : 0;
-    free(colours);
     if (!group || !group->engine || !group->engine->nccl || nccl_join(group, error)) return group;
     comm_close(group);
     return NULL;

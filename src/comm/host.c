@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/comm_internal.h"
 
 enum {
@@ -113,11 +114,10 @@ static bool reduce_scatter(const Task *task, const int64_t *shards, Error *error
     for (int i = 0; i < size; i++) longest = shards[i + 1] - shards[i] > longest ? shards[i + 1] - shards[i] : longest;
     if (segment < 1) segment = 1;
     if (segment > longest) segment = longest;
-    char *scratch = memory_allocate((size_t)(segment * width * size));
-    bool done = true;
-    for (int64_t i = 0; done && i * segment < longest; i++) done = reduce_segment(task, shards, segment, i, scratch, error);
-    free(scratch);
-    return done;
+    SCOPED_FREE char *scratch = memory_allocate((size_t)(segment * width * size));
+    for (int64_t i = 0; i * segment < longest; i++)
+        if (!reduce_segment(task, shards, segment, i, scratch, error)) return false;
+    return true;
 }
 
 static bool all_reduce_small(const Task *task, Error *error) {
@@ -135,10 +135,8 @@ static bool all_reduce_small(const Task *task, Error *error) {
 
 static bool all_reduce(const Task *task, Error *error) {
     if (task->count * type_bytes(task->type) <= SMALL_BYTES && task->comm->size <= SMALL_RANKS) return all_reduce_small(task, error);
-    int64_t *shards = even_shards(task);
-    bool done = reduce_scatter(task, shards, error) && all_gather(task, task->buffer, shards, 2, error);
-    free(shards);
-    return done;
+    SCOPED_FREE int64_t *shards = even_shards(task);
+    return reduce_scatter(task, shards, error) && all_gather(task, task->buffer, shards, 2, error);
 }
 
 /* -- Other collectives --------------------------------------------------------------------------------------------- */
@@ -156,10 +154,8 @@ static bool broadcast_shards(const Task *task, const int64_t *shards, bool whole
 
 static bool broadcast(const Task *task, Error *error) {
     bool whole = task->count * type_bytes(task->type) <= LONG_BYTES || task->comm->size == 2;
-    int64_t *shards = even_shards(task);
-    bool done = broadcast_shards(task, shards, whole, error) && (whole || all_gather(task, task->buffer, shards, 2, error));
-    free(shards);
-    return done;
+    SCOPED_FREE int64_t *shards = even_shards(task);
+    return broadcast_shards(task, shards, whole, error) && (whole || all_gather(task, task->buffer, shards, 2, error));
 }
 
 /* ALL_TO_ALL and EXCHANGE. */
@@ -185,15 +181,14 @@ static bool exchange(const Task *task, Error *error) {
 /* Dissemination (Hensgen, Finkel, Manber 1988): in round k every rank hears of 2^k others. */
 static bool barrier(const Task *task, Error *error) {
     int rank = task->comm->rank, size = task->comm->size;
-    bool done = true;
     uint8_t phase = 0;
-    for (int distance = 1; done && distance < size; distance *= 2) {
+    for (int distance = 1; distance < size; distance *= 2) {
         Round round = start_round(task, phase++);
         add_send(&round, (rank + distance) % size, NULL, (Interval){0});
         add_receive(&round, (rank - distance + size) % size, NULL, (Interval){0});
-        done = run_round(&round, error);
+        if (!run_round(&round, error)) return false;
     }
-    return done;
+    return true;
 }
 
 bool host_run(const Task *task, Error *error) {

@@ -9,6 +9,7 @@
 #include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/comm_internal.h"
 
 enum { THREAD_SERIALIZED = 2, TAG = 1, ERROR_TEXT = 512, SPINS = 100, PAUSE_MICROSECONDS = 20 };
@@ -114,12 +115,11 @@ static bool exchange(Transport *transport, Transfer *transfers, int count, Error
     Requests requests = {0};
     int64_t most = 0;
     for (int i = 0; i < count; i++) most += 2 + transfers[i].bytes / most_at_once;
-    requests.items = memory_allocate((size_t)(most + 1) * sizeof *requests.items);
-    bool done = true;
-    for (int i = 0; i < count && done; i++) done = post(mpi, &requests, &transfers[i], error);
-    done = done && complete(mpi, &requests, transfers, error);
-    free(requests.items);
-    return done;
+    SCOPED_FREE Request *items = memory_allocate((size_t)(most + 1) * sizeof *items);
+    requests.items = items;
+    for (int i = 0; i < count; i++)
+        if (!post(mpi, &requests, &transfers[i], error)) return false;
+    return complete(mpi, &requests, transfers, error);
 }
 
 static bool watch(Transport *transport, Error *error) {

@@ -122,9 +122,7 @@ bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Erro
 
 static void run_task(Engine *engine, Task *task) {
     Error error = {0};
-    pthread_mutex_lock(&engine->lock);
-    set_record(engine, task->record, COMM_RUNNING);
-    pthread_mutex_unlock(&engine->lock);
+    engine_record_state(engine, task->record, COMM_RUNNING);
     bool done = !engine->failed && host_run(task, &error);
     if (!done && !engine->failed) {
         error_context(&error, "%s '%s' number %llu of group %s", operation_name(task->operation), task->name,

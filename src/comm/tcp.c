@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/comm_internal.h"
 #include "comm/tcp_internal.h"
 
@@ -77,25 +78,20 @@ static bool move(Transfer *transfer, int socket, Error *error) {
 static bool exchange(Transport *transport, Transfer *transfers, int count, Error *error) {
     Tcp *tcp = (Tcp *)transport;
     double start = log_seconds();
-    struct pollfd *ready = memory_allocate((size_t)(count + 1) * sizeof *ready);
-    bool done = true;
+    SCOPED_FREE struct pollfd *ready = memory_allocate((size_t)(count + 1) * sizeof *ready);
     for (int i = 0; i < count; i++) ready[i] = (struct pollfd){tcp->sockets[transfers[i].peer], transfers[i].receive ? POLLIN : POLLOUT, 0};
-    while (done) {
+    for (;;) {
         int waiting = -1;
-        for (int i = 0; i < count && done; i++) {
-            if (ready[i].revents) done = move(&transfers[i], ready[i].fd, error);
+        for (int i = 0; i < count; i++) {
+            if (ready[i].revents && !move(&transfers[i], ready[i].fd, error)) return false;
             if (finished(&transfers[i])) ready[i].fd = -1;
             else waiting = i;
         }
-        if (!done || waiting < 0 || engine_stopped(transport->engine, start, &transfers[waiting], error)) {
-            done = done && waiting < 0;
-            break;
-        }
+        if (waiting < 0) return true;
+        if (engine_stopped(transport->engine, start, &transfers[waiting], error)) return false;
         if (poll(ready, (nfds_t)count, POLL_MILLISECONDS) < 0)
             for (int i = 0; i < count; i++) ready[i].revents = 0;
     }
-    free(ready);
-    return done;
 }
 
 /* tcp_meet.c sees to it that a process which dies resets its connections, in contrast to one that calls tcp_close. */

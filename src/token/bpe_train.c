@@ -290,7 +290,7 @@ static void merge_in_word(TokenizerTrainer *trainer, uint32_t word, int32_t left
 
 /* The token that two make: it may be there already, made of other parts. */
 static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
-    Buffer bytes = {0};
+    SCOPED(buffer_free) Buffer bytes = {0};
     buffer_append(&bytes, trainer->token[left].bytes, trainer->token[left].size);
     buffer_append(&bytes, trainer->token[right].bytes, trainer->token[right].size);
     int32_t id = token_map_get(&trainer->spelled, bytes.bytes, bytes.size);
@@ -298,7 +298,6 @@ static int32_t join(TokenizerTrainer *trainer, int32_t left, int32_t right) {
         id = trainer->token_count;
         add_token(trainer, bytes.bytes, bytes.size);
     }
-    free(bytes.bytes);
     return id;
 }
 
@@ -338,10 +337,9 @@ static json_t *spelled_vocabulary(const TokenizerTrainer *trainer) {
     json_t *vocabulary = json_object();
     json_object_set_new(vocabulary, trainer->token[END_OF_TEXT].bytes, json_integer(END_OF_TEXT));
     for (int32_t i = FIRST_BYTE; i < trainer->token_count; i++) {
-        Buffer text = {0};
+        SCOPED(buffer_free) Buffer text = {0};
         spell(&text, trainer->token[i]);
         json_object_setn_new(vocabulary, text.bytes, text.size, json_integer(i));
-        free(text.bytes);
     }
     return vocabulary;
 }
@@ -350,12 +348,11 @@ static json_t *spelled_vocabulary(const TokenizerTrainer *trainer) {
 static json_t *spelled_merges(const TokenizerTrainer *trainer) {
     json_t *merges = json_array();
     for (size_t i = 0; i < trainer->merge_count; i++) {
-        Buffer text = {0};
+        SCOPED(buffer_free) Buffer text = {0};
         spell(&text, trainer->token[trainer->merges[i] >> 32]);
         buffer_append(&text, " ", 1);
         spell(&text, trainer->token[(uint32_t)trainer->merges[i]]);
         json_array_append_new(merges, json_stringn(text.bytes, text.size));
-        free(text.bytes);
     }
     return merges;
 }
@@ -381,12 +378,10 @@ static json_t *describe(const TokenizerTrainer *trainer) {
 }
 
 static bool write_file(const char *path, const json_t *root, Error *error) {
-    char *json = json_dumps(root, JSON_INDENT(1)), *text = json ? memory_format("%s\n", json) : NULL;
-    bool good = text ? file_write(path, text, (int64_t)strlen(text), error) || error_recode(error, ERROR_DATA)
-                     : error_set(error, ERROR_DATA, "no memory for %s; free some", path);
-    free(text);
-    free(json);
-    return good;
+    SCOPED_FREE char *json = json_dumps(root, JSON_INDENT(1));
+    SCOPED_FREE char *text = json ? memory_format("%s\n", json) : NULL;
+    if (!text) return error_set(error, ERROR_DATA, "no memory for %s; free some", path);
+    return file_write(path, text, (int64_t)strlen(text), error) || error_recode(error, ERROR_DATA);
 }
 
 /* -- Opening and closing ------------------------------------------------------------------------------------------- */
@@ -417,10 +412,8 @@ bool tokenizer_trainer_finish(TokenizerTrainer *trainer, const char *path, int32
     lay_out(trainer);
     learn(trainer);
     *learned = trainer->token_count;
-    json_t *root = describe(trainer);
-    bool good = root ? write_file(path, root, error) : error_set(error, ERROR_INTERNAL, "the vocabulary cannot be written as JSON");
-    json_decref(root);
-    return good;
+    json_auto_t *root = describe(trainer);
+    return root ? write_file(path, root, error) : error_set(error, ERROR_INTERNAL, "the vocabulary cannot be written as JSON");
 }
 
 void tokenizer_trainer_free(TokenizerTrainer *trainer) {

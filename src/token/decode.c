@@ -26,12 +26,11 @@ static void decode_token(const Decoding *decoding, Span token, bool first, Buffe
     buffer_append(out, token.bytes, token.size);
     size_t size;
     if (decoding->byte_level) {
-        char *bytes = memory_allocate(token.size);
+        SCOPED_FREE char *bytes = memory_allocate(token.size);
         if (text_from_alphabet(token.bytes, token.size, bytes, &size)) {
             out->size = 0;
             buffer_append(out, bytes, size);
         }
-        free(bytes);
     }
     if (decoding->metaspace.size > 0)
         replace_all(out, buffer_span(&decoding->metaspace), (Span){" ", first && decoding->metaspace_first ? 0 : 1});
@@ -44,12 +43,11 @@ static void decode_token(const Decoding *decoding, Span token, bool first, Buffe
 }
 
 static Decoded decode_into(Buffer *decoded, const Decoding *decoding, bool first, Span token) {
-    Buffer text = {0};
+    SCOPED(buffer_free) Buffer text = {0};
     size_t at = decoded->size;
     decode_token(decoding, token, first, &text);
     if (decoding->spaced && !first) buffer_append(decoded, " ", 1);
     buffer_append(decoded, text.bytes, text.size);
-    free(text.bytes);
     return (Decoded){at, decoded->size - at};
 }
 

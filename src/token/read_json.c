@@ -237,18 +237,15 @@ static bool add_merge(Tokenizer *tokenizer, Span left, Span right, uint64_t rank
 static bool read_merges(Tokenizer *tokenizer, json_t *merges, Error *error) {
     size_t index;
     json_t *merge;
-    Buffer joined = {0};
-    bool good = json_is_array(merges) || refuse(error, "model", "has no merges");
+    SCOPED(buffer_free) Buffer joined = {0};
+    if (!json_is_array(merges)) return refuse(error, "model", "has no merges");
     json_array_foreach(merges, index, merge) {
         Span left = {0}, right = {0};
-        good = good && (read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "it is not two tokens"));
-        good = good && add_merge(tokenizer, left, right, index, &joined, error);
-        if (good) continue;
-        error_context(error, "merge %zu", index);
-        break;
+        if (!(read_merge(merge, &left, &right) || error_set(error, ERROR_DATA, "it is not two tokens")) ||
+            !add_merge(tokenizer, left, right, index, &joined, error))
+            return error_context(error, "merge %zu", index);
     }
-    free(joined.bytes);
-    return good;
+    return true;
 }
 
 static bool read_model(Tokenizer *tokenizer, const json_t *model, Error *error) {
@@ -383,7 +380,7 @@ static json_t *parse(const char *bytes, size_t size, Error *error) {
 }
 
 bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *error) {
-    json_t *root = parse(bytes, size, error);
+    json_auto_t *root = parse(bytes, size, error);
     if (!root) return false;
     const json_t *decoder = json_object_get(root, "decoder");
     tokenizer->decoding.spaced = !decoder || json_is_null(decoder);
@@ -394,16 +391,13 @@ bool read_json(Tokenizer *tokenizer, const char *bytes, size_t size, Error *erro
                 read_steps(tokenizer, json_object_get(root, "post_processor"), "processors", read_post, error) &&
                 read_steps(tokenizer, decoder, "decoders", read_decoder, error);
     if (good) decoding_build(tokenizer);
-    json_decref(root);
     return good;
 }
 
 int32_t read_end_of_text(const Tokenizer *tokenizer, const char *bytes, size_t size) {
     Error ignored;
-    json_t *root = parse(bytes, size, &ignored);
+    json_auto_t *root = parse(bytes, size, &ignored);
     const json_t *token = json_object_get(root, "eos_token");
     Span text = text_of(json_is_object(token) ? json_object_get(token, "content") : token);
-    int32_t id = text.bytes ? token_map_get(&tokenizer->contents, text.bytes, text.size) : TOKEN_NONE;
-    json_decref(root);
-    return id;
+    return text.bytes ? token_map_get(&tokenizer->contents, text.bytes, text.size) : TOKEN_NONE;
 }

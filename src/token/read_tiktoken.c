@@ -102,12 +102,12 @@ static bool read_lines(Tokenizer *tokenizer, const char *bytes, size_t size, Err
 /* Two tokens with one rank would make ids ambiguous. */
 static bool add_merges(Tokenizer *tokenizer, Error *error) {
     const TokenMap *words = &tokenizer->words;
-    bool *seen = memory_allocate((size_t)tokenizer->vocabulary), good = true;
-    for (size_t i = 0; good && i <= words->mask; i++) {
+    SCOPED_FREE bool *seen = memory_allocate((size_t)tokenizer->vocabulary);
+    for (size_t i = 0; i <= words->mask; i++) {
         const TokenSlot *slot = &words->slots[i];
         if (slot->id == TOKEN_NONE) continue;
         const char *bytes = words->pool.bytes + slot->at;
-        if (seen[slot->id]) good = error_set(error, ERROR_DATA, "the rank %d is there twice", slot->id);
+        if (seen[slot->id]) return error_set(error, ERROR_DATA, "the rank %d is there twice", slot->id);
         seen[slot->id] = true;
         for (uint32_t cut = 1; cut < slot->length; cut++) {
             int32_t left = token_map_get(words, bytes, cut),
@@ -117,8 +117,7 @@ static bool add_merges(Tokenizer *tokenizer, Error *error) {
                     (uint64_t)slot->id << 32 | (uint32_t)slot->id;
         }
     }
-    free(seen);
-    return good;
+    return true;
 }
 
 /* -- What is not in the file --------------------------------------------------------------------------------------- */
@@ -135,9 +134,9 @@ static void add_llama3_special(Tokenizer *tokenizer, int32_t first) {
         "finetune_right_pad_id", "step_id", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag", "image"};
     enum { NAMES = sizeof names / sizeof *names };
     for (int i = 0; i < LLAMA3_SPECIAL; i++) {
-        char *text = i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
+        SCOPED_FREE char *text =
+            i < NAMES ? memory_format("<|%s|>", names[i]) : memory_format("<|reserved_special_token_%d|>", i - NAMES + 2);
         add_special(tokenizer, text, first + i);
-        free(text);
     }
 }
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/scope.h"
 #include "token/tokenizer.h"
 
 enum { TOKEN_NONE = -1, STEPS = 16, BYTES = 256, MAXIMUM_ID = 1 << 22 };
@@ -18,6 +19,7 @@ typedef struct Buffer {
     size_t size, capacity;
 } Buffer;
 void buffer_append(Buffer *buffer, const char *bytes, size_t size);
+static inline void buffer_free(Buffer *buffer) { free(buffer->bytes); }
 /* Bytes that somebody else owns. */
 typedef struct Span {
     const char *bytes;

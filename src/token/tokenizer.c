@@ -42,10 +42,9 @@ bool tokenizer_add_word(Tokenizer *tokenizer, const char *bytes, size_t length, 
         add_text_word(tokenizer, bytes, length, id);
         return true;
     }
-    char *raw = memory_allocate(length);
+    SCOPED_FREE char *raw = memory_allocate(length);
     size_t size;
     if (text_from_alphabet(bytes, length, raw, &size)) add_byte_word(tokenizer, raw, size, id);
-    free(raw);
     return true;
 }
 
@@ -57,18 +56,16 @@ void tokenizer_add_added(Tokenizer *tokenizer, AddedToken *token) {
 
 /* A token that is matched after normalisation is matched in its normalised form. */
 static bool build_tries(Tokenizer *tokenizer, Error *error) {
-    Buffer buffers[2] = {0};
+    SCOPED(buffer_free) Buffer out = {0}, spare = {0};
     RegexScratch *scratch = regex_scratch_open();
     bool good = true;
     for (int32_t i = 0; good && i < tokenizer->added_count; i++) {
         const AddedToken *token = &tokenizer->added[i];
         Span content = buffer_span(&token->content);
-        if (token->normalized) good = normalize(tokenizer, scratch, content, &buffers[0], &buffers[1], &content, error);
+        if (token->normalized) good = normalize(tokenizer, scratch, content, &out, &spare, &content, error);
         if (good) trie_add(token->normalized ? &tokenizer->normal : &tokenizer->raw, content.bytes, content.size, i);
     }
     regex_scratch_free(scratch);
-    free(buffers[0].bytes);
-    free(buffers[1].bytes);
     return good;
 }
 
@@ -110,7 +107,7 @@ static bool fail_in_one_line(Error *error, const char *path) {
 
 static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
     size_t size;
-    char *bytes = read_file(tokenizer->path, &size, error);
+    SCOPED_FREE char *bytes = read_file(tokenizer->path, &size, error);
     if (!bytes) return false;
     bool good;
     if (!is_json(bytes, size)) good = read_tiktoken(tokenizer, bytes, size, pattern, error);
@@ -118,7 +115,6 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
         good = error_set(error, ERROR_USAGE, "the pattern '%s' is given but a tokenizer.json holds its own; leave it out", pattern);
     else good = read_json(tokenizer, bytes, size, error);
     good = good && finish(tokenizer, error);
-    free(bytes);
     return good || fail_in_one_line(error, tokenizer->path);
 }
 
@@ -126,15 +122,13 @@ static bool read_any(Tokenizer *tokenizer, const char *pattern, Error *error) {
 static int32_t find_end_of_text(const Tokenizer *tokenizer) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>", "<｜end▁of▁sentence｜>"};
     const char *slash = strrchr(tokenizer->path, '/');
-    char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
+    SCOPED_FREE char *path = memory_format("%.*stokenizer_config.json", slash ? (int)(slash - tokenizer->path) + 1 : 0, tokenizer->path);
     int32_t id = TOKEN_NONE;
     size_t size;
     Error ignored;
-    char *bytes = file_exists(path) ? read_file(path, &size, &ignored) : NULL;
+    SCOPED_FREE char *bytes = file_exists(path) ? read_file(path, &size, &ignored) : NULL;
     if (bytes) id = read_end_of_text(tokenizer, bytes, size);
     for (size_t i = 0; id == TOKEN_NONE && i < sizeof names / sizeof *names; i++) id = tokenizer_id(tokenizer, names[i]);
-    free(bytes);
-    free(path);
     return id;
 }
 
