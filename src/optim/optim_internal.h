@@ -33,26 +33,39 @@ typedef struct Segment {
     bool primary, pure_bf16;
 } Segment;
 
-/* The CPU's passes over memory, for one precision and instruction set (passes_cpu.c): T is the COMPUTE type, W the WIDE
- * type and that of all arithmetic. Counts are in elements; nothing overlaps but `weights` and `master`, which may be
- * one where T is W. */
+/* The CPU's passes over the elements of a chunk. */
+typedef enum OptimPass {
+    PASS_ADAMW,     /* the whole AdamW update, weights included */
+    PASS_SQUARES,   /* the sum of squares of the gradient, in double: no finite fp32 gradient overflows */
+    PASS_MOMENTUM,  /* m = decay m + scale g; the sum of squares of Muon's direction u = scale g + decay m */
+    PASS_DIRECTION, /* x = factor u, with u of the updated momentum */
+    PASS_APPLY,     /* p = keep p - rate x, weights included */
+    PASS_COUNT
+} OptimPass;
+
+/* The numbers of the formulas above. */
+typedef struct PassRates {
+    const AdamwRates *adamw;
+    double decay, scale, factor, keep, rate;
+} PassRates;
+
+/* Memory of a chunk: W, but for `weights` and `x`, which are T. Nothing overlaps but `weights` and `master`, which may
+ * be one where T is W. What a pass does not use may be NULL. */
+typedef struct PassMemory {
+    int64_t count; /* elements */
+    void *master, *weights, *momentum, *variance, *x;
+    const void *gradient;
+} PassMemory;
+
+/* The CPU's kernels for one precision and instruction set (passes_cpu.c): T is the COMPUTE type, W the WIDE type and
+ * that of all arithmetic. */
 typedef struct OptimKernels {
     GemmType compute, wide;
-    /* The whole AdamW update of `count` elements, weights included. */
-    void (*adamw)(
-        const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum, void *variance);
-    /* Sums of squares are taken in double: no finite fp32 gradient overflows. */
-    double (*sum_squares)(int64_t count, const void *gradient);
-    /* m = decay m + scale g; the sum of squares of Muon's direction u = scale g + decay m. */
-    double (*momentum)(double decay, double scale, int64_t count, void *momentum, const void *gradient);
-    /* X = factor u, with u of the updated momentum. */
-    void (*direction)(double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient);
+    double (*pass[PASS_COUNT])(const PassRates *rates, const PassMemory *memory); /* returns the sum of squares, or 0 */
     /* Rows `first` to `end` of the lower triangle of gram become a I + b gram + c square. */
     void (*polynomial)(void *gram, const void *square, int64_t order, int64_t first, int64_t end);
     /* Copies the part of these rows that is left of the diagonal to its mirror image. */
     void (*mirror)(void *gram, int64_t order, int64_t first, int64_t end);
-    /* p = keep p - rate x, weights included. */
-    void (*apply)(double keep, double rate, int64_t count, void *master, void *weights, const void *x);
 } OptimKernels;
 
 /* The variant for an instruction set, NULL where there is none (optim_cpu.c); and the best that this CPU runs. */
@@ -91,7 +104,10 @@ struct Optimizer {
     Chunk *device_chunks; /* a copy of the list */
 };
 
-static inline void *optim_at(const void *arena, int64_t element, size_t width) { return (char *)arena + element * (int64_t)width; }
+/* The address of an element in an arena; NULL in NULL. */
+static inline void *optim_at(const void *arena, int64_t element, size_t width) {
+    return arena ? (char *)arena + element * (int64_t)width : NULL;
+}
 static inline size_t optim_state_bytes(const Optimizer *optimizer, const Segment *segment) {
     return segment->pure_bf16 ? optimizer->compute : optimizer->wide;
 }
@@ -148,14 +164,7 @@ Gemm muon_gram_gemm(const Matrix *matrix, GemmType type, const void *x, void *gr
 Gemm muon_square_gemm(const Matrix *matrix, GemmType type, GemmType wide, const void *gram, void *square);
 Gemm muon_update_gemm(const Matrix *matrix, GemmType type, const void *x, const void *polynomial, void *y);
 
-/* The kernels' passes over a chunk in bf16, a block of elements at a time: cast to fp32, updated, cast back with
- * stochastic rounding (pure_bf16.c). Memory is that of the chunk's elements, all bf16. */
-void bf16_adamw(const OptimKernels *kernels, const AdamwRates *rates, const Chunk *chunk, uint32_t seed, uint16_t *master,
-    uint16_t *weights, const uint16_t *gradient, uint16_t *momentum, uint16_t *variance);
-double bf16_sum_squares(const OptimKernels *kernels, int64_t count, const uint16_t *gradient);
-double bf16_momentum(const OptimKernels *kernels, double decay, double scale, const Chunk *chunk, uint32_t seed, uint16_t *momentum,
-    const uint16_t *gradient);
-void bf16_direction(const OptimKernels *kernels, double decay, double scale, double factor, int64_t count, uint16_t *x,
-    const uint16_t *momentum, const uint16_t *gradient);
-void bf16_apply(const OptimKernels *kernels, double keep, double rate, const Chunk *chunk, uint32_t seed, uint16_t *master,
-    uint16_t *weights, const uint16_t *x);
+/* A pass where all of the chunk's memory is bf16, a block of elements at a time: cast to fp32, updated, cast back with
+ * stochastic rounding by the noise of `seed` and the chunk's place in its parameter (pure_bf16.c). */
+double bf16_pass(
+    const OptimKernels *kernels, OptimPass pass, const PassRates *rates, const PassMemory *memory, uint32_t seed, int64_t first);

@@ -32,29 +32,32 @@ static inline void update_adamw(const AdamwRates *rates, int64_t count, W *p_at,
     }
 }
 
-static void adamw(
-    const AdamwRates *rates, int64_t count, void *master, void *weights, const void *gradient, void *momentum, void *variance) {
+static double adamw(const PassRates *rates, const PassMemory *memory) {
     enum { BLOCK = 1024 };
-    W *p = master, *m = momentum, *v = variance;
-    const W *g = gradient;
-    for (int64_t first = 0; first < count; first += BLOCK) {
-        int64_t block = int_min(BLOCK, count - first);
-        update_adamw(rates, block, p + first, g + first, m + first, v + first);
-        cast_weights(block, p + first, (T *)weights + first);
+    W *p = memory->master, *m = memory->momentum, *v = memory->variance;
+    const W *g = memory->gradient;
+    for (int64_t first = 0; first < memory->count; first += BLOCK) {
+        int64_t block = int_min(BLOCK, memory->count - first);
+        update_adamw(rates->adamw, block, p + first, g + first, m + first, v + first);
+        cast_weights(block, p + first, (T *)memory->weights + first);
     }
+    return 0;
 }
 
-static double sum_squares(int64_t count, const void *gradient) {
-    const W *g = gradient;
+static double sum_squares(const PassRates *rates, const PassMemory *memory) {
+    (void)rates;
+    const W *g = memory->gradient;
+    int64_t count = memory->count;
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += (double)g[i] * (double)g[i];
     return sum;
 }
 
-static double update_momentum(double decay, double scale, int64_t count, void *momentum, const void *gradient) {
-    const W *restrict g = gradient;
-    W *restrict m = momentum, d = (W)decay, s = (W)scale;
+static double update_momentum(const PassRates *rates, const PassMemory *memory) {
+    const W *restrict g = memory->gradient;
+    W *restrict m = memory->momentum, d = (W)rates->decay, s = (W)rates->scale;
+    int64_t count = memory->count;
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) {
@@ -66,12 +69,14 @@ static double update_momentum(double decay, double scale, int64_t count, void *m
     return sum;
 }
 
-static void load_direction(double decay, double scale, double factor, int64_t count, void *x, const void *momentum, const void *gradient) {
-    const W *restrict g = gradient, *restrict m = momentum;
-    T *restrict out = x;
-    W d = (W)decay, s = (W)scale, f = (W)factor;
+static double load_direction(const PassRates *rates, const PassMemory *memory) {
+    const W *restrict g = memory->gradient, *restrict m = memory->momentum;
+    T *restrict x = memory->x;
+    W d = (W)rates->decay, s = (W)rates->scale, f = (W)rates->factor;
+    int64_t count = memory->count;
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) out[i] = to_compute((s * g[i] + d * m[i]) * f);
+    for (int64_t i = 0; i < count; i++) x[i] = to_compute((s * g[i] + d * m[i]) * f);
+    return 0;
 }
 
 static void polynomial(void *gram, const void *square, int64_t order, int64_t first, int64_t end) {
@@ -103,21 +108,19 @@ static void mirror(void *gram, int64_t order, int64_t first, int64_t end) {
                 mirror_row(matrix + i * order + column, matrix + column * order + i, order, i - column);
 }
 
-static void apply_direction(double keep, double rate, int64_t count, void *master, void *weights, const void *x) {
-    W *restrict p = master, k = (W)keep, r = (W)rate;
-    const T *restrict direction = x;
+static double apply_direction(const PassRates *rates, const PassMemory *memory) {
+    W *restrict p = memory->master, k = (W)rates->keep, r = (W)rates->rate;
+    const T *restrict x = memory->x;
+    int64_t count = memory->count;
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) p[i] = k * p[i] - r * to_wide(direction[i]);
-    cast_weights(count, p, weights);
+    for (int64_t i = 0; i < count; i++) p[i] = k * p[i] - r * to_wide(x[i]);
+    cast_weights(count, p, memory->weights);
+    return 0;
 }
 
 extern const OptimKernels KERNEL(optim);
 const OptimKernels KERNEL(optim) = {.compute = KERNEL_GEMM_COMPUTE,
     .wide = KERNEL_GEMM_WIDE,
-    .adamw = adamw,
-    .sum_squares = sum_squares,
-    .momentum = update_momentum,
-    .direction = load_direction,
+    .pass = {adamw, sum_squares, update_momentum, load_direction, apply_direction}, /* by OptimPass */
     .polynomial = polynomial,
-    .mirror = mirror,
-    .apply = apply_direction};
+    .mirror = mirror};

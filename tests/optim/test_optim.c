@@ -287,7 +287,12 @@ static void every_instruction_set_computes_the_same_adamw(void **state) {
             for (int64_t i = 0; i <= counts[n]; i++)
                 p[i] = (float)value_at(0, i), g[i] = (float)value_at(1, i), m[i] = (float)value_at(2, i),
                 v[i] = fabsf((float)value_at(3, i)), w[i] = 7;
-            kernels->adamw(&rates, counts[n], p, precision == PRECISION_BF16 ? (void *)w : p, g, m, v);
+            kernels->pass[PASS_ADAMW](&(PassRates){.adamw = &rates}, &(PassMemory){.count = counts[n],
+                                                                         .master = p,
+                                                                         .weights = precision == PRECISION_BF16 ? (void *)w : p,
+                                                                         .gradient = g,
+                                                                         .momentum = m,
+                                                                         .variance = v});
             for (int64_t i = 0; i < counts[n]; i++) {
                 double gradient = 0.5 * value_at(1, i), moment = 0.9 * value_at(2, i) + 0.1 * gradient;
                 double variance = 0.95 * fabs(value_at(3, i)) + 0.05 * gradient * gradient;
