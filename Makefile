@@ -37,7 +37,7 @@ GPU_CC ?= clang-19
 GPU_TARGETS ?= gfx90a gfx942 $(if $(shell $(GPU_CC) -print-supported-cpus --target=amdgcn-amd-amdhsa 2>&1 | grep -w gfx950),gfx950) sm_80 sm_90a
 GPU_FLAGS = -std=gnu17 -O3 $(WARNINGS) -DGPU_DEVICE -Isrc -nogpulib -ffreestanding -MMD -MP -MT $@ -MF $@.d
 # A code object is named after its file: src/ops/norm/gpu.c is `norm`, src/ops/norm/qk_gpu.c `norm_qk`, src/backend/gpu/cast.c `cast`.
-GPU_SOURCES := $(shell grep -lE '^(FLAT_)?KERNEL' src/*/*.c src/*/*/*.c)
+GPU_SOURCES := $(shell grep -lE '^(FLAT_|UNIT_)?KERNEL' src/*/*.c src/*/*/*.c)
 gpu_module = $(subst /,_,$(patsubst %/gpu,%,$(patsubst %_gpu,%,$(patsubst src/backend/gpu/%.c,%,$(patsubst src/ops/%.c,%,$(patsubst src/bench/%.c,%,$(patsubst src/optim/%.c,%,$1)))))))
 GPU_MODULES := $(foreach s,$(GPU_SOURCES),$(call gpu_module,$s))
 GPU_OBJECTS := $(foreach t,$(GPU_TARGETS),$(GPU_MODULES:%=$(BUILD)/gpu/%.$t))

@@ -72,14 +72,13 @@ KERNEL(adamw_bf16, AdamwArguments) { update_chunk(&a, true); }
 
 #include <string.h>
 
-LAUNCHER(adamw, AdamwArguments)
-LAUNCHER(adamw_bf16, AdamwArguments)
+LAUNCHERS(adamw, AdamwArguments, adamw, adamw_bf16)
 
 void gpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]) {
     AdamwArguments arguments = {.chunks = optimizer->device_chunks + segment->first, .arenas = optim_arenas(optimizer, segment, update)};
     memcpy(arguments.rates, rates, sizeof arguments.rates);
     LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
-    (segment->pure_bf16 ? launch_adamw_bf16 : launch_adamw)(optimizer->device, shape, &arguments);
+    launch_adamw(optimizer->device, segment->pure_bf16, shape, &arguments);
 }
 
 #endif

@@ -49,8 +49,7 @@ KERNEL(norms, NormsArguments) {
 
 #else
 
-LAUNCHER(squares, SquaresArguments)
-LAUNCHER(squares_bf16, SquaresArguments)
+LAUNCHERS(squares, SquaresArguments, squares, squares_bf16)
 LAUNCHER(norms, NormsArguments)
 
 void gpu_norms_of_partials(Device *device, int64_t each, int64_t count, const double *partials, double *norms) {
@@ -64,7 +63,7 @@ void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, b
         LaunchShape shape = {.x = segment->end - segment->first, .threads = OPTIM_THREADS};
         SquaresArguments arguments = {
             optimizer->device_chunks + segment->first, gradients ? optim_gradients(optimizer, segment, arena) : arena, optimizer->partials};
-        (segment->pure_bf16 ? launch_squares_bf16 : launch_squares)(optimizer->device, shape, &arguments);
+        launch_squares(optimizer->device, segment->pure_bf16, shape, &arguments);
         gpu_norms_of_partials(optimizer->device, shape.x, 1, optimizer->partials, norms + k);
     }
     device_download(optimizer->device, squares, norms, optimizer->segment_count * (int64_t)sizeof *squares);

@@ -135,13 +135,10 @@ KERNEL(apply_bf16, MuonGroup) { apply_directions(&a, true); }
 #include "backend/gpu/gpu_gemm.h"
 #include "base/math.h"
 
-LAUNCHER(momentum, MuonGroup)
-LAUNCHER(momentum_bf16, MuonGroup)
-LAUNCHER(direction, MuonGroup)
-LAUNCHER(direction_bf16, MuonGroup)
+LAUNCHERS(momentum, MuonGroup, momentum, momentum_bf16)
+LAUNCHERS(direction, MuonGroup, direction, direction_bf16)
 LAUNCHER(add_identity, IdentityArguments)
-LAUNCHER(apply, MuonGroup)
-LAUNCHER(apply_bf16, MuonGroup)
+LAUNCHERS(apply, MuonGroup, apply, apply_bf16)
 
 static LaunchShape block_per_chunk(const MuonGroup *group) {
     return (LaunchShape){.x = group->matrices * group->chunks_each, .threads = OPTIM_THREADS};
@@ -149,10 +146,9 @@ static LaunchShape block_per_chunk(const MuonGroup *group) {
 
 /* Momenta and directions: x = u / |u| of u = scale g + momentum m, matrix by matrix. */
 static void load_directions(Device *device, const MuonGroup *group) {
-    bool pure_bf16 = group->arenas.pure_bf16;
-    (pure_bf16 ? launch_momentum_bf16 : launch_momentum)(device, block_per_chunk(group), group);
+    launch_momentum(device, group->arenas.pure_bf16, block_per_chunk(group), group);
     gpu_norms_of_partials(device, group->chunks_each, group->matrices, group->partials, group->norms);
-    (pure_bf16 ? launch_direction_bf16 : launch_direction)(device, block_per_chunk(group), group);
+    launch_direction(device, group->arenas.pure_bf16, block_per_chunk(group), group);
 }
 
 /* -- GEMMs --------------------------------------------------------------------------------------------------------- */
@@ -239,7 +235,7 @@ void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *
     load_directions(optimizer->device, &group);
     for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) iterate(&gemms, m->rows * m->columns >= optimizer->busy);
     group.x = gemms.x;
-    (segment->pure_bf16 ? launch_apply_bf16 : launch_apply)(optimizer->device, block_per_chunk(&group), &group);
+    launch_apply(optimizer->device, segment->pure_bf16, block_per_chunk(&group), &group);
 }
 
 #endif

@@ -38,6 +38,22 @@ bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, cons
         gpu_launch(device, &kernel, shape, arguments); \
     }
 
+/* LAUNCHERS(sum, SumArguments, sum_8, sum_1): launch_sum(device, form, shape, &arguments) launches the listed kernel
+ * of index `form`. For kernels that exist once for each width, unit or type. At most 9 kernels. */
+#define LAUNCHERS(name, Arguments, ...) \
+    static void launch_##name(Device *device, int form, LaunchShape shape, const Arguments *arguments) { \
+        static const GpuKernel kernels[] = {LIST_EXPAND(LIST_KERNELS(__VA_ARGS__))}; \
+        assert(form >= 0 && (size_t)form < sizeof kernels / sizeof *kernels); \
+        gpu_launch(device, &kernels[form], shape, arguments); \
+    }
+/* A macro does not expand inside itself: LIST_NEXT is expanded when LIST_EXPAND scans its argument once more. */
+#define LIST_KERNELS(name, ...) {GPU_MODULE, #name}, __VA_OPT__(LIST_NEXT LIST_PARENTHESES(__VA_ARGS__))
+#define LIST_NEXT() LIST_KERNELS
+#define LIST_PARENTHESES ()
+#define LIST_EXPAND(...) LIST_TWICE(LIST_TWICE(LIST_TWICE(__VA_ARGS__)))
+#define LIST_TWICE(...) LIST_ONCE(LIST_ONCE(__VA_ARGS__))
+#define LIST_ONCE(...) __VA_ARGS__
+
 /* By OpId. */
 extern const OpKernel *const gpu_kernels[OP_COUNT];
 

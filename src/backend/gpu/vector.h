@@ -9,10 +9,10 @@
 enum { TILE_THREADS = 256 };
 
 /* A matrix cut into tiles of one block, one unit for each thread: 2^shift threads along a row, the rest over rows.
- * `tiles` cover a row. */
+ * `tiles` cover a row; a thread takes `unit` columns. */
 typedef struct Tiling {
     int64_t rows;
-    int32_t columns, shift, tiles;
+    int32_t columns, shift, tiles, unit;
 } Tiling;
 
 #ifdef GPU_DEVICE
@@ -91,18 +91,31 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             for (; at < a.count; at++) body(&a, at, 1);                                                                                    \
     }
 
+/* KERNELs name_UNIT and name_1, which call body(&a, unit) with that number of columns and with one. */
+#define UNIT_KERNELS(name, Arguments, body, unit)                                                                                         \
+    KERNEL(name##_##unit, Arguments) { body(&a, unit); }                                                                                   \
+    KERNEL(name##_1, Arguments) { body(&a, 1); }
+
 #else
 
 #include "backend/gpu/kernel_launch.h"
+
+/* launch_NAME(device, &arguments): launches that one of UNIT_KERNELS which takes the units of arguments->tiling. */
+#define TILED_LAUNCHER(name, Arguments, most) \
+    LAUNCHERS(name##_tiled, Arguments, name##_##most, name##_1) \
+    static void launch_##name(Device *device, const Arguments *arguments) { \
+        launch_##name##_tiled(device, arguments->tiling.unit == 1, tiling_shape(arguments->tiling), arguments); \
+    }
 
 static inline LaunchShape flat_shape(int64_t count) {
     return (LaunchShape){.x = divide_up(count, 8 * TILE_THREADS), .threads = TILE_THREADS};
 }
 
-static inline Tiling tile_matrix(int64_t rows, int64_t columns, int unit) {
-    int shift = 0;
+/* Units are of `most` columns where these divide the columns of the matrix, else of one. */
+static inline Tiling tile_matrix(int64_t rows, int64_t columns, int most) {
+    int unit = columns % most ? 1 : most, shift = 0;
     while (1 << shift < TILE_THREADS && (int64_t)unit << shift < columns) shift++;
-    return (Tiling){.rows = rows, .columns = columns, .shift = shift, .tiles = divide_up(columns, (int64_t)unit << shift)};
+    return (Tiling){.rows = rows, .columns = columns, .shift = shift, .tiles = divide_up(columns, (int64_t)unit << shift), .unit = unit};
 }
 
 static inline LaunchShape tiling_shape(Tiling tiling) {

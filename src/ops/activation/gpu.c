@@ -91,26 +91,20 @@ INLINE void swiglu_grad_unit(const SwigluArguments *a, int unit) {
     store8_bf16(a->y + at + width, d_up, unit);
 }
 
-KERNEL(swiglu_8, SwigluArguments) { swiglu_unit(&a, 8); }
-KERNEL(swiglu_1, SwigluArguments) { swiglu_unit(&a, 1); }
-KERNEL(swiglu_grad_8, SwigluArguments) { swiglu_grad_unit(&a, 8); }
-KERNEL(swiglu_grad_1, SwigluArguments) { swiglu_grad_unit(&a, 1); }
+UNIT_KERNELS(swiglu, SwigluArguments, swiglu_unit, 8)
+UNIT_KERNELS(swiglu_grad, SwigluArguments, swiglu_grad_unit, 8)
 
 #else
 
 #include "ops/activation/activation.h"
 
-LAUNCHER(exact, FlatArguments)
-LAUNCHER(tanh, FlatArguments)
+LAUNCHERS(gelu, FlatArguments, exact, tanh) /* by GeluKind */
+LAUNCHERS(gelu_grad, FlatArguments, exact_grad, tanh_grad)
 LAUNCHER(clamp, FlatArguments)
-LAUNCHER(scale, FlatArguments)
-LAUNCHER(exact_grad, FlatArguments)
-LAUNCHER(tanh_grad, FlatArguments)
 LAUNCHER(clamp_grad, FlatArguments)
-LAUNCHER(swiglu_8, SwigluArguments)
-LAUNCHER(swiglu_1, SwigluArguments)
-LAUNCHER(swiglu_grad_8, SwigluArguments)
-LAUNCHER(swiglu_grad_1, SwigluArguments)
+LAUNCHER(scale, FlatArguments)
+TILED_LAUNCHER(swiglu, SwigluArguments, 8)
+TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
 
 static FlatArguments forward(const OpCall *call) {
     const int64_t *shape = call->in_shape[ACTIVATION_X];
@@ -128,13 +122,13 @@ static FlatArguments backward(const OpCall *call) {
 GPU_OP(gelu) {
     const GeluAttributes *attributes = call->attributes;
     FlatArguments arguments = forward(call);
-    (attributes->kind == GELU_TANH ? launch_tanh : launch_exact)(call->device, flat_shape(arguments.count), &arguments);
+    launch_gelu(call->device, attributes->kind, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(gelu_grad) {
     const GeluAttributes *attributes = call->attributes;
     FlatArguments arguments = backward(call);
-    (attributes->kind == GELU_TANH ? launch_tanh_grad : launch_exact_grad)(call->device, flat_shape(arguments.count), &arguments);
+    launch_gelu_grad(call->device, attributes->kind, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(clamp) {
@@ -159,19 +153,18 @@ GPU_OP(scale) {
 }
 
 GPU_OP(swiglu) {
-    int64_t rows = call->out_shape[ACTIVATION_Y][0], width = call->out_shape[ACTIVATION_Y][1], unit = width % 8 == 0 ? 8 : 1;
-    SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(rows, width, unit)};
-    (unit == 8 ? launch_swiglu_8 : launch_swiglu_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+    const int64_t *shape = call->out_shape[ACTIVATION_Y];
+    SwigluArguments arguments = {.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .tiling = tile_matrix(shape[0], shape[1], 8)};
+    launch_swiglu(call->device, &arguments);
 }
 
 GPU_OP(swiglu_grad) {
     const int64_t *shape = call->in_shape[ACTIVATION_GRAD_D_Y];
-    int64_t rows = shape[0], width = shape[1], unit = width % 8 == 0 ? 8 : 1;
     SwigluArguments arguments = {.d_y = call->in[ACTIVATION_GRAD_D_Y],
         .x = call->in[ACTIVATION_GRAD_X],
         .y = call->out[ACTIVATION_GRAD_D_X],
-        .tiling = tile_matrix(rows, width, unit)};
-    (unit == 8 ? launch_swiglu_grad_8 : launch_swiglu_grad_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+        .tiling = tile_matrix(shape[0], shape[1], 8)};
+    launch_swiglu_grad(call->device, &arguments);
 }
 
 #endif

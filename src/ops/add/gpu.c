@@ -43,8 +43,7 @@ INLINE void scale_add_unit(const ScaleAddArguments *a, int unit) {
     store4_wide(a->sum + at, load4_wide(a->x + at, unit) + scaled, unit);
 }
 
-KERNEL(scale_add_4, ScaleAddArguments) { scale_add_unit(&a, 4); }
-KERNEL(scale_add_1, ScaleAddArguments) { scale_add_unit(&a, 1); }
+UNIT_KERNELS(scale_add, ScaleAddArguments, scale_add_unit, 4)
 
 /* Threads of a block that share columns take every `height`-th row. */
 INLINE void scale_add_grad_unit(const ScaleAddGradArguments *a, int unit) {
@@ -69,39 +68,32 @@ INLINE void scale_add_grad_unit(const ScaleAddGradArguments *a, int unit) {
     store4_wide(a->partials + block * columns + column, sum, unit);
 }
 
-KERNEL(scale_add_grad_4, ScaleAddGradArguments) { scale_add_grad_unit(&a, 4); }
-KERNEL(scale_add_grad_1, ScaleAddGradArguments) { scale_add_grad_unit(&a, 1); }
+UNIT_KERNELS(scale_add_grad, ScaleAddGradArguments, scale_add_grad_unit, 4)
 
 #else
 
 #include "ops/add/add.h"
 
-LAUNCHER(add_bf16, AddArguments)
-LAUNCHER(add_fp32, AddArguments)
-LAUNCHER(scale_add_4, ScaleAddArguments)
-LAUNCHER(scale_add_1, ScaleAddArguments)
-LAUNCHER(scale_add_grad_4, ScaleAddGradArguments)
-LAUNCHER(scale_add_grad_1, ScaleAddGradArguments)
+LAUNCHERS(add, AddArguments, add_bf16, add_fp32)
+TILED_LAUNCHER(scale_add, ScaleAddArguments, 4)
+LAUNCHERS(scale_add_grad, ScaleAddGradArguments, scale_add_grad_4, scale_add_grad_1)
 
 GPU_OP(add) {
     const AddAttributes *attributes = call->attributes;
     const int64_t *shape = call->in_shape[ADD_A];
     AddArguments arguments = {
         .x = call->in[ADD_A], .y = call->in[ADD_B], .sum = call->out[ADD_SUM], .count = shape[0] * shape[1] * shape[2] * shape[3]};
-    (attributes->wide ? launch_add_fp32 : launch_add_bf16)(call->device, flat_shape(arguments.count), &arguments);
+    launch_add(call->device, attributes->wide, flat_shape(arguments.count), &arguments);
 }
 
-static int unit_of(int64_t columns) { return columns % 4 == 0 ? 4 : 1; }
-
 GPU_OP(scale_add) {
-    int64_t rows = call->in_shape[SCALE_ADD_X][0], columns = call->in_shape[SCALE_ADD_X][1];
-    int unit = unit_of(columns);
+    const int64_t *shape = call->in_shape[SCALE_ADD_X];
     ScaleAddArguments arguments = {.x = call->in[SCALE_ADD_X],
         .previous = call->in[SCALE_ADD_PREVIOUS],
         .scale = call->in[SCALE_ADD_SCALE],
         .sum = call->out[SCALE_ADD_SUM],
-        .tiling = tile_matrix(rows, columns, unit)};
-    (unit == 4 ? launch_scale_add_4 : launch_scale_add_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+        .tiling = tile_matrix(shape[0], shape[1], 4)};
+    launch_scale_add(call->device, &arguments);
 }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
@@ -112,16 +104,15 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
 GPU_OP(scale_add_grad, grad_workspace) {
     int64_t rows = call->in_shape[SCALE_ADD_GRAD_D_SUM][0], columns = call->in_shape[SCALE_ADD_GRAD_D_SUM][1];
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
-    int unit = unit_of(columns);
     ScaleAddGradArguments arguments = {.d_sum = call->in[SCALE_ADD_GRAD_D_SUM],
         .previous = call->in[SCALE_ADD_GRAD_PREVIOUS],
         .scale = call->in[SCALE_ADD_GRAD_SCALE],
         .d_previous = call->out[SCALE_ADD_GRAD_D_PREVIOUS],
         .partials = call->workspace,
         .block_rows = REDUCE_ROWS,
-        .tiling = tile_matrix(rows, columns, unit)};
+        .tiling = tile_matrix(rows, columns, 4)};
     LaunchShape shape = {.x = blocks * arguments.tiling.tiles, .threads = TILE_THREADS};
-    (unit == 4 ? launch_scale_add_grad_4 : launch_scale_add_grad_1)(call->device, shape, &arguments);
+    launch_scale_add_grad(call->device, arguments.tiling.unit == 1, shape, &arguments);
     gpu_add_partials(call->device, call->out[SCALE_ADD_GRAD_D_SCALE], call->workspace, blocks, columns);
 }
 

@@ -160,7 +160,7 @@ KERNEL(cca_state, CcaStateArguments) {
 
 #else
 
-CCA_LAUNCHERS(cca, CcaArguments)
+LAUNCHERS(cca, CcaArguments, cca_64, cca_128, cca_any)
 LAUNCHER(cca_state, CcaStateArguments)
 
 enum { RESIDENT = 2 }; /* blocks that fit on a multiprocessor */
@@ -179,7 +179,7 @@ GPU_OP(cca) {
     int64_t most = divide_up(RESIDENT * device->processors, tasks);
     LaunchShape shape = {.x = tiles < most ? tiles : most, .y = tasks, .threads = CCA_WAVES * device->wave};
     arguments.stride = shape.x * cca_tile_rows(in);
-    CCA_LAUNCH(cca, in, call->device, shape, &arguments);
+    launch_cca(call->device, cca_form(in), shape, &arguments);
     if (!call->out[CCA_STATE]) return;
     CcaStateArguments state = {.u = in->u, .state = call->out[CCA_STATE], .rows = in->rows, .columns = in->columns};
     launch_cca_state(call->device, (LaunchShape){.x = divide_up(in->columns, shape.threads), .threads = shape.threads}, &state);

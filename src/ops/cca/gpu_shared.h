@@ -201,14 +201,8 @@ static inline CcaInput cca_input(const OpCall *call, const void *state) {
         .whole = s.dim % CHUNK == 0 && rotated % (2 * CHUNK) == 0};
 }
 
-/* Whether the form for up to 64 channels runs. */
-static inline bool cca_small(const CcaInput *in) { return in->whole && in->dim <= 64; }
-static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_small(in) ? 64 : 128); }
-#define CCA_LAUNCH(name, input, device, shape, arguments)                                                                                  \
-    (cca_small(input) ? launch_##name##_64 : (input)->whole ? launch_##name##_128 : launch_##name##_any)(device, shape, arguments)
-#define CCA_LAUNCHERS(name, Arguments)                                                                                             \
-    LAUNCHER(name##_64, Arguments)                                                                                                 \
-    LAUNCHER(name##_128, Arguments)                                                                                                \
-    LAUNCHER(name##_any, Arguments)
+/* The form of the kernels: 0 for up to 64 channels, 1 for up to 128, 2 for any number of them. */
+static inline int cca_form(const CcaInput *in) { return !in->whole ? 2 : in->dim > 64; }
+static inline int64_t cca_tile_rows(const CcaInput *in) { return CCA_TILE / (cca_form(in) == 0 ? 64 : 128); }
 
 #endif

@@ -371,11 +371,10 @@ CCA_GRAD_WEIGHT(cca_grad_weight_any, false)
 
 #else
 
-CCA_LAUNCHERS(cca_grad_norm, CcaNormGradArguments)
+LAUNCHERS(cca_grad_norm, CcaNormGradArguments, cca_grad_norm_64, cca_grad_norm_128, cca_grad_norm_any)
 LAUNCHER(cca_grad_bias, CcaBiasGradArguments)
-CCA_LAUNCHERS(cca_grad_input, CcaInputGradArguments)
-LAUNCHER(cca_grad_weight_128, CcaWeightGradArguments)
-LAUNCHER(cca_grad_weight_any, CcaWeightGradArguments)
+LAUNCHERS(cca_grad_input, CcaInputGradArguments, cca_grad_input_64, cca_grad_input_128, cca_grad_input_any)
+LAUNCHERS(cca_grad_weight, CcaWeightGradArguments, cca_grad_weight_any, cca_grad_weight_128)
 
 /* The workspace, as byte offsets: g [rows, convolved] in bf16, then the sums of each kernel. */
 typedef struct Layout { int64_t norm_blocks, input_chunks, weight_chunks, bias, temperature, taps, weight, bytes; } Layout;
@@ -444,11 +443,11 @@ GPU_OP(cca_grad, workspace) {
     CcaWeightGradArguments weight = {
         .in = in, .g = g, .sums = (float *)(at + l.weight), .parts = (int32_t)divide_up(2 * in.dim, WEIGHT_COLUMNS)};
     LaunchShape weight_shape = {.x = l.weight_chunks, .y = heads * weight.parts, .threads = threads};
-    CCA_LAUNCH(cca_grad_norm, &in, device, ((LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}), &norm);
+    launch_cca_grad_norm(device, cca_form(&in), (LaunchShape){.x = l.norm_blocks, .y = heads + 1, .threads = NORM_THREADS}, &norm);
     if (call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) launch_cca_grad_bias(device, (LaunchShape){.x = heads, .threads = 2 * CCA_MAX_DIM}, &bias);
-    CCA_LAUNCH(cca_grad_input, &in, device, ((LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}), &input);
+    launch_cca_grad_input(device, cca_form(&in), (LaunchShape){.x = l.input_chunks, .y = heads, .threads = threads}, &input);
     if (!call->out[CCA_GRAD_D_DEPTHWISE_WEIGHT]) return; /* all parameters are frozen */
-    (in.whole ? launch_cca_grad_weight_128 : launch_cca_grad_weight_any)(device, weight_shape, &weight);
+    launch_cca_grad_weight(device, in.whole, weight_shape, &weight);
     add_sums(call, &in, &l);
 }
 

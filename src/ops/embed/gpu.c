@@ -63,8 +63,7 @@ INLINE void embed_unit(const EmbedArguments *a, int unit) {
     store8_wide(a->stream + place.row * columns + place.column, entry, unit);
 }
 
-KERNEL(embed, EmbedArguments) { embed_unit(&a, 8); }
-KERNEL(embed_any, EmbedArguments) { embed_unit(&a, 1); }
+UNIT_KERNELS(embed, EmbedArguments, embed_unit, 8)
 
 /* -- Sorting rows by token ----------------------------------------------------------------------------------------- */
 
@@ -201,8 +200,7 @@ INLINE void sum_runs(const EmbedGradArguments *a, int unit) {
     store4_wide(partials + a->columns, state.scale_sum, unit);
 }
 
-KERNEL(grad_chunks, EmbedGradArguments) { sum_runs(&a, 4); }
-KERNEL(grad_chunks_any, EmbedGradArguments) { sum_runs(&a, 1); }
+UNIT_KERNELS(grad_chunks, EmbedGradArguments, sum_runs, 4)
 
 /* How many of the chunks after `chunk` begin with the token, that is, continue its run. All threads call it. */
 INLINE int64_t count_chunks(const EmbedGradArguments *a, int64_t chunk, int32_t token) {
@@ -238,32 +236,27 @@ INLINE void join_runs(const EmbedGradArguments *a, int unit) {
     store_entry(a, entry, load_entry(a, entry, unit) + sum, unit);
 }
 
-KERNEL(grad_joins, EmbedGradArguments) { join_runs(&a, 4); }
-KERNEL(grad_joins_any, EmbedGradArguments) { join_runs(&a, 1); }
+UNIT_KERNELS(grad_joins, EmbedGradArguments, join_runs, 4)
 
 #else
 
-#include "backend/gpu/kernel_launch.h"
 #include "ops/embed/embed.h"
 
-LAUNCHER(embed, EmbedArguments)
-LAUNCHER(embed_any, EmbedArguments)
+TILED_LAUNCHER(embed, EmbedArguments, 8)
 LAUNCHER(sort_count, SortArguments)
 LAUNCHER(sort_move, SortArguments)
-LAUNCHER(grad_chunks, EmbedGradArguments)
-LAUNCHER(grad_chunks_any, EmbedGradArguments)
-LAUNCHER(grad_joins, EmbedGradArguments)
-LAUNCHER(grad_joins_any, EmbedGradArguments)
+LAUNCHERS(grad_chunks, EmbedGradArguments, grad_chunks_1, grad_chunks_4)
+LAUNCHERS(grad_joins, EmbedGradArguments, grad_joins_1, grad_joins_4)
 
 GPU_OP(embed) {
-    int64_t rows = call->out_shape[EMBED_STREAM][0], columns = call->out_shape[EMBED_STREAM][1], unit = columns % 8 == 0 ? 8 : 1;
+    const int64_t *shape = call->out_shape[EMBED_STREAM];
     EmbedArguments arguments = {.tokens = call->in[EMBED_TOKENS],
         .table = call->in[EMBED_TABLE],
         .bias = call->in[EMBED_BIAS],
         .scale = call->in[EMBED_SCALE],
         .stream = call->out[EMBED_STREAM],
-        .tiling = tile_matrix(rows, columns, unit)};
-    (unit == 8 ? launch_embed : launch_embed_any)(call->device, tiling_shape(arguments.tiling), &arguments);
+        .tiling = tile_matrix(shape[0], shape[1], 8)};
+    launch_embed(call->device, &arguments);
 }
 
 /* The workspace of embed_grad in bytes; multiples of 16 when columns are multiples of 4. `list` is there twice. */
@@ -320,8 +313,8 @@ GPU_OP(embed_grad, grad_workspace) {
         .bf16_gradient = call->compute_gradients,
     };
     LaunchShape shape = {.x = chunks * arguments.tiles, .threads = THREADS};
-    (unit == 4 ? launch_grad_chunks : launch_grad_chunks_any)(call->device, shape, &arguments);
-    (unit == 4 ? launch_grad_joins : launch_grad_joins_any)(call->device, shape, &arguments);
+    launch_grad_chunks(call->device, unit == 4, shape, &arguments);
+    launch_grad_joins(call->device, unit == 4, shape, &arguments);
     if (!affine) return;
     float *targets[] = {call->out[EMBED_GRAD_D_BIAS], call->out[EMBED_GRAD_D_SCALE]};
     gpu_add_partial_sums(call->device, targets, 2, arguments.partials, chunks, columns);

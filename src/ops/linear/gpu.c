@@ -40,7 +40,7 @@ KERNEL(column_sums_8, ColumnSumsArguments) {
 }
 
 /* column_sums_8 for any number of columns: one column per thread. */
-KERNEL(column_sums, ColumnSumsArguments) {
+KERNEL(column_sums_1, ColumnSumsArguments) {
     int64_t first = (int64_t)block_y() * a.block_rows, left = a.count - first, column = (int64_t)block_x() * THREADS + thread_id();
     int rows = left < a.block_rows ? (int)left : a.block_rows;
     if (column >= a.columns) return;
@@ -55,8 +55,7 @@ KERNEL(column_sums, ColumnSumsArguments) {
 #include "backend/gpu/kernel_launch.h"
 #include "ops/linear/linear.h"
 
-LAUNCHER(column_sums_8, ColumnSumsArguments)
-LAUNCHER(column_sums, ColumnSumsArguments)
+LAUNCHERS(column_sums, ColumnSumsArguments, column_sums_1, column_sums_8)
 
 static_assert(SUM_LANES * 8 == THREADS, "each thread of column_sums_8 ends with one column");
 
@@ -65,8 +64,7 @@ static void bias_grad(Device *device, float *d_bias, const bf16 *d_y, float *par
     int64_t blocks = divide_up(rows, REDUCE_ROWS);
     LaunchShape shape = {.x = divide_up(columns, THREADS), .y = blocks, .threads = THREADS};
     ColumnSumsArguments arguments = {.partials = partials, .rows = d_y, .count = rows, .columns = columns, .block_rows = REDUCE_ROWS};
-    if (columns % 8 == 0) launch_column_sums_8(device, shape, &arguments);
-    else launch_column_sums(device, shape, &arguments);
+    launch_column_sums(device, columns % 8 == 0, shape, &arguments);
     gpu_add_partials(device, d_bias, partials, blocks, columns);
 }
 

@@ -277,17 +277,13 @@ MOE_COMBINE_GRAD(moe_combine_grad_1, combine_slot_grad_1)
 
 #else
 
-#include "backend/gpu/kernel_launch.h"
 #include "ops/moe/moe.h"
 
 LAUNCHER(moe_count, MoeSortArguments)
 LAUNCHER(moe_place, MoeSortArguments)
-LAUNCHER(moe_permute, MoePermuteArguments)
-LAUNCHER(moe_permute_1, MoePermuteArguments)
-LAUNCHER(moe_combine, MoeCombineArguments)
-LAUNCHER(moe_combine_1, MoeCombineArguments)
-LAUNCHER(moe_combine_grad, MoeCombineGradArguments)
-LAUNCHER(moe_combine_grad_1, MoeCombineGradArguments)
+LAUNCHERS(moe_permute, MoePermuteArguments, moe_permute, moe_permute_1)
+LAUNCHERS(moe_combine, MoeCombineArguments, moe_combine, moe_combine_1)
+LAUNCHERS(moe_combine_grad, MoeCombineGradArguments, moe_combine_grad, moe_combine_grad_1)
 
 static int64_t sort_workspace(const Graph *graph, const Node *node) {
     int64_t blocks = divide_up(graph_elements(graph, node->in[MOE_SORT_INDEX]), SORT_ITEMS);
@@ -325,14 +321,8 @@ GPU_OP(moe_permute) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    if (columns % UNIT == 0) launch_moe_permute(call->device, row_shape(call, rows), &arguments);
-    else launch_moe_permute_1(call->device, row_shape(call, rows), &arguments);
+    launch_moe_permute(call->device, columns % UNIT != 0, row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, x_slots, call->in[MOE_PERMUTE_OFFSET], experts, rows * k, columns);
-}
-
-static void combine(const OpCall *call, const MoeCombineArguments *arguments) {
-    if (arguments->columns % UNIT == 0) launch_moe_combine(call->device, row_shape(call, arguments->count), arguments);
-    else launch_moe_combine_1(call->device, row_shape(call, arguments->count), arguments);
 }
 
 GPU_OP(moe_permute_grad) {
@@ -342,7 +332,7 @@ GPU_OP(moe_permute_grad) {
         .count = (int32_t)call->out_shape[MOE_PERMUTE_GRAD_D_X][0],
         .k = (int32_t)call->in_shape[MOE_PERMUTE_GRAD_SLOT][1],
         .columns = call->out_shape[MOE_PERMUTE_GRAD_D_X][1]};
-    combine(call, &arguments);
+    launch_moe_combine(call->device, arguments.columns % UNIT != 0, row_shape(call, arguments.count), &arguments);
 }
 
 GPU_OP(moe_combine) {
@@ -353,7 +343,7 @@ GPU_OP(moe_combine) {
         .count = (int32_t)call->out_shape[MOE_COMBINE_Y][0],
         .k = (int32_t)call->in_shape[MOE_COMBINE_SLOT][1],
         .columns = call->out_shape[MOE_COMBINE_Y][1]};
-    combine(call, &arguments);
+    launch_moe_combine(call->device, arguments.columns % UNIT != 0, row_shape(call, arguments.count), &arguments);
 }
 
 GPU_OP(moe_combine_grad) {
@@ -369,8 +359,7 @@ GPU_OP(moe_combine_grad) {
         .count = (int32_t)rows,
         .k = (int32_t)k,
         .columns = columns};
-    if (columns % UNIT == 0) launch_moe_combine_grad(call->device, row_shape(call, rows), &arguments);
-    else launch_moe_combine_grad_1(call->device, row_shape(call, rows), &arguments);
+    launch_moe_combine_grad(call->device, columns % UNIT != 0, row_shape(call, rows), &arguments);
     gpu_zero_unused(call->device, d_y_slots, call->in[MOE_COMBINE_GRAD_OFFSET], experts, rows * k, columns);
 }
 

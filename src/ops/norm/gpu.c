@@ -18,21 +18,14 @@ KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 
 #include "ops/norm/norm.h"
 
-#define LAUNCHERS(width, threads, units)                                                                                                   \
-    LAUNCHER(rms_##width, NormArguments)                                                                                             \
-    LAUNCHER(layer_##width, NormArguments)                                                                                           \
-    LAUNCHER(rms_grad_##width, NormGradArguments)                                                                                    \
-    LAUNCHER(layer_grad_##width, NormGradArguments)
-NORM_WIDTHS(LAUNCHERS)
-LAUNCHER(any, NormArguments)
+LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
+LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
+LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
+LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHER(any_grad_columns, NormGradArguments)
 
 GPU_OP(norm) {
-    static void (*const launch[2][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormArguments *) = {
-        {launch_rms_512, launch_rms_1024, launch_rms_2048, launch_rms_4096, launch_rms_8192, launch_any},
-        {launch_layer_512, launch_layer_1024, launch_layer_2048, launch_layer_4096, launch_layer_8192, launch_any},
-    };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
     int width = norm_width(call->in_shape[NORM_X][1]);
@@ -46,7 +39,7 @@ GPU_OP(norm) {
         .layer = layer,
         .epsilon = attributes->epsilon};
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    launch[layer][width](call->device, shape, &arguments);
+    (layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
 static int64_t grad_workspace(const Graph *graph, const Node *node) {
@@ -56,10 +49,6 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
 }
 
 GPU_OP(norm_grad, grad_workspace) {
-    static void (*const launch[2][NORM_ANY])(Device *, LaunchShape, const NormGradArguments *) = {
-        {launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
-        {launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096, launch_layer_grad_8192},
-    };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER;
     int64_t rows = call->in_shape[NORM_GRAD_X][0], columns = call->in_shape[NORM_GRAD_X][1];
@@ -76,7 +65,7 @@ GPU_OP(norm_grad, grad_workspace) {
     if (norm_width(columns) == NORM_ANY) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = rows, .threads = NORM_THREADS}, &arguments);
         launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
-    } else launch[layer][norm_width(columns)](call->device, shape, &arguments);
+    } else (layer ? launch_layer_grad : launch_rms_grad)(call->device, norm_width(columns), shape, &arguments);
     float *targets[] = {call->out[NORM_GRAD_D_GAIN], call->out[NORM_GRAD_D_BIAS]};
     gpu_add_partial_sums(call->device, targets, layer ? 2 : 1, call->workspace, shape.x, columns);
 }

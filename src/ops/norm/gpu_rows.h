@@ -407,9 +407,9 @@ INLINE void norm_grad_columns_any(const NormGradArguments *a) {
 
 #include "backend/gpu/kernel_launch.h"
 
-/* Index of a launcher: as NORM_WIDTHS, then any width. */
+/* Index of a kernel: as NORM_WIDTHS, then any width. */
 #define NORM_COUNT_WIDTH(width, threads, units) +1
-enum { NORM_ANY = NORM_WIDTHS(NORM_COUNT_WIDTH), NORM_WIDTH_COUNT };
+enum { NORM_ANY = NORM_WIDTHS(NORM_COUNT_WIDTH) };
 
 static inline int norm_width(int64_t columns) {
     int width = 0;

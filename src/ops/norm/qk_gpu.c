@@ -152,27 +152,22 @@ INLINE void copy_unit(const CopyArguments *a, int unit) {
     if (place.inside) store8_bf16(a->to + at, load8_bf16(a->from + at, unit), unit);
 }
 
-KERNEL(copy_8, CopyArguments) { copy_unit(&a, 8); }
-KERNEL(copy_1, CopyArguments) { copy_unit(&a, 1); }
+UNIT_KERNELS(copy, CopyArguments, copy_unit, 8)
 
 #else
 
 #include "ops/norm/norm.h"
 
-#define LAUNCHERS(width, threads, units)                                                                                                   \
-    LAUNCHER(rms_##width, QkArguments)                                                                                            \
-    LAUNCHER(layer_##width, QkArguments)                                                                                          \
-    LAUNCHER(rms_grad_##width, QkArguments)                                                                                       \
-    LAUNCHER(layer_grad_##width, QkArguments)
-QK_WIDTHS(LAUNCHERS)
-LAUNCHER(copy_8, CopyArguments)
-LAUNCHER(copy_1, CopyArguments)
-LAUNCHER(any, QkArguments)
+LAUNCHERS(rms, QkArguments, rms_128, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
+LAUNCHERS(layer, QkArguments, layer_128, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
+LAUNCHERS(rms_grad, QkArguments, rms_grad_128, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
+LAUNCHERS(layer_grad, QkArguments, layer_grad_128, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
+TILED_LAUNCHER(copy, CopyArguments, 8)
 LAUNCHER(any_grad_rows, QkArguments)
 LAUNCHER(any_grad_columns, QkArguments)
 
-/* Index of a launcher: width 128, then those of NORM_WIDTHS, then any width. */
-enum { QK_WIDTH_COUNT = NORM_WIDTH_COUNT + 1, QK_ANY = NORM_ANY + 1 };
+/* Index of a kernel: width 128, then those of NORM_WIDTHS, then any width. */
+enum { QK_ANY = NORM_ANY + 1 };
 
 /* Every group must begin at a multiple of 4 columns. */
 static int qk_width(const Heads *heads, int part, int64_t group, int64_t stride) {
@@ -196,10 +191,6 @@ static QkArguments part_arguments(const OpCall *call, const int64_t *qkv_shape, 
 }
 
 static void launch_part(const OpCall *call, int part) {
-    static void (*const launch[2][QK_WIDTH_COUNT])(Device *, LaunchShape, const QkArguments *) = {
-        {launch_rms_128, launch_rms_512, launch_rms_1024, launch_rms_2048, launch_rms_4096, launch_rms_8192, launch_any},
-        {launch_layer_128, launch_layer_512, launch_layer_1024, launch_layer_2048, launch_layer_4096, launch_layer_8192, launch_any},
-    };
     const QkNormAttributes *attributes = call->attributes;
     int64_t group = call->in_shape[QK_NORM_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
     QkArguments arguments = part_arguments(call, call->in_shape[QK_NORM_QKV], part, group);
@@ -213,16 +204,15 @@ static void launch_part(const OpCall *call, int part) {
             most = 8 * device_info(call->device)->processors;
     if (width != QK_ANY && blocks > most) blocks = most;
     arguments.teams = blocks * teams;
-    launch[arguments.layer][width](call->device, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
+    (arguments.layer ? launch_layer : launch_rms)(call->device, width, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
 }
 
 static void copy_values(const OpCall *call, const int64_t *qkv_shape, bf16 *to, const bf16 *from) {
     const QkNormAttributes *attributes = call->attributes;
     int64_t begin = qk_begin(&attributes->heads, QK_PARTS), stride = qkv_shape[1];
-    int unit = begin % 8 == 0 && stride % 8 == 0 ? 8 : 1;
     CopyArguments arguments = {
-        .to = to + begin, .from = from + begin, .stride = stride, .tiling = tile_matrix(qkv_shape[0], stride - begin, unit)};
-    (unit == 8 ? launch_copy_8 : launch_copy_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+        .to = to + begin, .from = from + begin, .stride = stride, .tiling = tile_matrix(qkv_shape[0], stride - begin, begin % 8 ? 1 : 8)};
+    launch_copy(call->device, &arguments);
 }
 
 GPU_OP(qk_norm) {
@@ -242,11 +232,6 @@ static int64_t grad_workspace(const Graph *graph, const Node *node) {
 }
 
 static void launch_part_grad(const OpCall *call, int part) {
-    static void (*const launch[2][QK_ANY])(Device *, LaunchShape, const QkArguments *) = {
-        {launch_rms_grad_128, launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
-        {launch_layer_grad_128, launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096,
-            launch_layer_grad_8192},
-    };
     const QkNormAttributes *attributes = call->attributes;
     int64_t group = call->in_shape[QK_NORM_GRAD_GAIN + part][0], begin = qk_begin(&attributes->heads, part);
     int64_t blocks = divide_up(call->in_shape[QK_NORM_GRAD_QKV][0], QK_GRAD_ROWS);
@@ -262,7 +247,9 @@ static void launch_part_grad(const OpCall *call, int part) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.pairs, .threads = NORM_THREADS}, &arguments);
         launch_any_grad_columns(
             call->device, (LaunchShape){.x = blocks * divide_up(group, NORM_THREADS), .threads = NORM_THREADS}, &arguments);
-    } else launch[arguments.layer][width](call->device, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
+    } else
+        (arguments.layer ? launch_layer_grad : launch_rms_grad)(
+            call->device, width, (LaunchShape){.x = blocks, .threads = NORM_THREADS}, &arguments);
     float *targets[] = {call->out[QK_NORM_GRAD_D_GAIN + part], call->out[QK_NORM_GRAD_D_BIAS + part]};
     gpu_add_partial_sums(call->device, targets, arguments.layer ? 2 : 1, call->workspace, blocks, group);
 }

@@ -27,31 +27,16 @@ KERNEL(any_grad_columns, NormGradArguments) { norm_grad_columns_any(&a); }
 
 #include "ops/norm/norm.h"
 
-#define LAUNCHERS(width, threads, units)                                                                                                   \
-    LAUNCHER(rms_##width, NormArguments)                                                                                    \
-    LAUNCHER(layer_##width, NormArguments)                                                                                  \
-    LAUNCHER(affine_##width, NormArguments)                                                                                 \
-    LAUNCHER(rms_grad_##width, NormGradArguments)                                                                           \
-    LAUNCHER(layer_grad_##width, NormGradArguments)
-NORM_WIDTHS(LAUNCHERS)
-LAUNCHER(affine_grad_1024, NormGradArguments)
-LAUNCHER(affine_grad_2048, NormGradArguments)
-LAUNCHER(affine_grad_4096, NormGradArguments)
-LAUNCHER(any, NormArguments)
+LAUNCHERS(rms, NormArguments, rms_512, rms_1024, rms_2048, rms_4096, rms_8192, any)
+LAUNCHERS(layer, NormArguments, layer_512, layer_1024, layer_2048, layer_4096, layer_8192, any)
+LAUNCHERS(affine, NormArguments, affine_512, affine_1024, affine_2048, affine_4096, affine_8192, any)
+LAUNCHERS(rms_grad, NormGradArguments, rms_grad_512, rms_grad_1024, rms_grad_2048, rms_grad_4096, rms_grad_8192)
+LAUNCHERS(layer_grad, NormGradArguments, layer_grad_512, layer_grad_1024, layer_grad_2048, layer_grad_4096, layer_grad_8192)
+LAUNCHERS(affine_grad, NormGradArguments, affine_grad_1024, affine_grad_1024, affine_grad_2048, affine_grad_4096)
 LAUNCHER(any_grad_rows, NormGradArguments)
 LAUNCHER(any_grad_columns, NormGradArguments)
 
-enum { RMS_SUM, LAYER_SUM, RMS_AFFINE, LAYER_AFFINE, FORM_COUNT };
-
-static int form(bool layer, bool affine) { return 2 * affine + layer; }
-
 GPU_OP(residual_norm) {
-    static void (*const launch[FORM_COUNT][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormArguments *) = {
-        [RMS_SUM] = {launch_rms_512, launch_rms_1024, launch_rms_2048, launch_rms_4096, launch_rms_8192, launch_any},
-        [LAYER_SUM] = {launch_layer_512, launch_layer_1024, launch_layer_2048, launch_layer_4096, launch_layer_8192, launch_any},
-        [RMS_AFFINE] = {launch_affine_512, launch_affine_1024, launch_affine_2048, launch_affine_4096, launch_affine_8192, launch_any},
-        [LAYER_AFFINE] = {[NORM_ANY] = launch_any},
-    };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_AFFINE] != NULL;
     int width = layer && affine ? NORM_ANY : norm_width(call->in_shape[RESIDUAL_NORM_STREAM][1]);
@@ -71,7 +56,7 @@ GPU_OP(residual_norm) {
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_AFFINE + i];
     LaunchShape shape = norm_shape(call->device, width, &arguments);
-    launch[form(layer, affine)][width](call->device, shape, &arguments);
+    (affine ? launch_affine : layer ? launch_layer : launch_rms)(call->device, width, shape, &arguments);
 }
 
 static int sums(bool layer, bool affine) { return 1 + layer + (affine ? AFFINE_VECTORS : 0); }
@@ -93,12 +78,6 @@ static void add_sums(const OpCall *call, bool layer, bool affine, int64_t blocks
 }
 
 GPU_OP(residual_norm_grad, grad_workspace) {
-    static void (*const launch[FORM_COUNT][NORM_WIDTH_COUNT])(Device *, LaunchShape, const NormGradArguments *) = {
-        [RMS_SUM] = {launch_rms_grad_512, launch_rms_grad_1024, launch_rms_grad_2048, launch_rms_grad_4096, launch_rms_grad_8192},
-        [LAYER_SUM] = {launch_layer_grad_512, launch_layer_grad_1024, launch_layer_grad_2048, launch_layer_grad_4096,
-            launch_layer_grad_8192},
-        [RMS_AFFINE] = {launch_affine_grad_1024, launch_affine_grad_1024, launch_affine_grad_2048, launch_affine_grad_4096},
-    };
     const NormAttributes *attributes = call->attributes;
     bool layer = attributes->kind == NORM_LAYER, affine = call->in[RESIDUAL_NORM_GRAD_AFFINE] != NULL;
     NormGradArguments arguments = {
@@ -119,12 +98,11 @@ GPU_OP(residual_norm_grad, grad_workspace) {
     };
     for (int i = 0; i < AFFINE_VECTORS; i++) arguments.affine[i] = call->in[RESIDUAL_NORM_GRAD_AFFINE + i];
     LaunchShape shape = norm_grad_shape(&arguments);
-    void (*fitting)(Device *, LaunchShape, const NormGradArguments *) = launch[form(layer, affine)][norm_width(arguments.columns)];
-    if (fitting) fitting(call->device, shape, &arguments);
-    else {
+    int width = norm_width(arguments.columns);
+    if (width == NORM_ANY || (affine && (layer || arguments.columns > 4096))) {
         launch_any_grad_rows(call->device, (LaunchShape){.x = arguments.rows, .threads = NORM_THREADS}, &arguments);
         launch_any_grad_columns(call->device, norm_grad_columns_shape(&arguments), &arguments);
-    }
+    } else (affine ? launch_affine_grad : layer ? launch_layer_grad : launch_rms_grad)(call->device, width, shape, &arguments);
     add_sums(call, layer, affine, shape.x, arguments.columns);
 }
 

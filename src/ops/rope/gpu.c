@@ -36,8 +36,7 @@ INLINE void rope_unit(const RopeArguments *a, int unit) {
     store8_bf16(a->y + at, x, unit);
 }
 
-KERNEL(rope_8, RopeArguments) { rope_unit(&a, 8); }
-KERNEL(rope_1, RopeArguments) { rope_unit(&a, 1); }
+UNIT_KERNELS(rope, RopeArguments, rope_unit, 8)
 
 #else
 
@@ -47,8 +46,7 @@ KERNEL(rope_1, RopeArguments) { rope_unit(&a, 1); }
 #include <math.h>
 #include <stdlib.h>
 
-LAUNCHER(rope_8, RopeArguments)
-LAUNCHER(rope_1, RopeArguments)
+TILED_LAUNCHER(rope, RopeArguments, 8)
 
 GPU_OP(rope_table) {
     const RopeSpec *spec = call->attributes;
@@ -68,8 +66,7 @@ GPU_OP(rope_table) {
 GPU_OP(rope) {
     const RopeAttributes *attributes = call->attributes;
     int64_t rows = call->in_shape[ROPE_X][0], columns = call->in_shape[ROPE_X][1], half = call->in_shape[ROPE_TABLE][1] / 2;
-    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.head_dim,
-            unit = half % 8 == 0 && dim % 8 == 0 ? 8 : 1;
+    int64_t rotated = attributes->heads.heads + attributes->heads.kv_heads, dim = attributes->heads.head_dim;
     bool in_place = call->out[ROPE_Y] == call->in[ROPE_X];
     RopeArguments arguments = {.x = call->in[ROPE_X],
         .positions = call->in[ROPE_POSITIONS],
@@ -81,8 +78,8 @@ GPU_OP(rope) {
         .half = half,
         .places = in_place ? half : dim - half,
         .sign = attributes->sign,
-        .tiling = tile_matrix(rows, in_place ? rotated * half : columns - rotated * half, unit)};
-    (unit == 8 ? launch_rope_8 : launch_rope_1)(call->device, tiling_shape(arguments.tiling), &arguments);
+        .tiling = tile_matrix(rows, in_place ? rotated * half : columns - rotated * half, half % 8 || dim % 8 ? 1 : 8)};
+    launch_rope(call->device, &arguments);
 }
 
 #endif

@@ -244,14 +244,13 @@ KERNEL(router_grad_512, RouterGradArguments) { route_grad(&a, 16); }
 #include "backend/gpu/kernel_launch.h"
 #include "ops/router/router.h"
 
-LAUNCHER(router_32, RouterArguments)
-LAUNCHER(router_128, RouterArguments)
-LAUNCHER(router_512, RouterArguments)
+LAUNCHERS(router, RouterArguments, router_32, router_128, router_512)
 LAUNCHER(router_totals, RouterTotalsArguments)
 LAUNCHER(router_loss, RouterLossArguments)
-LAUNCHER(router_grad_32, RouterGradArguments)
-LAUNCHER(router_grad_128, RouterGradArguments)
-LAUNCHER(router_grad_512, RouterGradArguments)
+LAUNCHERS(router_grad, RouterGradArguments, router_grad_32, router_grad_128, router_grad_512)
+
+/* Which of the three kernels fits so many classes. */
+static int form(int64_t classes) { return (classes > 32) + (classes > 128); }
 
 static float auxiliary_scale(const RouterSpec *spec, int64_t rows) {
     return (float)(spec->auxiliary * (double)spec->experts / ((double)rows * (double)spec->k * (double)rows));
@@ -281,10 +280,7 @@ GPU_OP(router, workspace) {
         .classes = (int32_t)classes,
         .k = (int32_t)spec->k,
         .renormalise = spec->renormalise};
-    LaunchShape shape = {.x = blocks, .threads = THREADS};
-    if (classes <= 32) launch_router_32(call->device, shape, &arguments);
-    else if (classes <= 128) launch_router_128(call->device, shape, &arguments);
-    else launch_router_512(call->device, shape, &arguments);
+    launch_router(call->device, form(classes), (LaunchShape){.x = blocks, .threads = THREADS}, &arguments);
     if (!count) return;
     RouterTotalsArguments totals = {.counts = counts,
         .sums = arguments.sums,
@@ -323,10 +319,7 @@ GPU_OP(router_grad) {
         .experts = (int32_t)spec->experts,
         .k = (int32_t)spec->k,
         .renormalise = spec->renormalise};
-    LaunchShape shape = {.x = divide_up(rows, GROUPS), .threads = THREADS};
-    if (classes <= 32) launch_router_grad_32(call->device, shape, &arguments);
-    else if (classes <= 128) launch_router_grad_128(call->device, shape, &arguments);
-    else launch_router_grad_512(call->device, shape, &arguments);
+    launch_router_grad(call->device, form(classes), (LaunchShape){.x = divide_up(rows, GROUPS), .threads = THREADS}, &arguments);
 }
 
 #endif
