@@ -253,8 +253,8 @@ typedef struct Backend {
 typedef struct Plan {
     int64_t bytes[ARENA_COUNT]; /* per arena; without optimizer state */
     int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
-    double flops;               /* of one run, by Op.cost; recomputed nodes are not counted */
-    double traffic;             /* bytes that one run moves, by Op.cost; recomputed nodes are counted */
+    double flops;               /* of one run, by op_cost; recomputed nodes are not counted */
+    double traffic;             /* bytes that one run moves, by op_cost; recomputed nodes are counted */
     int64_t activation_floor;   /* the most bytes alive at once: no placement can need less */
 } Plan;
 

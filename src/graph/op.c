@@ -16,6 +16,12 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
     return kernel && kernel->workspace ? kernel->workspace(graph, node) : 0;
 }
 
+Cost op_cost(const Graph *graph, const Node *node) {
+    const Op *op = op_table[node->op];
+    return (Cost){.flops = op->flops ? op->flops(graph, node) : op->element_flops * graph_elements(graph, node->out[0]),
+        .bytes = op->bytes ? op->bytes(graph, node) : op_tensor_bytes(graph, node)};
+}
+
 TensorId op_in_place_input(const Node *node) {
     uint32_t mask = op_table[node->op]->in_place;
     return mask ? node->in[__builtin_ctz(mask)] : TENSOR_NONE;
@@ -26,11 +32,6 @@ bool op_in_place(const Graph *graph, const Node *node) {
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     return input && output && from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 &&
            from->offset == to->offset;
-}
-
-Cost op_cost(const Graph *graph, const Node *node) {
-    const Op *op = op_table[node->op];
-    return op->cost ? op->cost(graph, node) : (Cost){.bytes = op_tensor_bytes(graph, node)};
 }
 
 double op_tensor_bytes(const Graph *graph, const Node *node) {

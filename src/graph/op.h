@@ -45,7 +45,9 @@ typedef struct OpKernel {
 /* Bytes of scratch that a node needs on a back end. */
 int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *node);
 
+/* What one run of a node costs, by its rule: arithmetic, and bytes that it moves. */
 typedef struct Cost { double flops, bytes; } Cost;
+Cost op_cost(const Graph *graph, const Node *node);
 
 typedef enum OpClass { OP_CLASS_OTHER, OP_CLASS_NORM, OP_CLASS_ATTENTION } OpClass; /* for the recompute policies */
 
@@ -70,8 +72,9 @@ typedef struct Op {
     /* Appends a cheaper node that makes output `index` again with the same bits, and returns the new tensor. NULL:
      * the node is cloned. */
     TensorId (*recompute)(Graph *graph, const Node *node, int index);
-    /* NULL: no flops, and op_tensor_bytes. */
-    Cost (*cost)(const Graph *graph, const Node *node);
+    double element_flops; /* of one element of output 0: all of the operation's flops, unless it has `flops` */
+    double (*flops)(const Graph *graph, const Node *node);
+    double (*bytes)(const Graph *graph, const Node *node); /* NULL: op_tensor_bytes */
 } Op;
 
 /* Masks of operands, as in Op.adds_to. */
@@ -90,7 +93,5 @@ TensorId op_in_place_input(const Node *node);
 bool op_in_place(const Graph *graph, const Node *node);
 /* a + b, of the same shape and type (ops/add/): the sum of the gradients that the readers of a tensor send back. */
 TensorId op_add(Graph *graph, TensorId a, TensorId b);
-/* What a run of the node costs, by Op.cost. */
-Cost op_cost(const Graph *graph, const Node *node);
 /* Bytes of all tensors of a node, each once; an output that is added to counts twice, being read and written. */
 double op_tensor_bytes(const Graph *graph, const Node *node);

@@ -423,7 +423,7 @@ static void experts_cost_two_flops_per_weight_and_slot(void **state) {
         const Node *node = &b.program.graph->nodes[i];
         bool product =
             node->op == OP_grouped_linear || node->op == OP_grouped_linear_grad_input || node->op == OP_grouped_linear_grad_weight;
-        if (product) assert_true(op_table[node->op]->cost(b.program.graph, node).flops == 2.0 * 40 * 6 * 7);
+        if (product) assert_true(op_cost(b.program.graph, node).flops == 2.0 * 40 * 6 * 7);
     }
     program_free(&b.program);
 }

@@ -31,8 +31,7 @@ TensorId op_scale(Graph *graph, TensorId x, double factor) {
 
 static void append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in, size_t attribute_bytes) {
     TensorId x = node->in[ACTIVATION_X];
-    int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
-    TensorId d_x = d_in[ACTIVATION_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+    TensorId d_x = d_in[ACTIVATION_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     graph_node(graph, op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
         (Outputs){[ACTIVATION_GRAD_D_X] = d_x}, node->attributes, attribute_bytes);
 }
@@ -54,22 +53,15 @@ static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out
     d_in[ACTIVATION_X] = op_scale(graph, d_out[ACTIVATION_Y], attributes->factor);
 }
 
-/* An exponential, a division or an error function counts as ten operations. The only output, y or d_x, comes first. */
-static Cost cost(const Graph *graph, const Node *node) {
-    static_assert((int)ACTIVATION_Y == (int)ACTIVATION_GRAD_D_X, "the elements of y or d_x");
-    return (Cost){.flops = 25.0 * graph_elements(graph, node->out[ACTIVATION_Y]), .bytes = op_tensor_bytes(graph, node)};
-}
-
-static Cost clamp_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 2.0 * graph_elements(graph, node->out[ACTIVATION_Y]), .bytes = op_tensor_bytes(graph, node)};
-}
+/* An exponential, a division or an error function counts as ten operations. */
+enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 
 const Op op_rule_gelu = {
-    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gelu_gradient, .cost = cost};
-const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .cost = cost};
-const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .cost = cost};
-const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .cost = cost};
+    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gelu_gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {
-    .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = clamp_gradient, .cost = clamp_cost};
-const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .cost = clamp_cost};
+    .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = clamp_gradient, .element_flops = CLAMP_FLOPS};
+const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = CLAMP_FLOPS};
 const Op op_rule_scale = {.name = "scale", .in_place = OPERAND(ACTIVATION_X), .gradient = scale_gradient};

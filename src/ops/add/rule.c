@@ -30,9 +30,9 @@ void op_add_run(const Backend *backend, void *sum, const void *other, int64_t co
 }
 
 TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scale) {
-    int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
-    assert(graph_elements(graph, previous) == shape[0] * shape[1] && graph_elements(graph, scale) == shape[1]);
-    TensorId sum = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "scale_add");
+    int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, x);
+    assert(graph_elements(graph, previous) == rows * columns && graph_elements(graph, scale) == columns);
+    TensorId sum = graph_activation(graph, TYPE_WIDE, rows, columns, "scale_add");
     Inputs in = {[SCALE_ADD_X] = x, [SCALE_ADD_PREVIOUS] = previous, [SCALE_ADD_SCALE] = scale};
     graph_node(graph, OP_scale_add, in, (Outputs){[SCALE_ADD_SUM] = sum}, NULL, 0);
     return sum;
@@ -40,8 +40,7 @@ TensorId op_scale_add(Graph *graph, TensorId x, TensorId previous, TensorId scal
 
 static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId previous = node->in[SCALE_ADD_PREVIOUS], scale = node->in[SCALE_ADD_SCALE], d_sum = d_out[SCALE_ADD_SUM];
-    int64_t shape[] = {graph_rows(graph, previous), graph_columns(graph, previous)};
-    TensorId d_previous = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "d_previous");
+    TensorId d_previous = graph_activation(graph, TYPE_WIDE, graph_rows(graph, previous), graph_columns(graph, previous), "d_previous");
     Inputs in = {[SCALE_ADD_GRAD_D_SUM] = d_sum, [SCALE_ADD_GRAD_PREVIOUS] = previous, [SCALE_ADD_GRAD_SCALE] = scale};
     Outputs out = {[SCALE_ADD_GRAD_D_PREVIOUS] = d_previous, [SCALE_ADD_GRAD_D_SCALE] = graph_parameter_gradient(graph, scale)};
     graph_node(graph, OP_scale_add_grad, in, out, NULL, 0);
@@ -49,19 +48,6 @@ static void scale_add_gradient(Graph *graph, const Node *node, const TensorId *d
     d_in[SCALE_ADD_PREVIOUS] = d_previous;
 }
 
-static Cost elementwise_cost(const Graph *graph, const Node *node, TensorId tensor, double flops) {
-    return (Cost){.flops = flops * graph_elements(graph, tensor), .bytes = op_tensor_bytes(graph, node)};
-}
-
-static Cost add_cost(const Graph *graph, const Node *node) { return elementwise_cost(graph, node, node->out[ADD_SUM], 1); }
-
-static Cost scale_add_cost(const Graph *graph, const Node *node) { return elementwise_cost(graph, node, node->out[SCALE_ADD_SUM], 2); }
-
-static Cost scale_add_grad_cost(const Graph *graph, const Node *node) {
-    return elementwise_cost(graph, node, node->out[SCALE_ADD_GRAD_D_PREVIOUS], 3);
-}
-
-const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_gradient, .cost = add_cost};
-const Op op_rule_scale_add = {
-    .name = "scale_add", .in_place = OPERAND(SCALE_ADD_X), .gradient = scale_add_gradient, .cost = scale_add_cost};
-const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = OPERAND(SCALE_ADD_GRAD_D_SCALE), .cost = scale_add_grad_cost};
+const Op op_rule_add = {.name = "add", .in_place = OPERAND(ADD_A), .gradient = add_gradient, .element_flops = 1};
+const Op op_rule_scale_add = {.name = "scale_add", .in_place = OPERAND(SCALE_ADD_X), .gradient = scale_add_gradient, .element_flops = 2};
+const Op op_rule_scale_add_grad = {.name = "scale_add_grad", .adds_to = OPERAND(SCALE_ADD_GRAD_D_SCALE), .element_flops = 3};

@@ -31,10 +31,10 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
 enum { ATTENTION_QKV, ATTENTION_POSITIONS };
 enum { ATTENTION_OUT, ATTENTION_LOG_SUM };
 
-/* d_out like out, the forward operands -> d_qkv like qkv */
-enum { ATTENTION_GRAD_D_OUT, ATTENTION_GRAD_QKV, ATTENTION_GRAD_POSITIONS, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
+/* ATTENTION_QKV and ATTENTION_POSITIONS, so that both passes read them by the same names; d_out like out; the forward
+ * outputs -> d_qkv like qkv */
+enum { ATTENTION_GRAD_D_OUT = ATTENTION_POSITIONS + 1, ATTENTION_GRAD_OUT, ATTENTION_GRAD_LOG_SUM };
 enum { ATTENTION_GRAD_D_QKV };
 
-/* qkv as above, positions int32 [R] as rows of the cache -> out as above, cache as in op_attention_cached */
-enum { ATTENTION_CACHED_QKV, ATTENTION_CACHED_POSITIONS };
+/* ATTENTION_QKV, and ATTENTION_POSITIONS as rows of the cache -> out as above, cache as in op_attention_cached */
 enum { ATTENTION_CACHED_OUT, ATTENTION_CACHED_CACHE };

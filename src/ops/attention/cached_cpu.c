@@ -15,7 +15,7 @@ static inline int64_t cached_elements(const Heads *heads) {
 
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[ATTENTION_CACHED_QKV])) * spec->heads.kv_heads;
+    int64_t tiles = cached_tiles(&spec->heads, graph_rows(graph, node->in[ATTENTION_QKV])) * spec->heads.kv_heads;
     return tiles * cached_elements(&spec->heads) * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
@@ -76,12 +76,12 @@ CPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *heads = &spec->heads;
     Cached c = {.spec = spec,
-        .qkv = call->in[ATTENTION_CACHED_QKV],
+        .qkv = call->in[ATTENTION_QKV],
         .cache = call->out[ATTENTION_CACHED_CACHE],
-        .positions = call->in[ATTENTION_CACHED_POSITIONS],
+        .positions = call->in[ATTENTION_POSITIONS],
         .out = call->out[ATTENTION_CACHED_OUT],
-        .rows = call->in_shape[ATTENTION_CACHED_QKV][0],
-        .columns = call->in_shape[ATTENTION_CACHED_QKV][1],
+        .rows = call->in_shape[ATTENTION_QKV][0],
+        .columns = call->in_shape[ATTENTION_QKV][1],
         .group = heads->heads / heads->kv_heads};
     int64_t tiles = cached_tiles(heads, c.rows), elements = cached_elements(heads);
     for (int64_t r = 0; r < c.rows; r++) assert(c.positions[r] >= 0 && c.positions[r] < call->out_shape[ATTENTION_CACHED_CACHE][0]);

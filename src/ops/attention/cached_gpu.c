@@ -70,7 +70,7 @@ static int64_t chunks_of(const Heads *heads, int64_t rows, int64_t context) {
 
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_CACHED_QKV]),
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]),
             chunks = chunks_of(&spec->heads, rows, graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]));
     return chunks == 1 ? 0 : chunks * rows * spec->heads.heads * (spec->heads.head_dim + 1) * (int64_t)sizeof(float);
 }
@@ -78,10 +78,9 @@ static int64_t workspace(const Graph *graph, const Node *node) {
 GPU_OP(attention_cached, workspace) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    int64_t rows = call->in_shape[ATTENTION_CACHED_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
+    int64_t rows = call->in_shape[ATTENTION_QKV][0], context = call->out_shape[ATTENTION_CACHED_CACHE][0],
             columns = 2 * h->kv_heads * h->head_dim;
-    AttentionForward forward = {.attention = attention_of(call, call->in[ATTENTION_CACHED_QKV], call->in[ATTENTION_CACHED_POSITIONS]),
-        .out = call->out[ATTENTION_CACHED_OUT]};
+    AttentionForward forward = {.attention = attention_of(call), .out = call->out[ATTENTION_CACHED_OUT]};
     Attention *a = &forward.attention;
     AttentionAppend append = {.from = a->keys,
         .cache = call->out[ATTENTION_CACHED_CACHE],

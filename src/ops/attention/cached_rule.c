@@ -10,17 +10,17 @@ TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, Ten
     assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
     assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
     TensorId out = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended");
-    graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_CACHED_QKV] = qkv, [ATTENTION_CACHED_POSITIONS] = positions},
+    graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
         (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
     return out;
 }
 
 /* Two matmuls with every row of the cache, since how much of it is filled is not known here. */
-static Cost cost(const Graph *graph, const Node *node) {
+static double flops(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    double pairs = (double)graph_rows(graph, node->in[ATTENTION_CACHED_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
-    return (Cost){.flops = 4 * pairs * spec->heads.heads * spec->heads.head_dim, .bytes = op_tensor_bytes(graph, node)};
+    double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
+    return 4 * pairs * spec->heads.heads * spec->heads.head_dim;
 }
 
 const Op op_rule_attention_cached = {
-    .name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(ATTENTION_CACHED_CACHE), .cost = cost};
+    .name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(ATTENTION_CACHED_CACHE), .flops = flops};

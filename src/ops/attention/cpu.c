@@ -54,7 +54,7 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
         .width = attention_width(h->head_dim),
         .window = spec->window,
         .length = spec->length};
-    plan.columns = (plan.heads + 2 * plan.kv_heads) * plan.head_dim;
+    plan.columns = heads_columns(h);
     plan.padded = attention_padded_rows(plan.length);
     plan.blocks = plan.padded / ATTENTION_TILE;
     plan.sequences = rows / plan.length;
@@ -69,14 +69,14 @@ static AttentionPlan attention_plan(const AttentionSpec *spec, int64_t rows, boo
     return plan;
 }
 
-static int64_t plan_bytes(const Graph *graph, const Node *node, TensorId qkv, bool backward) {
-    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, qkv), backward);
+static int64_t plan_bytes(const Graph *graph, const Node *node, bool backward) {
+    AttentionPlan plan = attention_plan(node->attributes, graph_rows(graph, node->in[ATTENTION_QKV]), backward);
     int64_t elements = plan.pairs * (plan.pair_elements + plan.parts * plan.part_elements);
     return elements * (int64_t)precision_bytes(graph->precision, TYPE_WIDE);
 }
 
-static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_QKV], false); }
-static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, node->in[ATTENTION_GRAD_QKV], true); }
+static int64_t workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, false); }
+static int64_t grad_workspace(const Graph *graph, const Node *node) { return plan_bytes(graph, node, true); }
 
 /* A call, in both passes. */
 typedef struct Attention {
@@ -85,13 +85,6 @@ typedef struct Attention {
     const int32_t *positions;
     W *pairs, *tiles, *gradients; /* scratch: keys and values of each pair, tiles, dK and dV of each part */
 } Attention;
-
-static Attention attention_of_call(const OpCall *call, const T *qkv, int64_t rows, const int32_t *positions, bool backward) {
-    Attention a = {.plan = attention_plan(call->attributes, rows, backward), .qkv = qkv, .positions = positions, .pairs = call->workspace};
-    a.tiles = a.pairs + a.plan.pairs * a.plan.pair_elements;
-    a.gradients = a.tiles + a.plan.pairs * a.plan.parts * a.plan.tile_elements;
-    return a;
-}
 
 /* Threads of a call: each has the scratch of one task. */
 static int thread_count(const AttentionPlan *plan) { return (int)int_max(1, int_min(plan->pairs * plan->parts, omp_get_max_threads())); }
@@ -139,11 +132,20 @@ static void load_block(const Attention *a, int64_t pair, int64_t block, W *to) {
         to + plan->padded * plan->width, from + plan->kv_heads * plan->head_dim, plan->columns, rows, ATTENTION_TILE, plan->head_dim, 1);
 }
 
-static void load_keys_and_values(const Attention *a) {
-    const AttentionPlan *plan = &a->plan;
+/* Begins a call. Where pairs have several parts, casts all their keys and values. */
+static Attention attention_begin(const OpCall *call, bool backward) {
+    Attention a = {.plan = attention_plan(call->attributes, call->in_shape[ATTENTION_QKV][0], backward),
+        .qkv = call->in[ATTENTION_QKV],
+        .positions = call->in[ATTENTION_POSITIONS],
+        .pairs = call->workspace};
+    const AttentionPlan *plan = &a.plan;
+    a.tiles = a.pairs + plan->pairs * plan->pair_elements;
+    a.gradients = a.tiles + plan->pairs * plan->parts * plan->tile_elements;
+    if (plan->parts == 1) return a;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < plan->pairs * plan->blocks; i++)
-        load_block(a, i / plan->blocks, i % plan->blocks, a->pairs + i / plan->blocks * plan->pair_elements);
+        load_block(&a, i / plan->blocks, i % plan->blocks, a.pairs + i / plan->blocks * plan->pair_elements);
+    return a;
 }
 
 /* Sets the keys that each row of a query block sees, numbered within the sequence. Returns the number of rows. */
@@ -217,8 +219,7 @@ static void forward_part(const Part *part, T *out, W *sums) {
 }
 
 CPU_OP(attention, workspace) {
-    Attention a = attention_of_call(call, call->in[ATTENTION_QKV], call->in_shape[ATTENTION_QKV][0], call->in[ATTENTION_POSITIONS], false);
-    if (a.plan.parts > 1) load_keys_and_values(&a);
+    Attention a = attention_begin(call, false);
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count(&a.plan))
     for (int64_t task = 0; task < a.plan.pairs * a.plan.parts; task++) {
         Part part = part_of_task(&a, task);
@@ -340,8 +341,9 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     grad_tile_load(tile, part, call, row, head, rows);
     int64_t next_row, next_head, next_rows = next_tile(part, block, head, &next_row, &next_head);
     int64_t at = (next_row * plan->heads + next_head) * plan->head_dim, stride = plan->heads * plan->head_dim;
+    T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
     tile->prefetch = (AttentionPrefetch){{
-        {(T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim, plan->columns, rows, true},
+        {to, plan->columns, rows, true},
         {part->attention->qkv + next_row * plan->columns + next_head * plan->head_dim, plan->columns, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_D_OUT] + at, stride, next_rows, false},
         {(const T *)call->in[ATTENTION_GRAD_OUT] + at, stride, next_rows, false},
@@ -349,7 +351,6 @@ static void grad_tile(GradTile *tile, const Part *part, const OpCall *call, int6
     for (int64_t key = first_block_key(&tile->mask); key < end; key += ATTENTION_TILE)
         grad_tile_block(tile, part, key, int_min(ATTENTION_TILE, end - key));
     W scale = plan->spec->scale > 0 ? (W)plan->spec->scale : 1 / wide_sqrt((W)plan->head_dim);
-    T *to = (T *)call->out[ATTENTION_GRAD_D_QKV] + row * plan->columns + head * plan->head_dim;
     for (int64_t i = 0; i < rows; i++)
         attention_store_row(to + i * plan->columns, tile->d_queries + i * plan->width, plan->head_dim, scale);
 }
@@ -398,10 +399,8 @@ static void grad_part(const Part *part, const OpCall *call) {
 }
 
 CPU_OP(attention_grad, grad_workspace) {
-    Attention a = attention_of_call(
-        call, call->in[ATTENTION_GRAD_QKV], call->in_shape[ATTENTION_GRAD_QKV][0], call->in[ATTENTION_GRAD_POSITIONS], true);
+    Attention a = attention_begin(call, true);
     const AttentionPlan *plan = &a.plan;
-    if (plan->parts > 1) load_keys_and_values(&a);
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count(plan))
     for (int64_t task = 0; task < plan->pairs * plan->parts; task++) {
         Part part = part_of_task(&a, task);

@@ -204,18 +204,13 @@ HOPPER(128)
 
 #include <math.h>
 
-LAUNCHER(attention_32, AttentionForward)
-LAUNCHER(attention_64, AttentionForward)
-LAUNCHER(attention_128, AttentionForward)
-LAUNCHER(attention_256, AttentionForward)
-LAUNCHER(attention_hopper_64, AttentionHopper)
-LAUNCHER(attention_hopper_128, AttentionHopper)
+LAUNCHERS(attention, AttentionForward, attention_32, attention_64, attention_128, attention_256)
+LAUNCHERS(attention_hopper, AttentionHopper, attention_hopper_64, attention_hopper_128)
 
-Attention attention_of(const OpCall *call, const void *qkv, const void *positions) {
+Attention attention_of(const OpCall *call) {
     const AttentionSpec *spec = call->attributes;
     const Heads *h = &spec->heads;
-    const bf16 *queries = qkv, *keys = queries + h->heads * h->head_dim;
-    int64_t columns = (h->heads + 2 * h->kv_heads) * h->head_dim;
+    const bf16 *queries = call->in[ATTENTION_QKV], *keys = queries + h->heads * h->head_dim;
     double scale = spec->scale > 0 ? spec->scale : 1 / sqrt((double)h->head_dim);
     int32_t slopes = 1;
     while (slopes < h->heads) slopes *= 2;
@@ -223,9 +218,9 @@ Attention attention_of(const OpCall *call, const void *qkv, const void *position
     return (Attention){.queries = queries,
         .keys = keys,
         .values = keys + h->kv_heads * h->head_dim,
-        .positions = positions,
-        .query_stride = columns,
-        .key_stride = columns,
+        .positions = call->in[ATTENTION_POSITIONS],
+        .query_stride = heads_columns(h),
+        .key_stride = heads_columns(h),
         .length = (int32_t)spec->length,
         .heads = (int32_t)h->heads,
         .kv_heads = (int32_t)h->kv_heads,
@@ -258,10 +253,7 @@ void attention_launch(Device *device, const AttentionForward *forward, int64_t s
                       : own > others ? own
                                      : others) *
                   (int)sizeof(bf16)};
-    if (width == 32) launch_attention_32(device, shape, forward);
-    else if (width == 64) launch_attention_64(device, shape, forward);
-    else if (width == 128) launch_attention_128(device, shape, forward);
-    else launch_attention_256(device, shape, forward);
+    launch_attention(device, attention_width_index(width), shape, forward);
 }
 
 /* Launches the Hopper kernel; false where device or shape rule it out. */
@@ -274,15 +266,13 @@ static bool launch_hopper(const OpCall *call, const AttentionForward *forward) {
     if (!fits || !attention_map(call->device, &hopper.qkv, a->queries, a->length, a->query_stride, sequences)) return false;
     LaunchShape shape = {
         .x = sequences * a->heads, .y = divide_up(a->length, HOPPER_ROWS), .threads = HOPPER_GROUPS * 128, .shared = hopper_shared(width)};
-    (width == 64 ? launch_attention_hopper_64 : launch_attention_hopper_128)(call->device, shape, &hopper);
+    launch_attention_hopper(call->device, width == 128, shape, &hopper);
     return true;
 }
 
 GPU_OP(attention) {
-    AttentionForward forward = {.attention = attention_of(call, call->in[ATTENTION_QKV], call->in[ATTENTION_POSITIONS]),
-        .out = call->out[ATTENTION_OUT],
-        .log_sum = call->out[ATTENTION_LOG_SUM],
-        .chunks = 1};
+    AttentionForward forward = {
+        .attention = attention_of(call), .out = call->out[ATTENTION_OUT], .log_sum = call->out[ATTENTION_LOG_SUM], .chunks = 1};
     if (launch_hopper(call, &forward)) return;
     attention_launch(call->device, &forward, call->in_shape[ATTENTION_QKV][0] / forward.attention.length);
 }

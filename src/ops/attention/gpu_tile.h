@@ -40,13 +40,15 @@ typedef struct AttentionForward {
 
 /* Width of the tiles that hold a head. */
 static inline int attention_width(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+/* Index of a width: of kernels that exist once for each. */
+static inline int attention_width_index(int width) { return (width > 32) + (width > 64) + (width > 128); }
 
 #ifndef GPU_DEVICE
 
 #include "backend/gpu/kernel_launch.h"
 
 /* The fields that attributes and shapes decide, with keys and values in packed qkv. */
-Attention attention_of(const OpCall *call, const void *qkv, const void *positions);
+Attention attention_of(const OpCall *call);
 void attention_launch(Device *device, const AttentionForward *forward, int64_t sequences);
 
 #else

@@ -419,39 +419,22 @@ HOPPER(128)
 #include "ops/attention/attention.h"
 
 LAUNCHER(attention_delta, AttentionGrad)
-LAUNCHER(attention_queries_32, AttentionGrad)
-LAUNCHER(attention_queries_64, AttentionGrad)
-LAUNCHER(attention_queries_128, AttentionGrad)
-LAUNCHER(attention_queries_256, AttentionGrad)
-LAUNCHER(attention_keys_32, AttentionGrad)
-LAUNCHER(attention_keys_64, AttentionGrad)
-LAUNCHER(attention_keys_128, AttentionGrad)
-LAUNCHER(attention_keys_256, AttentionGrad)
-
-LAUNCHER(attention_rows_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_rows_hopper_128, AttentionGradHopper)
-LAUNCHER(attention_items_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_items_hopper_128, AttentionGradHopper)
-LAUNCHER(attention_grad_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_grad_hopper_128, AttentionGradHopper)
-LAUNCHER(attention_round_hopper_64, AttentionGradHopper)
-LAUNCHER(attention_round_hopper_128, AttentionGradHopper)
-
-typedef void Launch(Device *device, LaunchShape shape, const AttentionGrad *arguments);
+LAUNCHERS(queries, AttentionGrad, attention_queries_32, attention_queries_64, attention_queries_128, attention_queries_256)
+LAUNCHERS(keys, AttentionGrad, attention_keys_32, attention_keys_64, attention_keys_128, attention_keys_256)
+LAUNCHERS(hopper_rows, AttentionGradHopper, attention_rows_hopper_64, attention_rows_hopper_128)
+LAUNCHERS(hopper_items, AttentionGradHopper, attention_items_hopper_64, attention_items_hopper_128)
+LAUNCHERS(hopper_grad, AttentionGradHopper, attention_grad_hopper_64, attention_grad_hopper_128)
+LAUNCHERS(hopper_round, AttentionGradHopper, attention_round_hopper_64, attention_round_hopper_128)
 
 /* Constants of the keys passes above, from which the shared memory of a block follows. */
 typedef struct KeysPass { int waves, split, buffers; } KeysPass;
 
-static int width_index(int width) { return width == 32 ? 0 : width == 64 ? 1 : width == 128 ? 2 : 3; }
-
-static KeysPass keys_pass(int wave, int width) {
+static KeysPass keys_constants(int wave, int width) {
     static const KeysPass amd[] = {{4, 1, 1}, {4, 1, 1}, {4, 1, 1}, {2, 1, 1}}, nvidia[] = {{4, 1, 2}, {4, 1, 2}, {8, 2, 2}, {4, 2, 1}};
-    return (wave == 64 ? amd : nvidia)[width_index(width)];
+    return (wave == 64 ? amd : nvidia)[attention_width_index(width)];
 }
 
-static void launch_queries(Device *device, const AttentionGrad *g, int64_t sequences) {
-    static Launch *const launches[] = {
-        launch_attention_queries_32, launch_attention_queries_64, launch_attention_queries_128, launch_attention_queries_256};
+static void queries_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
     int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), waves = width == 256 ? 2 : 4,
         rows = waves * ATTENTION_ROWS;
     int elements = wave == 64 ? rows * width : 2 * rows * width + 2 * 2 * ATTENTION_ROWS * width;
@@ -460,14 +443,12 @@ static void launch_queries(Device *device, const AttentionGrad *g, int64_t seque
         .z = divide_up(width, 128),
         .threads = waves * wave,
         .shared = elements * (int)sizeof(bf16)};
-    launches[width_index(width)](device, shape, g);
+    launch_queries(device, attention_width_index(width), shape, g);
 }
 
-static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequences) {
-    static Launch *const launches[] = {
-        launch_attention_keys_32, launch_attention_keys_64, launch_attention_keys_128, launch_attention_keys_256};
+static void keys_pass(Device *device, const AttentionGrad *g, int64_t sequences) {
     int wave = device_info(device)->wave, width = attention_width(g->attention.head_dim), tile = GRAD_TILE(wave);
-    KeysPass pass = keys_pass(wave, width);
+    KeysPass pass = keys_constants(wave, width);
     int rows = pass.waves / pass.split * ATTENTION_ROWS;
     int elements = wave == 64 ? (rows > 2 * tile ? rows : 2 * tile) * width : 2 * rows * width + pass.buffers * 2 * tile * width;
     int exchange = pass.split > 1 ? pass.waves * 2 * ATTENTION_ROWS * ATTENTION_ROWS * (int)sizeof(bf16) : 0;
@@ -476,7 +457,7 @@ static void launch_keys(Device *device, const AttentionGrad *g, int64_t sequence
         .z = divide_up(width, 128),
         .threads = pass.waves * wave,
         .shared = elements * (int)sizeof(bf16) + exchange + pass.buffers * tile * (int)(2 * sizeof(float) + sizeof(int32_t))};
-    launches[width_index(width)](device, shape, g);
+    launch_keys(device, attention_width_index(width), shape, g);
 }
 
 /* Scratch of the Hopper kernels: sums of dQ at 0, then byte offsets of the list of items, HopperRows, and marks with
@@ -535,17 +516,17 @@ static bool launch_hopper(const OpCall *call, const AttentionGrad *g, int64_t se
     LaunchShape pass = {
         .x = hopper.items < processors ? hopper.items : processors, .threads = (GRAD_GROUPS + 1) * 128, .shared = grad_shared(shape)};
     LaunchShape round = {.x = sequences * hopper.tiles, .y = a->heads, .threads = GRAD_GROUPS * 128};
-    (width == 64 ? launch_attention_rows_hopper_64 : launch_attention_rows_hopper_128)(call->device, rows, &hopper);
-    (width == 64 ? launch_attention_items_hopper_64 : launch_attention_items_hopper_128)(call->device, items, &hopper);
-    (width == 64 ? launch_attention_grad_hopper_64 : launch_attention_grad_hopper_128)(call->device, pass, &hopper);
-    (width == 64 ? launch_attention_round_hopper_64 : launch_attention_round_hopper_128)(call->device, round, &hopper);
+    launch_hopper_rows(call->device, width == 128, rows, &hopper);
+    launch_hopper_items(call->device, width == 128, items, &hopper);
+    launch_hopper_grad(call->device, width == 128, pass, &hopper);
+    launch_hopper_round(call->device, width == 128, round, &hopper);
     return true;
 }
 
 /* The device is not known here: tiles of the smaller size are more, and the pass that needs most counts. */
 static int64_t workspace(const Graph *graph, const Node *node) {
     const AttentionSpec *spec = node->attributes;
-    int64_t rows = graph_rows(graph, node->in[ATTENTION_GRAD_QKV]), sequences = rows / spec->length, heads = spec->heads.heads,
+    int64_t rows = graph_rows(graph, node->in[ATTENTION_QKV]), sequences = rows / spec->length, heads = spec->heads.heads,
             width = spec->heads.head_dim;
     int64_t bytes = rows * heads * (int64_t)sizeof(float) + sequences * divide_up(spec->length, 32) * 2 * (int64_t)sizeof(int32_t);
     if (width != 64 && width != 128) return bytes;
@@ -554,8 +535,8 @@ static int64_t workspace(const Graph *graph, const Node *node) {
 }
 
 GPU_OP(attention_grad, workspace) {
-    Attention attention = attention_of(call, call->in[ATTENTION_GRAD_QKV], call->in[ATTENTION_GRAD_POSITIONS]);
-    int64_t rows = call->in_shape[ATTENTION_GRAD_QKV][0], sequences = rows / attention.length,
+    Attention attention = attention_of(call);
+    int64_t rows = call->in_shape[ATTENTION_QKV][0], sequences = rows / attention.length,
             queries = (int64_t)attention.heads * attention.head_dim;
     int tile = GRAD_TILE(device_info(call->device)->wave);
     bf16 *d_qkv = call->out[ATTENTION_GRAD_D_QKV];
@@ -573,8 +554,8 @@ GPU_OP(attention_grad, workspace) {
     if (launch_hopper(call, &g, sequences)) return;
     LaunchShape shape = {.x = sequences * g.tiles, .y = attention.heads, .threads = 4 * device_info(call->device)->wave};
     launch_attention_delta(call->device, shape, &g);
-    launch_queries(call->device, &g, sequences);
-    launch_keys(call->device, &g, sequences);
+    queries_pass(call->device, &g, sequences);
+    keys_pass(call->device, &g, sequences);
 }
 
 #endif

@@ -29,25 +29,29 @@ TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const Atte
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     if (d_out[ATTENTION_OUT] == TENSOR_NONE) return;
     d_in[ATTENTION_QKV] = graph_activation_like(graph, TYPE_COMPUTE, node->in[ATTENTION_QKV], "d_qkv");
-    Inputs in = {[ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT]};
-    in[ATTENTION_GRAD_QKV] = node->in[ATTENTION_QKV], in[ATTENTION_GRAD_POSITIONS] = node->in[ATTENTION_POSITIONS];
-    in[ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT], in[ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM];
+    Inputs in = {
+        [ATTENTION_QKV] = node->in[ATTENTION_QKV],
+        [ATTENTION_POSITIONS] = node->in[ATTENTION_POSITIONS],
+        [ATTENTION_GRAD_D_OUT] = d_out[ATTENTION_OUT],
+        [ATTENTION_GRAD_OUT] = node->out[ATTENTION_OUT],
+        [ATTENTION_GRAD_LOG_SUM] = node->out[ATTENTION_LOG_SUM],
+    };
     graph_node(graph, OP_attention_grad, in, (Outputs){[ATTENTION_GRAD_D_QKV] = d_in[ATTENTION_QKV]}, node->attributes, 0);
 }
 
 /* Flops of `matmuls` matmuls over all pairs of a query and a key that it sees. Documents are not known here. */
-static Cost matmul_cost(const Graph *graph, const Node *node, int64_t rows, int matmuls) {
-    const AttentionSpec *spec = node->attributes;
+static double matmul_flops(const AttentionSpec *spec, int64_t rows, int matmuls) {
     int64_t seen = spec->window > 0 ? int_min(spec->window, spec->length) : spec->length;
     double pairs = seen * (seen + 1) / 2.0 + (double)(spec->length - seen) * seen;
-    return (Cost){.flops = 2.0 * matmuls * pairs * (rows / spec->length) * spec->heads.heads * spec->heads.head_dim,
-        .bytes = op_tensor_bytes(graph, node)};
+    return 2.0 * matmuls * pairs * (rows / spec->length) * spec->heads.heads * spec->heads.head_dim;
 }
 
-static Cost cost(const Graph *graph, const Node *node) { return matmul_cost(graph, node, graph_rows(graph, node->in[ATTENTION_QKV]), 2); }
-static Cost grad_cost(const Graph *graph, const Node *node) {
-    return matmul_cost(graph, node, graph_rows(graph, node->in[ATTENTION_GRAD_QKV]), 5);
+static double flops(const Graph *graph, const Node *node) {
+    return matmul_flops(node->attributes, graph_rows(graph, node->in[ATTENTION_QKV]), 2);
+}
+static double grad_flops(const Graph *graph, const Node *node) {
+    return matmul_flops(node->attributes, graph_rows(graph, node->in[ATTENTION_QKV]), 5);
 }
 
-const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .cost = cost};
-const Op op_rule_attention_grad = {.name = "attention_grad", .cost = grad_cost};
+const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = flops};
+const Op op_rule_attention_grad = {.name = "attention_grad", .flops = grad_flops};

@@ -10,9 +10,9 @@
 
 /* Flops: of two matmuls; and per channel of norm and rotation (12), the mean (4), the depthwise convolution again (4)
  * and its backward pass (9). */
-static Cost cost(const Graph *graph, const Node *node) {
+static double flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
-    return (Cost){.flops = s.rows * s.convolved * (8.0 * s.dim + 29), .bytes = op_tensor_bytes(graph, node)};
+    return s.rows * s.convolved * (8.0 * s.dim + 29);
 }
 
-const Op op_rule_cca_grad = {.name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .cost = cost};
+const Op op_rule_cca_grad = {.name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .flops = flops};

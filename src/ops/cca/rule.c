@@ -57,9 +57,9 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 
 /* Flops: of the grouped convolution; and per channel of the depthwise one (4), the mean (3), the norm (4) and the
  * rotation (3). */
-static Cost cost(const Graph *graph, const Node *node) {
+static double flops(const Graph *graph, const Node *node) {
     CcaShape s = cca_node_shape(graph, node);
-    return (Cost){.flops = s.rows * s.convolved * (4.0 * s.dim + 14), .bytes = op_tensor_bytes(graph, node)};
+    return s.rows * s.convolved * (4.0 * s.dim + 14);
 }
 
-const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .cost = cost};
+const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .flops = flops};

@@ -6,8 +6,7 @@
 
 TensorId op_embed(Graph *graph, TensorId tokens, TensorId table, TensorId bias, TensorId scale) {
     assert((bias == TENSOR_NONE) == (scale == TENSOR_NONE));
-    int64_t shape[] = {graph_elements(graph, tokens), graph_columns(graph, table)};
-    TensorId stream = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, shape, "embedded");
+    TensorId stream = graph_activation(graph, TYPE_WIDE, graph_elements(graph, tokens), graph_columns(graph, table), "embedded");
     Inputs in = {[EMBED_TOKENS] = tokens, [EMBED_TABLE] = table, [EMBED_BIAS] = bias, [EMBED_SCALE] = scale};
     graph_node(graph, OP_embed, in, (Outputs){[EMBED_STREAM] = stream}, NULL, 0);
     return stream;
@@ -37,21 +36,21 @@ static double row_bytes(const Graph *graph, TensorId tokens, TensorId table, Typ
     return (double)graph_elements(graph, tokens) * graph_columns(graph, table) * precision_bytes(graph->precision, type);
 }
 
-static Cost cost(const Graph *graph, const Node *node) {
+static double bytes(const Graph *graph, const Node *node) {
     TensorId tokens = node->in[EMBED_TOKENS], table = node->in[EMBED_TABLE];
-    return (Cost){.flops = 2.0 * graph_elements(graph, node->out[EMBED_STREAM]),
-        .bytes = row_bytes(graph, tokens, table, TYPE_COMPUTE) + row_bytes(graph, tokens, table, TYPE_WIDE)};
+    return row_bytes(graph, tokens, table, TYPE_COMPUTE) + row_bytes(graph, tokens, table, TYPE_WIDE);
 }
 
-static Cost grad_cost(const Graph *graph, const Node *node) {
+static double grad_bytes(const Graph *graph, const Node *node) {
     TensorId tokens = node->in[EMBED_GRAD_TOKENS], table = node->in[EMBED_GRAD_TABLE];
-    return (Cost){.flops = 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]),
-        .bytes = row_bytes(graph, tokens, table, TYPE_COMPUTE) + 3 * row_bytes(graph, tokens, table, TYPE_WIDE)};
+    return row_bytes(graph, tokens, table, TYPE_COMPUTE) + 3 * row_bytes(graph, tokens, table, TYPE_WIDE);
 }
+static double grad_flops(const Graph *graph, const Node *node) { return 5.0 * graph_elements(graph, node->in[EMBED_GRAD_D_STREAM]); }
 
-const Op op_rule_embed = {.name = "embed", .gradient = gradient, .cost = cost};
+const Op op_rule_embed = {.name = "embed", .gradient = gradient, .element_flops = 2, .bytes = bytes};
 const Op op_rule_embed_grad = {
     .name = "embed_grad",
     .adds_to = OPERAND(EMBED_GRAD_D_TABLE) | OPERAND(EMBED_GRAD_D_BIAS) | OPERAND(EMBED_GRAD_D_SCALE),
-    .cost = grad_cost,
+    .flops = grad_flops,
+    .bytes = grad_bytes,
 };

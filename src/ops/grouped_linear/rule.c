@@ -8,8 +8,7 @@ TensorId op_grouped_linear(Graph *graph, TensorId x_slots, TensorId w, TensorId 
     const Tensor *weight = graph_get(graph, w);
     assert(weight->rank == 3 && weight->type == TYPE_COMPUTE && graph_get(graph, x_slots)->type == TYPE_COMPUTE);
     assert(weight->shape[2] == graph_columns(graph, x_slots) && weight->shape[0] + 1 == graph_elements(graph, offset));
-    int64_t shape[] = {graph_rows(graph, x_slots), weight->shape[1]};
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "y_slots");
+    TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x_slots), weight->shape[1], "y_slots");
     graph_node(graph, OP_grouped_linear, (Inputs){[GROUPED_LINEAR_X] = x_slots, [GROUPED_LINEAR_W] = w, [GROUPED_LINEAR_OFFSET] = offset},
         (Outputs){[GROUPED_LINEAR_Y] = y}, NULL, 0);
     return y;
@@ -56,16 +55,16 @@ LinearShape grouped_linear_node_shape(const Graph *graph, const Node *node) {
 }
 
 /* Every slot is counted, as if each had a row, and meets one matrix of in * out weights. */
-static Cost gemm_cost(const Graph *graph, const Node *node) {
+static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = grouped_linear_node_shape(graph, node);
-    return (Cost){.flops = 2.0 * s.rows * s.in * s.out, .bytes = op_tensor_bytes(graph, node)};
+    return 2.0 * s.rows * s.in * s.out;
 }
 
-const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .cost = gemm_cost};
-const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .cost = gemm_cost};
+const Op op_rule_grouped_linear = {.name = "grouped_linear", .gradient = gradient, .flops = gemm_flops};
+const Op op_rule_grouped_linear_grad_input = {.name = "grouped_linear_grad_input", .flops = gemm_flops};
 const Op op_rule_grouped_linear_grad_weight = {
     .name = "grouped_linear_grad_weight",
     .adds_to = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
     .overwrites = OPERAND(GROUPED_LINEAR_GRAD_WEIGHT_D_W),
-    .cost = gemm_cost,
+    .flops = gemm_flops,
 };

@@ -25,9 +25,8 @@ static void append_weight_gradient(Graph *graph, const Node *node, TensorId d_y)
 
 static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId x = node->in[LINEAR_X], d_y = d_out[LINEAR_Y];
-    int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
     append_weight_gradient(graph, node, d_y);
-    TensorId d_x = d_in[LINEAR_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+    TensorId d_x = d_in[LINEAR_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     graph_node(graph, OP_linear_grad_input, (Inputs){[LINEAR_GRAD_INPUT_D_Y] = d_y, [LINEAR_GRAD_INPUT_W] = node->in[LINEAR_W]},
         (Outputs){[LINEAR_GRAD_INPUT_D_X] = d_x}, node->attributes, 0);
 }
@@ -48,16 +47,16 @@ LinearShape linear_node_shape(const Graph *graph, const Node *node) {
 }
 
 /* All three GEMMs have the same size. */
-static Cost gemm_cost(const Graph *graph, const Node *node) {
+static double gemm_flops(const Graph *graph, const Node *node) {
     LinearShape s = linear_node_shape(graph, node);
-    return (Cost){.flops = 2.0 * s.rows * s.in * s.out, .bytes = op_tensor_bytes(graph, node)};
+    return 2.0 * s.rows * s.in * s.out;
 }
 
-const Op op_rule_linear = {.name = "linear", .gradient = gradient, .cost = gemm_cost};
-const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .cost = gemm_cost};
+const Op op_rule_linear = {.name = "linear", .gradient = gradient, .flops = gemm_flops};
+const Op op_rule_linear_grad_input = {.name = "linear_grad_input", .flops = gemm_flops};
 const Op op_rule_linear_grad_weight = {
     .name = "linear_grad_weight",
     .adds_to = OPERAND(LINEAR_GRAD_WEIGHT_D_W) | OPERAND(LINEAR_GRAD_WEIGHT_D_BIAS),
     .overwrites = OPERAND(LINEAR_GRAD_WEIGHT_D_W),
-    .cost = gemm_cost,
+    .flops = gemm_flops,
 };

@@ -7,12 +7,12 @@
 #include "ops/loss/loss.h"
 
 void op_linear_cross_entropy(Graph *graph, TensorId x, TensorId w, TensorId targets, TensorId scale, TensorId loss) {
-    int64_t shape[] = {graph_rows(graph, x), graph_columns(graph, x)};
-    assert(graph_columns(graph, w) == shape[1] && graph_elements(graph, targets) == shape[0]);
+    int64_t rows = graph_rows(graph, x), columns = graph_columns(graph, x);
+    assert(graph_columns(graph, w) == columns && graph_elements(graph, targets) == rows);
     Inputs in = {[LOSS_X] = x, [LOSS_W] = w, [LOSS_TARGETS] = targets, [LOSS_SCALE] = scale};
     Outputs out = {[LOSS_LOSS] = loss};
     if (graph->training) {
-        out[LOSS_D_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "d_x");
+        out[LOSS_D_X] = graph_activation(graph, TYPE_COMPUTE, rows, columns, "d_x");
         out[LOSS_D_W] = graph_parameter_gradient(graph, w);
     }
     graph_node(graph, OP_linear_cross_entropy, in, out, NULL, 0);
@@ -24,17 +24,16 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     d_in[LOSS_X] = node->out[LOSS_D_X];
 }
 
-static Cost cost(const Graph *graph, const Node *node) {
+static double flops(const Graph *graph, const Node *node) {
     double rows = graph_rows(graph, node->in[LOSS_X]), columns = graph_columns(graph, node->in[LOSS_X]);
     double vocabulary = graph_rows(graph, node->in[LOSS_W]);
     double gemms = 1 + (node->out[LOSS_D_X] != TENSOR_NONE) + (node->out[LOSS_D_W] != TENSOR_NONE);
-    return (Cost){.flops = gemms * 2 * rows * columns * vocabulary, .bytes = op_tensor_bytes(graph, node)};
+    return gemms * 2 * rows * columns * vocabulary;
 }
 
 TensorId op_last_row(Graph *graph, TensorId x) {
-    int64_t shape[] = {1, graph_columns(graph, x)};
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "last_row");
+    TensorId y = graph_activation(graph, TYPE_COMPUTE, 1, graph_columns(graph, x), "last_row");
     graph_node(graph, OP_last_row, (Inputs){[LAST_ROW_X] = x}, (Outputs){[LAST_ROW_Y] = y}, NULL, 0);
     return y;
 }
@@ -45,6 +44,6 @@ const Op op_rule_linear_cross_entropy = {
     .overwrites = OPERAND(LOSS_D_W),
     .loss = true,
     .gradient = gradient,
-    .cost = cost,
+    .flops = flops,
 };
 const Op op_rule_last_row = {.name = "last_row"};

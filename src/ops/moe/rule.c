@@ -21,8 +21,7 @@ Dispatch op_moe_sort(Graph *graph, TensorId index, int64_t experts) {
 
 TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
     assert(graph_get(graph, x)->type == TYPE_COMPUTE && graph_rows(graph, x) == graph_rows(graph, dispatch->slot));
-    int64_t shape[] = {graph_elements(graph, dispatch->slot), graph_columns(graph, x)};
-    TensorId x_slots = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "x_slots");
+    TensorId x_slots = graph_activation(graph, TYPE_COMPUTE, graph_elements(graph, dispatch->slot), graph_columns(graph, x), "x_slots");
     Inputs in = {[MOE_PERMUTE_X] = x, [MOE_PERMUTE_SLOT] = dispatch->slot, [MOE_PERMUTE_OFFSET] = dispatch->offset};
     Outputs out = {[MOE_PERMUTE_X_SLOTS] = x_slots};
     graph_node(graph, OP_moe_permute, in, out, NULL, 0);
@@ -31,9 +30,9 @@ TensorId op_moe_permute(Graph *graph, TensorId x, const Dispatch *dispatch) {
 
 static void permute_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
     TensorId d_x_slots = d_out[MOE_PERMUTE_X_SLOTS];
-    const int64_t *x_shape = graph_get(graph, node->in[MOE_PERMUTE_X])->shape;
+    TensorId x = node->in[MOE_PERMUTE_X];
     if (d_x_slots == TENSOR_NONE) return;
-    d_in[MOE_PERMUTE_X] = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, x_shape, "d_x");
+    d_in[MOE_PERMUTE_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     Inputs in = {[MOE_PERMUTE_GRAD_D_X_SLOTS] = d_x_slots, [MOE_PERMUTE_GRAD_SLOT] = node->in[MOE_PERMUTE_SLOT]};
     Outputs out = {[MOE_PERMUTE_GRAD_D_X] = d_in[MOE_PERMUTE_X]};
     graph_node(graph, OP_moe_permute_grad, in, out, NULL, 0);
@@ -43,8 +42,7 @@ TensorId op_moe_combine(Graph *graph, TensorId y_slots, TensorId gate, const Dis
     assert(graph_get(graph, y_slots)->type == TYPE_COMPUTE && graph_get(graph, gate)->type == TYPE_WIDE);
     assert(graph_rows(graph, y_slots) == graph_elements(graph, dispatch->slot));
     assert(graph_elements(graph, gate) == graph_elements(graph, dispatch->slot));
-    int64_t shape[] = {graph_rows(graph, dispatch->slot), graph_columns(graph, y_slots)};
-    TensorId y = graph_tensor(graph, ARENA_ACTIVATION, TYPE_COMPUTE, 2, shape, "combined");
+    TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, dispatch->slot), graph_columns(graph, y_slots), "combined");
     Inputs in = {
         [MOE_COMBINE_Y_SLOTS] = y_slots,
         [MOE_COMBINE_GATE] = gate,
@@ -74,20 +72,13 @@ static void combine_gradient(Graph *graph, const Node *node, const TensorId *d_o
 }
 
 /* A multiply-add for every element of every slot; the gradient has one multiplication more. */
-static Cost combine_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 2.0 * graph_elements(graph, node->in[MOE_COMBINE_Y_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
-}
-
-static Cost combine_grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 3.0 * graph_elements(graph, node->in[MOE_COMBINE_GRAD_Y_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
-}
-
-static Cost permute_grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = graph_elements(graph, node->in[MOE_PERMUTE_GRAD_D_X_SLOTS]), .bytes = op_tensor_bytes(graph, node)};
+static double combine_flops(const Graph *graph, const Node *node) { return 2.0 * graph_elements(graph, node->in[MOE_COMBINE_Y_SLOTS]); }
+static double permute_grad_flops(const Graph *graph, const Node *node) {
+    return graph_elements(graph, node->in[MOE_PERMUTE_GRAD_D_X_SLOTS]);
 }
 
 const Op op_rule_moe_sort = {.name = "moe_sort"};
 const Op op_rule_moe_permute = {.name = "moe_permute", .gradient = permute_gradient};
-const Op op_rule_moe_permute_grad = {.name = "moe_permute_grad", .cost = permute_grad_cost};
-const Op op_rule_moe_combine = {.name = "moe_combine", .gradient = combine_gradient, .cost = combine_cost};
-const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad", .cost = combine_grad_cost};
+const Op op_rule_moe_permute_grad = {.name = "moe_permute_grad", .flops = permute_grad_flops};
+const Op op_rule_moe_combine = {.name = "moe_combine", .gradient = combine_gradient, .flops = combine_flops};
+const Op op_rule_moe_combine_grad = {.name = "moe_combine_grad", .element_flops = 3};

@@ -37,17 +37,15 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 }
 
 /* At most six flops for every column of queries and keys; twice as many in the backward pass. */
-static double flops(const Graph *graph, const Node *node, TensorId qkv) {
+static double flops(const Graph *graph, const Node *node) {
     const QkNormAttributes *attributes = node->attributes;
-    return 6.0 * qk_begin(&attributes->heads, QK_PARTS) * graph_rows(graph, qkv);
+    return 6.0 * qk_begin(&attributes->heads, QK_PARTS) * graph_rows(graph, node->in[QK_NORM_QKV]);
 }
-static Cost cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = flops(graph, node, node->in[QK_NORM_QKV]), .bytes = op_tensor_bytes(graph, node)};
-}
-static Cost grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 2 * flops(graph, node, node->in[QK_NORM_GRAD_QKV]), .bytes = op_tensor_bytes(graph, node)};
+static double grad_flops(const Graph *graph, const Node *node) {
+    static_assert((int)QK_NORM_QKV == (int)QK_NORM_GRAD_D_OUT, "qkv or its gradient, of R rows");
+    return 2 * flops(graph, node);
 }
 
-const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};
+const Op op_rule_qk_norm = {.name = "qk_norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
 const Op op_rule_qk_norm_grad = {
-    .name = "qk_norm_grad", .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS), .cost = grad_cost};
+    .name = "qk_norm_grad", .adds_to = OPERANDS(QK_NORM_GRAD_D_GAIN, QK_NORM_GRAD_D_KEY_BIAS), .flops = grad_flops};

@@ -51,17 +51,17 @@ static TensorId recompute(Graph *graph, const Node *node, int index) {
 }
 
 /* An element of an affine merge takes four flops, of a plain one one; backward seven and none. */
-static Cost cost(const Graph *graph, const Node *node) {
-    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]), merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
-    return (Cost){.flops = (merge + norm_flops(node->attributes)) * elements, .bytes = op_tensor_bytes(graph, node)};
+static double flops(const Graph *graph, const Node *node) {
+    double merge = node->in[RESIDUAL_NORM_AFFINE] ? 4 : 1;
+    return (merge + norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_STREAM]);
 }
-static Cost grad_cost(const Graph *graph, const Node *node) {
-    double elements = graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]), merge = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
-    return (Cost){.flops = (merge + 2 * norm_flops(node->attributes)) * elements, .bytes = op_tensor_bytes(graph, node)};
+static double grad_flops(const Graph *graph, const Node *node) {
+    double merge = node->in[RESIDUAL_NORM_GRAD_AFFINE] ? 7 : 0;
+    return (merge + 2 * norm_flops(node->attributes)) * graph_elements(graph, node->in[RESIDUAL_NORM_GRAD_MERGED]);
 }
 
 const Op op_rule_residual_norm = {
-    .name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .cost = cost};
+    .name = "residual_norm", .class = OP_CLASS_NORM, .gradient = gradient, .recompute = recompute, .flops = flops};
 const Op op_rule_residual_norm_grad = {.name = "residual_norm_grad",
     .adds_to = OPERANDS(RESIDUAL_NORM_GRAD_D_GAIN, RESIDUAL_NORM_GRAD_D_AFFINE + STREAM_BIAS),
-    .cost = grad_cost};
+    .flops = grad_flops};

@@ -24,13 +24,10 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
         node->attributes, 0);
 }
 
-static Cost cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]), .bytes = op_tensor_bytes(graph, node)};
-}
-static Cost grad_cost(const Graph *graph, const Node *node) {
-    double elements = graph_elements(graph, node->in[NORM_GRAD_X]);
-    return (Cost){.flops = 2 * norm_flops(node->attributes) * elements, .bytes = op_tensor_bytes(graph, node)};
+static double flops(const Graph *graph, const Node *node) { return norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_X]); }
+static double grad_flops(const Graph *graph, const Node *node) {
+    return 2 * norm_flops(node->attributes) * graph_elements(graph, node->in[NORM_GRAD_X]);
 }
 
-const Op op_rule_norm = {.name = "norm", .class = OP_CLASS_NORM, .gradient = gradient, .cost = cost};
-const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .cost = grad_cost};
+const Op op_rule_norm = {.name = "norm", .class = OP_CLASS_NORM, .gradient = gradient, .flops = flops};
+const Op op_rule_norm_grad = {.name = "norm_grad", .adds_to = OPERAND(NORM_GRAD_D_GAIN) | OPERAND(NORM_GRAD_D_BIAS), .flops = grad_flops};

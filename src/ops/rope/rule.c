@@ -34,16 +34,22 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
     d_in[ROPE_X] = rotate(graph, d_out[ROPE_Y], node->in[ROPE_POSITIONS], node->in[ROPE_TABLE], &attributes->heads, -attributes->sign);
 }
 
+static double angles(const Graph *graph, const Node *node) {
+    return (double)graph_rows(graph, node->in[ROPE_X]) * graph_columns(graph, node->in[ROPE_TABLE]);
+}
+static double rotated(const Graph *graph, const Node *node) {
+    const RopeAttributes *attributes = node->attributes;
+    return angles(graph, node) * (attributes->heads.heads + attributes->heads.kv_heads);
+}
+
 /* Two multiplications and an addition for each rotated channel; a row of the table for each row. In place only rotated
  * channels move. */
-static Cost cost(const Graph *graph, const Node *node) {
-    const RopeAttributes *attributes = node->attributes;
-    double angles = (double)graph_rows(graph, node->in[ROPE_X]) * graph_columns(graph, node->in[ROPE_TABLE]);
-    double rotated = angles * (attributes->heads.heads + attributes->heads.kv_heads);
-    double moved = op_in_place(graph, node) ? rotated : (double)graph_elements(graph, node->in[ROPE_X]);
-    return (Cost){.flops = 3 * rotated,
-        .bytes = 2 * moved * precision_bytes(graph->precision, TYPE_COMPUTE) + angles * precision_bytes(graph->precision, TYPE_WIDE)};
+static double flops(const Graph *graph, const Node *node) { return 3 * rotated(graph, node); }
+static double bytes(const Graph *graph, const Node *node) {
+    double moved = op_in_place(graph, node) ? rotated(graph, node) : (double)graph_elements(graph, node->in[ROPE_X]);
+    return 2 * moved * precision_bytes(graph->precision, TYPE_COMPUTE) + angles(graph, node) * precision_bytes(graph->precision, TYPE_WIDE);
 }
 
 const Op op_rule_rope_table = {.name = "rope_table", .once = true};
-const Op op_rule_rope = {.name = "rope", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(ROPE_X), .gradient = gradient, .cost = cost};
+const Op op_rule_rope = {
+    .name = "rope", .class = OP_CLASS_ATTENTION, .in_place = OPERAND(ROPE_X), .gradient = gradient, .flops = flops, .bytes = bytes};

@@ -15,10 +15,9 @@ Routing op_router(Graph *graph, TensorId logits, TensorId bias, TensorId share, 
     bool balanced = graph->training && graph_is_parameter(graph, bias);
     bool auxiliary = graph->training && spec->auxiliary > 0;
     assert(!auxiliary || graph_elements(graph, loss) >= 2);
-    int64_t chosen[] = {rows, spec->k}, all[] = {rows, classes};
-    Routing routing = {.index = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 2, chosen, "index"),
-        .gate = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, chosen, "gate")};
-    TensorId probabilities = graph_tensor(graph, ARENA_ACTIVATION, TYPE_WIDE, 2, all, "probabilities");
+    Routing routing = {.index = graph_activation(graph, TYPE_INT32, rows, spec->k, "index"),
+        .gate = graph_activation(graph, TYPE_WIDE, rows, spec->k, "gate")};
+    TensorId probabilities = graph_activation(graph, TYPE_WIDE, rows, classes, "probabilities");
     TensorId count = TENSOR_NONE;
     if (graph->training) count = graph_tensor(graph, ARENA_ACTIVATION, TYPE_INT32, 1, &classes, "count");
     Inputs in = {[ROUTER_LOGITS] = logits, [ROUTER_BIAS] = bias, [ROUTER_SHARE] = share};
@@ -51,16 +50,11 @@ static void gradient(Graph *graph, const Node *node, const TensorId *d_out, Tens
 }
 
 /* Maximum, subtract, exponential (about ten), sum, scale, and one comparison for each of the k. */
-static Cost cost(const Graph *graph, const Node *node) {
+static double flops(const Graph *graph, const Node *node) {
     const RouterSpec *spec = node->attributes;
-    double logits = graph_elements(graph, node->in[ROUTER_LOGITS]);
-    return (Cost){.flops = (14.0 + spec->k) * logits, .bytes = op_tensor_bytes(graph, node)};
-}
-
-static Cost grad_cost(const Graph *graph, const Node *node) {
-    return (Cost){.flops = 4.0 * graph_elements(graph, node->out[ROUTER_GRAD_D_LOGITS]), .bytes = op_tensor_bytes(graph, node)};
+    return (14.0 + spec->k) * graph_elements(graph, node->in[ROUTER_LOGITS]);
 }
 
 const Op op_rule_router = {
-    .name = "router", .adds_to = OPERAND(ROUTER_D_BIAS) | OPERAND(ROUTER_LOSS), .loss = true, .gradient = gradient, .cost = cost};
-const Op op_rule_router_grad = {.name = "router_grad", .cost = grad_cost};
+    .name = "router", .adds_to = OPERAND(ROUTER_D_BIAS) | OPERAND(ROUTER_LOSS), .loss = true, .gradient = gradient, .flops = flops};
+const Op op_rule_router_grad = {.name = "router_grad", .element_flops = 4};
