@@ -4,65 +4,57 @@
 #include "backend/cpu/kernel.h"
 #include "ops/activation/activation.h"
 
-static const W inverse_sqrt_2 = (W)0.70710678118654752440, inverse_sqrt_2_pi = (W)0.39894228040143267794;
+/* Computes a row of y from x, or of d_x from x and d_y (equal to x in the forward pass). `parameter` is the limit of the
+ * clamp, the factor of the scale. */
+typedef void Row(T *out, const T *x, const T *d_y, int64_t count, W parameter);
 
-/* 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)): the tanh form is x times a sigmoid of 2u = x (a + b x^2). */
+/* Applies `row` to all rows of a call whose x is input `x_input`. */
+static void each_row(const OpCall *call, int x_input, Row *row, W parameter) {
+    const T *x = call->in[x_input], *d_y = call->in[ACTIVATION_GRAD_D_Y];
+    T *out = call->out[ACTIVATION_Y];
+    int64_t rows = call->in_shape[x_input][0], columns = call->in_shape[x_input][1];
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) row(out + r * columns, x + r * columns, d_y + r * columns, columns, parameter);
+}
+
+/* Row NAME: out[i] = formula, by v = x[i]. */
+#define ROW(name, formula)                                                                    \
+    static void name(T *out, const T *x, const T *d_y, int64_t count, W parameter) {          \
+        (void)d_y, (void)parameter;                                                           \
+        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) {                             \
+            W v = to_wide(x[i]);                                                              \
+            out[i] = formula;                                                                 \
+        }                                                                                     \
+    }
+
+/* The normal distribution's Phi(v), and its density. */
+static inline W cumulative(W v) { return (W)0.5 * (1 + wide_erf(v * (W)0.70710678118654752440)); }
+static inline W density(W v) { return (W)0.39894228040143267794 * wide_exp((W)-0.5 * v * v); }
+
+/* 0.5 (1 + tanh(u)) = 1 / (1 + e^(-2u)): the tanh form is v times a sigmoid of 2u = v (a + b v^2). */
 static const W tanh_a = (W)1.59576912160573071176, tanh_b = (W)(1.59576912160573071176 * 0.044715);
+static inline W tanh_sigmoid(W v) { return 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))); }
+static inline W tanh_slope(W v, W s) { return s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v); }
 
-static void gelu_tanh(T *y, const T *x, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) {
-        W v = to_wide(x[i]);
-        y[i] = to_compute(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v))));
-    }
-}
+static inline W at_least(W v, W least) { return v < least ? least : v; }
 
-static void gelu_tanh_grad(T *d_x, const T *d_y, const T *x, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) {
-        W v = to_wide(x[i]), s = 1 / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)));
-        d_x[i] = to_compute(to_wide(d_y[i]) * (s + v * s * (1 - s) * (tanh_a + 3 * tanh_b * v * v)));
-    }
-}
+ROW(gelu_exact, to_compute((W)0.5 * v * (1 + wide_erf(v * (W)0.70710678118654752440))))
+ROW(gelu_exact_grad, to_compute(to_wide(d_y[i]) * (cumulative(v) + v * density(v))))
+ROW(gelu_tanh, to_compute(v / (1 + wide_exp(-v * (tanh_a + tanh_b * v * v)))))
+ROW(gelu_tanh_grad, to_compute(to_wide(d_y[i]) * tanh_slope(v, tanh_sigmoid(v))))
+ROW(clamped, to_compute(at_least(v > parameter ? parameter : v, -parameter)))
+ROW(clamped_grad, v > parameter || v < -parameter ? 0 : d_y[i])
+ROW(scaled, to_compute(parameter *v))
 
-CPU_OP(gelu) {
-    const GeluAttributes *attributes = call->attributes;
-    const T *x = call->in[ACTIVATION_X];
-    T *y = call->out[ACTIVATION_Y];
-    int64_t rows = call->in_shape[ACTIVATION_X][0], columns = call->in_shape[ACTIVATION_X][1];
-    if (attributes->kind == GELU_TANH) {
-#pragma omp parallel for schedule(static)
-        for (int64_t r = 0; r < rows; r++) gelu_tanh(y + r * columns, x + r * columns, columns);
-        return;
-    }
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-#pragma omp simd
-        for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
-            W v = to_wide(x[i]);
-            y[i] = to_compute((W)0.5 * v * (1 + wide_erf(v * inverse_sqrt_2)));
-        }
-}
+static bool is_tanh(const OpCall *call) { return ((const GeluAttributes *)call->attributes)->kind == GELU_TANH; }
+static W limit(const OpCall *call) { return (W)((const ClampAttributes *)call->attributes)->limit; }
+static W factor(const OpCall *call) { return (W)((const ScaleAttributes *)call->attributes)->factor; }
 
-CPU_OP(gelu_grad) {
-    const GeluAttributes *attributes = call->attributes;
-    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
-    T *d_x = call->out[ACTIVATION_GRAD_D_X];
-    int64_t rows = call->in_shape[ACTIVATION_GRAD_D_Y][0], columns = call->in_shape[ACTIVATION_GRAD_D_Y][1];
-    if (attributes->kind == GELU_TANH) {
-#pragma omp parallel for schedule(static)
-        for (int64_t r = 0; r < rows; r++) gelu_tanh_grad(d_x + r * columns, d_y + r * columns, x + r * columns, columns);
-        return;
-    }
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-#pragma omp simd
-        for (int64_t i = r * columns; i < (r + 1) * columns; i++) {
-            W v = to_wide(x[i]);
-            W cumulative = (W)0.5 * (1 + wide_erf(v * inverse_sqrt_2)), density = inverse_sqrt_2_pi * wide_exp((W)-0.5 * v * v);
-            d_x[i] = to_compute(to_wide(d_y[i]) * (cumulative + v * density));
-        }
-}
+CPU_OP(gelu) { each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact, 0); }
+CPU_OP(gelu_grad) { each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad, 0); }
+CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped, limit(call)); }
+CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad, limit(call)); }
+CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled, factor(call)); }
 
 CPU_OP(swiglu) {
     const T *x = call->in[ACTIVATION_X];
@@ -98,41 +90,4 @@ CPU_OP(swiglu_grad) {
             d_up[j] = to_compute(d * g * s);
         }
     }
-}
-
-CPU_OP(clamp) {
-    const ClampAttributes *attributes = call->attributes;
-    const T *x = call->in[ACTIVATION_X];
-    T *y = call->out[ACTIVATION_Y];
-    int64_t elements = call->in_shape[ACTIVATION_X][0] * call->in_shape[ACTIVATION_X][1];
-    W limit = (W)attributes->limit;
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) {
-        W v = to_wide(x[i]);
-        v = v > limit ? limit : v;
-        y[i] = to_compute(v < -limit ? -limit : v);
-    }
-}
-
-CPU_OP(clamp_grad) {
-    const ClampAttributes *attributes = call->attributes;
-    const T *d_y = call->in[ACTIVATION_GRAD_D_Y], *x = call->in[ACTIVATION_GRAD_X];
-    T *d_x = call->out[ACTIVATION_GRAD_D_X];
-    int64_t elements = call->in_shape[ACTIVATION_GRAD_D_Y][0] * call->in_shape[ACTIVATION_GRAD_D_Y][1];
-    W limit = (W)attributes->limit;
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) {
-        W v = to_wide(x[i]);
-        d_x[i] = v > limit || v < -limit ? 0 : d_y[i];
-    }
-}
-
-CPU_OP(scale) {
-    const ScaleAttributes *attributes = call->attributes;
-    const T *x = call->in[ACTIVATION_X];
-    T *y = call->out[ACTIVATION_Y];
-    int64_t elements = call->in_shape[ACTIVATION_X][0] * call->in_shape[ACTIVATION_X][1];
-    W factor = (W)attributes->factor;
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < elements; i++) y[i] = to_compute(factor * to_wide(x[i]));
 }
