@@ -1,15 +1,13 @@
-/* What the commands that judge a configuration read: CONFIG [key=value ...], where a key is the command's own or one
- * of the configuration. */
+/* What the commands that judge or measure a configuration read: CONFIG [key=value ...], and a processor. */
 #pragma once
 
 #include "config/config.h"
 #include "advise/hardware.h"
 #include "advise/measured.h"
 
-/* argv[1] is a configuration file, a run folder or a model folder; the rest is key=value. Sets `values` by `table`,
- * defaults first, and *config, which is checked. Keys of `table` come first. ERROR_USAGE, and what reading the
- * configuration gives. */
-bool settings_read(const OptionTable *table, void *values, Config *config, OptionStrings *strings, int argc, char **argv, Error *error);
+/* *config from a configuration file, a run folder or a model folder, then "key=value" of `settings`; checked. `strings` owns
+ * its texts. ERROR_USAGE, and what reading the configuration gives. */
+bool settings_read(Config *config, const char *path, const OptionStrings *settings, OptionStrings *strings, Error *error);
 
 /* The processor `gpu` of the table, its rates calibrated by what `bench`, a file, has measured; "": *measured is
  * empty. The caller frees *measured after success. ERROR_USAGE, and what reading the file gives. */

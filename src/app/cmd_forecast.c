@@ -30,7 +30,7 @@ static const OptionTable table = OPTION_TABLE(rows);
 static bool run(Invocation *invocation, Error *error) {
     ForecastOptions *options = invocation->options;
     Config *config = &options->config;
-    if (!settings_read(&table, options, config, &invocation->strings, invocation->argc, invocation->argv, error)) return false;
+    if (!settings_read(config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     Cluster cluster = {.gpus = options->gpus};
     Measured measured;
     Forecast forecast;
@@ -49,13 +49,16 @@ static bool run(Invocation *invocation, Error *error) {
 const Command command_forecast = {
     .name = "forecast",
     .summary = "model memory and time of a configuration on other hardware: CONFIG [gpus=N] [gpu=X]",
+    .words = "CONFIG",
     .usage = "CONFIG [gpus=N] [gpu=X] [key=value ...]",
     .explanation =
         "Models memory per rank and time per step of a configuration on GPUs that need not be here. CONFIG is a file, a run folder "
         "or a model folder;\n"
         "keys of the configuration may be given too. Nothing is measured: the assumptions are printed last. docs/forecast.md "
         "compares it with measurements.\n",
+    .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,
     .options_size = sizeof(ForecastOptions),
+    .takes_config = true,
     .run = run,
 };

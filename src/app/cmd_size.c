@@ -23,7 +23,7 @@ static const OptionTable table = OPTION_TABLE(rows);
 
 static bool run(Invocation *invocation, Error *error) {
     SizeOptions *options = invocation->options;
-    if (!settings_read(&table, options, &options->config, &invocation->strings, invocation->argc, invocation->argv, error)) return false;
+    if (!settings_read(&options->config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     SizeQuestion question = {.config = &options->config, .tensor = options->tensor};
     Measured measured;
     Sizing sizing;
@@ -39,6 +39,7 @@ static bool run(Invocation *invocation, Error *error) {
 const Command command_size = {
     .name = "size",
     .summary = "check a model's dimensions against a processor: CONFIG [gpu=X]",
+    .words = "CONFIG",
     .usage = "CONFIG [gpu=X] [key=value ...]",
     .explanation =
         "Checks whether the dimensions of a model suit a processor: which of them breaks which rule, and what that costs; proposes "
@@ -46,7 +47,9 @@ const Command command_size = {
         "as many parameters; for a mixture of experts weighs training against decoding. CONFIG is a file, a run folder or a model "
         "folder; keys of the\n"
         "configuration may be given too. Exits with 0 when there is no fault, 1 when there is one.\n",
+    .hint = "CONFIG is a configuration file, a run folder or a model folder",
     .table = &table,
     .options_size = sizeof(SizeOptions),
+    .takes_config = true,
     .run = run,
 };

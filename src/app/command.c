@@ -5,15 +5,17 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/array.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "config/config.h"
 #include "base/scope.h"
 
 /* -- Arguments ----------------------------------------------------------------------------------------------------- */
 
-/* "key=value" with a key made of letters; a path that looks like one is written "./a=b". */
+/* "key=value" with a key made of letters and digits; a path that looks like one is written "./a=b". */
 static bool is_assignment(const char *text) {
-    size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz_.");
+    size_t letters = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_.");
     return letters > 0 && text[letters] == '=';
 }
 
@@ -23,16 +25,28 @@ static bool is_flag(const OptionTable *table, const char *key, const char *next)
     return option && option->type == OPTION_BOOL && !(next && (!strcmp(next, "true") || !strcmp(next, "false")));
 }
 
-/* Applies argv[*at], which is "--key=value", "--key value", "--key" or "key=value", and steps over what it used. */
-static bool apply_option(const OptionTable *table, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
+/* Whether "key=value" or "key" belongs to the configuration: the command's own options come first and have no dots. */
+static bool is_setting(const Command *command, const char *text) {
+    size_t length = strcspn(text, "=");
+    return command->takes_config && !options_find(command->table, text, length) &&
+           (options_find(&config_table, text, length) || memchr(text, '.', length));
+}
+
+/* Applies or keeps argv[*at], which is "--key=value", "--key value", "--key" or "key=value", and steps over what it used. */
+static bool apply_option(const Command *command, int argc, char **argv, int *at, Invocation *invocation, Error *error) {
     const char *text = argv[(*at)++], *next = *at < argc ? argv[*at] : NULL;
+    SCOPED_FREE char *assignment = NULL;
     if (!strncmp(text, "--", 2)) text += 2;
-    if (strchr(text, '=')) return options_set(table, invocation->options, &invocation->strings, text, error);
-    bool flag = is_flag(table, text, next);
-    if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
-    SCOPED_FREE char *assignment = memory_format("%s=%s", text, flag ? "true" : next);
-    *at += !flag;
-    return options_set(table, invocation->options, &invocation->strings, assignment, error);
+    bool setting = is_setting(command, text);
+    if (!strchr(text, '=')) {
+        bool flag = is_flag(setting ? &config_table : command->table, text, next);
+        if (!flag && !next) return error_set(error, ERROR_USAGE, "--%s has no value; write --%s VALUE or %s=VALUE", text, text, text);
+        text = assignment = memory_format("%s=%s", text, flag ? "true" : next);
+        *at += !flag;
+    }
+    if (!setting) return options_set(command->table, invocation->options, &invocation->strings, text, error);
+    array_append(invocation->settings.items, invocation->settings.count, memory_copy_string(text));
+    return true;
 }
 
 static int count_words(const char *words) {
@@ -43,7 +57,7 @@ static int count_words(const char *words) {
 
 bool command_read(const Command *command, int argc, char **argv, Invocation *invocation, Error *error) {
     const char *takes = *command->words ? command->words : "only key=value";
-    int count = 0, wanted = count_words(command->words);
+    int count = 0, most = count_words(command->words), least = *command->words == '[' ? 0 : most;
     bool options = true;
     options_defaults(command->table, invocation->options, &invocation->strings);
     for (int at = 0; at < argc;) {
@@ -51,15 +65,15 @@ bool command_read(const Command *command, int argc, char **argv, Invocation *inv
             options = false;
             at++;
         } else if (options && (!strncmp(argv[at], "--", 2) || is_assignment(argv[at]))) {
-            if (!apply_option(command->table, argc, argv, &at, invocation, error)) return false;
-        } else if (count == wanted) {
+            if (!apply_option(command, argc, argv, &at, invocation, error)) return false;
+        } else if (count == most) {
             return error_set(error, ERROR_USAGE, "'%s' is one argument too many: smelt %s takes %s", argv[at], command->name, takes);
         } else {
             invocation->words[count++] = argv[at++];
         }
     }
-    return count == wanted ||
-           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, wanted, command->name, takes);
+    return count >= least ||
+           error_set(error, ERROR_USAGE, "%d of %d arguments were given: smelt %s takes %s", count, most, command->name, takes);
 }
 
 /* -- Help ---------------------------------------------------------------------------------------------------------- */
@@ -116,6 +130,7 @@ int command_run(const Command *command, int argc, char **argv) {
     done = done && command->run(&invocation, &error);
     if (!done) log_error("%s", error.message);
     options_free_strings(&invocation.strings);
+    options_free_strings(&invocation.settings);
     free(invocation.options);
     return done ? invocation.code : (int)error.code;
 }

@@ -13,7 +13,8 @@ typedef struct Invocation {
     int argc;
     char **argv;                      /* argv[0] is the command's name */
     void *options;                    /* the command's own struct, of Command.options_size bytes */
-    const char *words[COMMAND_WORDS]; /* in the order of Command.words */
+    const char *words[COMMAND_WORDS]; /* in the order of Command.words; NULL: not given */
+    OptionStrings settings;           /* "key=value" for the configuration, of a command that takes_config */
     OptionStrings strings;            /* owns texts of options and of configurations */
     int code;                         /* the exit code of a run that returned true; 0 unless it says otherwise */
 } Invocation;
@@ -22,13 +23,14 @@ typedef struct Invocation {
 typedef struct Command {
     const char *name;        /* as it is typed: "data pack" */
     const char *summary;     /* its line in the list of commands */
-    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", ""; NULL: `run` reads argv */
+    const char *words;       /* demanded arguments besides key=value: "MODEL DATA", "", "[FILE]"; NULL: `run` reads argv */
     const char *usage;       /* the arguments in the help's first line; NULL: WORDS [key=value ...] */
     const char *explanation; /* the help between the first line and the table */
     const char *hint;        /* at the end of messages about wrong arguments; NULL: none */
     const OptionTable *table;
     size_t options_size;
-    bool alone; /* runs without arguments too; else they print the help */
+    bool takes_config; /* keys that `table` lacks may be the configuration's */
+    bool alone;        /* runs without arguments too; else they print the help */
     bool (*run)(Invocation *invocation, Error *error);
     const struct Command *(*member)(int index); /* NULL after the last */
 } Command;

@@ -16,8 +16,7 @@
 #include "advise/forecast.h"
 #include "advise/settings.h"
 #include "advise/size.h"
-
-static const OptionTable no_options = {NULL, 0};
+#include "app/command.h"
 
 /* A configuration that came from a file with settings on top; the strings go when the test ends. */
 typedef struct Given {
@@ -26,11 +25,10 @@ typedef struct Given {
 } Given;
 
 static void give(Given *given, const char *path, int count, char **settings) {
-    char *arguments[32] = {"smelt", (char *)path};
     Error error = {0};
     *given = (Given){0};
-    for (int i = 0; i < count; i++) arguments[2 + i] = settings[i];
-    if (!settings_read(&no_options, NULL, &given->config, &given->strings, 2 + count, arguments, &error)) fail_msg("%s", error.message);
+    OptionStrings list = {.items = settings, .count = (size_t)count};
+    if (!settings_read(&given->config, path, &list, &given->strings, &error)) fail_msg("%s", error.message);
 }
 #define GIVE(given, path, ...) give(given, path, sizeof (char *[]){__VA_ARGS__} / sizeof(char *), (char *[]){__VA_ARGS__})
 
@@ -445,16 +443,20 @@ static void keys_are_the_commands_own_first_and_the_configurations_else(void **s
     typedef struct Own { int64_t seed; } Own;
     const Option rows[] = {{"seed", OPTION_INT, offsetof(Own, seed), "7", 0, 100, NULL, "", ""}};
     const OptionTable table = {rows, 1};
+    const Command command = {.name = "own", .words = "CONFIG", .table = &table, .takes_config = true};
     Own own;
-    Given given = {0};
+    Config config;
+    Invocation good = {.options = &own}, bad = {.options = &own};
     Error error = {0};
-    char *good[] = {"smelt", "configs/llama-tiny.yaml", "seed=9", "model.layers=3"},
-         *bad[] = {"smelt", "configs/llama-tiny.yaml", "sead=9"};
-    assert_true(settings_read(&table, &own, &given.config, &given.strings, 4, good, &error));
-    assert_true(own.seed == 9 && given.config.seed == 1 && given.config.model.layers == 3);
-    assert_false(settings_read(&table, &own, &given.config, &given.strings, 3, bad, &error));
+    assert_true(command_read(
+        &command, 4, (char *[]){"configs/llama-tiny.yaml", "seed=9", "model.layers=3", "--optimizer.beta1=0.5"}, &good, &error));
+    assert_true(settings_read(&config, good.words[0], &good.settings, &good.strings, &error));
+    assert_true(own.seed == 9 && config.seed == 1 && config.model.layers == 3 && config.optimizer.beta1 == 0.5);
+    assert_false(command_read(&command, 2, (char *[]){"configs/llama-tiny.yaml", "sead=9"}, &bad, &error));
     assert_int_equal(error.code, ERROR_USAGE);
-    options_free_strings(&given.strings);
+    options_free_strings(&good.strings);
+    options_free_strings(&good.settings);
+    options_free_strings(&bad.strings);
 }
 
 int main(void) {
