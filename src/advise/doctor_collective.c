@@ -1,9 +1,7 @@
 /* Collectives over the loopback: two child processes sum over TCP, as two ranks of a run would. Whatever goes wrong
  * in them stays in them. Owns the children. */
-#include <arpa/inet.h>
 #include <math.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "comm/socket.h"
 #include "advise/doctor.h"
 
 enum { RANKS = 2, COUNT = 4 << 20, ROUNDS = 4, LIMIT = 20 };
@@ -22,13 +21,12 @@ typedef struct Outcome {
 
 /* A port that nobody listens on, from the system; 0 when it has none. */
 static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_storage address = {0};
     socklen_t length = sizeof address;
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    bool bound =
-        file >= 0 && bind(file, (struct sockaddr *)&address, length) == 0 && getsockname(file, (struct sockaddr *)&address, &length) == 0;
-    if (file >= 0) close(file);
-    return bound ? ntohs(address.sin_port) : 0;
+    int listener = socket_listen(AF_INET, true, 0);
+    bool bound = listener >= 0 && getsockname(listener, (struct sockaddr *)&address, &length) == 0;
+    if (listener >= 0) close(listener);
+    return bound ? socket_port(&address) : 0;
 }
 
 /* The variables by which comm_open finds the place of a rank, as torchrun sets them. */

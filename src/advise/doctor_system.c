@@ -60,13 +60,12 @@ static void check_load(Doctor *doctor) {
 
 static void check_governor(Doctor *doctor) {
     char governor[64];
-    if (!doctor_read(doctor, governor, sizeof governor, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) {
-        doctor_ok(doctor, "cpu.governor", "unknown: the system does not tell, as is usual in guests");
-        return;
-    }
-    bool fast = !strcmp(governor, "performance");
-    doctor_warn_if(doctor, !fast, "cpu.governor", "sudo cpupower frequency-set -g performance", "clock governor '%s'%s", governor,
-        fast ? "" : ": launches and data loading slow down when the clock sinks");
+    bool known = doctor_read(doctor, governor, sizeof governor, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    if (!known) doctor_ok(doctor, "cpu.governor", "unknown: the system does not tell, as is usual in guests");
+    else if (!strcmp(governor, "performance")) doctor_ok(doctor, "cpu.governor", "clock governor '%s'", governor);
+    else
+        doctor_warn(doctor, "cpu.governor", "sudo cpupower frequency-set -g performance",
+            "clock governor '%s': launches and data loading slow down when the clock sinks", governor);
 }
 
 static void check_numa(Doctor *doctor) {

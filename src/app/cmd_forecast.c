@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/scope.h"
 #include "app/command.h"
 #include "advise/forecast.h"
 #include "advise/settings.h"
@@ -32,18 +33,16 @@ static bool run(Invocation *invocation, Error *error) {
     Config *config = &options->config;
     if (!settings_read(config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     Cluster cluster = {.gpus = options->gpus};
-    Measured measured;
+    SCOPED(measured_free) Measured measured = {0};
     Forecast forecast;
     if (!settings_hardware(options->gpu, options->bench, &cluster.hardware, &measured, error)) return false;
     cluster.per_node = options->per_node ? options->per_node : cluster.hardware.per_node;
     if (*options->bench) cluster.measured = &measured;
     int zero = options->zero ? options->zero - 1 : options->search ? -1 : (int)config->layout.zero;
-    bool made = forecast_best(&forecast, config, &cluster, zero, options->search, error);
-    if (made) forecast_print(&forecast, config, &cluster, stdout);
-    measured_free(&measured);
-    return made &&
-           (forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give more GPUs or ones with more memory%s",
-                                 options->search ? "" : ", or search=true"));
+    if (!forecast_best(&forecast, config, &cluster, zero, options->search, error)) return false;
+    forecast_print(&forecast, config, &cluster, stdout);
+    return forecast.fits || error_set(error, ERROR_MEMORY, "no layout that was tried fits: give more GPUs or ones with more memory%s",
+                                options->search ? "" : ", or search=true");
 }
 
 const Command command_forecast = {

@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/scope.h"
 #include "app/command.h"
 #include "advise/settings.h"
 #include "advise/size.h"
@@ -25,14 +26,13 @@ static bool run(Invocation *invocation, Error *error) {
     SizeOptions *options = invocation->options;
     if (!settings_read(&options->config, invocation->words[0], &invocation->settings, &invocation->strings, error)) return false;
     SizeQuestion question = {.config = &options->config, .tensor = options->tensor};
-    Measured measured;
+    SCOPED(measured_free) Measured measured = {0};
     Sizing sizing;
     if (!settings_hardware(options->gpu, options->bench, &question.hardware, &measured, error)) return false;
     if (*options->bench) question.measured = &measured;
     size_check(&sizing, &question);
     size_print(&sizing, &question, stdout);
     if (sizing.faults) invocation->code = ERROR_INTERNAL;
-    measured_free(&measured);
     return true;
 }
 

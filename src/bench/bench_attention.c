@@ -1,11 +1,7 @@
 /* Causal attention, forward and backward, over lengths and head sizes: the operation that training uses, run as a
  * program of one node and its gradient. Only the nodes are timed. Operations are counted as the operation's own cost
  * rule says: the half of the products that causality (and a window) leaves. */
-#include <stdlib.h>
 
-#include "base/bf16.h"
-#include "base/math.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "base/sort.h"
 #include "bench/bench.h"
@@ -59,13 +55,9 @@ typedef struct Program {
 } Program;
 
 static void fill(const Program *program, TensorId tensor, uint64_t seed) {
-    int64_t count = graph_elements(program->graph, tensor);
-    void *data = executor_tensor(program->executor, tensor);
-    float *values = program->graph->precision == PRECISION_FP32 ? data : memory_allocate((size_t)count * sizeof *values);
-    rng_normals(seed, RNG_STREAM_BENCH, 0, count, values);
-    if (values == data) return;
-    for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = bf16_from_float(values[i]);
-    free(values);
+    int bytes = (int)precision_bytes(program->graph->precision, TYPE_COMPUTE);
+    Normals normals = {.seed = seed, .stream = RNG_STREAM_BENCH, .deviation = 1};
+    device_normals(device_cpu(), executor_tensor(program->executor, tensor), bytes, 0, graph_elements(program->graph, tensor), &normals);
 }
 
 static bool open_program(Program *program, Bench *bench, const AttentionSpec *spec, int64_t sequences, Precision precision, Error *error) {
@@ -151,30 +143,30 @@ static bool make_spec(const Bench *bench, AttentionSpec *spec, Error *error) {
                                                                 (long long)spec->heads.heads, (long long)spec->heads.kv_heads);
 }
 
-static bool sweep(Bench *bench, AttentionSpec spec, const BenchList *lengths, const BenchList *head_dims, Error *error) {
-    const AttentionOptions *options = bench->options;
-    int64_t tokens = options->tokens ? options->tokens : bench_sizes(bench->device)->attention_tokens;
-    for (int d = 0; d < head_dims->count; d++)
-        for (int l = 0; l < lengths->count; l++) {
-            spec.length = lengths->numbers[l];
-            spec.heads.head_dim = head_dims->numbers[d];
-            if (!measure(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
-        }
-    return true;
-}
-
 static bool run(Bench *bench, Error *error) {
     const AttentionOptions *options = bench->options;
     const int64_t most_length = 1 << 24, most_head_dim = 1024;
     AttentionSpec spec = {0};
     if (!bench_open_device(bench, (Precision)options->precision, error) || !make_spec(bench, &spec, error)) return false;
+    const BenchSizes *usual = bench_sizes(bench->device);
+    int64_t tokens = options->tokens ? options->tokens : usual->attention_tokens;
     char of_config[32];
     snprintf(of_config, sizeof of_config, "%lld", (long long)bench->config.model.head_dim);
     BenchList lengths, head_dims;
-    const char *length_text = *options->lengths ? options->lengths : bench_sizes(bench->device)->attention_lengths;
-    const char *head_dim_text = *options->head_dims ? options->head_dims : bench->configured ? of_config : "64,128";
-    return bench_list(&lengths, "lengths", length_text, most_length, error) &&
-           bench_list(&head_dims, "head_dims", head_dim_text, most_head_dim, error) && sweep(bench, spec, &lengths, &head_dims, error);
+    if (!bench_list(&lengths, "lengths", *options->lengths ? options->lengths : usual->attention_lengths, most_length, error) ||
+        !bench_list(&head_dims, "head_dims",
+            *options->head_dims ? options->head_dims
+            : bench->configured ? of_config
+                                : "64,128",
+            most_head_dim, error))
+        return false;
+    for (int d = 0; d < head_dims.count; d++)
+        for (int l = 0; l < lengths.count; l++) {
+            spec.length = lengths.numbers[l];
+            spec.heads.head_dim = head_dims.numbers[d];
+            if (!measure(bench, &spec, int_max(tokens / spec.length, 1), (Precision)options->precision, error)) return false;
+        }
+    return true;
 }
 
 const Benchmark bench_attention = {

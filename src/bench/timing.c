@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/bf16.h"
 #include "base/fp8.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -54,25 +53,22 @@ bool bench_time(Bench *bench, BenchWork work, void *context, BenchTime *time, Er
  * leave large remainders: no row or column of a matrix meets itself, or one of the other operand. */
 enum { POOL = 2592487 };
 
-static void *make_pool(GemmType type, bool fnuz, int64_t count) {
-    float *values = memory_allocate((size_t)count * sizeof *values);
+/* Of fp8, which no device makes. */
+static void upload_fp8(const BenchArena *arena, int64_t count) {
+    SCOPED_FREE float *values = memory_allocate((size_t)count * sizeof *values);
+    SCOPED_FREE uint8_t *codes = memory_allocate((size_t)count);
     rng_normals(1, RNG_STREAM_BENCH, 0, count, values);
-    if (type == GEMM_F32) return values;
-    char *pool = memory_allocate((size_t)(count * bench_type_bytes(type)));
-    for (int64_t i = 0; i < count; i++) {
-        if (type == GEMM_FP8) ((uint8_t *)pool)[i] = fp8_from_float(values[i], fnuz);
-        else ((uint16_t *)pool)[i] = bf16_from_float(values[i]);
-    }
-    free(values);
-    return pool;
+    for (int64_t i = 0; i < count; i++) codes[i] = fp8_from_float(values[i], device_info(arena->device)->fp8_fnuz);
+    device_upload(arena->device, arena->memory, codes, count);
 }
 
 static void fill(const BenchArena *arena, GemmType type) {
-    int64_t size = bench_type_bytes(type), count = arena->bytes / size < POOL ? arena->bytes / size : POOL, filled = count * size;
-    SCOPED_FREE char *pool = make_pool(type, device_info(arena->device)->fp8_fnuz, count);
-    device_upload(arena->device, arena->memory, pool, filled);
+    const Normals normals = {.seed = 1, .stream = RNG_STREAM_BENCH, .deviation = 1};
+    int64_t size = bench_type_bytes(type), count = int_min(arena->bytes / size, POOL), filled = count * size;
+    if (type == GEMM_FP8) upload_fp8(arena, count);
+    else device_normals(arena->device, arena->memory, (int)size, 0, count, &normals);
     for (int64_t more; filled < arena->bytes; filled += more) {
-        more = arena->bytes - filled < filled ? arena->bytes - filled : filled;
+        more = int_min(arena->bytes - filled, filled);
         device_copy(arena->device, arena->memory + filled, arena->memory, more);
     }
     device_synchronize(arena->device);
