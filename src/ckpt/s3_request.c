@@ -56,10 +56,10 @@ struct S3 {
     S3Settings settings;
     char *root;            /* URL of the bucket without a slash at the end */
     char *provider;        /* what the signature is made for */
+    uint64_t pauses;       /* atomic */
     pthread_mutex_t mutex; /* of what follows */
     CURL *idle[MOST_IDLE];
     int idle_count;
-    uint64_t pauses;
 };
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
@@ -329,9 +329,7 @@ static bool is_passing(CURLcode code, const Attempt *attempt) {
 static void pause_before(S3 *s3, int attempt) {
     const double first = 0.25, longest = 16;
     double most = first * (double)(1 << (attempt < 10 ? attempt : 10));
-    pthread_mutex_lock(&s3->mutex);
-    uint64_t index = s3->pauses++;
-    pthread_mutex_unlock(&s3->mutex);
+    uint64_t index = __atomic_fetch_add(&s3->pauses, 1, __ATOMIC_RELAXED);
     double seconds = (most < longest ? most : longest) * rng_uniform((uint64_t)getpid(), (uint64_t)time(NULL), index);
     thread_sleep(seconds);
 }

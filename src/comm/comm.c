@@ -245,14 +245,7 @@ void comm_wait(Comm *comm, CommTicket ticket) {
     else if (ticket < 0) nccl_wait(comm->engine, ticket);
 }
 
-bool comm_ok(Comm *comm, Error *error) {
-    Engine *engine = comm->engine;
-    if (!engine || !engine->failed) return true;
-    pthread_mutex_lock(&engine->lock);
-    *error = engine->failure;
-    pthread_mutex_unlock(&engine->lock);
-    return false;
-}
+bool comm_ok(Comm *comm, Error *error) { return !comm->engine || engine_ok(comm->engine, error); }
 
 /* -- Collectives in host memory ------------------------------------------------------------------------------------ */
 

@@ -65,6 +65,10 @@ typedef struct Transport {
     void (*close)(struct Transport *transport, bool orderly);
     struct Engine *engine;
 } Transport;
+/* Connects all ranks of the run with each other (tcp_meet.c): they meet at rank 0's address and port, which tells
+ * everyone where the others listen. Returns one socket for each rank (-1 for this one), which the caller closes and
+ * frees. ERROR_COMMUNICATION when one has not appeared in options->appear seconds. */
+int *tcp_meet(const Place *place, const CommOptions *options, Error *error);
 Transport *tcp_open(struct Engine *engine, Error *error);
 Transport *mpi_open(struct Engine *engine, Error *error); /* completes engine->place */
 /* Whether the received label is as expected; else says who is where. */
@@ -131,6 +135,8 @@ CommTicket engine_queue(Engine *engine, Task *task);
 void engine_wait(Engine *engine, CommTicket ticket);
 /* Notes the first failure; every later collective is skipped. */
 void engine_fail(Engine *engine, const Error *error);
+/* False after a failure, which it describes. */
+bool engine_ok(Engine *engine, Error *error);
 /* Whether waiting since `since` (log_seconds) must end: aborted or over the time. */
 bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error);
 /* For collectives that run elsewhere: takes the record's number, and notes how it goes. */

@@ -168,6 +168,12 @@ static bool are_even(const int64_t *shards, int size) {
     return true;
 }
 
+/* Ends a group of calls of the library, of which one may have failed. */
+static int end_group(const Nccl *nccl, int result) {
+    int ended = nccl->call.end();
+    return result ? result : ended;
+}
+
 static char *shard_at(const Task *task, int rank) { return task->buffer + task->shards[rank] * type_bytes(task->type); }
 
 /* REDUCE_SCATTER and ALL_GATHER: one call of the library where all shards are equal, else one for each shard. */
@@ -189,8 +195,7 @@ static int issue_shards(const Nccl *nccl, const Task *task) {
         result = gather ? nccl->call.broadcast(shard, shard, count, type, i, group, nccl->stream)
                         : nccl->call.reduce(shard, shard, count, type, reduce, i, group, nccl->stream);
     }
-    int ended = nccl->call.end();
-    return result ? result : ended;
+    return end_group(nccl, result);
 }
 
 /* ALL_TO_ALL and EXCHANGE: messages between pairs of ranks, all at once. */
@@ -205,8 +210,7 @@ static int issue_messages(const Nccl *nccl, const Task *task) {
         if (in.count > 0 && !result)
             result = nccl->call.receive(task->buffer + in.start * width, (size_t)in.count, type, i, group, nccl->stream);
     }
-    int ended = nccl->call.end();
-    return result ? result : ended;
+    return end_group(nccl, result);
 }
 
 static int issue(const Nccl *nccl, const Task *task) {

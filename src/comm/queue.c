@@ -105,13 +105,16 @@ void engine_fail(Engine *engine, const Error *error) {
     pthread_mutex_unlock(&engine->lock);
 }
 
+bool engine_ok(Engine *engine, Error *error) {
+    if (!engine->failed) return true;
+    pthread_mutex_lock(&engine->lock);
+    *error = engine->failure;
+    pthread_mutex_unlock(&engine->lock);
+    return false;
+}
+
 bool engine_stopped(Engine *engine, double since, const Transfer *transfer, Error *error) {
-    if (engine->failed) {
-        pthread_mutex_lock(&engine->lock);
-        *error = engine->failure;
-        pthread_mutex_unlock(&engine->lock);
-        return true;
-    }
+    if (!engine_ok(engine, error)) return true;
     if (log_seconds() - since < engine->options.timeout) return false;
     error_set(error, ERROR_COMMUNICATION, "rank %d waited %.0f s for rank %d, which is alive but does not answer", engine->place.rank,
         engine->options.timeout, transfer->peer);

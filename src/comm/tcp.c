@@ -14,7 +14,6 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "comm/comm_internal.h"
-#include "comm/tcp_internal.h"
 
 enum { POLL_MILLISECONDS = 100, MOST_AT_ONCE = 1 << 20 };
 

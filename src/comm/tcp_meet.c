@@ -15,8 +15,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "comm/comm_internal.h"
 #include "comm/socket.h"
-#include "comm/tcp_internal.h"
 
 enum { RETRY_MILLISECONDS = 100, HELLO_SECONDS = 5 };
 

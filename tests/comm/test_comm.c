@@ -14,7 +14,6 @@
 #include "base/hash.h"
 #include "comm/comm.h"
 #include "comm/comm_internal.h"
-#include "comm/tcp_internal.h"
 
 static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVICE=cuda or hip one GPU for each rank */
 
