@@ -5,7 +5,13 @@
 
 #include "config/config.h"
 #include "graph/graph.h"
-#include "infer/sample_internal.h"
+
+typedef struct Sampling {
+    double temperature; /* 0: the most likely token */
+    int64_t top_k;      /* only this many of the most likely tokens; 0: all */
+    double top_p;       /* then the fewest likely ones with this probability together (arXiv 1904.09751); 1: all */
+    uint64_t seed;
+} Sampling;
 
 typedef struct Generator Generator;
 
@@ -33,3 +39,9 @@ const double *generator_logits(Generator *generator, Error *error);
 /* Draws the next token out of the first `limit` of the vocabulary and appends it; there must be room. The draw
  * depends on seed and position alone. */
 bool generator_next(Generator *generator, const Sampling *sampling, int64_t limit, int32_t *token, Error *error);
+
+/* -- Choosing the next token from logits (sample.c) ---------------------------------------------------------------- */
+
+/* One of the `count` tokens that the logits belong to; `uniform` in [0, 1) decides. A tie goes to the lower token.
+ * Logits are finite. */
+int32_t sample_token(const double *logits, int64_t count, const Sampling *sampling, double uniform);

@@ -1,5 +1,5 @@
 /* Sampling: tokens in order of their logits, cut by top-k and then by top-p, and one draw from what is left. */
-#include "infer/sample_internal.h"
+#include "infer/generate.h"
 
 #include <math.h>
 #include <stdlib.h>
