@@ -41,6 +41,7 @@ typedef struct Gpu {
 struct HealthAmd {
     void *library;
     struct { AMD_CALLS(LIBRARY_FIELD) } call;
+    bool initialized;
     uint32_t count;
     Gpu gpus[MOST_GPUS];
     unsigned char *metrics;
@@ -70,24 +71,19 @@ HealthAmd *health_amd_open(const char *root) {
     if (!has_driver(root)) return NULL;
     HealthAmd *amd = memory_allocate(sizeof *amd);
     *amd = (HealthAmd){.library = load(root), .metrics = memory_allocate(METRICS_BYTES)};
-    bool ready = amd->library && !library_find(amd->library, names, &amd->call) && amd->call.initialize(0) == 0;
-    if (ready && amd->call.count(&amd->count) != 0) amd->count = 0;
+    amd->initialized = amd->library && !library_find(amd->library, names, &amd->call) && amd->call.initialize(0) == 0;
+    if (amd->initialized && amd->call.count(&amd->count) != 0) amd->count = 0;
     if (amd->count > MOST_GPUS) amd->count = MOST_GPUS;
-    if (ready && amd->count) {
-        health_amd_look(amd, (HealthListener){0});
-        return amd;
-    }
-    if (ready) amd->call.shut_down();
-    if (amd->library) dlclose(amd->library);
-    free(amd->metrics);
-    free(amd);
+    health_amd_look(amd, (HealthListener){0});
+    if (amd->count) return amd;
+    health_amd_close(amd);
     return NULL;
 }
 
 void health_amd_close(HealthAmd *amd) {
     if (!amd) return;
-    amd->call.shut_down();
-    dlclose(amd->library);
+    if (amd->initialized) amd->call.shut_down();
+    if (amd->library) dlclose(amd->library);
     free(amd->metrics);
     free(amd);
 }

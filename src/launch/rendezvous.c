@@ -185,14 +185,12 @@ static void describe_absent(const Rendezvous *rendezvous, char *text, size_t siz
     text[0] = 0;
     for (int node = 0; node < rendezvous->place.nodes && length < size; node++) {
         const Seat *seat = &rendezvous->seats[node];
-        const char *comma = length ? "; " : "";
-        if (!seat->here && seat->member)
-            length +=
-                (size_t)snprintf(text + length, size - length, "%snode %d did not come in %.0f s", comma, node, rendezvous->place.away);
-        else if (!seat->here) length += (size_t)snprintf(text + length, size - length, "%snode %d is still away", comma, node);
-        else if (!takes_part(seat))
-            length +=
-                (size_t)snprintf(text + length, size - length, "%snode %d (%s): %s", comma, node, seat->report.name, seat->report.reason);
+        char why[sizeof seat->report.name + sizeof seat->report.reason + 8];
+        if (takes_part(seat)) continue;
+        if (seat->here) snprintf(why, sizeof why, "(%s): %s", seat->report.name, seat->report.reason);
+        else if (seat->member) snprintf(why, sizeof why, "did not come in %.0f s", rendezvous->place.away);
+        else snprintf(why, sizeof why, "is still away");
+        length += (size_t)snprintf(text + length, size - length, "%snode %d %s", length ? "; " : "", node, why);
     }
 }
 

@@ -4,7 +4,6 @@
  * ranks, the counters and the rendezvous. */
 #include <regex.h>
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
