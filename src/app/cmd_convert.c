@@ -1,7 +1,6 @@
 /* `smelt convert IN OUT [key=value ...]`: the model of a run, a model folder or a file of llm.c as a Hugging Face
  * folder in today's layout, or as a file of llm.c. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"

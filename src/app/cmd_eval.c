@@ -7,13 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "ckpt/ckpt.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "device/gemm.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/scope.h"
 #include "app/command.h"
 #include "app/process.h"

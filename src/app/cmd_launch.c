@@ -2,8 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/memory.h"
 #include "app/command.h"
 #include "app/process.h"
 #include "launch/launch.h"
@@ -11,19 +9,17 @@
 /* Returns the place of the command after "--", or NULL. */
 static char **read_arguments(int argc, char **argv, LaunchOptions *options, OptionStrings *strings, Error *error) {
     for (int i = 1; i < argc; i++) {
-        char text[64];
-        bool set = true;
-        if (!strcmp(argv[i], "--")) {
+        char ranks[64];
+        const char *setting = argv[i];
+        if (!strcmp(setting, "--")) {
             if (i + 1 < argc) return argv + i + 1;
             break;
         }
-        if (!strcmp(argv[i], "-n") && i + 1 < argc) {
-            snprintf(text, sizeof text, "ranks=%.50s", argv[++i]);
-            set = options_set(&launch_table, options, strings, text, error);
-        } else {
-            set = options_set(&launch_table, options, strings, argv[i], error);
+        if (!strcmp(setting, "-n") && i + 1 < argc) {
+            snprintf(ranks, sizeof ranks, "ranks=%.50s", argv[++i]);
+            setting = ranks;
         }
-        if (!set) return NULL;
+        if (!options_set(&launch_table, options, strings, setting, error)) return NULL;
     }
     error_set(error, ERROR_USAGE, "there is no command: smelt launch -n 4 -- train CONFIG.yaml");
     return NULL;

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdio_ext.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend.h"
@@ -16,18 +15,15 @@
 #include "train/train.h"
 
 static bool apply_arguments(int argc, char **argv, Config *config, OptionStrings *strings, Error *error) {
-    bool file = false;
-    for (int i = 1; i < argc; i++) {
-        if (strchr(argv[i], '=')) {
-            if (!options_set(&config_table, config, strings, argv[i], error)) return false;
-        } else if (file) {
+    bool file = argc > 1 && !strchr(argv[1], '=');
+    if (file && !options_read_yaml(&config_table, config, strings, argv[1], error)) return false;
+    for (int i = 1 + file; i < argc; i++) {
+        if (!strchr(argv[i], '=') && file)
             return error_set(
                 error, ERROR_USAGE, "'%s' is not key=value, and a configuration file was given already: see smelt train --help", argv[i]);
-        } else {
-            if (i != 1) return error_set(error, ERROR_USAGE, "'%s': the configuration file comes first, then key=value", argv[i]);
-            if (!options_read_yaml(&config_table, config, strings, argv[i], error)) return false;
-            file = true;
-        }
+        if (!strchr(argv[i], '='))
+            return error_set(error, ERROR_USAGE, "'%s': the configuration file comes first, then key=value", argv[i]);
+        if (!options_set(&config_table, config, strings, argv[i], error)) return false;
     }
     return true;
 }
@@ -71,13 +67,12 @@ static bool read_arguments(int argc, char **argv, Config *config, OptionStrings 
 }
 
 static bool print_plan(const Config *config, Device *device, Error *error) {
-    Session session;
+    SCOPED(session_free) Session session = {0};
     printf("# configuration\n");
     options_write_yaml(&config_table, config, stdout);
     printf("\n");
     if (!session_plan(&session, config, device, error)) return false;
     session_print_plan(&session, stdout);
-    session_free(&session);
     return true;
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/scope.h"
 
 enum { MOST_FRAMES = 48, STACK_SECONDS = 2 };
 
@@ -85,7 +86,7 @@ static void print_stacks(void) {
     struct sigaction action = {.sa_handler = on_print_stack, .sa_flags = SA_RESTART}, before;
     void *frame[1];
     backtrace(frame, 1); /* loads its library now, not in the handler */
-    FileList threads;
+    SCOPED(file_list_free) FileList threads = {0};
     Error ignored;
     if (!file_list("/proc/self/task", &threads, &ignored) || sem_init(&stack_printed, 0, 0) != 0 ||
         sigaction(SIGUSR2, &action, &before) != 0)
@@ -100,7 +101,6 @@ static void print_stacks(void) {
         if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0 || sem_timedwait(&stack_printed, &until) != 0)
             fprintf(stderr, "  (it does not answer)\n");
     }
-    file_list_free(&threads);
 }
 
 const HangActions process_hang_actions = {.print_stacks = print_stacks, .end = _exit};
