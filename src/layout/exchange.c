@@ -9,7 +9,6 @@
 
 #include "base/bf16.h"
 #include "base/memory.h"
-#include "model/model.h"
 #include "ops/add/add.h"
 
 enum { STAGE_GRADIENTS = 2, STAGE_WEIGHTS = 3 }; /* from which these are sharded */

@@ -6,7 +6,6 @@
 
 #include <assert.h>
 #include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +15,6 @@
 #include "base/scope.h"
 #include "base/strings.h"
 #include "ckpt/ckpt.h"
-#include "data/data.h"
 #include "train/source.h"
 
 /* -- The base ------------------------------------------------------------------------------------------------------ */

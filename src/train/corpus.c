@@ -1,7 +1,6 @@
 /* From the configuration's data settings to open shards. Text is packed into RUN/data before a run's first
  * checkpoint, and found there again on resume, so that neither a later start nor an edited text changes what the
  * steps so far were made of. The tokenizer's files are copied to RUN/tokenizer for the same reason. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -78,28 +77,25 @@ static bool open_in_run(Shard *shard, const Config *config, const char *name, Er
     return shard_open(shard, prefix, error);
 }
 
-static bool open_train(Corpus *corpus, const Config *config, bool made, bool *split, Error *error) {
-    const DataConfig *data = &config->data;
-    if (shard_exists(data->train)) return shard_open(&corpus->train, data->train, error);
-    *split = data->valid[0] == '\0' && data->valid_fraction > 0;
-    if (!pack_once(config, made, data->train, "text", *split ? data->valid_fraction : 0, error)) return false;
-    return open_in_run(&corpus->train, config, *split ? "text-train" : "text", error);
+/* Opens a token shard, or text that is packed to RUN/data/NAME. */
+static bool open_input(Shard *shard, const Config *config, bool made, const char *input, const char *name, Error *error) {
+    if (shard_exists(input)) return shard_open(shard, input, error);
+    return pack_once(config, made, input, name, 0, error) && open_in_run(shard, config, name, error);
 }
 
-static bool open_valid(Corpus *corpus, const Config *config, bool made, bool split, Error *error) {
-    const DataConfig *data = &config->data;
-    if (split) return corpus->has_valid = open_in_run(&corpus->valid, config, "text-valid", error);
-    if (data->valid[0] == '\0') return true;
-    if (shard_exists(data->valid)) return corpus->has_valid = shard_open(&corpus->valid, data->valid, error);
-    return pack_once(config, made, data->valid, "valid", 0, error) &&
-           (corpus->has_valid = open_in_run(&corpus->valid, config, "valid", error));
-}
-
+/* Without data.valid, a fraction of text is the validation part. */
 static bool open_shards(Corpus *corpus, const Config *config, bool made, Error *error) {
-    bool split = false;
-    if (!open_train(corpus, config, made, &split, error)) return error_context(error, "data.train=%s", config->data.train);
+    const DataConfig *data = &config->data;
+    bool split = !data->valid[0] && data->valid_fraction > 0 && !shard_exists(data->train);
+    bool opened = split ? pack_once(config, made, data->train, "text", data->valid_fraction, error) &&
+                              open_in_run(&corpus->train, config, "text-train", error)
+                        : open_input(&corpus->train, config, made, data->train, "text", error);
+    if (!opened) return error_context(error, "data.train=%s", data->train);
     corpus->bytes = !corpus->tokenizer && corpus->train.max_token < BYTE_VOCABULARY;
-    return open_valid(corpus, config, made, split, error) || error_context(error, "data.valid=%s", config->data.valid);
+    if (!split && !data->valid[0]) return true;
+    corpus->has_valid = split ? open_in_run(&corpus->valid, config, "text-valid", error)
+                              : open_input(&corpus->valid, config, made, data->valid, "valid", error);
+    return corpus->has_valid || error_context(error, "data.valid=%s", data->valid);
 }
 
 /* By the process that holds the run's lock, so that no other packs there. */
@@ -125,7 +121,7 @@ bool corpus_open(Corpus *corpus, const Config *config, bool made, Error *error) 
 
 void corpus_close(Corpus *corpus) {
     shard_close(&corpus->train);
-    if (corpus->has_valid) shard_close(&corpus->valid);
+    shard_close(&corpus->valid);
     tokenizer_free(corpus->tokenizer);
     *corpus = (Corpus){0};
 }

@@ -4,7 +4,6 @@
 #include "train/debug_state.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/element.h"

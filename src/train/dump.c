@@ -9,7 +9,6 @@
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "model/hf.h"
-#include "graph/op.h"
 #include "train/train.h"
 
 static bool write_file(const char *folder, const char *name, const StoredTensor *tensors, size_t count, Error *error) {

@@ -2,13 +2,11 @@
  * by the bytes of text that the targets stand for, which are those of the text unless the tokenizer normalises it.
  * Owns nothing after it returns. Called by the training loop and `smelt eval`. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
-#include "graph/op.h"
 #include "train/train.h"
 
 /* The bytes of text that a token stands for inside a text; one that ends a document has none. */
@@ -31,6 +29,7 @@ static uint32_t *list_text_bytes(const EvaluationInput *input) {
     return list;
 }
 
+/* Integers only, as one collective has one type. */
 typedef struct Counts { int64_t targets, bytes; } Counts;
 
 /* Copies a batch, dropping the samples past the end; counts targets and, with `text`, the bytes that they stand for.
@@ -69,13 +68,11 @@ static int64_t pick(void *context) {
 /* Adds over the ranks, in rank order. */
 static bool sum_up(Comm *comm, double *sum, Counts *counts, Error *error) {
     SCOPED_FREE double *sums = memory_allocate((size_t)comm_size(comm) * sizeof *sums);
-    int64_t numbers[] = {counts->targets, counts->bytes};
     sums[comm_rank(comm)] = *sum;
     bool done = comm_host_all_gather(comm, "evaluation", sums, 1, COMM_F64, error) &&
-                comm_host_all_reduce(comm, "evaluation", numbers, 2, COMM_I64, COMM_SUM, error);
+                comm_host_all_reduce(comm, "evaluation", counts, sizeof *counts / sizeof(int64_t), COMM_I64, COMM_SUM, error);
     *sum = 0;
     for (int r = 0; r < comm_size(comm); r++) *sum += sums[r];
-    *counts = (Counts){numbers[0], numbers[1]};
     return done;
 }
 

@@ -207,10 +207,6 @@ static bool record_write(Metrics *metrics, json_t *record, double time, Error *e
     return file_append(&metrics->journal, text, length + 1, error);
 }
 
-static bool scalars_write(Metrics *metrics, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
-    return !metrics->tensorboard || tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
-}
-
 /* -- Events -------------------------------------------------------------------------------------------------------- */
 
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
@@ -238,7 +234,7 @@ bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error) {
         {"tokens_per_second", rates.tokens_per_second},
     };
     return record_write(metrics, record, time, error) &&
-           scalars_write(metrics, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error);
+           tensorboard_write(metrics->tensorboard, step->step, time, scalars, isnan(rates.tokens_per_second) ? 3 : 4, error);
 }
 
 static bool write_imbalance(
@@ -255,7 +251,7 @@ static bool write_imbalance(
             scalars[count++] = (TensorboardScalar){
                 memory_format("expert_load_max_over_mean/layer_%02lld", (long long)layer), most * (double)experts / sum};
     }
-    bool good = scalars_write(metrics, step, time, scalars, count, error);
+    bool good = tensorboard_write(metrics->tensorboard, step, time, scalars, count, error);
     for (size_t i = 0; i < count; i++) free((char *)scalars[i].tag);
     return good;
 }
@@ -285,7 +281,8 @@ bool metrics_evaluation(Metrics *metrics, int64_t step, double loss, double bits
     put_integer(record, "tokens", tokens);
     put_known(record, "milliseconds", round(seconds * 1e6) * 1e-3);
     const TensorboardScalar scalars[] = {{"loss/validation", loss}, {"bits_per_byte/validation", bits_per_byte}};
-    return record_write(metrics, record, time, error) && scalars_write(metrics, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
+    return record_write(metrics, record, time, error) &&
+           tensorboard_write(metrics->tensorboard, step, time, scalars, isnan(bits_per_byte) ? 1 : 2, error);
 }
 
 bool metrics_checkpoint(Metrics *metrics, int64_t step, double seconds, int64_t bytes, Error *error) {

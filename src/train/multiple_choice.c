@@ -6,14 +6,12 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
 
 enum { MAGIC = 20240522, VERSION = 1, HEADER_INTEGERS = 256, HEADER_BYTES = 4 * HEADER_INTEGERS, START = 65535, FILE_LIMIT = 1 << 30 };
 enum { AT_MAGIC, AT_VERSION, AT_EXAMPLES };
@@ -29,18 +27,14 @@ bool multiple_choice_is_file(const char *path) {
 
 /* -- One example --------------------------------------------------------------------------------------------------- */
 
-/* What is left of a piece of the file, in uint16. */
-typedef struct Stream {
-    const uint16_t *at;
-    int64_t left;
-} Stream;
+static void skip(ChoiceText *rest, int64_t count) { *rest = (ChoiceText){rest->tokens + count, rest->count - count}; }
 
-static bool take_text(Stream *stream, ChoiceText *text) {
-    int64_t count = stream->left > 0 ? *stream->at : 0;
-    if (count < 1 || count >= stream->left) return false;
-    *text = (ChoiceText){stream->at + 1, count};
-    stream->at += 1 + count;
-    stream->left -= 1 + count;
+/* Takes a text, which follows its count of tokens, off what is left of an example. */
+static bool take_text(ChoiceText *rest, ChoiceText *text) {
+    int64_t count = rest->count > 0 ? *rest->tokens : 0;
+    if (count < 1 || count >= rest->count) return false;
+    *text = (ChoiceText){rest->tokens + 1, count};
+    skip(rest, 1 + count);
     return true;
 }
 
@@ -67,21 +61,21 @@ static const char *parse_header(const uint16_t *header, int64_t index, ChoiceExa
     return NULL;
 }
 
-/* Takes the next example off the stream. Returns what is wrong with it, or NULL. */
-static const char *parse_example(Stream *stream, int64_t index, ChoiceExample *example) {
-    if (stream->left < EXAMPLE_HEADER) return "is not there: the file is truncated";
-    if (stream->at[AT_START] != START) return "does not begin with 65535";
-    int64_t length = stream->at[AT_BYTES] / 2;
-    if (stream->at[AT_BYTES] % 2 || length < EXAMPLE_HEADER || length > stream->left)
+/* Takes the next example off what is left of the file. Returns what is wrong with it, or NULL. */
+static const char *parse_example(ChoiceText *rest, int64_t index, ChoiceExample *example) {
+    const uint16_t *header = rest->tokens;
+    if (rest->count < EXAMPLE_HEADER) return "is not there: the file is truncated";
+    if (header[AT_START] != START) return "does not begin with 65535";
+    int64_t length = header[AT_BYTES] / 2;
+    if (header[AT_BYTES] % 2 || length < EXAMPLE_HEADER || length > rest->count)
         return "is longer than the file, or shorter than its own header";
-    const char *wrong = parse_header(stream->at, index, example);
-    Stream texts = {stream->at + EXAMPLE_HEADER, length - EXAMPLE_HEADER};
+    const char *wrong = parse_header(header, index, example);
+    ChoiceText texts = {header + EXAMPLE_HEADER, length - EXAMPLE_HEADER};
     bool good = !wrong && take_text(&texts, &example->context);
     for (int i = 0; i < example->endings && good; i++) good = take_text(&texts, &example->ending[i]);
-    stream->at += length;
-    stream->left -= length;
+    skip(rest, length);
     if (wrong) return wrong;
-    return good && texts.left == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
+    return good && texts.count == 0 ? NULL : "has a text without tokens, or texts that do not fill it";
 }
 
 /* -- The file ------------------------------------------------------------------------------------------------------ */
@@ -90,19 +84,19 @@ static bool parse(MultipleChoice *set, int64_t length, const char *path, Error *
     const int32_t *header = (const int32_t *)set->content;
     if (length < HEADER_BYTES || header[AT_MAGIC] != MAGIC || header[AT_VERSION] != VERSION)
         return error_set(error, ERROR_DATA, "%s is no file of multiple-choice examples in version 1 of llm.c's format", path);
-    Stream stream = {(const uint16_t *)(set->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
+    ChoiceText rest = {(const uint16_t *)(set->content + HEADER_BYTES), (length - HEADER_BYTES) / 2};
     int64_t count = header[AT_EXAMPLES];
-    if (count < 1 || count > stream.left / EXAMPLE_HEADER)
+    if (count < 1 || count > rest.count / EXAMPLE_HEADER)
         return error_set(error, ERROR_DATA, "%s says that it has %lld examples, which do not fit into its %lld bytes", path,
             (long long)count, (long long)length);
     set->examples = memory_allocate((size_t)count * sizeof *set->examples);
     for (; set->count < count; set->count++) {
         ChoiceExample *example = &set->examples[set->count];
-        const char *wrong = parse_example(&stream, set->count, example);
+        const char *wrong = parse_example(&rest, set->count, example);
         if (wrong) return error_set(error, ERROR_DATA, "%s: example %lld of %lld %s", path, (long long)set->count, (long long)count, wrong);
         note_example(set, example);
     }
-    if (stream.left || length % 2)
+    if (rest.count || length % 2)
         return error_set(error, ERROR_DATA, "%s goes on after the %lld examples of its header", path, (long long)count);
     return true;
 }

@@ -3,22 +3,16 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/element.h"
 #include "base/memory.h"
 #include "base/scope.h"
 #include "train/train.h"
 
-static bool finite_element(const Graph *graph, const void *data, TypeClass type, int64_t index) {
-    if (type == TYPE_INT32) return true;
-    switch (precision_bytes(graph->precision, type)) {
-    case 8: return isfinite(((const double *)data)[index]);
-    case 4: return isfinite(((const float *)data)[index]);
-    default: return (((const uint16_t *)data)[index] & 0x7f80) != 0x7f80;
-    }
-}
-
+/* The index of the first NaN or infinity, or -1. */
 static int64_t first_bad(const Graph *graph, const void *data, TypeClass type, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        if (!finite_element(graph, data, type, i)) return i;
+    size_t bytes = precision_bytes(graph->precision, type);
+    for (int64_t i = 0; i < count && type != TYPE_INT32; i++)
+        if (!isfinite(element_get(bytes, data, i))) return i;
     return -1;
 }
 

@@ -4,10 +4,10 @@
 
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/log.h"
-#include "base/memory.h"
+#include "base/math.h"
+#include "base/scope.h"
 #include "graph/op.h"
 #include "backend/backend.h"
 
@@ -28,8 +28,6 @@ static Plan plan_program(const Session *session, Graph *graph, const CommSchedul
     if (plan.bytes[ARENA_GRADIENT]) plan.bytes[ARENA_GRADIENT] = schedule->gradient_bytes;
     return plan;
 }
-
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 bool session_plan_rank(Session *session, const Config *config, Device *device, int rank, int size, Error *error) {
     *session = (Session){.config = config};
@@ -56,7 +54,7 @@ bool session_plan_rank(Session *session, const Config *config, Device *device, i
     session->evaluation_schedule = comm_schedule_create(session->layout, session->evaluation.graph);
     session->plan = plan_program(session, session->model.graph, session->schedule);
     session->evaluation_plan = plan_program(session, session->evaluation.graph, session->evaluation_schedule);
-    session->plan.bytes[ARENA_WEIGHT] = larger(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
+    session->plan.bytes[ARENA_WEIGHT] = int_max(session->plan.bytes[ARENA_WEIGHT], session->evaluation_plan.bytes[ARENA_WEIGHT]);
     return true;
 }
 
@@ -142,13 +140,11 @@ void session_print_plan(const Session *session, FILE *file) {
 }
 
 static bool fits(const Config *config, Device *device, const Layout *layout, int64_t available) {
-    Session session;
+    SCOPED(session_free) Session session = {0};
     Error ignored = {0};
     int rank = layout->replica * layout->size + layout->rank;
-    bool fitting = session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) &&
-                   session_budget(&session).total <= available;
-    session_free(&session);
-    return fitting;
+    return session_plan_rank(&session, config, device, rank, layout_all_ranks(layout), &ignored) &&
+           session_budget(&session).total <= available;
 }
 
 /* Changes that cost little or no time of a step: no copy for checkpoints, then a higher ZeRO stage. */

@@ -32,23 +32,13 @@ static bool take_model(const ModelConfig *model, Precision precision, Config *co
     return config_check(config, error);
 }
 
-static bool read_model_folder(const char *folder, Config *config, OptionStrings *strings, Error *error) {
-    HfModel model;
-    if (!hf_read(folder, &model, error)) return false;
-    hf_release(&model);
-    return take_model(&model.config, model.precision, config, strings, error);
-}
-
-static bool read_model_file(const char *path, Config *config, OptionStrings *strings, Error *error) {
-    ModelConfig model;
-    Precision precision;
-    return llmc_read(path, &model, &precision, error) && take_model(&model, precision, config, strings, error);
-}
-
 bool source_read_config(const char *folder, Config *config, OptionStrings *strings, Error *error) {
+    SCOPED(hf_release) HfModel model = {0};
     if (source_is_run(folder)) return run_read_config(folder, config, strings, error);
-    if (hf_is_folder(folder)) return read_model_folder(folder, config, strings, error);
-    if (llmc_is_model(folder)) return read_model_file(folder, config, strings, error);
+    if (hf_is_folder(folder)) return hf_read(folder, &model, error) && take_model(&model.config, model.precision, config, strings, error);
+    if (llmc_is_model(folder))
+        return llmc_read(folder, &model.config, &model.precision, error) &&
+               take_model(&model.config, model.precision, config, strings, error);
     return error_set(error, ERROR_CHECKPOINT,
         "%s is neither a run folder (with config.yaml), nor a model folder (with config.json), nor a model of llm.c", folder);
 }

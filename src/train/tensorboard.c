@@ -87,16 +87,14 @@ static void put_masked_crc(Buffer *buffer, const void *data, size_t bytes) {
     put_bytes(buffer, &masked, sizeof masked);
 }
 
-static void event_begin(Tensorboard *tensorboard, double time) {
-    tensorboard->event.length = 0;
-    put_field_double(&tensorboard->event, EVENT_TIME, time);
-}
-
-static bool event_end(Tensorboard *tensorboard, Error *error) {
-    const Buffer *event = &tensorboard->event;
-    Buffer *record = &tensorboard->record;
+/* Appends an event with one field beside its time and step; without a step where it is negative. */
+static bool write_event(Tensorboard *tensorboard, double time, int64_t step, int field, const void *data, size_t bytes, Error *error) {
+    Buffer *event = &tensorboard->event, *record = &tensorboard->record;
+    event->length = record->length = 0;
+    put_field_double(event, EVENT_TIME, time);
+    if (step >= 0) put_field_integer(event, EVENT_STEP, step);
+    put_field_bytes(event, field, data, bytes);
     uint64_t length = event->length;
-    record->length = 0;
     put_bytes(record, &length, sizeof length);
     put_masked_crc(record, &length, sizeof length);
     put_bytes(record, event->data, event->length);
@@ -106,23 +104,19 @@ static bool event_end(Tensorboard *tensorboard, Error *error) {
 
 static bool write_version(Tensorboard *tensorboard, double time, Error *error) {
     static const char version[] = "brain.Event:2";
-    event_begin(tensorboard, time);
-    put_field_bytes(&tensorboard->event, EVENT_VERSION, version, sizeof version - 1);
-    return event_end(tensorboard, error);
+    return write_event(tensorboard, time, -1, EVENT_VERSION, version, sizeof version - 1, error);
 }
 
 /* A session start at a step is what makes TensorBoard drop that step and later ones of files before this one. */
 static bool write_session_start(Tensorboard *tensorboard, int64_t step, double time, Error *error) {
-    event_begin(tensorboard, time);
-    put_field_integer(&tensorboard->event, EVENT_STEP, step);
     Buffer *log = &tensorboard->summary;
     log->length = 0;
     put_field_integer(log, SESSION_STATUS, SESSION_START);
-    put_field_bytes(&tensorboard->event, EVENT_SESSION_LOG, log->data, log->length);
-    return event_end(tensorboard, error);
+    return write_event(tensorboard, time, step, EVENT_SESSION_LOG, log->data, log->length, error);
 }
 
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error) {
+    if (!tensorboard) return true;
     Buffer *value = &tensorboard->value, *summary = &tensorboard->summary;
     summary->length = 0;
     for (size_t i = 0; i < count; i++) {
@@ -131,10 +125,7 @@ bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, cons
         put_field_float(value, VALUE_SIMPLE, (float)scalars[i].value);
         put_field_bytes(summary, SUMMARY_VALUE, value->data, value->length);
     }
-    event_begin(tensorboard, time);
-    put_field_integer(&tensorboard->event, EVENT_STEP, step);
-    put_field_bytes(&tensorboard->event, EVENT_SUMMARY, summary->data, summary->length);
-    return event_end(tensorboard, error);
+    return write_event(tensorboard, time, step, EVENT_SUMMARY, summary->data, summary->length, error);
 }
 
 /* -- Files --------------------------------------------------------------------------------------------------------- */

@@ -17,7 +17,7 @@ typedef struct Tensorboard Tensorboard;
 /* Creates FOLDER, if need be, and a new file in it. TensorBoard then forgets what earlier files tell of steps after
  * `step`. `time` is in Unix seconds here and below. NULL on failure. */
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error);
-/* All scalars of a step in one record, written at once. */
+/* All scalars of a step in one record, written at once; `tensorboard` NULL: nowhere. */
 bool tensorboard_write(Tensorboard *tensorboard, int64_t step, double time, const TensorboardScalar *scalars, size_t count, Error *error);
 void tensorboard_close(Tensorboard *tensorboard);
 

@@ -26,6 +26,7 @@
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
 #include "train/adapter.h"
+#include "train/metrics_internal.h"
 #include "train/profile_internal.h"
 #include "train/run.h"
 #include "train/source.h"
@@ -497,18 +498,8 @@ static double measure_gemm(const Config *config, Device *device) {
     Error ignored = {0};
     char *memory = device_allocate(device, 3 * bytes, &ignored);
     if (!memory) return 0;
-    Gemm gemm = {.transpose_b = true,
-        .input = type,
-        .output = type,
-        .m = size,
-        .n = size,
-        .k = size,
-        .lda = size,
-        .ldb = size,
-        .ldc = size,
-        .a = memory,
-        .b = memory + bytes,
-        .c = memory + 2 * bytes};
+    Gemm gemm = {.transpose_b = true, .input = type, .output = type, .a = memory, .b = memory + bytes, .c = memory + 2 * bytes};
+    gemm.m = gemm.n = gemm.k = gemm.lda = gemm.ldb = gemm.ldc = size;
     double best = 0;
     for (int i = 0; i < TRIES; i++) {
         device_timer_start(device);
@@ -589,26 +580,21 @@ static int64_t available_memory(const Loop *loop, const Device *device) {
     return available < 0 || !device_info(device)->host_memory ? available : available / comm_local_size(loop->comm);
 }
 
-static bool check_adapters(const Config *config, Error *error) {
-    if (!config->lora.rank) return true;
-    if (!config->init[0])
+static bool check_settings(const Config *config, int ranks, Error *error) {
+    if (config->lora.rank && !config->init[0])
         return error_set(error, ERROR_USAGE, "lora.rank=%lld trains beside the weights of a model: give its folder, init=FOLDER",
             (long long)config->lora.rank);
-    return !config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out",
-               config->dump);
-}
-
-static bool check_ranks(const Loop *loop, Error *error) {
-    return comm_size(loop->comm) == 1 || !loop->config->dump[0] ||
-           error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", loop->config->dump,
-               comm_size(loop->comm));
+    if (config->lora.rank && config->dump[0])
+        return error_set(error, ERROR_USAGE,
+            "dump=%s writes all weights and gradients, of which a run with lora.rank has few: leave one out", config->dump);
+    return ranks == 1 || !config->dump[0] ||
+           error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
 }
 
 /* Rank 0 makes the run folder and packs text; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    bool opened = check_adapters(config, error) && check_ranks(loop, error);
+    bool opened = check_settings(config, comm_size(loop->comm), error);
     if (leads(loop))
         opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
                  corpus_open(&loop->corpus, config, false, error);

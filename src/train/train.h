@@ -4,7 +4,6 @@
 #include "base/stop.h"
 #include "data/data.h"
 #include "launch/watchdog.h"
-#include "train/metrics_internal.h"
 #include "train/session.h"
 
 /* What training needs of its process. */
