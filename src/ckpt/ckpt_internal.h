@@ -1,6 +1,6 @@
 /* What the files of this module share and no other needs: writing files from spans, the byte layout of safetensors
- * files, the manifest, and the folder of checkpoints. Strings in a Manifest belong to its `json` after reading, and to
- * the caller when it is written. */
+ * files, the manifest, the chunks of a shard, and the folder of checkpoints. Strings in a Manifest belong to its `json`
+ * after reading, and to the caller when it is written. */
 #pragma once
 
 #include "ckpt/ckpt.h"

@@ -58,7 +58,7 @@ bool text_is_space(uint32_t character) {
            character == 0x205F || character == 0x3000;
 }
 
-/* Both may stand in ill-formed text, between which and a token lies no white space. */
+/* text_spaces and text_trailing_spaces also take ill-formed text, whose ill-formed bytes are no white space. */
 size_t text_spaces(const char *text, size_t length) {
     size_t at = 0, size;
     utf8proc_int32_t character;
