@@ -198,30 +198,31 @@ static bool add_row(Bench *bench, const Work *work, BenchWork run, Error *error)
     return true;
 }
 
-static bool measure_kernel(Bench *bench, char *memory, int64_t set, Kernel kernel, Error *error) {
+/* Memory of the device; of the host ordinary (pageable) memory, and pinned memory, which a GPU reaches by itself: none
+ * where nothing is copied to and fro. */
+typedef struct Room {
+    Device *device;
+    char *memory, *pageable, *pinned;
+    int64_t bytes, host_bytes;
+} Room;
+
+static bool measure_kernel(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
     const int64_t worth = 256 << 20; /* bytes that a call moves at least: a millisecond in the first cache */
     int64_t each = set / kernels[kernel].arrays / ALIGNMENT * ALIGNMENT;
     if (each == 0) return true;
     bool gpu = is_gpu(bench->device);
     Work work = {.device = bench->device, .kernel = kernel, .bytes = each, .passes = gpu ? 1 : divide_up(worth, set)};
-    for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = memory + kernels[kernel].order[i] * (each + SKEW);
-    if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = memory + bench_round(each);
+    for (int i = 0; i < MOST_ARRAYS; i++) work.arrays[i] = room->memory + kernels[kernel].order[i] * (each + SKEW);
+    if (gpu && kernel == KERNEL_READ) work.arrays[MOST_ARRAYS - 1] = room->memory + bench_round(each);
     return add_row(bench, &work, gpu ? run_gpu : run_cpu, error);
 }
 
-/* Ordinary (pageable) memory of the host, and pinned memory, which a GPU reaches by itself. None where nothing is
- * copied to and fro. */
-typedef struct Host {
-    char *pageable, *pinned;
-    int64_t bytes;
-} Host;
-
 /* The driver's copies, of half the set as STREAM's copy has; with the host for as much as there is memory. */
-static bool measure_copy(Bench *bench, char *memory, const Host *host, int64_t set, Kernel kernel, Error *error) {
+static bool measure_copy(Bench *bench, const Room *room, int64_t set, Kernel kernel, Error *error) {
     int64_t each = set / 2 / ALIGNMENT * ALIGNMENT;
-    if (each == 0 || (kernel != DRIVER_COPY && each > host->bytes)) return true;
-    Work work = {.device = bench->device, .kernel = kernel, .arrays = {memory, memory + each}, .bytes = each, .passes = 1};
-    if (kernel != DRIVER_COPY) work.host = kernel == UPLOAD || kernel == DOWNLOAD ? host->pageable : host->pinned;
+    if (each == 0 || (kernel != DRIVER_COPY && each > room->host_bytes)) return true;
+    Work work = {.device = bench->device, .kernel = kernel, .arrays = {room->memory, room->memory + each}, .bytes = each, .passes = 1};
+    if (kernel != DRIVER_COPY) work.host = kernel == UPLOAD || kernel == DOWNLOAD ? room->pageable : room->pinned;
     return add_row(bench, &work, run_copy, error);
 }
 
@@ -241,57 +242,40 @@ static bool is_wanted(const Bench *bench, Kernel kernel) {
     return (option == 0 || option == (int)kernel + 1) && (kernel < DRIVER_COPY || is_gpu(bench->device));
 }
 
-static bool measure_size(Bench *bench, char *memory, const Host *host, int64_t size, Error *error) {
-    bool good = true;
-    for (Kernel kernel = 0; good && kernel < KERNEL_COUNT; kernel++) {
-        if (!is_wanted(bench, kernel)) continue;
-        good = kernel < DRIVER_COPY ? measure_kernel(bench, memory, size, kernel, error)
-                                    : measure_copy(bench, memory, host, size, kernel, error);
-    }
-    return good;
-}
-
-static bool open_host(Host *host, const Bench *bench, int64_t bytes, Error *error) {
-    bool wanted = false;
-    for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) wanted = wanted || is_wanted(bench, kernel);
-    *host = (Host){.bytes = wanted ? bytes : 0};
-    if (!wanted) return true;
-    host->pageable = memory_map((size_t)bytes, error);
-    host->pinned = host->pageable ? device_allocate_host(bench->device, bytes, error) : NULL;
-    if (!host->pinned) return false;
-    memset(host->pageable, 1, (size_t)bytes);
-    memset(host->pinned, 1, (size_t)bytes);
-    return true;
-}
-
-static void close_host(Host *host, Device *device) {
-    if (host->pageable) memory_unmap(host->pageable, (size_t)host->bytes);
-    if (host->pinned) device_free_host(device, host->pinned, host->bytes);
-}
-
-/* Without huge pages where pages=plain says so. Pages belong to the threads that work on them where they are touched first; values
- * are far from zero, since tiny ones may be slow to add. */
-static void touch(char *memory, int64_t bytes, bool plain) {
+/* Pages belong to the threads that work on them where they are touched first; values are far from zero, since tiny ones
+ * may be slow to add. */
+static void touch(char *memory, int64_t bytes) {
     double *values = (double *)memory;
-    if (plain) madvise(memory, (size_t)bytes, MADV_NOHUGEPAGE); /* advice, which may fail */
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < bytes / (int64_t)sizeof *values; i++) values[i] = 1;
 }
 
-static bool measure_sizes(Bench *bench, const BenchList *sizes, Error *error) {
-    const int64_t host_most = 1 << 30;
-    int64_t most = 0;
-    for (int i = 0; i < sizes->count; i++) most = int_max(most, sizes->numbers[i]);
-    if (!bench_fits(bench->device, most, "bytes=", "fewer", error)) return false;
-    int64_t room = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20);
-    Host host = {0};
-    char *memory = device_allocate(bench->device, room, error);
-    bool good = memory && open_host(&host, bench, int_min(most / 2, host_most), error);
-    if (good && !is_gpu(bench->device)) touch(memory, room, ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN);
-    for (int i = 0; good && i < sizes->count; i++) good = measure_size(bench, memory, &host, sizes->numbers[i], error);
-    close_host(&host, bench->device);
-    if (memory) device_free(bench->device, memory, room);
-    return good;
+static bool open_room(Room *room, const Bench *bench, int64_t most, Error *error) {
+    const int64_t host_most = 1 << 30, host_bytes = int_min(most / 2, host_most);
+    bool copies = false;
+    *room = (Room){.device = bench->device, .bytes = most + MOST_ARRAYS * (ALIGNMENT + SKEW) + (1 << 20)};
+    room->memory = device_allocate(bench->device, room->bytes, error);
+    if (!room->memory) return false;
+    if (!is_gpu(bench->device)) {
+        bool plain = ((const MemoryOptions *)bench->options)->pages == PAGES_PLAIN;
+        if (plain) madvise(room->memory, (size_t)room->bytes, MADV_NOHUGEPAGE); /* advice, which may fail */
+        touch(room->memory, room->bytes);
+    }
+    for (Kernel kernel = UPLOAD; kernel < KERNEL_COUNT; kernel++) copies = copies || is_wanted(bench, kernel);
+    if (!copies) return true;
+    room->host_bytes = host_bytes;
+    room->pageable = memory_map((size_t)host_bytes, error);
+    room->pinned = room->pageable ? device_allocate_host(bench->device, host_bytes, error) : NULL;
+    if (!room->pinned) return false;
+    memset(room->pageable, 1, (size_t)host_bytes);
+    memset(room->pinned, 1, (size_t)host_bytes);
+    return true;
+}
+
+static void close_room(Room *room) {
+    if (room->pageable) memory_unmap(room->pageable, (size_t)room->host_bytes);
+    if (room->pinned) device_free_host(room->device, room->pinned, room->host_bytes);
+    if (room->memory) device_free(room->device, room->memory, room->bytes);
 }
 
 static bool run(Bench *bench, Error *error) {
@@ -303,7 +287,16 @@ static bool run(Bench *bench, Error *error) {
     BenchList sizes;
     if (!*options->bytes) default_sizes(&sizes, bench->device);
     else if (!bench_list(&sizes, "bytes", options->bytes, most, error)) return false;
-    return measure_sizes(bench, &sizes, error);
+    int64_t largest = 0;
+    for (int i = 0; i < sizes.count; i++) largest = int_max(largest, sizes.numbers[i]);
+    SCOPED(close_room) Room room = {0};
+    if (!bench_fits(bench->device, largest, "bytes=", "fewer", error) || !open_room(&room, bench, largest, error)) return false;
+    for (int i = 0; i < sizes.count; i++)
+        for (Kernel kernel = 0; kernel < KERNEL_COUNT; kernel++)
+            if (is_wanted(bench, kernel) &&
+                !(kernel < DRIVER_COPY ? measure_kernel : measure_copy)(bench, &room, sizes.numbers[i], kernel, error))
+                return false;
+    return true;
 }
 
 const Benchmark bench_memory = {
