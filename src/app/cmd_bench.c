@@ -2,7 +2,6 @@
  * are those of the configuration, where it takes one. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"

@@ -18,6 +18,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/socket.h"
 
 enum { MAGIC = 0x726f6c6c, LOST_SECONDS = 60, HELLO_SECONDS = 2, END_SECONDS = 30, MOST_RANKS = 1024 };
@@ -59,15 +60,12 @@ struct Rendezvous {
 /* Nodes of another run have another command or another job. */
 static uint64_t job_of(char *const *command) {
     const char *job = getenv("SLURM_JOB_ID");
-    char *text = memory_copy_string(job ? job : "");
+    SCOPED_FREE char *text = memory_copy_string(job ? job : "");
     for (; *command; command++) {
-        char *longer = memory_format("%s\n%s", text, *command);
-        free(text);
-        text = longer;
+        SCOPED_FREE char *before = text;
+        text = memory_format("%s\n%s", before, *command);
     }
-    uint64_t hash = hash_bytes(text, strlen(text));
-    free(text);
-    return hash;
+    return hash_bytes(text, strlen(text));
 }
 
 Rendezvous *rendezvous_open(const RendezvousPlace *place, Error *error) {

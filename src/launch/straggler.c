@@ -24,11 +24,10 @@ int straggler_slowest(const double *busy, int ranks, double *ratio) {
     if (others == 0) return -1;
     for (int rank = 1; rank < ranks; rank++)
         if (busy[rank] > busy[slowest]) slowest = rank;
-    SCOPED_FREE double *rest = memory_allocate((size_t)others * sizeof *rest);
-    memcpy(rest, busy, (size_t)slowest * sizeof *rest);
-    memcpy(rest + slowest, busy + slowest + 1, (size_t)(others - slowest) * sizeof *rest);
-    qsort(rest, (size_t)others, sizeof *rest, compare_doubles);
-    if (rest[0] > 0) *ratio = busy[slowest] / rest[others / 2];
+    SCOPED_FREE double *sorted = memory_allocate((size_t)ranks * sizeof *sorted); /* the slowest is its last */
+    memcpy(sorted, busy, (size_t)ranks * sizeof *sorted);
+    qsort(sorted, (size_t)ranks, sizeof *sorted, compare_doubles);
+    if (sorted[0] > 0) *ratio = busy[slowest] / sorted[others / 2];
     return *ratio > slow_ratio ? slowest : -1;
 }
 

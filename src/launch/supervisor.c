@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "comm/comm.h"
 #include "comm/socket.h"
 #include "launch/health_internal.h"
@@ -97,11 +98,14 @@ static void judge_line(void *context, int rank, const char *line) {
     if (matches(&supervisor->restart_on, line)) judge(supervisor, EVENT_RESTART_LINE, 0, rank);
 }
 
+/* Of a rank that has ended; -1: a signal ended it. */
+static int exit_code(const Rank *rank) { return WIFEXITED(rank->status) ? WEXITSTATUS(rank->status) : -1; }
+
 /* A rank that the supervisor killed is not the cause, unless all ranks were killed. */
 static void judge_ends(Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
-        if (WIFEXITED(r->status)) judge(supervisor, EVENT_EXIT, WEXITSTATUS(r->status), rank);
+        if (exit_code(r) >= 0) judge(supervisor, EVENT_EXIT, exit_code(r), rank);
         else if (!r->killed) judge(supervisor, EVENT_SIGNAL, WTERMSIG(r->status), rank);
     }
     if (!supervisor->verdict.rule) judge(supervisor, EVENT_SIGNAL, SIGKILL, 0);
@@ -126,8 +130,7 @@ static bool ended_with(const Verdict *verdict, ErrorCode code) { return verdict-
 static bool has_failed(const Supervisor *supervisor) {
     for (int rank = 0; rank < supervisor->plan.count; rank++) {
         const Rank *r = &supervisor->ranks.ranks[rank];
-        if (!r->id && !(WIFEXITED(r->status) && (WEXITSTATUS(r->status) == ERROR_NONE || WEXITSTATUS(r->status) == ERROR_PREEMPTED)))
-            return true;
+        if (!r->id && exit_code(r) != ERROR_NONE && exit_code(r) != ERROR_PREEMPTED) return true;
     }
     return false;
 }
@@ -198,9 +201,7 @@ static void print_tails(const Supervisor *supervisor) {
     int first = supervisor->verdict.rank;
     ranks_print_tail(&supervisor->ranks, first);
     for (int rank = 0; rank < supervisor->plan.count; rank++)
-        if (rank != first && WIFEXITED(supervisor->ranks.ranks[rank].status) &&
-            WEXITSTATUS(supervisor->ranks.ranks[rank].status) != ERROR_NONE)
-            ranks_print_tail(&supervisor->ranks, rank);
+        if (rank != first && exit_code(&supervisor->ranks.ranks[rank]) > ERROR_NONE) ranks_print_tail(&supervisor->ranks, rank);
 }
 
 /* Runs all ranks once; the step that they reached, or -1 with *error when they could not be started. */
@@ -228,16 +229,14 @@ static char *device_name(int device) {
 /* Takes the rank's device out of those that are used. */
 static void leave_out(Supervisor *supervisor, int rank, const char *reason) {
     RankPlan *plan = &supervisor->plan;
-    char *visible = memory_copy_string("");
+    char *visible = NULL;
     log_warn("leaving out rank %d, %s: going on with %d ranks", rank, reason, plan->count - 1);
     plan->count--;
     supervisor->failures = 0;
     memmove(supervisor->devices + rank, supervisor->devices + rank + 1, (size_t)(plan->count - rank) * sizeof *supervisor->devices);
     for (int i = 0; i < plan->count; i++) {
-        char *name = device_name(supervisor->devices[i]), *longer = memory_format("%s%s%s", visible, i ? "," : "", name);
-        free(name);
-        free(visible);
-        visible = longer;
+        SCOPED_FREE char *name = device_name(supervisor->devices[i]), *before = visible;
+        visible = before ? memory_format("%s,%s", before, name) : memory_copy_string(name);
     }
     free(plan->devices);
     plan->devices = visible;

@@ -13,6 +13,7 @@
 
 #include "base/array.h"
 #include "base/file.h"
+#include "base/scope.h"
 #include "train/tensorboard_internal.h"
 
 typedef struct Buffer {
@@ -138,27 +139,22 @@ static bool open_new_file(File *journal, const char *folder, double time, Error 
     gethostname(host, sizeof host - 1);
     for (char *c = host; *c; c++)
         if (!isalnum((unsigned char)*c) && !strchr(".-_", *c)) *c = '_';
-    bool good = false;
-    for (int64_t second = (int64_t)time; !good && second < (int64_t)time + TRIES; second++) {
-        char *path = memory_format("%s/events.out.tfevents.%010lld.%s", folder, (long long)second, host);
+    for (int64_t second = (int64_t)time; second < (int64_t)time + TRIES; second++) {
+        SCOPED_FREE char *path = memory_format("%s/events.out.tfevents.%010lld.%s", folder, (long long)second, host);
         errno = 0;
-        good = file_open_append(journal, path, true, error);
-        free(path);
-        if (!good && errno != EEXIST) break;
+        if (file_open_append(journal, path, true, error)) return true;
+        if (errno != EEXIST) return false;
     }
-    return good;
+    return false;
 }
 
 Tensorboard *tensorboard_open(const char *folder, int64_t step, double time, Error *error) {
-    File journal;
-    if (!file_make_folder(folder, error) || !open_new_file(&journal, folder, time, error)) return NULL;
     Tensorboard *tensorboard = memory_allocate(sizeof *tensorboard);
-    tensorboard->journal = journal;
-    if (!write_version(tensorboard, time, error) || !write_session_start(tensorboard, step + 1, time, error)) {
-        tensorboard_close(tensorboard);
-        return NULL;
-    }
-    return tensorboard;
+    if (file_make_folder(folder, error) && open_new_file(&tensorboard->journal, folder, time, error) &&
+        write_version(tensorboard, time, error) && write_session_start(tensorboard, step + 1, time, error))
+        return tensorboard;
+    tensorboard_close(tensorboard);
+    return NULL;
 }
 
 void tensorboard_close(Tensorboard *tensorboard) {
