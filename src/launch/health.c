@@ -72,7 +72,7 @@ static int64_t read_counter(const char *path) {
 static void find_counters(Health *health, const char *root) {
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         glob_t found = {0};
-        if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library tells of these */
+        if (health->amd && strstr(sources[i].pattern, "/ras/")) continue; /* the library counts these */
         SCOPED_FREE char *pattern = memory_format("%s%s", root, sources[i].pattern);
         glob(pattern, 0, NULL, &found); /* without a match it finds nothing */
         for (size_t j = 0; j < found.gl_pathc; j++)

@@ -41,7 +41,7 @@ static bool keeps(const FileReader *reader, int64_t step, int64_t *evaluated) {
     return !ours || at <= step || strcmp(kind, "start") == 0;
 }
 
-/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` tells whether there are others, `*evaluated`
+/* Copies the lines that stay to `copy`, when it is not NULL; `*dropped` says whether there are others, `*evaluated`
  * the last step that one of the evaluations among them is of. */
 static bool filter(const char *path, int64_t step, File *copy, bool *dropped, int64_t *evaluated, Error *error) {
     FileReader reader;

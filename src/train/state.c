@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/array.h"
+#include "base/log.h"
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
 #include "train/run.h"
@@ -205,7 +205,7 @@ static bool copy_state(Saver *saver, Error *error) {
     return true;
 }
 
-/* The same number on all ranks, another one for every save, also of a run that starts again. */
+/* Draws a number that all ranks share and that no other save has, also of a run that starts again. */
 static bool agree_on_attempt(Session *session, int64_t *attempt, Error *error) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
