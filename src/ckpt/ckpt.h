@@ -113,11 +113,6 @@ bool checkpoint_is_done(const CheckpointJob *job);
 /* Waits for its end and frees it. */
 bool checkpoint_finish(CheckpointJob *job, CheckpointStats *stats, Error *error);
 
-/* The newest complete and undamaged checkpoint (checksums verified), or -1 when there is none. Each half-written or
- * damaged one on the way is reported with log_warn and skipped. When checkpoints exist but none is good, or the folder
- * cannot be read, that is ERROR_CHECKPOINT: *failed is set and -1 returned. */
-int64_t checkpoint_latest(const char *where, bool *failed, Error *error);
-
 /* The steps of all complete checkpoints, newest first, without verifying them. The caller frees *steps. */
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error);
 

@@ -1,4 +1,4 @@
-/* Finding, verifying and loading checkpoints. A pass over a checkpoint reads the stored chunks that it needs, so that
+/* Finding and loading checkpoints. A pass over a checkpoint reads the stored chunks that it needs, so that
  * hashing and reading spread over cores, and a rank that wants a part of a large tensor reads little more than that
  * part. Data moves between store and the caller's memory without a copy where a chunk is wanted whole. Owns no memory
  * beyond a call. Called by the training loop and the commands. */
@@ -15,12 +15,11 @@
 
 /* -- Reading and verifying ---------------------------------------------------------------------------------------- */
 
-/* What a pass over a checkpoint is for: verifying `everything`, or filling the `wanted` intervals, sorted by name. */
+/* A pass over a checkpoint that fills the `wanted` intervals, which are sorted by name. */
 typedef struct Reading {
     Store *store;
     const char *folder;
     const Manifest *manifest;
-    bool everything;
     const Interval *wanted;
     size_t wanted_count;
 } Reading;
@@ -102,7 +101,7 @@ static bool chunk_needed(const Reading *reading, const Interval *chunk) {
     const Interval *wanted = wanted_find(reading, chunk->name, &count);
     for (size_t i = 0; i < count; i++)
         if (intervals_meet(&wanted[i], chunk)) return true;
-    return reading->everything;
+    return false;
 }
 
 static bool chunks_read(
@@ -151,7 +150,7 @@ static int chunk_compare(const void *left, const void *right) {
     return a->file != b->file ? (a->file > b->file) - (a->file < b->file) : (a > b) - (a < b);
 }
 
-/* Reads the chunks that the pass needs, file by file; a pass over everything reads files without chunks too. */
+/* Reads the chunks that the pass needs, file by file. */
 static bool shards_read(const Reading *reading, Error *error) {
     const Manifest *manifest = reading->manifest;
     SCOPED_FREE const ManifestInterval **chunks = memory_allocate((manifest->interval_count + 1) * sizeof *chunks);
@@ -161,7 +160,7 @@ static bool shards_read(const Reading *reading, Error *error) {
     qsort(chunks, needed, sizeof *chunks, chunk_compare);
     for (size_t file = 0, begin = 0, end = 0; file < manifest->file_count; file++, begin = end) {
         while (end < needed && chunks[end]->file == file) end++;
-        if ((reading->everything || end > begin) && !shard_read(reading, file, chunks + begin, end - begin, error)) return false;
+        if (end > begin && !shard_read(reading, file, chunks + begin, end - begin, error)) return false;
     }
     return true;
 }
@@ -186,43 +185,13 @@ bool checkpoint_open(Manifest *manifest, Store *store, int64_t step, Error *erro
     return good;
 }
 
-/* Reads every byte. */
-static bool checkpoint_verify(Store *store, int64_t step, Error *error) {
-    SCOPED(manifest_free) Manifest manifest = {0};
-    StorePath folder = folder_step(step);
-    Reading everything = {.store = store, .folder = folder.text, .manifest = &manifest, .everything = true};
-    return checkpoint_open(&manifest, store, step, error) && shards_read(&everything, error);
-}
-
-static void warn_of_leftovers(const Store *store, const FolderListing *listing) {
-    for (size_t i = 0; i < listing->leftover_count; i++)
-        log_warn("%s is half-written and skipped; the next save removes it", store_path(store, listing->leftovers[i].text).text);
-}
-
-int64_t checkpoint_latest(const char *where, bool *failed, Error *error) {
-    SCOPED(store_release) Store *store = store_open(where, error);
-    SCOPED(folder_listing_free) FolderListing listing = {0};
-    *failed = !store || !folder_list(store, &listing, error);
-    if (*failed) return -1;
-    warn_of_leftovers(store, &listing);
-    int64_t found = -1;
-    Error reason = {0};
-    for (size_t i = 0; i < listing.count && found < 0; i++) {
-        if (checkpoint_verify(store, listing.steps[i], &reason)) found = listing.steps[i];
-        else log_warn("checkpoint of step %lld is skipped: %s", (long long)listing.steps[i], reason.message);
-    }
-    *failed = found < 0 && listing.count > 0;
-    if (*failed)
-        error_set(error, ERROR_CHECKPOINT, "%s has %zu checkpoints and none is good; the oldest: %s", store_path(store, "checkpoints").text,
-            listing.count, reason.message);
-    return found;
-}
-
 void checkpoint_report_leftovers(const char *where) {
     Error ignored = {0};
     SCOPED(store_release) Store *store = store_open(where, &ignored);
     SCOPED(folder_listing_free) FolderListing listing = {0};
-    if (store && folder_list(store, &listing, &ignored)) warn_of_leftovers(store, &listing);
+    if (!store || !folder_list(store, &listing, &ignored)) return;
+    for (size_t i = 0; i < listing.leftover_count; i++)
+        log_warn("%s is half-written and skipped; the next save removes it", store_path(store, listing.leftovers[i].text).text);
 }
 
 bool checkpoint_list(const char *where, int64_t **steps, size_t *count, Error *error) {

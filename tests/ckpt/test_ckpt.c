@@ -398,7 +398,7 @@ static void when_no_checkpoint_is_good_that_is_an_error(void **state) {
     Error error = {0};
     assert_int_equal(checkpoint_latest(fixture->run, &failed, &error), -1);
     assert_true(failed);
-    assert_message(&error, "2 checkpoints and none is good");
+    assert_message(&error, "step-00000001/manifest.json is damaged");
 }
 
 static void a_half_written_checkpoint_is_skipped_and_removed_by_the_next_save(void **state) {

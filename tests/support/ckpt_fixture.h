@@ -20,8 +20,9 @@
 
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "base/memory.h"
-#include "ckpt/ckpt.h"
+#include "ckpt/ckpt_internal.h"
 #include "checkpoint.h"
 #include "files.h"
 
@@ -119,6 +120,40 @@ static inline int64_t fixture_kill_saver(const char *run, struct timespec delay)
     while (read(ends[0], &step, sizeof step) == sizeof step) acknowledged = step;
     close(ends[0]);
     return acknowledged;
+}
+
+/* Whether all files have their sizes and every interval can be loaded, so that its checksum is right. */
+static inline bool checkpoint_verify(const char *where, int64_t step, Error *error) {
+    Manifest manifest = {0};
+    Store *store = store_open(where, error);
+    bool good = store && checkpoint_open(&manifest, store, step, error);
+    Interval *all = memory_allocate((manifest.interval_count + 1) * sizeof *all);
+    for (size_t i = 0; i < manifest.interval_count; i++) {
+        all[i] = manifest.intervals[i].interval;
+        all[i].data = memory_allocate((size_t)all[i].count * stored_type_bytes(all[i].type));
+    }
+    good = good && checkpoint_load(where, step, all, manifest.interval_count, NULL, error);
+    for (size_t i = 0; i < manifest.interval_count; i++) free(all[i].data);
+    free(all);
+    manifest_free(&manifest);
+    store_close(store);
+    return good;
+}
+
+/* The newest good checkpoint's step, -1 without one. `failed`: there are some, `error` says what is wrong with the
+ * oldest. Warns of what is half-written or damaged, as a run does that resumes. */
+static inline int64_t checkpoint_latest(const char *where, bool *failed, Error *error) {
+    int64_t *steps = NULL, found = -1;
+    size_t count = 0;
+    checkpoint_report_leftovers(where);
+    *failed = !checkpoint_list(where, &steps, &count, error);
+    for (size_t i = 0; i < count && found < 0; i++) {
+        if (checkpoint_verify(where, steps[i], error)) found = steps[i];
+        else log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], error->message);
+    }
+    *failed = *failed || (found < 0 && count > 0);
+    free(steps);
+    return found;
 }
 
 /* The newest good checkpoint's step, -1 without one. */
