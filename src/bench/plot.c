@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "base/array.h"
+#include "base/sort.h"
 #include "bench/bench.h"
 #include "report/chart.h"
 
@@ -16,20 +17,24 @@ enum { TICKS = 8, MOST_CURVES = 16, LABEL = 96 };
 static const char *const colours[] = {"#2a6f97", "#c2571a", "#3d8361", "#8a5a9e", "#b3261e", "#7a7a2a", "#4a7ab8", "#a35d3a"};
 static const char *colour_of(int curve) { return colours[curve % (int)(sizeof colours / sizeof *colours)]; }
 
-/* A row of the results. */
-typedef struct Point {
-    double x, y;
-    int curve;
-} Point;
+typedef struct Point { double x, y; } Point; /* a row of the results */
+
+typedef struct Curve {
+    char label[LABEL];
+    Point *points; /* by x */
+    int count;
+} Curve;
 
 typedef struct Drawing {
     FILE *file;
-    char labels[MOST_CURVES][LABEL];
-    int curve_count;
-    Point *points; /* by curve, then by x */
-    int point_count;
+    Curve curves[MOST_CURVES];
+    int count;
     Axis x, y;
 } Drawing;
+
+static void free_drawing(Drawing *drawing) {
+    for (int i = 0; i < drawing->count; i++) free(drawing->curves[i].points);
+}
 
 static double place_x(const Drawing *drawing, double x) { return LEFT + (RIGHT - LEFT) * axis_place(&drawing->x, x); }
 static double place_y(const Drawing *drawing, double y) { return BOTTOM - (BOTTOM - TOP) * axis_place(&drawing->y, y); }
@@ -48,66 +53,52 @@ static void format_label(const BenchResults *results, const BenchCell *row, char
     }
 }
 
-/* Adds the curve when it is new; -1 when there are too many. */
-static int find_curve(Drawing *drawing, const char *label) {
-    for (int i = 0; i < drawing->curve_count; i++)
-        if (!strcmp(drawing->labels[i], label)) return i;
-    if (drawing->curve_count == MOST_CURVES) return -1;
-    memcpy(drawing->labels[drawing->curve_count], label, LABEL);
-    return drawing->curve_count++;
+/* Adds the curve when it is new; NULL when there are too many. */
+static Curve *find_curve(Drawing *drawing, const char *label) {
+    int i = 0;
+    while (i < drawing->count && strcmp(drawing->curves[i].label, label)) i++;
+    if (i == MOST_CURVES) return NULL;
+    if (i == drawing->count) memcpy(drawing->curves[drawing->count++].label, label, LABEL);
+    return &drawing->curves[i];
 }
 
-static int compare_points(const void *a, const void *b) {
-    const Point *p = a, *q = b;
-    return p->curve != q->curve ? p->curve - q->curve : (p->x > q->x) - (p->x < q->x);
-}
+static int compare_points(const void *a, const void *b) { return compare_doubles(&((const Point *)a)->x, &((const Point *)b)->x); }
 
+/* Sets the axes too; a linear axis of y begins at 0. */
 static void collect_points(Drawing *drawing, const BenchResults *results) {
-    int x = bench_column(results, results->plot.x), y = bench_column(results, results->plot.y);
-    drawing->points = memory_allocate((size_t)(results->row_count + 1) * sizeof *drawing->points);
+    const BenchPlot *plot = &results->plot;
+    int x = bench_column(results, plot->x), y = bench_column(results, plot->y);
+    Point low = {INFINITY, plot->y_logarithmic ? INFINITY : 0}, high = {-INFINITY, -INFINITY};
     for (int i = 0; i < results->row_count; i++) {
         const BenchCell *row = results->cells + i * results->column_count;
+        Point point = {row[x].number, row[y].number};
         char label[LABEL];
-        if (!isfinite(row[x].number) || !isfinite(row[y].number)) continue;
+        if (!isfinite(point.x) || !isfinite(point.y)) continue;
         format_label(results, row, label);
-        Point point = {row[x].number, row[y].number, find_curve(drawing, label)};
-        if (point.curve >= 0) drawing->points[drawing->point_count++] = point;
+        Curve *curve = find_curve(drawing, label);
+        if (!curve) continue;
+        array_append(curve->points, curve->count, point);
+        low = (Point){fmin(low.x, point.x), fmin(low.y, point.y)};
+        high = (Point){fmax(high.x, point.x), fmax(high.y, point.y)};
     }
-    qsort(drawing->points, (size_t)drawing->point_count, sizeof *drawing->points, compare_points);
+    for (int i = 0; i < drawing->count; i++)
+        qsort(drawing->curves[i].points, (size_t)drawing->curves[i].count, sizeof(Point), compare_points);
+    drawing->x = axis_padded(low.x, high.x, plot->x_logarithmic, TICKS);
+    drawing->y = axis_padded(low.y, high.y, plot->y_logarithmic, TICKS);
 }
 
-static void draw_curve(const Drawing *drawing, const Point *points, int count) {
-    const char *colour = colour_of(points->curve);
-    fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", colour);
-    for (int i = 0; i < count; i++)
+static void draw_curve(const Drawing *drawing, int index) {
+    const Point *points = drawing->curves[index].points;
+    fprintf(drawing->file, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"", colour_of(index));
+    for (int i = 0; i < drawing->curves[index].count; i++)
         fprintf(drawing->file, "%c%.1f %.1f", i ? 'L' : 'M', place_x(drawing, points[i].x), place_y(drawing, points[i].y));
     fputs("\"/>\n", drawing->file);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < drawing->curves[index].count; i++)
         fprintf(drawing->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", place_x(drawing, points[i].x),
-            place_y(drawing, points[i].y), colour);
-}
-
-static void draw_curves(const Drawing *drawing) {
-    const Point *points = drawing->points;
-    for (int from = 0, to = 0; from < drawing->point_count; from = to) {
-        while (to < drawing->point_count && points[to].curve == points[from].curve) to++;
-        draw_curve(drawing, points + from, to - from);
-    }
+            place_y(drawing, points[i].y), colour_of(index));
 }
 
 /* -- Axes and text ------------------------------------------------------------------------------------------------- */
-
-/* A linear axis of y begins at 0. */
-static void set_axes(Drawing *drawing, const BenchPlot *plot) {
-    double x[2] = {INFINITY, -INFINITY}, y[2] = {INFINITY, -INFINITY};
-    for (int i = 0; i < drawing->point_count; i++) {
-        const Point *point = &drawing->points[i];
-        x[0] = fmin(x[0], point->x), x[1] = fmax(x[1], point->x);
-        y[0] = fmin(y[0], point->y), y[1] = fmax(y[1], point->y);
-    }
-    drawing->x = axis_padded(x[0], x[1], plot->x_logarithmic, TICKS);
-    drawing->y = axis_padded(plot->y_logarithmic ? y[0] : fmin(y[0], 0), y[1], plot->y_logarithmic, TICKS);
-}
 
 static void draw_axes(const Drawing *drawing) {
     FILE *file = drawing->file;
@@ -143,10 +134,10 @@ static void draw_text(FILE *file, const char *text, const char *attributes, ...)
 
 static void draw_legend(const Drawing *drawing) {
     enum { LINE = 22 };
-    for (int i = 0; i < drawing->curve_count; i++) {
+    for (int i = 0; i < drawing->count; i++) {
         int x = RIGHT + 20, y = TOP + 10 + i * LINE;
         fprintf(drawing->file, "<path stroke=\"%s\" stroke-width=\"3\" d=\"M%d %dh18\"/>", colour_of(i), x, y - 4);
-        draw_text(drawing->file, drawing->labels[i], "x=\"%d\" y=\"%d\"", x + 26, y);
+        draw_text(drawing->file, drawing->curves[i].label, "x=\"%d\" y=\"%d\"", x + 26, y);
     }
 }
 
@@ -158,9 +149,8 @@ static void draw_titles(FILE *file, const BenchPlot *plot, const char *subtitle)
 }
 
 void bench_draw(const BenchResults *results, const char *subtitle, FILE *file) {
-    Drawing drawing = {.file = file};
+    SCOPED(free_drawing) Drawing drawing = {.file = file};
     collect_points(&drawing, results);
-    set_axes(&drawing, &results->plot);
     fprintf(file,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"system-ui,sans-serif\" font-size=\"13\" "
         "fill=\"#1f2328\">\n"
@@ -168,8 +158,7 @@ void bench_draw(const BenchResults *results, const char *subtitle, FILE *file) {
         WIDTH, HEIGHT, WIDTH, HEIGHT);
     draw_titles(file, &results->plot, subtitle);
     draw_axes(&drawing);
-    draw_curves(&drawing);
+    for (int i = 0; i < drawing.count; i++) draw_curve(&drawing, i);
     draw_legend(&drawing);
     fputs("</svg>\n", file);
-    free(drawing.points);
 }
