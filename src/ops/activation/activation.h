@@ -30,6 +30,8 @@ typedef enum ActivationGradOperand {
     ACTIVATION_GRAD_D_X = 0, /* like x */
 } ActivationGradOperand;
 
-typedef struct GeluAttributes { GeluKind kind; } GeluAttributes;
-typedef struct ClampAttributes { double limit; } ClampAttributes;
-typedef struct ScaleAttributes { double factor; } ScaleAttributes;
+/* Of all the functions, and of their gradients. */
+typedef struct ActivationAttributes {
+    GeluKind kind;    /* of gelu */
+    double parameter; /* limit of clamp, factor of scale */
+} ActivationAttributes;

@@ -4,14 +4,15 @@
 #include "backend/cpu/kernel.h"
 #include "ops/activation/activation.h"
 
-/* Computes a row of y from x, or of d_x from x and d_y (equal to x in the forward pass). `parameter` is the limit of the
- * clamp, the factor of the scale. */
+/* Computes a row of y from x, or of d_x from x and d_y (equal to x in the forward pass). */
 typedef void Row(T *out, const T *x, const T *d_y, int64_t count, W parameter);
 
 /* Applies `row` to all rows of a call whose x is input `x_input`. */
-static void each_row(const OpCall *call, int x_input, Row *row, W parameter) {
+static void each_row(const OpCall *call, int x_input, Row *row) {
+    const ActivationAttributes *attributes = call->attributes;
     const T *x = call->in[x_input], *d_y = call->in[ACTIVATION_GRAD_D_Y];
     T *out = call->out[ACTIVATION_Y];
+    W parameter = (W)attributes->parameter;
     int64_t rows = call->in_shape[x_input][0], columns = call->in_shape[x_input][1];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) row(out + r * columns, x + r * columns, d_y + r * columns, columns, parameter);
@@ -46,15 +47,13 @@ ROW(clamped, to_compute(at_least(v > parameter ? parameter : v, -parameter)))
 ROW(clamped_grad, v > parameter || v < -parameter ? 0 : d_y[i])
 ROW(scaled, to_compute(parameter *v))
 
-static bool is_tanh(const OpCall *call) { return ((const GeluAttributes *)call->attributes)->kind == GELU_TANH; }
-static W limit(const OpCall *call) { return (W)((const ClampAttributes *)call->attributes)->limit; }
-static W factor(const OpCall *call) { return (W)((const ScaleAttributes *)call->attributes)->factor; }
+static bool is_tanh(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind == GELU_TANH; }
 
-CPU_OP(gelu) { each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact, 0); }
-CPU_OP(gelu_grad) { each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad, 0); }
-CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped, limit(call)); }
-CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad, limit(call)); }
-CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled, factor(call)); }
+CPU_OP(gelu) { each_row(call, ACTIVATION_X, is_tanh(call) ? gelu_tanh : gelu_exact); }
+CPU_OP(gelu_grad) { each_row(call, ACTIVATION_GRAD_X, is_tanh(call) ? gelu_tanh_grad : gelu_exact_grad); }
+CPU_OP(clamp) { each_row(call, ACTIVATION_X, clamped); }
+CPU_OP(clamp_grad) { each_row(call, ACTIVATION_GRAD_X, clamped_grad); }
+CPU_OP(scale) { each_row(call, ACTIVATION_X, scaled); }
 
 CPU_OP(swiglu) {
     const T *x = call->in[ACTIVATION_X];

@@ -44,28 +44,23 @@ INLINE float gelu_tanh_slope(float x) {
     return s + x * s * (1 - s) * (TANH_A + 3 * TANH_B * x * x);
 }
 
-#define FORWARD(name, formula)                                                                                                             \
+/* Kernel NAME, of a function or of a gradient: a->y[i] = formula. */
+#define FORMULA(name, is_gradient, formula)                                                                                                \
     INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
-        f32x8 x = load8_bf16(a->x + at, unit), y = 0;                                                                                    \
+        f32x8 x = load8_bf16(a->x + at, unit), d_y = is_gradient ? load8_bf16(a->d_y + at, unit) : (f32x8)0, y = 0;                        \
+        (void)d_y;                                                                                                                         \
         FOR_UNIT(i, unit) y[i] = formula;                                                                                                  \
-        store8_bf16(a->y + at, y, unit);                                                                                                 \
-    }                                                                                                                                      \
-    FLAT_KERNEL(name, FlatArguments, name##_at)
-#define BACKWARD(name, formula)                                                                                                            \
-    INLINE void name##_at(const FlatArguments *a, int64_t at, int unit) {                                                                  \
-        f32x8 x = load8_bf16(a->x + at, unit), d_y = load8_bf16(a->d_y + at, unit), d_x = 0;                                           \
-        FOR_UNIT(i, unit) d_x[i] = formula;                                                                                                \
-        store8_bf16(a->y + at, d_x, unit);                                                                                               \
+        store8_bf16(a->y + at, y, unit);                                                                                                   \
     }                                                                                                                                      \
     FLAT_KERNEL(name, FlatArguments, name##_at)
 
-FORWARD(exact, gelu_exact(x[i]))
-FORWARD(tanh, gelu_tanh(x[i]))
-FORWARD(clamp, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
-FORWARD(scale, a->factor *x[i])
-BACKWARD(exact_grad, d_y[i] * gelu_exact_slope(x[i]))
-BACKWARD(tanh_grad, d_y[i] * gelu_tanh_slope(x[i]))
-BACKWARD(clamp_grad, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
+FORMULA(exact, false, gelu_exact(x[i]))
+FORMULA(tanh, false, gelu_tanh(x[i]))
+FORMULA(clamp, false, x[i] > a->limit ? a->limit : x[i] < -a->limit ? -a->limit : x[i])
+FORMULA(scale, false, a->factor *x[i])
+FORMULA(exact_grad, true, d_y[i] * gelu_exact_slope(x[i]))
+FORMULA(tanh_grad, true, d_y[i] * gelu_tanh_slope(x[i]))
+FORMULA(clamp_grad, true, x[i] > a->limit || x[i] < -a->limit ? 0 : d_y[i])
 
 INLINE void swiglu_unit(const SwigluArguments *a, int unit) {
     Place place = place_in(a->tiling, unit);
@@ -106,49 +101,42 @@ LAUNCHER(scale, FlatArguments)
 TILED_LAUNCHER(swiglu, SwigluArguments, 8)
 TILED_LAUNCHER(swiglu_grad, SwigluArguments, 8)
 
-static FlatArguments forward(const OpCall *call) {
-    const int64_t *shape = call->in_shape[ACTIVATION_X];
-    return (FlatArguments){.x = call->in[ACTIVATION_X], .y = call->out[ACTIVATION_Y], .count = shape[0] * shape[1]};
+/* The arguments of a call whose x is input `x_input`; in the forward pass d_y is x, and not read. */
+static FlatArguments flat(const OpCall *call, int x_input) {
+    const ActivationAttributes *attributes = call->attributes;
+    const int64_t *shape = call->in_shape[x_input];
+    return (FlatArguments){.d_y = call->in[ACTIVATION_GRAD_D_Y],
+        .x = call->in[x_input],
+        .y = call->out[ACTIVATION_Y],
+        .count = shape[0] * shape[1],
+        .limit = (float)attributes->parameter,
+        .factor = (float)attributes->parameter};
 }
 
-static FlatArguments backward(const OpCall *call) {
-    const int64_t *shape = call->in_shape[ACTIVATION_GRAD_X];
-    return (FlatArguments){.d_y = call->in[ACTIVATION_GRAD_D_Y],
-        .x = call->in[ACTIVATION_GRAD_X],
-        .y = call->out[ACTIVATION_GRAD_D_X],
-        .count = shape[0] * shape[1]};
-}
+static GeluKind kind(const OpCall *call) { return ((const ActivationAttributes *)call->attributes)->kind; }
 
 GPU_OP(gelu) {
-    const GeluAttributes *attributes = call->attributes;
-    FlatArguments arguments = forward(call);
-    launch_gelu(call->device, attributes->kind, flat_shape(arguments.count), &arguments);
+    FlatArguments arguments = flat(call, ACTIVATION_X);
+    launch_gelu(call->device, kind(call), flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(gelu_grad) {
-    const GeluAttributes *attributes = call->attributes;
-    FlatArguments arguments = backward(call);
-    launch_gelu_grad(call->device, attributes->kind, flat_shape(arguments.count), &arguments);
+    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
+    launch_gelu_grad(call->device, kind(call), flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(clamp) {
-    const ClampAttributes *attributes = call->attributes;
-    FlatArguments arguments = forward(call);
-    arguments.limit = attributes->limit;
+    FlatArguments arguments = flat(call, ACTIVATION_X);
     launch_clamp(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(clamp_grad) {
-    const ClampAttributes *attributes = call->attributes;
-    FlatArguments arguments = backward(call);
-    arguments.limit = attributes->limit;
+    FlatArguments arguments = flat(call, ACTIVATION_GRAD_X);
     launch_clamp_grad(call->device, flat_shape(arguments.count), &arguments);
 }
 
 GPU_OP(scale) {
-    const ScaleAttributes *attributes = call->attributes;
-    FlatArguments arguments = forward(call);
-    arguments.factor = (float)attributes->factor;
+    FlatArguments arguments = flat(call, ACTIVATION_X);
     launch_scale(call->device, flat_shape(arguments.count), &arguments);
 }
 

@@ -4,64 +4,53 @@
  * recompute policies count them with the norms. */
 #include "ops/activation/activation.h"
 
-static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, const void *attributes, size_t bytes) {
+static TensorId append(Graph *graph, int op, TensorId x, int64_t columns, const char *name, ActivationAttributes attributes) {
     TensorId y = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), columns, name);
     assert(graph_get(graph, x)->type == TYPE_COMPUTE);
-    graph_node(graph, op, (Inputs){[ACTIVATION_X] = x}, (Outputs){[ACTIVATION_Y] = y}, attributes, bytes);
+    graph_node(graph, op, (Inputs){[ACTIVATION_X] = x}, (Outputs){[ACTIVATION_Y] = y}, &attributes, sizeof attributes);
     return y;
 }
 
 TensorId op_gelu(Graph *graph, TensorId x, GeluKind kind) {
-    return append(graph, OP_gelu, x, graph_columns(graph, x), "gelu", &(GeluAttributes){kind}, sizeof(GeluAttributes));
+    return append(graph, OP_gelu, x, graph_columns(graph, x), "gelu", (ActivationAttributes){.kind = kind});
 }
 
 TensorId op_swiglu(Graph *graph, TensorId x) {
     assert(graph_columns(graph, x) % 2 == 0);
-    return append(graph, OP_swiglu, x, graph_columns(graph, x) / 2, "swiglu", NULL, 0);
+    return append(graph, OP_swiglu, x, graph_columns(graph, x) / 2, "swiglu", (ActivationAttributes){0});
 }
 
 TensorId op_clamp(Graph *graph, TensorId x, double limit) {
     assert(limit > 0);
-    return append(graph, OP_clamp, x, graph_columns(graph, x), "clamped", &(ClampAttributes){limit}, sizeof(ClampAttributes));
+    return append(graph, OP_clamp, x, graph_columns(graph, x), "clamped", (ActivationAttributes){.parameter = limit});
 }
 
 TensorId op_scale(Graph *graph, TensorId x, double factor) {
-    return append(graph, OP_scale, x, graph_columns(graph, x), "scaled", &(ScaleAttributes){factor}, sizeof(ScaleAttributes));
+    return append(graph, OP_scale, x, graph_columns(graph, x), "scaled", (ActivationAttributes){.parameter = factor});
 }
 
-static void append_gradient(Graph *graph, int op, const Node *node, const TensorId *d_out, TensorId *d_in, size_t attribute_bytes) {
+static void gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
+    int op = node->op == OP_gelu ? OP_gelu_grad : node->op == OP_clamp ? OP_clamp_grad : OP_swiglu_grad;
     TensorId x = node->in[ACTIVATION_X];
     TensorId d_x = d_in[ACTIVATION_X] = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, x), graph_columns(graph, x), "d_x");
     graph_node(graph, op, (Inputs){[ACTIVATION_GRAD_D_Y] = d_out[ACTIVATION_Y], [ACTIVATION_GRAD_X] = x},
-        (Outputs){[ACTIVATION_GRAD_D_X] = d_x}, node->attributes, attribute_bytes);
-}
-
-static void gelu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    append_gradient(graph, OP_gelu_grad, node, d_out, d_in, sizeof(GeluAttributes));
-}
-
-static void swiglu_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    append_gradient(graph, OP_swiglu_grad, node, d_out, d_in, 0);
-}
-
-static void clamp_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    append_gradient(graph, OP_clamp_grad, node, d_out, d_in, sizeof(ClampAttributes));
+        (Outputs){[ACTIVATION_GRAD_D_X] = d_x}, node->attributes, 0);
 }
 
 static void scale_gradient(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in) {
-    const ScaleAttributes *attributes = node->attributes;
-    d_in[ACTIVATION_X] = op_scale(graph, d_out[ACTIVATION_Y], attributes->factor);
+    const ActivationAttributes *attributes = node->attributes;
+    d_in[ACTIVATION_X] = op_scale(graph, d_out[ACTIVATION_Y], attributes->parameter);
 }
 
 /* An exponential, a division or an error function counts as ten operations. */
 enum { SMOOTH_FLOPS = 25, CLAMP_FLOPS = 2 };
 
 const Op op_rule_gelu = {
-    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gelu_gradient, .element_flops = SMOOTH_FLOPS};
+    .name = "gelu", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_gelu_grad = {.name = "gelu_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = SMOOTH_FLOPS};
-const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = swiglu_gradient, .element_flops = SMOOTH_FLOPS};
+const Op op_rule_swiglu = {.name = "swiglu", .class = OP_CLASS_NORM, .gradient = gradient, .element_flops = SMOOTH_FLOPS};
 const Op op_rule_swiglu_grad = {.name = "swiglu_grad", .in_place = OPERAND(ACTIVATION_GRAD_X), .element_flops = SMOOTH_FLOPS};
 const Op op_rule_clamp = {
-    .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = clamp_gradient, .element_flops = CLAMP_FLOPS};
+    .name = "clamp", .class = OP_CLASS_NORM, .in_place = OPERAND(ACTIVATION_X), .gradient = gradient, .element_flops = CLAMP_FLOPS};
 const Op op_rule_clamp_grad = {.name = "clamp_grad", .in_place = OPERAND(ACTIVATION_GRAD_D_Y), .element_flops = CLAMP_FLOPS};
 const Op op_rule_scale = {.name = "scale", .in_place = OPERAND(ACTIVATION_X), .gradient = scale_gradient};
