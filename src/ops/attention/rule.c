@@ -3,23 +3,23 @@
  *     P = softmax(scale * Q K^T + bias),  O = P V
  *     delta = rowsum(dO * O),  dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale * dS K,  dK = scale * dS^T Q
  * Scores exist one block at a time. The forward pass keeps O and one log-sum-exp per row and head for the backward
- * pass, which computes P again. */
+ * pass, which computes P again. In generation, keys and values of new rows are written to a cache, then every row
+ * attends to the cache up to its position. */
 #include "base/math.h"
 #include "ops/attention/attention.h"
 
 static void assert_shapes(const Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
     const Heads *h = &spec->heads;
-    int64_t rows = graph_rows(graph, qkv);
     assert(graph_get(graph, qkv)->type == TYPE_COMPUTE && graph_columns(graph, qkv) == heads_columns(h));
     assert(h->kv_heads > 0 && h->heads % h->kv_heads == 0 && spec->window >= 0);
-    assert(spec->length > 0 && rows % spec->length == 0 && graph_elements(graph, positions) == rows);
-    (void)graph, (void)h, (void)rows, (void)positions;
+    assert(graph_elements(graph, positions) == graph_rows(graph, qkv));
 }
 
 TensorId op_attention(Graph *graph, TensorId qkv, TensorId positions, const AttentionSpec *spec) {
     assert_shapes(graph, qkv, positions, spec);
     const Heads *h = &spec->heads;
     int64_t rows = graph_rows(graph, qkv);
+    assert(spec->length > 0 && rows % spec->length == 0);
     Outputs out = {[ATTENTION_OUT] = graph_activation(graph, TYPE_COMPUTE, rows, h->heads * h->head_dim, "attended")};
     if (graph->training) out[ATTENTION_LOG_SUM] = graph_activation(graph, TYPE_WIDE, rows, h->heads, "log_sum_exp");
     graph_node(graph, OP_attention, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions}, out, spec, sizeof *spec);
@@ -55,3 +55,26 @@ static double grad_flops(const Graph *graph, const Node *node) {
 
 const Op op_rule_attention = {.name = "attention", .class = OP_CLASS_ATTENTION, .gradient = gradient, .flops = flops};
 const Op op_rule_attention_grad = {.name = "attention_grad", .flops = grad_flops};
+
+/* -- Over a key-value cache in generation: no gradient --------------------------------------------------------------- */
+
+TensorId op_attention_cached(Graph *graph, TensorId qkv, TensorId positions, TensorId cache, const AttentionSpec *spec) {
+    const Heads *h = &spec->heads;
+    assert_shapes(graph, qkv, positions, spec);
+    assert(graph_get(graph, cache)->type == TYPE_COMPUTE && graph_get(graph, cache)->arena == ARENA_STATE);
+    assert(graph_columns(graph, cache) == 2 * h->kv_heads * h->head_dim);
+    TensorId out = graph_activation(graph, TYPE_COMPUTE, graph_rows(graph, qkv), h->heads * h->head_dim, "attended");
+    graph_node(graph, OP_attention_cached, (Inputs){[ATTENTION_QKV] = qkv, [ATTENTION_POSITIONS] = positions},
+        (Outputs){[ATTENTION_CACHED_OUT] = out, [ATTENTION_CACHED_CACHE] = cache}, spec, sizeof *spec);
+    return out;
+}
+
+/* Two matmuls with every row of the cache, since how much of it is filled is not known here. */
+static double cached_flops(const Graph *graph, const Node *node) {
+    const AttentionSpec *spec = node->attributes;
+    double pairs = (double)graph_rows(graph, node->in[ATTENTION_QKV]) * graph_rows(graph, node->out[ATTENTION_CACHED_CACHE]);
+    return 4 * pairs * spec->heads.heads * spec->heads.head_dim;
+}
+
+const Op op_rule_attention_cached = {
+    .name = "attention_cached", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(ATTENTION_CACHED_CACHE), .flops = cached_flops};

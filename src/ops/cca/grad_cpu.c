@@ -1,4 +1,4 @@
-/* The backward pass of cca on a CPU (mathematics in grad_rule.c). Step 1 runs over blocks of KERNEL_BLOCK rows, step 2
+/* The backward pass of cca on a CPU (mathematics in rule.c). Step 1 runs over blocks of KERNEL_BLOCK rows, step 2
  * over tasks of CCA_CHUNK rows x one head, CCA_BLOCK rows at a time; for what the rows after a block send back to it,
  * its GEMM takes two rows more. Step 3 adds the sums of blocks and chunks in order. Scratch: g, all sums, and that of
  * each thread (Layout). */

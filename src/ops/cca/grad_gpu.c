@@ -1,4 +1,4 @@
-/* The backward pass of cca on a GPU, in four kernels (mathematics in grad_rule.c):
+/* The backward pass of cca on a GPU, in four kernels (mathematics in rule.c):
  *   1. cca_grad_norm: through rotation, temperature and norm to g [rows, C] in bf16; bound by memory;
  *   2. cca_grad_bias: the gradients of both biases and the temperature, from sums over rows. g goes through both
  *      taps of the grouped weight into the depthwise output of some row or of the padding, each of which

@@ -5,7 +5,16 @@
  *     y = y / |y| * sqrt(head_dim) per head, keys times their temperature, then rotary embedding of the first channels
  *     v = [first half of this token's v | second half of the previous token's v]
  * Training keeps one factor per head and row, and the rotated keys before their temperature (which may be zero, so
- * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul. */
+ * that they cannot be computed from qkv); with those and qkv itself the backward pass need not repeat the matmul.
+ *
+ * The backward pass goes
+ *   1. through rotation, temperature and norm, row by row, to g [R, C], the gradient of (convolution + mean). The norm
+ *      is undone in the rotated frame, since a rotation keeps lengths: with y the rotated, normalised vector and s its
+ *      factor, g = s (dy - y (y . dy) / head_dim), rotated back;
+ *   2. through the grouped convolution: g times its weight is the gradient of its input, g times that input the
+ *      gradient of its weight; then through the depthwise convolution and the mean to du;
+ *   3. the parameters' gradients are sums over rows, computed per chunk of rows and added in order of chunks.
+ * A document's first row also sends a gradient to the zeros before it; only the depthwise bias keeps some of that. */
 #include "ops/cca/cca.h"
 
 #include <string.h>
@@ -13,7 +22,7 @@
 static void assert_shapes(
     const Graph *graph, TensorId u, TensorId rope_table, const CcaParameters *parameters, TensorId state, const Heads *heads) {
     CcaShape s = cca_shape(heads, graph_rows(graph, u));
-    assert(heads->heads % heads->kv_heads == 0 && s.values % 2 == 0 && graph_columns(graph, u) == s.columns);
+    assert(s.values % 2 == 0 && graph_columns(graph, u) == s.columns);
     assert(graph_columns(graph, rope_table) % 2 == 0 && graph_columns(graph, rope_table) <= s.dim);
     assert(graph_elements(graph, parameters->depthwise_weight) == s.convolved * 2);
     assert(graph_elements(graph, parameters->depthwise_bias) == s.convolved);
@@ -21,7 +30,6 @@ static void assert_shapes(
     assert(graph_elements(graph, parameters->grouped_bias) == s.convolved);
     assert(graph_elements(graph, parameters->temperature) == s.kv_heads);
     assert(state == TENSOR_NONE || (!graph->training && graph_elements(graph, state) == 2 * s.columns));
-    (void)s, (void)graph, (void)rope_table, (void)parameters, (void)state;
 }
 
 TensorId op_cca(Graph *graph, TensorId u, TensorId positions, TensorId rope_table, const CcaParameters *parameters, TensorId state,
@@ -62,4 +70,13 @@ static double flops(const Graph *graph, const Node *node) {
     return s.rows * s.convolved * (4.0 * s.dim + 14);
 }
 
+/* Flops: of two matmuls; and per channel of norm and rotation (12), the mean (4), the depthwise convolution again (4)
+ * and its backward pass (9). */
+static double grad_flops(const Graph *graph, const Node *node) {
+    CcaShape s = cca_node_shape(graph, node);
+    return s.rows * s.convolved * (8.0 * s.dim + 29);
+}
+
 const Op op_rule_cca = {.name = "cca", .class = OP_CLASS_ATTENTION, .adds_to = OPERAND(CCA_STATE), .gradient = gradient, .flops = flops};
+const Op op_rule_cca_grad = {
+    .name = "cca_grad", .adds_to = OPERANDS(CCA_GRAD_D_DEPTHWISE_WEIGHT, CCA_GRAD_D_GROUPED_BIAS), .flops = grad_flops};

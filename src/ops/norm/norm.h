@@ -64,7 +64,6 @@ static inline int64_t qk_begin(const Heads *h, int part) {
 static inline void norm_assert_vectors(const Graph *graph, const Norm *norm, int64_t columns) {
     assert(graph_elements(graph, norm->gain) == columns);
     assert(norm->bias == TENSOR_NONE || (norm->kind == NORM_LAYER && graph_elements(graph, norm->bias) == columns));
-    (void)graph, (void)norm, (void)columns;
 }
 
 /* -- Operands ------------------------------------------------------------------------------------------------------ */
