@@ -39,19 +39,13 @@ INLINE bf16 GLOBAL *chunk_direction(const MuonGroup *a, const Chunk GLOBAL *chun
     return a->x + (chunk->matrix - a->first_matrix) * a->stride + chunk->second_index;
 }
 
-INLINE f32x4 gradient_at(const MuonGroup *a, int64_t at, bool pure_bf16, int unit) {
-    return load_state(a->arenas.gradients, at, pure_bf16, unit);
-}
-INLINE f32x4 momentum_at(const MuonGroup *a, int64_t at, bool pure_bf16, int unit) {
-    return load_state(a->arenas.momentum, at, pure_bf16, unit);
-}
-
 /* m = momentum m + scale g at `unit` elements of the chunk from `i` on; `sum` with the squares of their direction
  * added. */
 INLINE double update_momentum(
     const MuonGroup *a, const Chunk GLOBAL *chunk, uint32_t seed, int64_t i, double sum, bool pure_bf16, int unit) {
     int64_t at = chunk->index + i;
-    f32x4 g = gradient_at(a, at, pure_bf16, unit), m = a->momentum * momentum_at(a, at, pure_bf16, unit) + a->scale * g;
+    f32x4 g = load_state(a->arenas.gradients, at, pure_bf16, unit);
+    f32x4 m = a->momentum * load_state(a->arenas.momentum, at, pure_bf16, unit) + a->scale * g;
     store_state(a->arenas.momentum, at, m, pure_bf16 ? noise_of(~seed, chunk->first + i) : (u32x4)0, pure_bf16, unit);
     return add_squares(sum, direction_of(a, m, g));
 }
@@ -71,7 +65,8 @@ KERNEL(momentum, MuonGroup) { update_momenta(&a, false); }
 KERNEL(momentum_bf16, MuonGroup) { update_momenta(&a, true); }
 
 INLINE void write_direction(const MuonGroup *a, bf16 GLOBAL *x, int64_t at, float factor, bool pure_bf16, int unit) {
-    store4_bf16(x, factor * direction_of(a, momentum_at(a, at, pure_bf16, unit), gradient_at(a, at, pure_bf16, unit)), unit);
+    f32x4 m = load_state(a->arenas.momentum, at, pure_bf16, unit), g = load_state(a->arenas.gradients, at, pure_bf16, unit);
+    store4_bf16(x, factor * direction_of(a, m, g), unit);
 }
 
 INLINE void write_directions(const MuonGroup *a, bool pure_bf16) {

@@ -111,23 +111,16 @@ static int64_t append_symmetric(const Optimizer *o, Gemm *gemms, Gemm full) {
     return tiles;
 }
 
-static void multiply_gram(const Work *work) {
-    const Optimizer *o = work->optimizer;
+/* gram of X; or the square of gram. */
+static void multiply_symmetric(const Work *work, bool square) {
+    const OptimKernels *kernels = work->optimizer->kernels;
     int64_t n = 0;
     for (int i = 0; i < work->count; i++) {
         const Matrix *m = &work->matrices[i];
-        n += append_symmetric(o, work->gemms + n, muon_gram_gemm(m, o->kernels->compute, current(work, m), scratch_at(work, m->gram)));
-    }
-    gemm_batch(work->gemms, n);
-}
-
-static void multiply_square(const Work *work) {
-    const Optimizer *o = work->optimizer;
-    int64_t n = 0;
-    for (int i = 0; i < work->count; i++) {
-        const Matrix *m = &work->matrices[i];
-        n += append_symmetric(o, work->gemms + n,
-            muon_square_gemm(m, o->kernels->compute, o->kernels->wide, scratch_at(work, m->gram), scratch_at(work, m->square)));
+        void *gram = scratch_at(work, m->gram);
+        Gemm full = square ? muon_square_gemm(m, kernels->compute, kernels->wide, gram, scratch_at(work, m->square))
+                           : muon_gram_gemm(m, kernels->compute, current(work, m), gram);
+        n += append_symmetric(work->optimizer, work->gemms + n, full);
     }
     gemm_batch(work->gemms, n);
 }
@@ -201,9 +194,9 @@ void cpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *
         .gemms = memory_allocate((size_t)tiles * sizeof(Gemm))};
     load_direction(&work);
     for (int64_t i = 0; i < optimizer->config.newton_schulz_steps; i++) {
-        multiply_gram(&work);
+        multiply_symmetric(&work, false);
         complete_gram(&work, false);
-        multiply_square(&work);
+        multiply_symmetric(&work, true);
         complete_gram(&work, true);
         multiply_update(&work);
         work.swapped = !work.swapped;

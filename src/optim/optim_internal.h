@@ -126,15 +126,19 @@ typedef struct Update {
     double lr, scale;
 } Update;
 
+/* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`, or of
+ * their `gradients` in it. Waits. */
+typedef void SumSquares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
+typedef void AdamwStep(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
+/* One step of the matrices first .. end - 1, which are a group. */
+typedef void MuonStep(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+
 /* How one back end runs the passes over a segment's chunks, as OpKernel is for operations. The two are listed in
  * optimizer.c. */
 struct OptimBackend {
-    /* squares[k] = the sum of squares of segment k for every k >= first: of its chunks at their offsets from `arena`,
-     * or of their `gradients` in it. Waits. */
-    void (*sum_squares)(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
-    void (*adamw)(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
-    /* One step of the matrices first .. end - 1, which are a group. */
-    void (*muon)(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+    SumSquares *sum_squares;
+    AdamwStep *adamw;
+    MuonStep *muon;
     int64_t group_bytes;   /* most scratch of a group; a single matrix may need more */
     bool uniform_groups;   /* the matrices of a group have one shape */
     bool wide_square;      /* the square of gram is of the WIDE type, else of the COMPUTE type */
@@ -142,12 +146,9 @@ struct OptimBackend {
 };
 
 /* The methods: the CPU's are in optim_cpu.c, a GPU's in gradient_norm_gpu.c, adamw_gpu.c and muon_gpu.c. */
-void cpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
-void cpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
-void cpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
-void gpu_sum_squares(const Optimizer *optimizer, int first, const void *arena, bool gradients, double *squares);
-void gpu_adamw(const Optimizer *optimizer, const Segment *segment, const Update *update, const AdamwRates rates[RATES_COUNT]);
-void gpu_muon(const Optimizer *optimizer, const Segment *segment, const Update *update, int first, int end);
+SumSquares cpu_sum_squares, gpu_sum_squares;
+AdamwStep cpu_adamw, gpu_adamw;
+MuonStep cpu_muon, gpu_muon;
 
 /* Updates a segment of AdamW's chunks (adamw.c). */
 void adamw_step(const Optimizer *optimizer, const Segment *segment, const Update *update);

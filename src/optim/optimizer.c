@@ -185,21 +185,15 @@ static Optimizer *lay_out(const Graph *graph, const OptimizerConfig *config, con
     return optimizer;
 }
 
-static bool allocate_arenas(Optimizer *optimizer, Error *error) {
-    struct {
-        void **block;
-        int64_t bytes;
-        const char *what;
-    } arenas[] = {
-        {&optimizer->momentum, optimizer->momentum_bytes, "momentum"},
-        {&optimizer->variance, optimizer->variance_bytes, "variance"},
-        {&optimizer->scratch, optimizer->scratch_bytes, "scratch"},
-    };
-    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) {
-        *arenas[i].block = device_allocate(optimizer->device, arenas[i].bytes, error);
-        if (!*arenas[i].block) return error_context(error, "optimizer %s", arenas[i].what);
-    }
-    return true;
+static bool allocate(Device *device, void **arena, int64_t bytes, const char *what, Error *error) {
+    *arena = device_allocate(device, bytes, error);
+    return *arena || error_context(error, "optimizer %s", what);
+}
+
+static bool allocate_arenas(Optimizer *o, Error *error) {
+    return allocate(o->device, &o->momentum, o->momentum_bytes, "momentum", error) &&
+           allocate(o->device, &o->variance, o->variance_bytes, "variance", error) &&
+           allocate(o->device, &o->scratch, o->scratch_bytes, "scratch", error);
 }
 
 Optimizer *optimizer_create(const Graph *graph, const OptimizerConfig *config, const OptimizerShard *shard, Device *device, Error *error) {

@@ -325,25 +325,26 @@ GPU_OP(moe_permute) {
     gpu_zero_unused(call->device, x_slots, call->in[MOE_PERMUTE_OFFSET], experts, rows * k, columns);
 }
 
-GPU_OP(moe_permute_grad) {
-    MoeCombineArguments arguments = {.slots = call->in[MOE_PERMUTE_GRAD_D_X_SLOTS],
-        .slot = call->in[MOE_PERMUTE_GRAD_SLOT],
-        .rows = call->out[MOE_PERMUTE_GRAD_D_X],
-        .count = (int32_t)call->out_shape[MOE_PERMUTE_GRAD_D_X][0],
-        .k = (int32_t)call->in_shape[MOE_PERMUTE_GRAD_SLOT][1],
-        .columns = call->out_shape[MOE_PERMUTE_GRAD_D_X][1]};
+/* rows = sums over the slots [R, k] of input `slot`; `gate` NULL: all ones. */
+static void combine(const OpCall *call, const bf16 *slots, const float *gate, int slot, bf16 *rows) {
+    const int64_t *slot_shape = call->in_shape[slot];
+    MoeCombineArguments arguments = {.slots = slots,
+        .gate = gate,
+        .slot = call->in[slot],
+        .rows = rows,
+        .count = (int32_t)slot_shape[0],
+        .k = (int32_t)slot_shape[1],
+        .columns = call->in_shape[MOE_COMBINE_Y_SLOTS][1]};
     launch_moe_combine(call->device, arguments.columns % UNIT != 0, row_shape(call, arguments.count), &arguments);
 }
 
+GPU_OP(moe_permute_grad) {
+    static_assert((int)MOE_PERMUTE_GRAD_D_X_SLOTS == (int)MOE_COMBINE_Y_SLOTS, "combine reads its columns");
+    combine(call, call->in[MOE_PERMUTE_GRAD_D_X_SLOTS], NULL, MOE_PERMUTE_GRAD_SLOT, call->out[MOE_PERMUTE_GRAD_D_X]);
+}
+
 GPU_OP(moe_combine) {
-    MoeCombineArguments arguments = {.slots = call->in[MOE_COMBINE_Y_SLOTS],
-        .gate = call->in[MOE_COMBINE_GATE],
-        .slot = call->in[MOE_COMBINE_SLOT],
-        .rows = call->out[MOE_COMBINE_Y],
-        .count = (int32_t)call->out_shape[MOE_COMBINE_Y][0],
-        .k = (int32_t)call->in_shape[MOE_COMBINE_SLOT][1],
-        .columns = call->out_shape[MOE_COMBINE_Y][1]};
-    launch_moe_combine(call->device, arguments.columns % UNIT != 0, row_shape(call, arguments.count), &arguments);
+    combine(call, call->in[MOE_COMBINE_Y_SLOTS], call->in[MOE_COMBINE_GATE], MOE_COMBINE_SLOT, call->out[MOE_COMBINE_Y]);
 }
 
 GPU_OP(moe_combine_grad) {
