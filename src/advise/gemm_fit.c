@@ -41,24 +41,15 @@ static GemmFit fit_tile(const GemmShape *shape, const Hardware *hardware, int ro
     return fit;
 }
 
-/* Few tiles of long sums are shared out by cutting k. */
-static GemmFit fit_splits(const GemmShape *shape, const Hardware *hardware, int rows, int columns) {
-    GemmFit best = fit_tile(shape, hardware, rows, columns, 1);
-    for (int splits = 2; splits <= 64 && shape->k / splits >= least_split; splits *= 2) {
-        GemmFit fit = fit_tile(shape, hardware, rows, columns, splits);
-        if (fit.efficiency > best.efficiency) best = fit;
-    }
-    return best;
-}
-
 GemmFit gemm_fit(const GemmShape *shape, const Hardware *hardware) {
     GemmFit best = {0};
     for (int rows = hardware->tile_rows; rows >= 32 && rows >= hardware->tile_rows / 4; rows /= 2)
-        for (int columns = hardware->tile_columns; columns >= 32 && columns >= hardware->tile_columns / 4; columns /= 2) {
-            GemmFit fit = fit_splits(shape, hardware, rows, columns), turned = fit_splits(shape, hardware, columns, rows);
-            if (fit.efficiency > best.efficiency) best = fit;
-            if (turned.efficiency > best.efficiency) best = turned;
-        }
+        for (int columns = hardware->tile_columns; columns >= 32 && columns >= hardware->tile_columns / 4; columns /= 2)
+            for (int transposed = 0; transposed < 2; transposed++) /* Few tiles of long sums are shared out by cutting k. */
+                for (int splits = 1; splits == 1 || (splits <= 64 && shape->k / splits >= least_split); splits *= 2) {
+                    GemmFit fit = fit_tile(shape, hardware, transposed ? columns : rows, transposed ? rows : columns, splits);
+                    if (fit.efficiency > best.efficiency) best = fit;
+                }
     return best;
 }
 

@@ -80,15 +80,6 @@ static void try_widths(Search *search, ModelConfig model) {
     }
 }
 
-/* Heads of `head_dim` columns with about the same queries, and the same number of them for each key. */
-static void set_heads(ModelConfig *model, const ModelConfig *from, int64_t head_dim, bool whole_width) {
-    int64_t group = from->heads / from->kv_heads, queries = whole_width ? model->width : from->heads * from->head_dim;
-    model->head_dim = head_dim;
-    model->kv_heads = (int64_t)llround((double)queries / (double)(head_dim * group));
-    if (model->kv_heads < 1) model->kv_heads = 1;
-    model->heads = model->kv_heads * group;
-}
-
 int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIGHBOURS]) {
     const ModelConfig *from = &question->config->model;
     Sizing sizing;
@@ -113,7 +104,7 @@ int size_neighbours(const SizeQuestion *question, Neighbour neighbours[SIZE_NEIG
                     model.width = widths[w];
                     model.vocabulary = round_up(from->vocabulary, shards);
                     model.router_width = round_near((double)from->router_width, 64);
-                    set_heads(&model, from, heads[h], whole_width);
+                    size_set_heads(&model, heads[h], whole_width ? model.width : from->heads * from->head_dim);
                     try_widths(&search, model);
                 }
     bool told = search.simplest.changes == 0;

@@ -70,15 +70,11 @@ static void check_multiple(Sizing *sizing, const SizeQuestion *question, const c
             (long long)unit, value % 8 ? " and loads narrower than 16 bytes" : "", (long long)*dimension);
 }
 
-/* The model with its queries, about as wide, in heads of `head_dim`. */
-static ModelConfig with_head_dim(const ModelConfig *model, int64_t head_dim) {
-    ModelConfig fixed = *model;
-    int64_t group = model->heads / model->kv_heads,
-            kv_heads = (int64_t)lround((double)model->kv_heads * model->head_dim / (double)head_dim);
-    fixed.head_dim = head_dim;
-    fixed.kv_heads = kv_heads > 0 ? kv_heads : 1;
-    fixed.heads = fixed.kv_heads * group;
-    return fixed;
+void size_set_heads(ModelConfig *model, int64_t head_dim, int64_t queries) {
+    int64_t group = model->heads / model->kv_heads;
+    model->head_dim = head_dim;
+    model->kv_heads = int_max(llround((double)queries / (double)(head_dim * group)), 1);
+    model->heads = model->kv_heads * group;
 }
 
 static void check_head(Sizing *sizing, const SizeQuestion *question) {
@@ -89,8 +85,9 @@ static void check_head(Sizing *sizing, const SizeQuestion *question) {
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, 0, "above %d, the most that the attention kernels for GPUs have",
             LARGEST_HEAD);
     } else if (model->head_dim % unit) {
-        ModelConfig fixed =
-            with_head_dim(model, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit));
+        ModelConfig fixed = *model;
+        size_set_heads(&fixed, model->head_dim < hardware->head_dim ? hardware->head_dim : round_up(model->head_dim, unit),
+            model->heads * model->head_dim);
         add(sizing, VERDICT_FAULT, "model.head_dim", model->head_dim, saved_by(question, &fixed),
             "not a multiple of %lld: attention computes %lld columns for each %lld; heads of %lld suit it", (long long)unit,
             (long long)width, (long long)model->head_dim, (long long)fixed.head_dim);
