@@ -98,12 +98,6 @@ CommTicket comm_all_to_all(Comm *comm, const char *name, const void *send, const
  * not block; -1: no such half. */
 CommTicket comm_exchange(Comm *comm, const char *name, const void *send, int64_t send_count, int to, void *receive, int64_t receive_count,
     int from, CommType type);
-static inline CommTicket comm_send(Comm *comm, const char *name, const void *send, int64_t count, CommType type, int to) {
-    return comm_exchange(comm, name, send, count, to, NULL, 0, -1, type);
-}
-static inline CommTicket comm_receive(Comm *comm, const char *name, void *receive, int64_t count, CommType type, int from) {
-    return comm_exchange(comm, name, NULL, 0, -1, receive, count, from, type);
-}
 
 /* What is queued on the device afterwards runs after this collective; on the CPU the caller waits for it. Tickets
  * may be waited for in any order, more than once. */

@@ -15,6 +15,14 @@
 #include "comm/comm.h"
 #include "comm/comm_internal.h"
 
+static CommTicket comm_send(Comm *comm, const char *name, const void *send, int64_t count, CommType type, int to) {
+    return comm_exchange(comm, name, send, count, to, NULL, 0, -1, type);
+}
+
+static CommTicket comm_receive(Comm *comm, const char *name, void *receive, int64_t count, CommType type, int from) {
+    return comm_exchange(comm, name, NULL, 0, -1, receive, count, from, type);
+}
+
 static Device *device; /* whose memory is used: the CPU, or with SMELT_TEST_DEVICE=cuda or hip one GPU for each rank */
 
 enum { MOST_RANKS = 8, LONG = 40001, LONGER_THAN_SCRATCH = 5000001 };
