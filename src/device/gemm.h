@@ -17,8 +17,7 @@
  * (tests/backend/cpu/test_cpu_gemm.c). An infinity makes its row or column NaN. Where the root of a block's sum of
  * squares is below 2^-48 or above 2^61, up to 4 bits more are lost; numbers below 2^-127 count as zero, and columns of
  * B with numbers above 2^97 may overflow. Networks train as in fp32 with predecessors of these instructions and one
- * scale per tensor (Das et al. 2018, arXiv 1802.00930), and with 12 bits and a scale per block (Drumond et al. 2018,
- * arXiv 1804.01526). */
+ * scale per tensor (arXiv 1802.00930), and with 12 bits and a scale per block (arXiv 1804.01526). */
 #pragma once
 
 #include <stdbool.h>

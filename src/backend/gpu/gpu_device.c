@@ -1,6 +1,5 @@
 /* A GPU of AMD or NVIDIA as a device: device/device.h over the vendor's runtime library. Work is asynchronous, in order
- * on one stream; the first failure is kept, and all later work is skipped. Owns the Gpu and everything in it. Opened by
- * backend.c. */
+ * on one stream; the first failure is kept, and all later work is skipped. Owns the Gpu. Opened by backend.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,6 +139,7 @@ static bool gpu_record_begin(Device *device) {
 }
 
 static void gpu_recording_free(Device *device, DeviceRecording *recording) {
+    if (!recording) return;
     if (recording->executable) gpu_of(device)->call.executable_free(recording->executable);
     if (recording->graph) gpu_of(device)->call.graph_free(recording->graph);
     free(recording);
