@@ -1,5 +1,4 @@
-/* The back ends that this program was built with: opens devices, and gives their kernels of the operations. The only
- * place that knows them all. */
+/* The back ends of this program, known here alone: opens devices, and gives their kernels of the operations. */
 #pragma once
 
 #include "backend/cpu/cpu_device.h"
@@ -9,8 +8,7 @@
  * ...) choose among several GPUs, by `index` among those visible. ERROR_USAGE when what was asked for is not here, with
  * what is missing. The caller closes it. */
 Device *device_open(DeviceKind choice, int index, Error *error);
-/* The device of the local_rank-th process of a machine: the GPU of that index, or the only one that its launcher lets
- * it see. */
+/* The device of the local_rank-th process of a machine: the GPU of that index, or the only one it sees. */
 Device *device_open_local(DeviceKind choice, int local_rank, Error *error);
 /* A device that need not be here, for planning: has `info` and the properties of its kind, and no methods but close. */
 Device *device_describe(const DeviceInfo *info);

@@ -1,6 +1,5 @@
 /* Growable arrays, whose room doubles. An array that only grows needs no capacity beside its count (array_append); a
- * buffer that is emptied and filled again keeps one (array_reserve). Arrays come from memory_allocate or NULL, and
- * free() frees them. */
+ * buffer that is emptied and filled again keeps one (array_reserve). Start with NULL; free() frees. */
 #pragma once
 
 #include "base/memory.h"

@@ -1,5 +1,4 @@
-/* Converts arrays between bf16 and fp32. Owns no memory. Called by readers and writers of model folders and by
- * tests. */
+/* Converts arrays between bf16 and fp32. Owns no memory. Called by readers and writers of model folders. */
 #include "base/bf16.h"
 
 void bf16_from_floats(uint16_t *to, const float *from, int64_t count) {

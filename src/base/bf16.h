@@ -1,5 +1,4 @@
-/* bfloat16 (the upper half of an fp32) and IEEE fp16 on the CPU, held as their bits in a uint16_t. Loops over these
- * conversions vectorise. */
+/* bfloat16 (the upper half of an fp32) and IEEE fp16 on the CPU, as bits in a uint16_t. Loops over them vectorise. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,6 +1,5 @@
-/* Forking, and what a child does before it becomes something else. Owns nothing but the texts of ChildVariables.
- * Called by the launcher (ranks, self-test) and the doctor (collectives, libraries that may crash when they are
- * loaded). */
+/* Forking, and what a child does before it becomes something else. Owns nothing but the texts of ChildVariables. Called
+ * by the launcher (ranks, self-test) and the doctor (collectives, libraries that may crash). */
 #include "base/child.h"
 
 #include <assert.h>
@@ -21,8 +20,7 @@ void child_free_variables(ChildVariables *variables) {
     *variables = (ChildVariables){0};
 }
 
-/* Runs in the child, which has one thread. The signals that its parent handles get their default action before one
- * can arrive. */
+/* Runs in the child, which has one thread. Signals that its parent handles get their default action. */
 static _Noreturn void become(const ChildOptions *options, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1); /* it died before */

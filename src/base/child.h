@@ -7,8 +7,7 @@
 
 enum { CHILD_VARIABLES = 16 };
 
-/* What the child's environment has beside, or in place of, its parent's. Zero-initialise; child_free_variables
- * frees. */
+/* What the child's environment has beside, or in place of, its parent's. Zero-initialise. */
 typedef struct ChildVariables {
     int count;
     char *items[CHILD_VARIABLES]; /* "NAME=value" */
@@ -28,7 +27,6 @@ typedef struct ChildOptions {
     int limit_seconds;               /* SIGALRM ends the child after so long; 0: never */
 } ChildOptions;
 
-/* Starts a child that dies when the calling thread does, in a process group of its own, out of reach of the
- * terminal's signals. Returns its process id, or -1 with errno. A program that could not be started ends with exit
- * code 127. */
+/* Starts a child that dies when the calling thread does, in a process group of its own, out of reach of the terminal's
+ * signals. Returns its process id, or -1 with errno. Exit code 127: it could not be started. */
 pid_t child_start(const ChildOptions *options);

@@ -1,7 +1,6 @@
-/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument
- * and returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do;
- * callers on the way up may add context; only the command table in main.c prints. Invariants of the program itself use
- * assert instead. */
+/* Errors. A function that can fail because of its input or its surroundings takes an `Error *` as its last argument and
+ * returns false (or NULL). The innermost function says what happened, with the value, the limit and what to do; callers
+ * on the way up may add context; only the command table in main.c prints. Invariants of our own use assert. */
 #pragma once
 
 #include <stdbool.h>

@@ -35,7 +35,7 @@ bool file_fail(Error *error, const char *action, const char *path) {
 
 static int descriptor_open(const char *path, int flags) { return TEMP_FAILURE_RETRY(open(path, flags | O_CLOEXEC, 0666)); }
 
-/* -- Names ---------------------------------------------------------------------------------------------------------- */
+/* -- Names --------------------------------------------------------------------------------------------------------- */
 
 static FileKind kind_of(mode_t mode) { return S_ISREG(mode) ? FILE_REGULAR : S_ISDIR(mode) ? FILE_FOLDER : FILE_OTHER; }
 
@@ -74,7 +74,7 @@ double file_free_bytes(const char *path) {
     return statvfs(path, &disk) == 0 ? (double)disk.f_bavail * (double)disk.f_frsize : -1;
 }
 
-/* -- Reading -------------------------------------------------------------------------------------------------------- */
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
 
 /* Takes over the descriptor of an open that may have failed; what is opened must be a regular file. */
 static bool file_take(File *file, const char *path, int descriptor, const char *action, Error *error) {
@@ -208,7 +208,7 @@ bool file_reader_close(FileReader *reader, Error *error) {
     return good;
 }
 
-/* -- Writing -------------------------------------------------------------------------------------------------------- */
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t offset, Error *error) {
     const char *from = data;
@@ -349,7 +349,7 @@ bool file_open_unnamed(File *file, const char *folder, Error *error) {
     return good;
 }
 
-/* -- Folders -------------------------------------------------------------------------------------------------------- */
+/* -- Folders ------------------------------------------------------------------------------------------------------- */
 
 static bool folder_make_one(const char *path, Error *error) {
     if (mkdir(path, 0777) == 0) return parent_sync(path, error);

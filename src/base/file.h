@@ -19,11 +19,10 @@
 /* "cannot ACTION PATH: reason of errno; what to do". Returns false; errno stays. */
 bool file_fail(Error *error, const char *action, const char *path);
 
-/* -- Names ---------------------------------------------------------------------------------------------------------- */
+/* -- Names --------------------------------------------------------------------------------------------------------- */
 
 typedef enum FileKind { FILE_ABSENT, FILE_REGULAR, FILE_FOLDER, FILE_OTHER } FileKind;
-/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno says why it is
- * absent. */
+/* Links are followed. `bytes` (may be NULL) receives the size of a regular file, else 0. errno: why it is absent. */
 FileKind file_kind(const char *path, int64_t *bytes);
 bool file_exists(const char *path);
 bool file_same(const char *a, const char *b); /* whether both exist and are one file */
@@ -34,7 +33,7 @@ bool file_link(const char *from, const char *to, Error *error);
 /* Bytes that are free on the disk that holds `path`; -1 when unknown. */
 double file_free_bytes(const char *path);
 
-/* -- Reading -------------------------------------------------------------------------------------------------------- */
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
 
 /* An open file. Zeroed: not open. */
 typedef struct File {
@@ -83,7 +82,7 @@ bool file_reader_open(FileReader *reader, const char *path, Error *error);
 FileLine file_reader_next(FileReader *reader);
 bool file_reader_close(FileReader *reader, Error *error); /* false when reading failed on the way */
 
-/* -- Writing -------------------------------------------------------------------------------------------------------- */
+/* -- Writing ------------------------------------------------------------------------------------------------------- */
 
 /* Creates or replaces a file as described above. */
 bool file_write(const char *path, const void *data, int64_t bytes, Error *error);
@@ -98,8 +97,7 @@ bool file_open_append(File *file, const char *path, bool exclusive, Error *error
 /* One write, all or nothing: what a full disk took of the data is cut off again, so that no record is torn. */
 bool file_append(File *file, const void *data, int64_t bytes, Error *error);
 
-/* Writes to whatever has the name, be it a file, a link or a pipe, without a sync: for results that can be made
- * again. */
+/* Writes to whatever has the name, be it a file, a link or a pipe, without a sync: for results that can be remade. */
 bool file_output(const char *path, const void *data, int64_t bytes, Error *error);
 /* Whether file_output could write, which leaves no trace; else errno says why not. */
 bool file_can_output(const char *path);
@@ -118,7 +116,7 @@ bool file_truncate(const File *file, int64_t bytes, Error *error);
 /* A file for reading and writing that has no name, so that nothing is left of it. Its `path` is the folder. */
 bool file_open_unnamed(File *file, const char *folder, Error *error);
 
-/* -- Folders -------------------------------------------------------------------------------------------------------- */
+/* -- Folders ------------------------------------------------------------------------------------------------------- */
 
 bool file_make_folder(const char *path, Error *error);  /* with parents, durable; an existing folder is fine */
 bool file_make_parents(const char *path, Error *error); /* the folders that `path` is to lie in */
@@ -149,8 +147,7 @@ bool file_exchange_folder(const char *from, const char *to, const char *aside, E
 /* Gives the folder `from` the name `to`, and removes what had this name. Durable. */
 bool file_replace_folder(const char *from, const char *to, Error *error);
 
-/* Holds a folder for this process alone until `*lock` is closed. False: another process holds it. *lock is -1 where the
- * file system cannot lock. */
+/* Holds a folder for this process until `*lock` is closed. False: another one holds it. *lock is -1 without locking. */
 bool file_lock_folder(const char *path, int *lock);
 
 /* Opens /dev/null as each standard stream that the parent closed, so that no other file gets its descriptor and then

@@ -34,8 +34,7 @@ void memory_unmap(void *block, size_t bytes); /* the same bytes as mapped; NULL 
 int64_t memory_available(void);
 /* memory_available from the /proc and /sys below `root`: for tests and containers that mount the host's elsewhere. */
 int64_t memory_available_under(const char *root);
-/* ERROR_MEMORY "NAME needs ... and ... are available: ADVICE" when `bytes` are more than memory_available() knows
- * of. */
+/* ERROR_MEMORY "NAME needs ... and ... are available: ADVICE" when `bytes` exceed memory_available(). */
 bool memory_check(int64_t bytes, const char *name, const char *advice, Error *error);
 /* Peak resident set of this process in bytes; -1 when unknown. */
 int64_t memory_peak(void);

@@ -31,8 +31,7 @@ typedef struct Option {
 } Option;
 
 /* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
- * FIELD(path) as offsetof(Struct, path): `INT_OPTION(model.layers, "4", 1, 10000, "layers",
- * "blocks of attention and MLP")`. */
+ * FIELD(path) as offsetof(Struct, path): `INT_OPTION(seed, "1", 0, 1e15, "", "decides data order")`. */
 #define BOOL_OPTION(path, initial, help) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help}
 #define INT_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help}
 #define REAL_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help}

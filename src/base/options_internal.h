@@ -15,8 +15,7 @@ const char *options_check_utf8(const char *text, size_t length, size_t *at);
 /* 'text' for a one-line message: control and invalid bytes as \xNN, cut with "...". Returns `quoted`. */
 const char *options_quote(char quoted[OPTIONS_QUOTED], const char *text, size_t length);
 
-/* Parses `text` (length bytes and a NUL after them) into the row's field. `where` ("at x.yaml:3") is for
- * the message. */
+/* Parses `text` (length bytes and a NUL after them) into the row's field. `where`, for messages: "at x.yaml:3". */
 bool options_set_row(
     const Option *option, void *values, OptionStrings *strings, const char *text, size_t length, const char *where, Error *error);
 /* Sets the error of an unknown key, with the nearest known one; returns false. */

@@ -256,8 +256,7 @@ bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *st
 
 /* -- Writing ---------------------------------------------------------------------------------------------------- */
 
-/* Double quotes with every character escaped that YAML would refuse or fold: controls, line breaks, byte
- * order marks. */
+/* In double quotes, with what YAML would refuse or fold escaped: controls, line breaks, byte order marks. */
 static int write_quoted(const char *text, FILE *file) {
     size_t length = strlen(text);
     int written = fprintf(file, "\"");

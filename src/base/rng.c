@@ -17,7 +17,7 @@ double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return unit_interval(bits.word[0], bits.word[1]);
 }
 
-/* -- Normals -------------------------------------------------------------------------------------------------------- */
+/* -- Normals ------------------------------------------------------------------------------------------------------- */
 
 typedef void NormalsBatch(uint64_t seed, uint64_t stream, uint64_t first_block, float values[NORMALS_BATCH]);
 extern NormalsBatch normals_batch_generic_fp32;
@@ -53,7 +53,7 @@ double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     return pair[index & 1];
 }
 
-/* -- Shuffles ------------------------------------------------------------------------------------------------------- */
+/* -- Shuffles ------------------------------------------------------------------------------------------------------ */
 
 /* One pass of the network over [0, 2^(left_bits + right_bits)). Halves may differ by one bit (or one be empty), which
  * keeps the domain under twice the count: on average less than two passes per index. */

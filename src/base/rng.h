@@ -14,9 +14,8 @@ enum { RNG_STREAM_SHUFFLE = 1, RNG_STREAM_SAMPLE = 2, RNG_STREAM_BENCH = 3 };
 RngBits rng_bits(uint64_t seed, uint64_t stream, uint64_t index);
 /* Uniform in [0, 1) with 53 bits. */
 double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index);
-/* Standard normal by Box-Muller, to fp32's precision and 6.66 deviations far: the value at `index`, or those of
- * `first` to first + count - 1. Only arithmetic that IEEE 754 rounds is used, so the bits are the same on any machine.
- * Four values share one rng_bits. */
+/* Standard normal by Box-Muller, to fp32's precision and 6.66 deviations far: the value at `index`, or those of `first`
+ * to first + count - 1. Arithmetic that IEEE 754 rounds gives the same bits on any machine. */
 double rng_normal(uint64_t seed, uint64_t stream, uint64_t index);
 void rng_normals(uint64_t seed, uint64_t stream, uint64_t first, int64_t count, float *values);
 /* A bijection of [0, count) chosen by (seed, stream): where `index` goes. A Feistel network with cycle walking, so a

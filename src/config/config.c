@@ -1,5 +1,4 @@
-/* The table of settings, and the checks that span several of them. Owns nothing. Called by the commands that read a
- * configuration. */
+/* The table of settings, and the checks that span several of them. Owns nothing. Called by commands. */
 #include "config/config.h"
 
 #define FIELD(path) offsetof(Config, path)

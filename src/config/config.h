@@ -97,6 +97,5 @@ typedef struct Config {
 
 extern const OptionTable config_table;
 
-/* Checks what spans several settings (divisibility, ranges that depend on each other) and fills derived defaults.
- * ERROR_USAGE. */
+/* Checks what spans several settings (divisibility, dependent ranges) and fills derived defaults. ERROR_USAGE. */
 bool config_check(Config *config, Error *error);

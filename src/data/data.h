@@ -3,9 +3,8 @@
  * Shards are Megatron's: PREFIX.bin holds the tokens end to end, PREFIX.idx the type, sequence lengths, byte offsets
  * and document boundaries, so corpora packed by other systems work as they are. A dataset is the concatenation of all
  * documents of a shard; sample i is the tokens [i*length, i*length + length], the last one being only a target. The
- * order in which samples are drawn is a pure function of (seed, index): epoch e visits all samples once in the order
- * of rng_permute. So the world size does not enter, and resuming needs one integer: the number of samples drawn so
- * far. */
+ * order in which samples are drawn is a pure function of (seed, index): epoch e visits all samples once in the order of
+ * rng_permute. So the world size does not enter, and resuming needs one integer: how many samples were drawn. */
 #pragma once
 
 #include <stdbool.h>
@@ -59,8 +58,7 @@ static inline int32_t shard_token(const Shard *shard, int64_t index) {
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error);
 bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
-/* Appends to the open document, so that one of any length can be written in several calls. A failed writer can only be
- * cancelled. */
+/* Appends to the open document, so that one can be written in several calls. A failed writer can only be cancelled. */
 bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *error);
 void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
@@ -90,8 +88,7 @@ typedef struct PackResult {
 } PackResult;
 
 /* Text to tokens; every document is followed by BYTE_SEPARATOR, or by the tokenizer's end of text. Shows progress.
- * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is any file or folder that
- * cannot be read. */
+ * Empty corpora, or an empty validation part where one was asked for, are ERROR_DATA, as is what cannot be read. */
 bool pack_text(const PackOptions *options, PackResult *result, Error *error);
 
 /* Learns a vocabulary from the documents of an input: `options` gives input, separator and, as its output, the

@@ -8,8 +8,7 @@
 #include "base/error.h"
 #include "data/data.h"
 
-/* Text documents to shards through a tokenizer (document_encoder.c). Opening fails without a token that ends
- * documents. */
+/* Text documents to shards through a tokenizer (document_encoder.c). Opening needs a token that ends documents. */
 typedef struct DocumentEncoder DocumentEncoder;
 DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Error *error);
 void document_encoder_free(DocumentEncoder *encoder);             /* NULL is fine */

@@ -94,8 +94,7 @@ static int64_t sequence_start(const Loader *loader, int64_t number, int64_t sequ
     return loader_sample_index(options->seed, options->shuffle, draw, loader->samples) * options->length;
 }
 
-/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests and not one after
- * another. */
+/* Asks the system to read all sequences of a batch at once, so that a cold disk sees many requests at a time. */
 static void request_pages(const Loader *loader, int64_t number) {
     const Shard *shard = loader->options.shard;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

@@ -1,9 +1,8 @@
 /* Packs text into shards of tokens. Files are mapped one at a time and go to one or two shard writers. Byte tokens
  * stream through one small buffer, whatever the length of a document. With a tokenizer a DocumentEncoder gathers whole
- * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list
- * of paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to
- * the validation part. Training a tokenizer reads its documents the same way. `smelt data` and the trainer call
- * this. */
+ * documents, so memory follows the longest one: without a separator that is the largest file. Besides, only the list of
+ * paths and the writers' 12 bytes a document are held. A file gives its head to the training part and its tail to the
+ * validation part. Training a tokenizer reads documents the same way. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -148,8 +147,7 @@ static bool is_cut(Text text, size_t start, size_t end, const char *separator) {
     return separator[0] == '\0' || is_separator(text, start, end, separator);
 }
 
-/* The first cut at or after `wanted` (>= 1), else the last one before it that leaves the head half of the file; 0 if
- * none. */
+/* The first cut at or after `wanted` (>= 1), else the last before it that leaves the head half of the file; else 0. */
 static size_t find_cut(Text text, size_t wanted, const char *separator) {
     size_t start, end;
     for (start = line_start(text, wanted - 1); start < text.size; start = end) {
@@ -343,8 +341,7 @@ static bool read_all(Packer *packer, Error *error) {
     return good;
 }
 
-/* The validation part is finished first: should the training part fail to appear, no run can start on half of a
- * split. */
+/* The validation part is finished first: if the training part fails, no run can start on half a split. */
 static bool pack_all(Packer *packer, Error *error) {
     return list_files(packer, error) && open_parts(packer, error) && read_all(packer, error) && check_result(packer, error) &&
            part_finish(&packer->valid, error) && part_finish(&packer->train, error);

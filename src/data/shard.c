@@ -125,8 +125,7 @@ static bool index_checksums(const Index *index, const FileMap *file, size_t used
     return true;
 }
 
-/* Adds the length of one sequence to *tokens after checking that it lies where the previous one ended, inside
- * PREFIX.bin. */
+/* Adds the length of one sequence to *tokens if it lies where the previous one ended, inside PREFIX.bin. */
 static bool index_sequence(const Index *index, uint64_t sequence, int64_t limit, int64_t *tokens, Error *error) {
     int32_t length = index->lengths[sequence];
     int64_t offset = index->offsets[sequence], expected = *tokens * index->token_bytes;

@@ -99,8 +99,7 @@ void shard_writer_cancel(ShardWriter *writer) {
     free(writer);
 }
 
-/* One loop for each token type. The result has every bit that is set in any token, so one test finds a token that does
- * not fit. */
+/* One loop for each token type. The result has every bit of any token: one test finds a token that does not fit. */
 #define STORE_TOKENS(NAME, TYPE)                                                                \
     static uint32_t NAME(TYPE *restrict target, const int32_t *restrict tokens, size_t count) { \
         uint32_t bits = 0;                                                                      \

@@ -47,8 +47,7 @@ static int add_extent(Extent *alive, int count, int index, Extent extent) {
     return kept + 1;
 }
 
-/* The last node that needs the memory of each tensor; a tensor whose memory a node takes in place needs it until
- * then. */
+/* The last node that needs the memory of each tensor; one that is taken in place is needed until then. */
 static void find_last_uses(const Graph *graph, int *last) {
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];

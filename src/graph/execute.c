@@ -232,8 +232,7 @@ void executor_set_comm_points(Executor *executor, const int *points, int count, 
     executor->comm_point_context = context;
 }
 
-/* Recordings are by Executor.overwrite. The first run of either kind autotunes GEMMs, which cannot be recorded; the
- * second run is recorded. */
+/* Recordings are by Executor.overwrite. The first run of a kind autotunes GEMMs, so the second one is recorded. */
 static void run_segment(Executor *executor, int segment, int first, int end) {
     Device *device = executor->backend.device;
     DeviceRecording **recording = &executor->recordings[executor->overwrite][segment];

@@ -57,8 +57,7 @@ static inline int64_t precision_state_bytes(Precision precision, TypeClass type)
 static inline int64_t precision_weight_offset(Precision precision, int64_t offset) {
     return offset / precision_state_bytes(precision, TYPE_COMPUTE) * (int64_t)precision_bytes(precision, TYPE_COMPUTE);
 }
-/* Parameters, buckets and shards start at multiples of it in MASTER: 64 elements of a matrix, so at least 128 bytes
- * in any arena. */
+/* Parameters, buckets and shards start at multiples of it in MASTER: 64 elements of a matrix, at least 128 bytes. */
 static inline int64_t precision_alignment(Precision precision) { return 64 * precision_state_bytes(precision, TYPE_COMPUTE); }
 
 typedef enum Arena {
@@ -75,9 +74,8 @@ typedef enum Arena {
 const char *arena_name(Arena arena);
 
 /* Invariants, asserted by graph_check: a tensor of the ACTIVATION or CONSTANT arena has one producer, before all its
- * readers; once planned it lies inside its arena, and no two activations that are alive at once overlap, but for an
- * output that takes the memory of an input (Op.in_place). A view and its gradient share the memory of their
- * parameters. */
+ * readers; once planned it lies inside its arena, and no two activations that are alive at once overlap, but for
+ * outputs that take the memory of an input (Op.in_place). Views and their gradients share that of parameters. */
 typedef struct Tensor {
     char *name;
     Arena arena;
@@ -116,8 +114,7 @@ typedef struct Parameter {
     double init_mean, init_std;
     bool fused;  /* no gap before it, so that graph_fuse can view both as one matrix */
     bool frozen; /* stays as it was loaded: no gradient, no update */
-    /* The folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): its readers and writers transpose
-     * it. */
+    /* The folder holds [in, out] where our matrix is [out, in] (GPT-2's Conv1D): reading and writing transpose. */
     bool transposed;
     TensorId tensor;
 } Parameter;
@@ -188,8 +185,7 @@ TensorId graph_parameter(
     Graph *graph, const char *name, ParameterKind kind, int rank, const int64_t *shape, double init_mean, double init_std, bool fused);
 /* A view of consecutive fused parameters as one tensor; their trailing dimensions agree, the leading ones add up. */
 TensorId graph_fuse(Graph *graph, const TensorId *parts, int count);
-/* The tensor in the gradient arena over the same elements as a parameter or view; TENSOR_NONE for TENSOR_NONE and
- * for what is frozen. */
+/* The gradient tensor over the elements of a parameter or view; TENSOR_NONE for TENSOR_NONE and where frozen. */
 TensorId graph_parameter_gradient(Graph *graph, TensorId parameter);
 bool graph_is_parameter(const Graph *graph, TensorId tensor);
 /* The index of the parameter of this name, or -1. */
@@ -232,8 +228,7 @@ typedef enum RecomputePolicy {
 
 /* Appends the backward nodes: the gradient of the sum of all losses (Op.loss: each seeds itself) and the seeds.
  * Afterwards tensors[i].gradient is set wherever a gradient flows; gradients of parameters are added to the GRADIENT
- * arena. Forward values that the policy drops are computed again by clones of the same nodes, so the bits do not depend
- * on the policy. */
+ * arena. What the policy drops is computed again by clones of the same nodes, so bits do not depend on the policy. */
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count);
 
 /* -- What a graph runs on ------------------------------------------------------------------------------------------ */
@@ -289,9 +284,8 @@ typedef struct Executor Executor;
 typedef bool (*ExecutorHook)(void *context, const Graph *graph, int node, double seconds);
 
 /* Memory for every arena on the backend's device and one bound call per node. Several executors may share weights:
- * arenas in `shared` (NULL, or by Arena with NULL where not shared) are used and not freed. The graph must be
- * planned for the backend and outlive the executor. ERROR_MEMORY when memory is refused; ERROR_USAGE when the
- * backend lacks a kernel. */
+ * arenas in `shared` (NULL, or by Arena with NULL where not shared) are used and not freed. The graph must be planned
+ * for the backend and outlive the executor. ERROR_MEMORY; ERROR_USAGE where the backend lacks a kernel. */
 Executor *executor_create(const Graph *graph, const Plan *plan, const Backend *backend, void *const *shared, Error *error);
 void executor_free(Executor *executor);
 /* Sets the comm points, where communication is started or waited for: every run calls comm_point(context, i) before

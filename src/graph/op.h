@@ -4,12 +4,10 @@
  *     rule.c  what it computes: the builder with its shape checks, the gradient, the cost, and its Op
  *     cpu.c   the CPU kernel, compiled once per precision and instruction set (backend/cpu/kernel.h)
  *     gpu.c   the GPU kernels and their launches (backend/gpu/kernel_launch.h)
- * To add an operation: write this folder and add one line to graph/op_list.h. Nobody else knows the order of its
- * operands.
+ * To add an operation: write this folder and add one line to graph/op_list.h. Nobody else knows its operands.
  *
  * Shapes in comments: R rows, the tokens of the microbatch, sequence after sequence; D columns. Vectors (norm gains,
- * biases) are WIDE parameters, matrices COMPUTE ones. Builders assert shapes: models are our own code, and
- * configurations are checked before. */
+ * biases) are WIDE parameters, matrices COMPUTE ones. Builders assert shapes. */
 #pragma once
 
 #include <assert.h>
@@ -23,8 +21,7 @@ typedef enum OpId {
     OP_COUNT
 } OpId;
 
-/* What a kernel is given. Operands are indexed by the operation's enums; an absent one is NULL, with a shape of
- * zeros. */
+/* What a kernel is given. Operands are indexed by the operation's enums; an absent one is NULL of shape 0. */
 typedef struct OpCall {
     void *in[NODE_MAX_INPUTS], *out[NODE_MAX_OUTPUTS];
     /* unused dimensions are 1 */

@@ -230,8 +230,7 @@ static bool same_b(const TilePlan *a, const TilePlan *b) {
 }
 
 /* Plans what to prefetch while a block is multiplied: A of the next one, and from the first rows of a block of K on B
- * of the next block of K. After the last ones come those of the tile that this thread will probably get next
- * (`following`), if any. */
+ * of the next block of K. Last come those of `following` (or NULL), the thread's probable next tile. */
 static void plan_prefetch(const TilePlan *plan, Block block, const TilePlan *following, GemmPrefetch prefetch[2]) {
     Block next = block_after(plan, block);
     bool last = next.index == plan->blocks, last_block = block.index == plan->blocks - 1;
@@ -279,9 +278,8 @@ static void multiply_tile(const TilePlan *plan, const TilePlan *before, const Ti
 
 /* ---- Cutting ---- */
 
-/* Cuts C into at least `wanted` tiles where it is large enough: the longer side of a tile first, as square tiles pack
- * least. No thread is left to compute the last tile alone while the others wait: the tiles of one GEMM are a multiple
- * of the threads. */
+/* Cuts C into at least `wanted` tiles where it is large enough, the longer side of a tile first, as square tiles pack
+ * least. The tiles of one GEMM are a multiple of the threads, so that none computes the last tile while others wait. */
 static Tiling tiling_of(const GemmKernel *kernel, const Gemm *g, int64_t wanted, int threads) {
     if (g->m == 0 || g->n == 0) return (Tiling){0};
     int64_t panels = divide_up(g->n, kernel->panel_columns), most_rows = divide_up(g->m, kernel->panel_rows);

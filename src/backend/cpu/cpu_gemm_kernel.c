@@ -10,8 +10,7 @@
  * bf16 has three ways. Casting to fp32 while packing and running the fp32 kernel gives exactly the fp32 rate. vdpbf16ps
  * multiplies pairs, at twice the fp32 rate on AMD (Zen 4 and later), but at half of it on Intel: measured on an Emerald
  * Rapids core, 85 GFLOP/s against 172 for fp32 FMA. vpdpwssd multiplies pairs of 16-bit integers, exactly, at twice the
- * fp32 rate on Intel too; gemm.h says how bf16 becomes integers. The last two flush subnormals to zero; the cast does
- * not. */
+ * fp32 rate on Intel too; gemm.h says how bf16 becomes integers. Only the cast keeps subnormals. */
 #include "backend/cpu/cpu_gemm_internal.h"
 #include "backend/cpu/kernel.h"
 
@@ -149,8 +148,7 @@ INLINE void transpose(Vector *rows) {
 }
 
 /* Loads a vector's worth of bytes (`bytes` of it where the depth ends) of each of LANES lines; the last of `lines`
- * stands in for those that are not there. Asks for what lies AHEAD in each line: so many streams are more than the
- * hardware follows. */
+ * stands in for those that are not there. Prefetches what lies AHEAD: the hardware does not follow so many streams. */
 INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_t lines, size_t bytes) {
     enum { AHEAD = 256 };
     if (bytes >= sizeof(Vector)) {
@@ -164,8 +162,7 @@ INLINE void load_square(Vector *square, const char *from, int64_t stride, int64_
     }
 }
 
-/* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs, whose bits are
- * only moved. */
+/* One vector of lines (depth contiguous in the source), elements as wide as the sums; also bf16 pairs as they are. */
 static void pack_transposed(Sum *to, int width, const char *from, int64_t stride, int64_t lines, int64_t bytes) {
     int64_t depth = (bytes + (int64_t)sizeof(Sum) - 1) / (int64_t)sizeof(Sum);
     for (int64_t p = 0; p < depth; p += LANES) {
@@ -198,8 +195,7 @@ INLINE Bits load_halves(const void *from, int64_t lines) {
 }
 
 #if SCALED
-/* Adds the squares of a vector of pairs of bf16, each half's to its own sums. The low half's bits only add to the high
- * one. */
+/* Adds the squares of a vector of pairs of bf16, each half's to its own sums; the low bits add to the high half. */
 INLINE void add_squares(__m512 sums[2], const Sum *from) {
     __m512i pair = (__m512i)load(from);
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), high = _mm512_castsi512_ps(pair);
@@ -522,8 +518,7 @@ static void update_tile(const Sum *tile, const GemmUpdate *u, int rows, int64_t 
     }
 }
 
-/* Prefetches the tile's part of C while it is multiplied: it comes from far away, and in no pattern that the hardware
- * would see. */
+/* Prefetches the tile's part of C while it is multiplied: it comes from far away, in no pattern that hardware sees. */
 INLINE void prefetch_c(const GemmUpdate *u, int rows, int64_t column) {
     bool bf16 = u->addend ? u->addend_bf16 : u->out_bf16;
     int64_t size = bf16 ? 2 : (int64_t)sizeof(Sum), bytes = 2 * LANES * size, stride = (u->addend ? u->ld_addend : u->ld_out) * size;

@@ -1,5 +1,4 @@
-/* The CPU kernels of one variant in the order of OpId, for backend/backend.c. Compiled once per variant, like the
- * kernels. */
+/* The CPU kernels of one variant in the order of OpId, for backend/backend.c. Compiled once per variant. */
 #include "backend/cpu/kernel.h"
 
 #define OP(name) extern const OpKernel KERNEL(name);

@@ -65,8 +65,7 @@ static inline W wide_erf(W x) { return erf(x); }
 static inline W wide_sqrt(W x) { return sqrt(x); }
 #elif defined KERNEL_VARIANT
 /* e^x within 2 ulp, without branches or calls so that loops vectorise: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6
- * Taylor-like polynomial for e^r, and 2^n by its exponent bits, which are those of 0 below -87.7 and of infinity
- * above 88.4. NaN stays NaN. */
+ * Taylor-like polynomial for e^r, and 2^n by its exponent bits, 0 below -87.7, infinity above 88.4. NaN stays NaN. */
 static inline W wide_exp(W x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     float least = x < -88.0f ? -88.0f : x;

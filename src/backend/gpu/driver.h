@@ -1,8 +1,7 @@
 /* What the files of the GPU back end share: the functions of the vendors' runtime libraries and the state of one GPU.
  *
  * gpu_device.c implements device/device.h, driver.c opens the library and reports failures, launch.c loads and launches
- * kernels, staging.c copies large host memory, vendor_gemm.c runs the GEMM library and races its algorithms, ptx.c
- * compiles PTX. */
+ * kernels, staging.c copies large host memory, vendor_gemm.c runs the GEMM library, ptx.c compiles PTX. */
 #pragma once
 
 #include <stdbool.h>
@@ -67,8 +66,7 @@ typedef struct GpuApi { GPU_API(GPU_FIELD) } GpuApi;
 
 /* -- One GPU ------------------------------------------------------------------------------------------------------- */
 
-/* A code object embedded in the binary: of one source file for one target; where `kernel` is not empty, PTX of that one
- * kernel. */
+/* A code object embedded in the binary: of one source file for one target; PTX of the one `kernel`, unless it is "". */
 typedef struct GpuObject {
     const char *module, *kernel, *target;
     const void *image;
@@ -114,8 +112,7 @@ Device *gpu_open(DeviceKind kind, int index, Error *error);
 /* The properties that all GPUs share, and those that follow from the target. */
 void gpu_set_properties(DeviceInfo *info);
 
-/* Opens the library, context and stream of a GPU whose kind is set, and describes it in device.info (driver.c). Closed
- * after a failure too. */
+/* Opens library, context and stream of a GPU whose kind is set, and fills device.info. Close it after a failure too. */
 bool driver_open(Gpu *gpu, int index, Error *error);
 void driver_close(Gpu *gpu);
 /* A stream that does not wait for the default one; NULL after a failure. */
@@ -154,6 +151,5 @@ void staging_unpin(Gpu *gpu, void *memory);
 typedef struct PtxCompiler PtxCompiler;
 PtxCompiler *ptx_open(void);
 void ptx_close(PtxCompiler *compiler);
-/* Machine code for `target`, such as sm_90a; the caller frees. NULL when the driver has to compile this text. Any
- * thread may call it. */
+/* Machine code for `target`, such as sm_90a; the caller frees. NULL: the driver has to compile it. Thread-safe. */
 void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *target);

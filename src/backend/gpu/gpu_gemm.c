@@ -35,8 +35,7 @@ INLINE int32_t tiles_of(const GemmArguments *g, int32_t problem) {
     return divide_up(slots, TILE_ROWS) * divide_up(g->n, TILE_COLUMNS);
 }
 
-/* Advances to the problem of tile `index`, which must not decrease; past the last problem where there is no such
- * tile. */
+/* Advances to the problem of tile `index`, which must not decrease; past the last problem if there is none. */
 INLINE void walk_to(const GemmArguments *g, Walk *walk, int32_t index) {
     if (!g->offset) {
         walk->problem = index / g->tiles;
@@ -154,8 +153,7 @@ INLINE void write_mirrored(const GemmArguments *g, const Tile *t, int32_t row, i
 }
 
 /* Writes a tile of C. `room` is shared memory that no wave uses any more, PASS_ROWS * PASS_COLUMNS floats for each.
- * Where C is symmetric, blocks of 64 x 64 above the diagonal are mirrored from those below; those on it are
- * complete. */
+ * Where C is symmetric, blocks of 64 x 64 above the diagonal mirror those below. */
 INLINE void tile_write(const GemmArguments *g, const Tile *t, const Sums *sums, LOCAL float *room) {
     LOCAL float *pass = room + wave_id() * PASS_ROWS * PASS_COLUMNS;
     _Pragma("clang loop unroll(disable)") for (int i = 0; i < PASSES; i++) {

@@ -1,6 +1,5 @@
-/* smelt's GEMM kernels on a GPU, for launchers: they serve where the vendor's library is missing or slower, and for
- * what it does not offer, grouped GEMM of experts and symmetric GEMM. All give the same bits for the same arguments on
- * the same kind of GPU. */
+/* smelt's GEMM kernels on a GPU, for launchers: where the vendor's library is missing or slower, and for grouped GEMM
+ * of experts and symmetric GEMM. The same arguments give the same bits on the same kind of GPU. */
 #pragma once
 
 #include "device/device.h"

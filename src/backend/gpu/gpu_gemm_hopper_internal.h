@@ -104,8 +104,7 @@ INLINE Schedule schedule_of(const GemmArguments *g, int32_t clusters) {
     return (Schedule){.whole = whole - cut, .cut = cut, .count = whole + cut + half, .clusters = clusters};
 }
 
-/* The entry of the list that a cluster takes in a round. Rounds of halves go backwards, since the last have less
- * work. */
+/* The entry of the list that a cluster takes in a round. Rounds of halves go backwards: the last have less work. */
 INLINE int32_t schedule_entry(const Schedule *s, int32_t round, int32_t cluster) {
     return round * s->clusters + (round > s->whole / s->clusters ? s->clusters - 1 - cluster : cluster);
 }
@@ -169,8 +168,7 @@ INLINE SharedBarrier stage_full(const Ring *r) { return &hopper_shared->full[r->
 INLINE SharedBarrier stage_empty(const Ring *r) { return &hopper_shared->empty[r->stage]; }
 INLINE LOCAL bf16 *stage_at(const Ring *r) { return hopper_shared->stages[r->stage]; }
 
-/* Loads 64 lines x 64 steps along k of an operand; `ranks`: mask of the blocks of the cluster that get it, 0:
- * this one. */
+/* Loads 64 lines x 64 steps along k of an operand; `ranks`: mask of the blocks of the cluster that get it; 0: this. */
 INLINE void load_box(
     LOCAL bf16 *to, uint64_t map, Layout layout, int32_t line, int32_t depth, int32_t sheet, SharedBarrier full, const int ranks) {
     int32_t column = layout == LAYOUT_LINES ? line : depth, row = layout == LAYOUT_LINES ? depth : line;

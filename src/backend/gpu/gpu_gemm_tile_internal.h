@@ -77,8 +77,7 @@ enum {
 
 /* -- From global to shared memory ---------------------------------------------------------------------------------- */
 
-/* What is contiguous in memory, in aligned chunks of eight: steps along k, or lines. LAYOUT_ELEMENTS: read element by
- * element. */
+/* What is contiguous in memory, in aligned chunks of eight: steps along k, or lines. LAYOUT_ELEMENTS: nothing. */
 typedef enum Layout { LAYOUT_DEPTH, LAYOUT_LINES, LAYOUT_ELEMENTS } Layout;
 
 /* Reads an operand, tile after tile along k. Lines beyond the last are read from the last: their sums are never stored.
@@ -143,8 +142,7 @@ INLINE void reader_gather(Reader *r, LOCAL bf16 *tile, int count) {
 /* A tile under way, in registers. */
 typedef struct Fetched { u32x4 chunk[CHUNKS]; } Fetched;
 
-/* Through a buffer descriptor without bounds of its own, to which an offset of -1 is out of bounds: such loads give
- * zero. */
+/* Through a buffer descriptor without bounds of its own, to which -1 is out of bounds: such loads give 0. */
 INLINE void reader_fetch(Reader *r, Fetched *fetched, Layout layout, int count) {
     if (layout == LAYOUT_ELEMENTS) return;
     __amdgpu_buffer_rsrc_t buffer = __builtin_amdgcn_make_buffer_rsrc((void *)r->data, 0, 0x7fffffff, 0x00020000);

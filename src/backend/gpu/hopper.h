@@ -66,8 +66,7 @@ INLINE void shared_barrier_wait(SharedBarrier b, int phase) {
     while (!done);
 }
 
-/* Position in a ring of stages: the current stage, and how often the ring has wrapped around, which is the phase of
- * the stage's barriers. */
+/* Position in a ring of stages: the current stage, and how often the ring wrapped around: the phase of its barriers. */
 typedef struct Ring { int stage, phase; } Ring;
 INLINE void ring_advance(Ring *r, const int stages) {
     if (++r->stage < stages) return;
@@ -127,9 +126,8 @@ INLINE void copy_bytes(LOCAL void *to, GLOBAL const void *from, int bytes, Share
         : "memory");
 }
 
-/* Copies a box from shared memory to (column, row, sheet) of a tensor; elements beyond its edges are not written.
- * After copy_out_commit, copies_read waits until the thread's boxes have been read from shared memory, copies_done
- * until they have been written. */
+/* Copies a box from shared memory to (column, row, sheet) of a tensor; elements beyond its edges are not written. After
+ * copy_out_commit, copies_read waits until the thread's boxes were read, copies_done until they were written. */
 INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL const bf16 *from) {
     __asm__ volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
         :
@@ -139,8 +137,7 @@ INLINE void copy_box_out(uint64_t map, int column, int row, int sheet, LOCAL con
 INLINE void copy_out_commit(void) { __asm__ volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 INLINE void copies_read(void) { __asm__ volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
 INLINE void copies_done(void) { __asm__ volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
-/* Write floats from shared to global memory, bulk_add by adding to what is there; committed and waited for like
- * copy_box_out. */
+/* Write floats from shared to global memory, bulk_add by adding to what is there; waited for like copy_box_out. */
 INLINE void bulk_store(GLOBAL float *to, LOCAL const float *from, int bytes) {
     __asm__ volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
         :

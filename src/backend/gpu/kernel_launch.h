@@ -9,8 +9,7 @@
 
 /* A kernel of the code object of one source file; its address is its identity, so use static constants. */
 typedef struct GpuKernel { const char *module, *name; } GpuKernel;
-/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. A grid with x = 0 launches
- * nothing. */
+/* Blocks in x, y and z (0 counts as 1), threads of a block, bytes of dynamic shared memory. x = 0: no launch. */
 typedef struct LaunchShape {
     int64_t x, y, z;
     int threads, shared;
@@ -23,8 +22,7 @@ void gpu_launch(Device *device, const GpuKernel *kernel, LaunchShape shape, cons
  * bytes. False where the device or its driver has no TMA. */
 bool gpu_tensor_map(const Device *device, TensorMap *map, const void *data, const int64_t sizes[3], const int64_t strides[2]);
 
-/* Defines how a GPU runs an operation, with the function that gives its scratch where it needs some: GPU_OP(norm_grad,
- * scratch) { ... call->in ... } */
+/* Defines how a GPU runs an operation, and where it needs scratch how much: GPU_OP(norm_grad, scratch) { ... } */
 #define GPU_OP(name, ...) \
     static void run_##name(const OpCall *call); \
     const OpKernel gpu_kernel_##name = {run_##name, __VA_ARGS__}; \
@@ -69,8 +67,7 @@ enum { REDUCE_ROWS = 64 };
 void gpu_add_partials(Device *device, float *target, const float *partials, int64_t blocks, int64_t columns);
 /* gpu_add_partials where target is the gradient of a COMPUTE parameter: bf16 if call->compute_gradients, else fp32. */
 void gpu_add_partials_to_gradient(const OpCall *call, void *target, const float *partials, int64_t blocks, int64_t columns);
-/* gpu_add_partials for `count` targets (at most 6), from partials [blocks, count, columns]; NULL targets are
- * skipped. */
+/* gpu_add_partials for `count` targets (at most 6), from partials [blocks, count, columns], but for NULL targets. */
 void gpu_add_partial_sums(Device *device, float *const *targets, int count, const float *partials, int64_t blocks, int64_t columns);
 /* Zeroes rows offset[experts] .. count - 1 of bf16 slots [count, columns]. offset is device memory. */
 void gpu_zero_unused(Device *device, bf16 *slots, const int32_t *offset, int64_t experts, int64_t count, int64_t columns);

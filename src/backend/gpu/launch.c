@@ -1,6 +1,5 @@
 /* Kernels: the embedded code objects for a GPU's target, loaded when they are first needed, all that are wanted at
- * once, and launched on the device's stream. Owns the loaded modules; called by ops' launchers through
- * kernel_launch.h. */
+ * once, and launched on the device's stream. Owns the loaded modules; called through kernel_launch.h. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,8 +12,7 @@
  *
  * Tiles in shared memory are bf16 [rows][width], width a multiple of 32, aligned to 128 bytes. The 16-byte chunks of a
  * row are swizzled against bank conflicts: element (row, column) is at tile_at. Operands are read from blocks at
- * multiples of 32, as stored or transposed. stage_begin starts the copy of a tile from global memory, stage_end waits
- * for it.
+ * multiples of 32, as stored or transposed. stage_begin starts the copy of a tile, stage_end waits for it.
  *
  * `width`, `rows`, `threads` and the place of an operand are constants at every call; what changes at run time goes
  * into the pointer `tile`, in whole blocks of rows. All lanes of a wave call these functions; all threads of a block
@@ -26,8 +25,7 @@
 
 enum { MMA = 32, LANE_COLUMNS = 8 };
 
-/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop instead of filling
- * registers around it. */
+/* Hides from the compiler where x comes from: what a loop computes from it stays in the loop and fills no registers. */
 INLINE int opaque(int x) {
 #if defined __AMDGCN__
     __asm__ volatile("" : "+v"(x));
@@ -180,8 +178,7 @@ INLINE void load_matrices_transposed(uint32_t *x, uint32_t address, const int of
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
         : "r"(address), "n"(offset * 2));
 }
-/* Tiles are aligned to 128 bytes, so XOR works on an address as on a place in the tile: a loop keeps one register per
- * tile. */
+/* Tiles are aligned to 128 bytes, so XOR works on an address as on a place in the tile: one register per tile. */
 INLINE uint32_t lane_address(LOCAL const bf16 *tile, int width, int column, int lane_row, int lane_chunk) {
     return (uint32_t)opaque((int)shared_address(tile + tile_lane(width, lane_row, lane_chunk))) ^ (uint32_t)tile_xor(width, column) * 2;
 }
@@ -238,8 +235,7 @@ INLINE u32x4 accumulator_pack(const Accumulator *a, int r) {
 /* Column of element c of a lane: the lane's first column plus a constant. */
 INLINE int accumulator_column(int c) { return accumulator_first() + accumulator_step(c); }
 
-/* Pass an operand from wave to wave through shared memory, in register layout: sizeof(Operand) / 16 rows of one chunk
- * per lane. */
+/* Pass an operand from wave to wave through shared memory, in register layout: sizeof(Operand) / 16 chunks per lane. */
 typedef struct OperandChunks { u32x4 x[sizeof(Operand) / 16]; } OperandChunks;
 INLINE void operand_to_shared(LOCAL u32x4 *place, const Operand *o) {
     OperandChunks chunks = __builtin_bit_cast(OperandChunks, *o);

@@ -1,6 +1,5 @@
-/* Compiles PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads. The
- * library's function names carry the version that introduced them; those of the first version of each major are
- * used. */
+/* Compiles PTX to machine code by NVIDIA's libnvJitLink, opened at run time. Called by launch.c, from many threads.
+ * Names of functions carry the version that introduced them: those of each major's first are used. */
 #include "backend/gpu/driver.h"
 
 #include <stdio.h>
@@ -51,8 +50,7 @@ void *ptx_compile(const PtxCompiler *compiler, const char *ptx, const char *targ
     char architecture[32];
     const char *options[] = {architecture, "-O3"};
     size_t size = 0;
-    /* The library compiles relocatable code, where setmaxnreg has no effect and the kernel spills: the driver compiles
-     * it. */
+    /* The library compiles relocatable code, where setmaxnreg has no effect: the driver does it. */
     if (strstr(ptx, "setmaxnreg")) return NULL;
     snprintf(architecture, sizeof architecture, "-arch=%s", target);
     if (compiler->call.create(&link, 2, options) != 0) return NULL;

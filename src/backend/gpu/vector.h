@@ -81,8 +81,7 @@ INLINE void store8_bf16(bf16 GLOBAL *to, f32x8 x, int unit) {
             (u32x4){to_bf16_pair(x[0], x[1]), to_bf16_pair(x[2], x[3]), to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7])};
 }
 
-/* KERNEL `name` over flat tensors of a.count elements: calls body(&a, at, unit) for every 8 elements, and one by one
- * at the end. */
+/* KERNEL `name` over a.count elements: calls body(&a, at, unit) for every 8 of them, and one by one at the end. */
 #define FLAT_KERNEL(name, Arguments, body)                                                                                                 \
     KERNEL(name, Arguments) {                                                                                                              \
         int64_t at = ((int64_t)block_x() * TILE_THREADS + thread_id()) * 8;                                                                \

@@ -1,7 +1,6 @@
 /* See vendor_gemm_internal.h. Numbers and structs are those of NVIDIA's cublasLt.h (12 and 13) and AMD's hipblaslt.h
  * (0.8, of ROCm 6.2, and later), whose functions have the same names and arguments but for the prefix. Owns the
- * library's handle, its workspace, descriptors of every shape seen and, while a shape is tried for the first time,
- * memory for a second C. */
+ * library's handle, its workspace, descriptors of every shape seen and, while one is tried, a second C. */
 #include "backend/gpu/vendor_gemm_internal.h"
 
 #include <assert.h>
@@ -90,8 +89,7 @@ typedef struct Solution {
     uint16_t *bias; /* bf16 copy on the device; NULL: the library takes the bias as it is */
 } Solution;
 
-/* An algorithm of the library, or smelt's kernel, which the cache holds as all ones, bits that are none of the
- * library's. */
+/* An algorithm of the library, or smelt's kernel, which the cache holds as all ones: none of the library's. */
 typedef struct Proposal {
     uint64_t algorithm[ALGORITHM_WORDS];
     bool smelt;
@@ -272,8 +270,7 @@ typedef struct Trial {
     int64_t scratch_bytes;
 } Trial;
 
-/* The rows of C that are verified: `bands` bands of `rows` rows from first[i] on: at the start, the middle and
- * the end. */
+/* The rows of C that are verified: `bands` bands of `rows` rows from first[i] on, at start, middle and end. */
 typedef struct Sample {
     int bands;
     int64_t first[BANDS], rows;
