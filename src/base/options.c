@@ -91,19 +91,14 @@ static void append_digit(Number *number, int digit) {
 
 /* Digits, with or without a point. Zeros that end the fraction are left out, so that 1.500 is 15 * 10^-1. */
 static const char *scan_digits(const char *c, Number *number, bool *any) {
-    int64_t zeros = 0;
     for (; is_digit(*c); c++, *any = true) append_digit(number, *c - '0');
     if (*c != '.') return c;
-    for (c++; is_digit(*c); c++, *any = true) {
-        if (*c == '0') {
-            zeros++;
-            continue;
-        }
-        number->exponent -= zeros + 1;
-        for (; zeros > 0; zeros--) append_digit(number, 0);
-        append_digit(number, *c - '0');
-    }
-    return c;
+    const char *fraction = c + 1, *end = fraction + strspn(fraction, "0123456789"), *last = end;
+    while (last > fraction && last[-1] == '0') last--;
+    for (c = fraction; c < last; c++) append_digit(number, *c - '0');
+    number->exponent -= last - fraction;
+    *any = *any || end > fraction;
+    return end;
 }
 
 /* [+-] digits [. digits] [e [+-] digits] [suffix], and nothing else: no hexadecimal, NaN or infinity. */

@@ -34,14 +34,17 @@ typedef struct Reader {
     const char *text;
     const char *origin;
     Seen *seen;
-    char name[OPTIONS_NAME_LIMIT + 1]; /* full name of the key at hand; groups keep their prefix of it */
+    char name[OPTIONS_NAME_LIMIT + 1];           /* full name of the key at hand; groups keep their prefix of it */
+    char where[WHERE_SIZE], key[OPTIONS_QUOTED]; /* for messages, by at_line and quoted_name */
     Error *error;
 } Reader;
 
-static const char *line_text(char where[WHERE_SIZE], const Reader *reader, size_t line) {
-    snprintf(where, WHERE_SIZE, "at %.480s:%zu", reader->origin, line);
-    return where;
+static const char *at_line(Reader *reader, size_t line) {
+    snprintf(reader->where, WHERE_SIZE, "at %.480s:%zu", reader->origin, line);
+    return reader->where;
 }
+
+static const char *quoted_name(Reader *reader) { return options_quote(reader->key, reader->name, strlen(reader->name)); }
 
 static size_t line_at(const char *text, size_t offset) {
     size_t line = 1;
@@ -54,11 +57,10 @@ static size_t event_line(const yaml_event_t *event) { return event->start_mark.l
 static bool parser_failed(Reader *reader) {
     const yaml_parser_t *parser = &reader->parser;
     if (parser->error == YAML_MEMORY_ERROR) return error_set(reader->error, ERROR_MEMORY, "out of memory while reading %s", reader->origin);
-    char where[WHERE_SIZE];
     bool offset_known = parser->error == YAML_READER_ERROR;
     size_t line = offset_known ? line_at(reader->text, parser->problem_offset) : parser->problem_mark.line + 1;
-    return error_set(reader->error, ERROR_USAGE, "not valid YAML %s: %s", line_text(where, reader, line),
-        parser->problem ? parser->problem : "unknown problem");
+    return error_set(
+        reader->error, ERROR_USAGE, "not valid YAML %s: %s", at_line(reader, line), parser->problem ? parser->problem : "unknown problem");
 }
 
 static const char *refused_property(const void *anchor, const void *tag) {
@@ -81,12 +83,11 @@ static bool next_event(Reader *reader, yaml_event_t *event) {
     if (!yaml_parser_parse(&reader->parser, event)) return parser_failed(reader);
     const char *thing = refused(event);
     if (!thing) return true;
-    char where[WHERE_SIZE], key[OPTIONS_QUOTED];
-    line_text(where, reader, event_line(event));
+    const char *where = at_line(reader, event_line(event));
     yaml_event_delete(event);
     if (!*reader->name) return error_set(reader->error, ERROR_USAGE, "%s %s; write only 'key: value' and groups of them", thing, where);
-    return error_set(reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'", thing, where,
-        options_quote(key, reader->name, strlen(reader->name)));
+    return error_set(
+        reader->error, ERROR_USAGE, "%s %s, at key %s; write a single value or a group of 'key: value'", thing, where, quoted_name(reader));
 }
 
 static bool is_null(const yaml_event_t *event) {
@@ -107,19 +108,17 @@ static const Option *first_of_group(const OptionTable *table, const char *name) 
 
 /* Remembers the line of the first time; an error the second time. */
 static bool first_time(Reader *reader, size_t *first_line, size_t line) {
-    char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (*first_line)
-        return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one",
-            options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line), *first_line);
+        return error_set(reader->error, ERROR_USAGE, "duplicate key %s %s; it already stands in line %zu: keep one", quoted_name(reader),
+            at_line(reader, line), *first_line);
     *first_line = line;
     return true;
 }
 
 static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) {
     const OptionTable *table = reader->table;
-    char where[WHERE_SIZE], value[OPTIONS_QUOTED];
-    line_text(where, reader, line);
-    const char *text = (const char *)event->data.scalar.value;
+    char value[OPTIONS_QUOTED];
+    const char *where = at_line(reader, line), *text = (const char *)event->data.scalar.value;
     size_t length = event->data.scalar.length;
     const Option *option = options_find(table, reader->name, strlen(reader->name));
     const Option *member = first_of_group(table, reader->name);
@@ -137,12 +136,11 @@ static bool read_scalar(Reader *reader, const yaml_event_t *event, size_t line) 
 
 /* Appends a key to the group name in reader->name[0 .. prefix). */
 static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event) {
-    char where[WHERE_SIZE], shown[OPTIONS_QUOTED];
-    line_text(where, reader, event_line(event));
+    const char *where = at_line(reader, event_line(event));
     if (event->type != YAML_SCALAR_EVENT) return error_set(reader->error, ERROR_USAGE, "a key %s is not a name; write 'key: value'", where);
     const char *key = (const char *)event->data.scalar.value;
     size_t length = event->data.scalar.length;
-    options_quote(shown, key, length);
+    const char *shown = options_quote(reader->key, key, length);
     if (length == 0 || memchr(key, 0, length))
         return error_set(reader->error, ERROR_USAGE, "key %s %s is empty or holds a NUL byte; --help lists the known ones", shown, where);
     if (prefix + 1 + length > OPTIONS_NAME_LIMIT)
@@ -155,10 +153,9 @@ static bool append_key(Reader *reader, size_t prefix, const yaml_event_t *event)
 }
 
 static bool open_group(Reader *reader, size_t line, int depth) {
-    char where[WHERE_SIZE], key[OPTIONS_QUOTED];
     if (depth >= DEPTH_LIMIT)
         return error_set(reader->error, ERROR_USAGE, "key %s %s is nested more than %d deep; --help lists the known ones",
-            options_quote(key, reader->name, strlen(reader->name)), line_text(where, reader, line), DEPTH_LIMIT);
+            quoted_name(reader), at_line(reader, line), DEPTH_LIMIT);
     const Option *first = first_of_group(reader->table, reader->name);
     if (!first) return true; /* the first key inside it will be answered with the nearest known one */
     size_t dots = 0;
@@ -190,9 +187,8 @@ static bool read_mapping(Reader *reader, size_t line, int depth) {
         yaml_event_delete(&event);
         if (!good) return false;
     }
-    char where[WHERE_SIZE];
     if (empty && prefix && !first_of_group(reader->table, reader->name))
-        return options_unknown(reader->table, reader->name, prefix, line_text(where, reader, line), reader->error);
+        return options_unknown(reader->table, reader->name, prefix, at_line(reader, line), reader->error);
     return true;
 }
 
@@ -202,8 +198,7 @@ static bool read_stream(Reader *reader) {
     bool good = true, rooted = false;
     for (bool more = true; good && more;) {
         if (!next_event(reader, &event)) return false;
-        char where[WHERE_SIZE];
-        line_text(where, reader, event_line(&event));
+        const char *where = at_line(reader, event_line(&event));
         more = event.type != YAML_STREAM_END_EVENT;
         if (event.type == YAML_DOCUMENT_START_EVENT && rooted)
             good = error_set(reader->error, ERROR_USAGE, "a second document starts %s; a configuration is one", where);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,15 +31,9 @@ char *autotune_cache_default_path(void) {
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-static int digit_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
-
 static bool read_algorithm(const char *text, size_t bytes, unsigned char *algorithm) {
-    if (strlen(text) != 2 * bytes) return false;
-    for (size_t i = 0; i < bytes; i++) {
-        int high = digit_of(text[2 * i]), low = digit_of(text[2 * i + 1]);
-        if (high < 0 || low < 0) return false;
-        algorithm[i] = (unsigned char)(high << 4 | low);
-    }
+    if (strlen(text) != 2 * bytes || strspn(text, "0123456789abcdef") != 2 * bytes) return false;
+    for (size_t i = 0; i < bytes; i++) sscanf(text + 2 * i, "%2hhx", &algorithm[i]);
     return true;
 }
 
@@ -115,10 +110,7 @@ void autotune_cache_add(AutotuneCache *cache, const char *shape, const void *alg
     const unsigned char *bytes = algorithm;
     keep(cache, shape, bytes);
     if (!cache->path) return;
-    for (size_t i = 0; i < cache->algorithm_bytes; i++) {
-        hexadecimal[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
-        hexadecimal[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
-    }
+    for (size_t i = 0; i < cache->algorithm_bytes; i++) snprintf(hexadecimal + 2 * i, 3, "%02x", bytes[i]);
     char *line = memory_format("%s%s\t%s\n", cache->prefix, shape, hexadecimal);
     append_line(cache->path, line);
     free(line);
