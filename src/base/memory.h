@@ -1,7 +1,6 @@
 /* Memory. A refused allocation ends the process by design: smelt plans its large memory first and refuses a plan that
  * does not fit, so a failing small allocation means that the machine is in trouble. How the process ends is main's
- * choice (memory_on_refusal). Large arenas are allocated with `memory_map`, which can fail and says so. Freed with
- * free() and memory_unmap(). */
+ * choice (memory_on_refusal). Large arenas come from memory_map, which can fail and says so. */
 #pragma once
 
 #include <stdbool.h>

@@ -52,8 +52,7 @@ NORMALS_INLINE float normals_radius(uint32_t bits) {
     return NORMALS_ROOT(square > 0.0f ? square : 0.0f);
 }
 
-/* Cosine and sine of a uniform angle: a quarter turn from the two highest bits, and within it, from -pi/4 to pi/4, the
- * first terms of their series. */
+/* Cosine and sine of a uniform angle: a quarter turn from the two highest bits, and their series from -pi/4 to pi/4. */
 NORMALS_INLINE void normals_direction(uint32_t bits, float *cosine, float *sine) {
     const float step = (float)(1.57079632679489661923 * 0x1p-32); /* pi / 2 in 2^32 parts */
     float x = (float)(int32_t)(bits << 2) * step, x2 = x * x;

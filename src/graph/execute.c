@@ -1,7 +1,6 @@
 /* Runs a planned graph. All pointers are bound when the executor is made, so a run is a loop over kernel calls. On a
  * GPU that loop is recorded once, in one segment between two comm points each, and replayed. The executor owns the
- * arenas that are not shared with it, and on a GPU host copies of the inputs and metrics. Called by training,
- * inference and benchmarks. */
+ * arenas that are not shared with it, and on a GPU host copies of the inputs and metrics. Called by train and infer. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -265,17 +264,16 @@ int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context) {
     upload_inputs(executor);
     set_overwrites(executor);
     executor->overwrite = false;
-    for (int i = 0; i < graph->node_count; i++) {
+    for (int i = 0;; i++) {
         for (; point < executor->point_count && executor->points[point] == i; point++)
             executor->comm_point(executor->comm_point_context, point);
+        if (i == graph->node_count) return -1;
         if (op_table[graph->nodes[i].op]->once) continue;
         device_timer_start(device);
         executor->backend.kernels[graph->nodes[i].op]->run(&executor->calls[i]);
         double seconds = device_timer_stop(device);
         if (!hook(context, graph, i, seconds)) return i;
     }
-    for (; point < executor->point_count; point++) executor->comm_point(executor->comm_point_context, point);
-    return -1;
 }
 
 bool executor_finish(Executor *executor, Error *error) {

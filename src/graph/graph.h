@@ -10,14 +10,13 @@
  * precision. The state dtype of a parameter is that of its master weight, gradient and optimizer state: WIDE, but in
  * pure bf16 the type in which the parameter is read, so that matrices have no separate masters.
  *
- * All offsets and extents are bytes. Three arenas hold parameters: MASTER    parameters in their state dtypes, in
- * one order. Parameter.offset is an offset in this arena. GRADIENT  the layout of MASTER, byte for byte; so has the
- * optimizer's momentum. WEIGHT    matrices in the COMPUTE type, in the same order. Element k of a matrix is as many
- * elements from the arena's
- *             start as in MASTER, so in bf16, where an element takes 2 bytes here and 4 there, offsets are half as
- *               large;
- *             in every other precision the arenas have the same layout. precision_weight_offset and graph_state_span
- *             convert from MASTER to WEIGHT and back; no other code does.
+ * All offsets and extents are bytes. Three arenas hold parameters:
+ *     MASTER    parameters in their state dtypes, in one order; Parameter.offset is an offset in this arena
+ *     GRADIENT  the layout of MASTER, byte for byte; so has the optimizer's momentum
+ *     WEIGHT    matrices in the COMPUTE type, in the same order. Element k of a matrix is as many elements from the
+ *               arena's start as in MASTER, so in bf16, where an element takes 2 bytes here and 4 there, offsets are
+ *               half as large; in every other precision the arenas have the same layout
+ * precision_weight_offset and graph_state_span convert from MASTER to WEIGHT and back; no other code does.
  * Layouts over several ranks (layout/layout.h) and the optimizer speak of offsets in MASTER. Where elements are
  * counted, the name says so: `count` of a parameter, `first` and `count` of an interval of it.
  *
@@ -243,8 +242,7 @@ typedef struct Backend {
 
 /* -- Planning (plan.c) -------------------------------------------------------------------------------------------- */
 
-/* Sizes and costs of a planned graph. Invariants: every offset and its tensor lie inside bytes[arena]; activation_floor
- * <= bytes[ARENA_ACTIVATION]. */
+/* Sizes and costs of a planned graph. Tensors lie inside bytes[arena]; activation_floor <= bytes[ARENA_ACTIVATION]. */
 typedef struct Plan {
     int64_t bytes[ARENA_COUNT]; /* per arena; without optimizer state */
     int64_t workspace;          /* the largest scratch of any node, inside the activation arena */
@@ -292,8 +290,7 @@ void executor_free(Executor *executor);
  * node points[i] (ascending; node_count: after the last node). Call it before the first run. The list is copied. */
 typedef void (*ExecutorCommPoint)(void *context, int index);
 void executor_set_comm_points(Executor *executor, const int *points, int count, ExecutorCommPoint comm_point, void *context);
-/* Runs the program. On a GPU it returns before the work is done; from the third run on, the nodes between two comm
- * points are replayed as one recorded graph. */
+/* Runs the program. On a GPU it returns before the work is done; from the third run on it replays recordings. */
 void executor_run(Executor *executor);
 /* Runs the program and calls the hook after each node. Returns the node at which the hook stopped the run, or -1. */
 int executor_run_hooked(Executor *executor, ExecutorHook hook, void *context);

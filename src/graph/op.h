@@ -66,8 +66,7 @@ typedef struct Op {
      * d_in[i] to the gradient of input i, or leaves TENSOR_NONE where there is none or where it was added to a
      * parameter's gradient. NULL: no gradient flows. */
     void (*gradient)(Graph *graph, const Node *node, const TensorId *d_out, TensorId *d_in);
-    /* Appends a cheaper node that makes output `index` again with the same bits, and returns the new tensor. NULL:
-     * the node is cloned. */
+    /* Appends a cheaper node that makes output `index` again, bit for bit; the new tensor. NULL: a clone serves. */
     TensorId (*recompute)(Graph *graph, const Node *node, int index);
     double element_flops; /* of one element of output 0: all of the operation's flops, unless it has `flops` */
     double (*flops)(const Graph *graph, const Node *node);

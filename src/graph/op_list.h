@@ -1,5 +1,4 @@
-/* All operations, in the order of OpId. Each line stands for an Op op_rule_NAME (in a rule.c), a CPU kernel
- * CPU_OP(NAME) and a GPU kernel GPU_OP(NAME). */
+/* All operations, in the order of OpId. Each line stands for an Op op_rule_NAME, a CPU_OP(NAME) and a GPU_OP(NAME). */
 OP(embed)
 OP(embed_grad)
 OP(norm)

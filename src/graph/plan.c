@@ -85,8 +85,7 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
     return most;
 }
 
-/* The input whose memory output 0 of a node takes (Op.in_place): one that nothing reads later; or TENSOR_NONE.
- * last[tensor] is its last reader. */
+/* The input whose memory output 0 of a node takes (Op.in_place), if the node is its last reader; else TENSOR_NONE. */
 static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
     TensorId input = op_in_place_input(node), output = node->out[IN_PLACE_OUTPUT];

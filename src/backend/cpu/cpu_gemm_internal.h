@@ -36,8 +36,7 @@ typedef struct GemmPrefetch {
 /* What becomes of a register tile: stored as it is, added to what is there, or rounded to bf16. */
 typedef enum GemmStore { GEMM_STORE, GEMM_ADD, GEMM_ROUND } GemmStore;
 
-/* A register tile: the sums of `depth` depths of a panel of A, `step` elements apart, and a panel of B go `to` rows
- * `ld` elements apart. */
+/* A register tile: sums over `depth` depths of panels of A, `step` elements apart, and B go `to` rows `ld` apart. */
 typedef struct GemmTile {
     const void *a, *b;
     int64_t step, depth;

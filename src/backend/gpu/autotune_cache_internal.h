@@ -20,6 +20,5 @@ AutotuneCache *autotune_cache_open(const char *path, const char *device, const c
 void autotune_cache_close(AutotuneCache *cache);
 
 bool autotune_cache_find(const AutotuneCache *cache, const char *shape, void *algorithm);
-/* Appends a line, making the folder where it is missing. A file that cannot be written, or one of
- * AUTOTUNE_CACHE_MOST_BYTES, stays as it is. */
+/* Appends a line, making the folder where it is missing. A full file (AUTOTUNE_CACHE_MOST_BYTES) stays as it is. */
 void autotune_cache_add(AutotuneCache *cache, const char *shape, const void *algorithm);

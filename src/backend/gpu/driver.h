@@ -137,8 +137,7 @@ void gpu_cast_to_float(Device *device, float *to, const bf16 *from, int64_t coun
 void gpu_normals(Device *device, void *to, int element_bytes, int64_t first, int64_t count, const Normals *normals);
 
 typedef struct Staging Staging;
-/* Copies as device_upload and device_download say (the latter waits), if they are large: false when nothing was done
- * (staging.c). */
+/* Copies as device_upload and device_download say, if they are large: else false, with nothing done (staging.c). */
 bool staging_upload(Gpu *gpu, char *to, const char *from, int64_t bytes);
 bool staging_download(Gpu *gpu, char *to, const char *from, int64_t bytes);
 void staging_close(Gpu *gpu);

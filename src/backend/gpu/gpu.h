@@ -129,8 +129,7 @@ INLINE float wave_max(float x) {
     UNROLL for (int mask = WAVE / 2; mask > 0; mask /= 2) x = __builtin_fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
-/* The sum over a block of `threads`, in every thread; all threads call it. `scratch` is shared memory for a float per
- * wave, not in use otherwise. */
+/* The sum over a block of `threads`, in every thread; all call it. `scratch`: shared memory for a float per wave. */
 INLINE float block_sum(float x, LOCAL float *scratch, int threads) {
     x = wave_sum(x);
     barrier();

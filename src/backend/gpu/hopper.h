@@ -108,8 +108,7 @@ INLINE void copy_box(LOCAL bf16 *to, uint64_t map, int column, int row, int shee
         : "memory");
 }
 
-/* copy_box into every block of the cluster whose bit of `ranks` is set, at the same address; each block's barrier gets
- * the bytes. */
+/* copy_box into each block of the cluster whose bit of `ranks` is set, at one address; its barrier gets the bytes. */
 INLINE void copy_box_to_cluster(LOCAL bf16 *to, uint64_t map, int column, int row, int sheet, SharedBarrier b, int ranks) {
     __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
                      "%3, %4}], [%5], %6;"
@@ -276,8 +275,7 @@ INLINE void materialize_sums(float *x, const int columns) {
     if (columns == 64) __asm__ volatile("" : TIED_64_COLUMNS(x));
     else __asm__ volatile("" : TIED_128_COLUMNS(x));
 }
-/* Keeps ptxas from moving a wgmma_wait above the computation of x >= 0: a store to `place`, predicated on x < 0, which
- * never happens. */
+/* Keeps ptxas from moving a wgmma_wait above the computation of x >= 0: a store to `place`, if x were below 0. */
 INLINE void fence_on_value(float x, LOCAL void *place) {
     __asm__ volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000; @never st.shared.f32 [%1], %0; }"
         :

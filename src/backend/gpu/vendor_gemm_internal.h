@@ -25,8 +25,7 @@ typedef struct VendorGemmHost {
     bool reference_races;                                /* it is timed too: shapes that it computes faster are declined */
 } VendorGemmHost;
 
-/* NULL when the library is missing, too old or refuses, with the reason in *error. Takes 64 MiB of device memory for
- * the library's partial sums. */
+/* NULL when the library is missing, too old or refuses, with the reason in *error. Takes 64 MiB of the device. */
 VendorGemm *vendor_gemm_open(const VendorGemmHost *host, Error *error);
 void vendor_gemm_close(VendorGemm *vendor);
 /* "cuBLASLt 130100" */
