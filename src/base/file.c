@@ -18,6 +18,7 @@
 #include "base/array.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 static const char PARTIAL[] = ".partial-"; /* and the process id */
 
@@ -124,22 +125,18 @@ void file_close(File *file) {
 }
 
 char *file_read(const char *path, int64_t limit, int64_t *bytes, Error *error) {
-    File file;
+    SCOPED(file_close) File file;
     if (!file_open(&file, path, error)) return NULL;
-    char *text = NULL;
+    if (bytes) *bytes = file.bytes;
     if (file.bytes > limit) {
         error_set(error, ERROR_CHECKPOINT, "%s has %lld bytes; at most %lld are accepted", path, (long long)file.bytes, (long long)limit);
         errno = EFBIG;
-    } else {
-        text = memory_allocate((size_t)file.bytes + 1);
-        if (!file_read_at(&file, text, file.bytes, 0, error)) {
-            free(text);
-            text = NULL;
-        }
+        return NULL;
     }
-    if (bytes) *bytes = file.bytes;
-    file_close(&file);
-    return text;
+    char *text = memory_allocate((size_t)file.bytes + 1);
+    if (file_read_at(&file, text, file.bytes, 0, error)) return text;
+    free(text);
+    return NULL;
 }
 
 int64_t file_read_start(const char *path, char *text, size_t size) {
@@ -158,14 +155,13 @@ int64_t file_read_start(const char *path, char *text, size_t size) {
 }
 
 bool file_map(FileMap *map, const char *path, Error *error) {
-    File file;
+    SCOPED(file_close) File file;
     *map = (FileMap){0};
     if (!file_open(&file, path, error)) return false;
     void *bytes = file.bytes > 0 ? mmap(NULL, (size_t)file.bytes, PROT_READ, MAP_SHARED, file.descriptor, 0) : NULL;
-    bool good = bytes != MAP_FAILED || file_fail(error, "map", path);
-    if (good) *map = (FileMap){bytes, (size_t)file.bytes};
-    file_close(&file);
-    return good;
+    if (bytes == MAP_FAILED) return file_fail(error, "map", path);
+    *map = (FileMap){bytes, (size_t)file.bytes};
+    return true;
 }
 
 void file_unmap(FileMap *map) {
@@ -233,11 +229,10 @@ bool file_sync_data(const File *file, Error *error) { return fdatasync(file->des
 /* The folder that holds `path`, which outlives the File and its messages. */
 static bool parent_sync(const char *path, Error *error) {
     const char *slash = strrchr(path, '/');
+    SCOPED(file_close)
     File folder = {.path = slash ? memory_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : memory_copy_string(".")};
     folder.descriptor = descriptor_open(folder.path, O_RDONLY | O_DIRECTORY);
-    bool good = folder.descriptor >= 0 ? file_sync(&folder, error) : file_fail(error, "open", folder.path);
-    file_close(&folder);
-    return good;
+    return folder.descriptor >= 0 ? file_sync(&folder, error) : file_fail(error, "open", folder.path);
 }
 
 bool file_replace_begin(File *file, const char *path, Error *error) {
@@ -274,11 +269,8 @@ bool file_replace_commit(File *file, Error *error) {
 }
 
 bool file_write(const char *path, const void *data, int64_t bytes, Error *error) {
-    File file;
-    if (!file_replace_begin(&file, path, error)) return false;
-    bool good = file_write_at(&file, data, bytes, 0, error) && file_replace_commit(&file, error);
-    file_close(&file);
-    return good;
+    SCOPED(file_close) File file;
+    return file_replace_begin(&file, path, error) && file_write_at(&file, data, bytes, 0, error) && file_replace_commit(&file, error);
 }
 
 bool file_open_append(File *file, const char *path, bool exclusive, Error *error) {
@@ -303,11 +295,10 @@ bool file_append(File *file, const void *data, int64_t bytes, Error *error) {
 }
 
 bool file_output(const char *path, const void *data, int64_t bytes, Error *error) {
+    SCOPED(file_close)
     File file = {.path = memory_copy_string(path), .descriptor = descriptor_open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY)};
-    bool good = file.descriptor >= 0 || file_fail(error, "create", path);
-    good = good && file_append(&file, data, bytes, error) && descriptor_close(&file, error);
-    file_close(&file);
-    return good;
+    if (file.descriptor < 0) return file_fail(error, "create", path);
+    return file_append(&file, data, bytes, error) && descriptor_close(&file, error);
 }
 
 bool file_can_output(const char *path) {
@@ -337,16 +328,13 @@ bool file_truncate(const File *file, int64_t bytes, Error *error) {
 }
 
 bool file_open_unnamed(File *file, const char *folder, Error *error) {
-    char *name = memory_format("%s/.smelt-XXXXXX", folder);
+    SCOPED_FREE char *name = memory_format("%s/.smelt-XXXXXX", folder);
     int descriptor = mkostemp(name, O_CLOEXEC);
-    bool good = descriptor >= 0 && unlink(name) == 0;
     *file = (File){.path = memory_copy_string(folder), .descriptor = descriptor};
-    free(name);
-    if (!good) {
-        file_fail(error, "create a file in", folder);
-        file_close(file);
-    }
-    return good;
+    if (descriptor >= 0 && unlink(name) == 0) return true;
+    file_fail(error, "create a file in", folder);
+    file_close(file);
+    return false;
 }
 
 /* -- Folders ------------------------------------------------------------------------------------------------------- */
@@ -360,15 +348,13 @@ static bool folder_make_one(const char *path, Error *error) {
 }
 
 bool file_make_parents(const char *path, Error *error) {
-    char *prefix = memory_copy_string(path);
-    bool good = true;
-    for (char *slash = strchr(prefix + (prefix[0] != '\0'), '/'); slash && good; slash = strchr(slash + 1, '/')) {
+    SCOPED_FREE char *prefix = memory_copy_string(path);
+    for (char *slash = strchr(prefix + (prefix[0] != '\0'), '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        good = folder_make_one(prefix, error);
+        if (!folder_make_one(prefix, error)) return false;
         *slash = '/';
     }
-    free(prefix);
-    return good;
+    return true;
 }
 
 bool file_make_folder(const char *path, Error *error) {
@@ -399,28 +385,23 @@ void file_list_free(FileList *list) {
     *list = (FileList){0};
 }
 
-static FileKind entry_kind(DIR *stream, const struct dirent *entry) {
+static FileKind entry_kind(const char *folder, const struct dirent *entry) {
     struct stat status;
     if (entry->d_type != DT_UNKNOWN) return kind_of(DTTOIF(entry->d_type));
-    return fstatat(dirfd(stream), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 ? kind_of(status.st_mode) : FILE_OTHER;
+    SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->d_name);
+    return lstat(path, &status) == 0 ? kind_of(status.st_mode) : FILE_OTHER;
 }
 
-static int entry_compare(const void *left, const void *right) {
-    return strverscmp(((const FileEntry *)left)->name, ((const FileEntry *)right)->name);
-}
+static int is_named(const struct dirent *entry) { return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0; }
 
 bool file_list(const char *folder, FileList *list, Error *error) {
-    DIR *stream = opendir(folder);
+    struct dirent **found;
+    int count = scandir(folder, &found, is_named, versionsort);
     *list = (FileList){0};
-    if (!stream) return file_fail(error, "read folder", folder);
-    for (struct dirent *entry; errno = 0, (entry = readdir(stream));)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            file_list_add(list, memory_copy_string(entry->d_name), entry_kind(stream, entry));
-    bool good = errno == 0 || file_fail(error, "read folder", folder);
-    closedir(stream);
-    if (list->count > 0) qsort(list->entries, list->count, sizeof *list->entries, entry_compare);
-    if (!good) file_list_free(list);
-    return good;
+    if (count < 0) return file_fail(error, "read folder", folder);
+    for (int i = 0; i < count; free(found[i++])) file_list_add(list, memory_copy_string(found[i]->d_name), entry_kind(folder, found[i]));
+    free(found);
+    return true;
 }
 
 /* Whether file_replace_begin could have made this name. */
@@ -430,16 +411,14 @@ static bool is_partial(const char *name) {
 }
 
 void file_remove_partials(const char *folder, const char *prefix) {
-    FileList list;
+    SCOPED(file_list_free) FileList list;
     Error error = {0};
     if (!file_list(folder, &list, &error)) return;
     for (const FileEntry *entry = list.entries; entry < list.entries + list.count; entry++) {
         if (entry->kind != FILE_REGULAR || strncmp(entry->name, prefix, strlen(prefix)) != 0 || !is_partial(entry->name)) continue;
-        char *path = memory_format("%s/%s", folder, entry->name);
+        SCOPED_FREE char *path = memory_format("%s/%s", folder, entry->name);
         if (!file_remove(path, &error)) log_warn("%s; a killed process left it", error.message);
-        free(path);
     }
-    file_list_free(&list);
 }
 
 /* Moves `to` away where two names cannot be exchanged. */
@@ -465,11 +444,9 @@ bool file_exchange_folder(const char *from, const char *to, const char *aside, E
 }
 
 bool file_replace_folder(const char *from, const char *to, Error *error) {
-    char *aside = memory_format("%s.replaced", to);
-    bool good =
-        file_remove(aside, error) && file_exchange_folder(from, to, aside, error) && file_remove(from, error) && file_remove(aside, error);
-    free(aside);
-    return good;
+    SCOPED_FREE char *aside = memory_format("%s.replaced", to);
+    return file_remove(aside, error) && file_exchange_folder(from, to, aside, error) && file_remove(from, error) &&
+           file_remove(aside, error);
 }
 
 bool file_lock_folder(const char *path, int *lock) {

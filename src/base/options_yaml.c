@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/options.h"
 #include "base/options_internal.h"
 
@@ -229,24 +230,22 @@ bool options_parse_yaml(
     static const char byte_order_mark[] = "\xEF\xBB\xBF";
     if (!check_text(text, length, origin, error)) return false;
     size_t skipped = length >= 3 && memcmp(text, byte_order_mark, 3) == 0 ? 3 : 0;
-    Reader reader = {.table = table, .values = values, .strings = strings, .text = text + skipped, .origin = origin, .error = error};
+    SCOPED_FREE Seen *seen = memory_allocate(table->count * sizeof *seen);
+    Reader reader = {
+        .table = table, .values = values, .strings = strings, .text = text + skipped, .origin = origin, .seen = seen, .error = error};
     if (!yaml_parser_initialize(&reader.parser)) return error_set(error, ERROR_MEMORY, "out of memory while reading %s", origin);
-    reader.seen = memory_allocate(table->count * sizeof *reader.seen);
     yaml_parser_set_encoding(&reader.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&reader.parser, (const unsigned char *)reader.text, length - skipped);
     bool good = read_stream(&reader);
     yaml_parser_delete(&reader.parser);
-    free(reader.seen);
     return good;
 }
 
 bool options_read_yaml(const OptionTable *table, void *values, OptionStrings *strings, const char *path, Error *error) {
-    char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
+    SCOPED_FREE char *text = memory_allocate(TEXT_LIMIT + 2); /* one more than allowed tells a file that is too large; and a NUL */
     int64_t length = file_read_start(path, text, TEXT_LIMIT + 2);
-    bool good = length < 0 ? error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno))
-                           : options_parse_yaml(table, values, strings, text, (size_t)length, path, error);
-    free(text);
-    return good;
+    if (length < 0) return error_set(error, ERROR_USAGE, "cannot read the configuration %s: %s", path, strerror(errno));
+    return options_parse_yaml(table, values, strings, text, (size_t)length, path, error);
 }
 
 /* -- Writing ---------------------------------------------------------------------------------------------------- */

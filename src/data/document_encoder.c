@@ -36,10 +36,11 @@ DocumentEncoder *document_encoder_open(const char *path, bool plain_special, Err
     DocumentEncoder *encoder = memory_allocate(sizeof *encoder);
     encoder->flags = plain_special ? TOKENIZER_PLAIN_SPECIAL : 0;
     encoder->tokenizer = tokenizer_open(path, "", error);
-    if (encoder->tokenizer && tokenizer_end_of_text(encoder->tokenizer) < 0)
-        error_set(
-            error, ERROR_DATA, "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path);
-    if (!encoder->tokenizer || tokenizer_end_of_text(encoder->tokenizer) < 0) {
+    bool usable = encoder->tokenizer &&
+                  (tokenizer_end_of_text(encoder->tokenizer) >= 0 ||
+                      error_set(error, ERROR_DATA,
+                          "%s has no token that ends a document; name it as eos_token in a tokenizer_config.json beside it", path));
+    if (!usable) {
         document_encoder_free(encoder);
         return NULL;
     }

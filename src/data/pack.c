@@ -13,6 +13,8 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
@@ -74,14 +76,12 @@ static bool sort_entry(Packer *packer, FileList *folders, char *path, FileKind k
 }
 
 static bool list_folder(Packer *packer, FileList *folders, const char *path, Error *error) {
-    FileList list;
+    SCOPED(file_list_free) FileList list;
     if (!file_list(path, &list, error)) return false;
     const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-    bool good = true;
-    for (size_t i = 0; i < list.count && good; i++)
-        good = sort_entry(packer, folders, memory_format("%s%s%s", path, slash, list.entries[i].name), list.entries[i].kind, error);
-    file_list_free(&list);
-    return good;
+    for (FileEntry *entry = list.entries; entry < list.entries + list.count; entry++)
+        if (!sort_entry(packer, folders, memory_format("%s%s%s", path, slash, entry->name), entry->kind, error)) return false;
+    return true;
 }
 
 /* Fills packer->files. The input itself may be a link. */
@@ -91,14 +91,12 @@ static bool list_files(Packer *packer, Error *error) {
     if (kind == FILE_ABSENT)
         return error_set(error, ERROR_DATA, "cannot read %s: %s; name a text file or a folder of text files", input, strerror(errno));
     packer->folder = kind == FILE_FOLDER;
-    FileList folders = {0};
+    SCOPED(file_list_free) FileList folders = {0};
     file_list_add(packer->folder ? &folders : &packer->files, memory_copy_string(input), kind);
-    bool good = true;
-    for (size_t i = 0; good && i < folders.count; i++) good = list_folder(packer, &folders, folders.entries[i].name, error);
-    file_list_free(&folders);
-    if (!good) error_recode(error, ERROR_DATA);
+    for (size_t i = 0; i < folders.count; i++)
+        if (!list_folder(packer, &folders, folders.entries[i].name, error)) return error_recode(error, ERROR_DATA);
     if (packer->files.count > 0) qsort(packer->files.entries, packer->files.count, sizeof(FileEntry), compare_paths);
-    return good;
+    return true;
 }
 
 /* -- Lines ------------------------------------------------------------------------------------------------------- */
@@ -223,45 +221,38 @@ static bool refuse_output(const Packer *packer, const char *path, Error *error) 
     bool output = packer->trainer && file_same(path, packer->options->output);
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2 && prefixes[i]; j++) {
-            char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
+            SCOPED_FREE char *name = memory_format("%s%s", prefixes[i], suffixes[j]);
             output = output || file_same(path, name);
-            free(name);
         }
     return !output || error_set(error, ERROR_USAGE, "%s is both input and output; name another output", path);
 }
 
 /* PREFIX.bin or PREFIX.idx given in place of PREFIX: its bytes would pass for text, and a model would learn them. */
 static bool refuse_shard(const char *path, Error *error) {
-    size_t length = strlen(path);
-    if (length < 4 || (strcmp(path + length - 4, ".bin") != 0 && strcmp(path + length - 4, ".idx") != 0)) return true;
-    char *prefix = memory_format("%.*s", (int)(length - 4), path), *tokens = memory_format("%s.bin", prefix);
-    bool good = !file_exists(tokens) || !shard_exists(prefix) ||
-                error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s",
-                    path, prefix);
-    free(tokens);
-    free(prefix);
-    return good;
+    if (!ends_with(path, ".bin") && !ends_with(path, ".idx")) return true;
+    SCOPED_FREE char *prefix = memory_format("%.*s", (int)strlen(path) - 4, path), *tokens = memory_format("%s.bin", prefix);
+    return !file_exists(tokens) || !shard_exists(prefix) ||
+           error_set(error, ERROR_DATA, "%s is a file of a token shard, not text; name the shard by its prefix, as in data.train=%s", path,
+               prefix);
 }
 
 static bool pack_file(Packer *packer, const char *path, Error *error) {
-    FileMap file;
+    SCOPED(file_unmap) FileMap file;
     if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
-    bool good = packer->folder || (refuse_output(packer, path, error) && refuse_shard(path, error));
-    size_t probe = (size_t)int_min((int64_t)file.size, TEXT_PROBE_BYTES);
-    if (packer->folder && probe > 0 && memchr(file.bytes, '\0', probe)) {
+    if (!packer->folder && (!refuse_output(packer, path, error) || !refuse_shard(path, error))) return false;
+    if (file.size == 0) return true;
+    if (packer->folder && memchr(file.bytes, '\0', (size_t)int_min((int64_t)file.size, TEXT_PROBE_BYTES))) {
         skip(&packer->binary, path);
-    } else if (good && file.size > 0) {
-        madvise((void *)file.bytes, file.size, MADV_SEQUENTIAL);
-        Text text = {(const char *)file.bytes, file.size};
-        size_t cut = split_point(text, packer->options);
-        Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
-        int64_t done = packer->result.bytes;
-        good = pack_documents(packer, &packer->train, head, done, error) &&
-               pack_documents(packer, &packer->valid, tail, done + (int64_t)cut, error);
-        packer->result.bytes += (int64_t)file.size;
+        return true;
     }
-    file_unmap(&file);
-    return good;
+    madvise((void *)file.bytes, file.size, MADV_SEQUENTIAL);
+    Text text = {(const char *)file.bytes, file.size};
+    size_t cut = split_point(text, packer->options);
+    Text head = {text.bytes, cut}, tail = {text.bytes + cut, text.size - cut};
+    int64_t done = packer->result.bytes;
+    packer->result.bytes += (int64_t)file.size;
+    return pack_documents(packer, &packer->train, head, done, error) &&
+           pack_documents(packer, &packer->valid, tail, done + (int64_t)cut, error);
 }
 
 static bool check_options(const PackOptions *options, Error *error) {

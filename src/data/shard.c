@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
@@ -175,28 +176,25 @@ static bool index_documents(const Index *index, Shard *shard, Error *error) {
 
 static bool index_read(const char *path, Shard *shard, Error *error) {
     Index index = {.path = path};
-    FileMap file;
+    SCOPED(file_unmap) FileMap file;
     size_t used = 0;
     if (!file_map(&file, path, error)) return error_recode(error, ERROR_DATA);
     bool good = index_header(&index, &file, error) && index_arrays(&index, &file, &used, error) &&
                 index_checksums(&index, &file, used, shard, error) && index_documents(&index, shard, error);
     shard->token_bytes = index.token_bytes;
-    file_unmap(&file);
     return good;
 }
 
 /* -- Shards ------------------------------------------------------------------------------------------------------ */
 
 bool shard_exists(const char *prefix) {
-    char *index = memory_format("%s.idx", prefix);
-    bool there = file_exists(index);
-    free(index);
-    return there;
+    SCOPED_FREE char *index = memory_format("%s.idx", prefix);
+    return file_exists(index);
 }
 
 bool shard_map(Shard *shard, const char *prefix, Error *error) {
     *shard = (Shard){.prefix = memory_copy_string(prefix)};
-    char *tokens_path = memory_format("%s.bin", prefix), *index_path = memory_format("%s.idx", prefix);
+    SCOPED_FREE char *tokens_path = memory_format("%s.bin", prefix), *index_path = memory_format("%s.idx", prefix);
     bool good = file_map(&shard->map, tokens_path, error) || error_recode(error, ERROR_DATA);
     shard->tokens = shard->map.bytes;
     good = good && index_read(index_path, shard, error);
@@ -208,8 +206,6 @@ bool shard_map(Shard *shard, const char *prefix, Error *error) {
             tokens_path, shard->map.size, described);
     if (good && shard->token_count == 0)
         good = error_set(error, ERROR_DATA, "%s holds no tokens; pack a corpus that is not empty", tokens_path);
-    free(tokens_path);
-    free(index_path);
     if (!good) shard_close(shard);
     return good;
 }

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/math.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "data/data.h"
 #include "data/data_internal.h"
 
@@ -42,11 +43,9 @@ struct ShardWriter {
 /* -- Output files ------------------------------------------------------------------------------------------------ */
 
 static bool output_open(OutputFile *output, const char *prefix, const char *suffix, Error *error) {
-    char *path = memory_format("%s%s", prefix, suffix);
-    bool good = file_replace_begin(&output->file, path, error);
-    if (!good && errno != ENOSPC && errno != EDQUOT) error_recode(error, ERROR_USAGE);
-    free(path);
-    if (!good) return false;
+    SCOPED_FREE char *path = memory_format("%s%s", prefix, suffix);
+    if (!file_replace_begin(&output->file, path, error))
+        return errno == ENOSPC || errno == EDQUOT ? false : error_recode(error, ERROR_USAGE);
     output->buffer = memory_allocate(BUFFER_BYTES);
     output->hash = XXH3_createState();
     if (!output->hash) return error_set(error, ERROR_MEMORY, "no memory to write %s; free some", output->file.path);
@@ -187,14 +186,12 @@ static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t to
 
 /* Both files are on disk: what can still fail are their names. An older shard has gone then. */
 static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
-    char *tokens_path = memory_format("%s.bin", writer->prefix), *index_path = memory_format("%s.idx", writer->prefix);
+    SCOPED_FREE char *tokens_path = memory_format("%s.bin", writer->prefix), *index_path = memory_format("%s.idx", writer->prefix);
     Error ignored;
     bool removed = file_remove(index_path, error), tokens = removed && file_replace_commit(&writer->tokens.file, error);
     bool good = tokens && file_replace_commit(&index->file, error);
     if (removed && !good) file_remove(index_path, &ignored);
     if (tokens && !good) file_remove(tokens_path, &ignored);
-    free(index_path);
-    free(tokens_path);
     return good;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 
@@ -60,8 +61,9 @@ static void find_last_uses(const Graph *graph, int *last) {
 }
 
 void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
-    int *last = memory_allocate(graph->tensor_count * sizeof *last), alive_count = 0;
-    Extent *alive = memory_allocate((graph->tensor_count + 1) * sizeof *alive);
+    SCOPED_FREE int *last = memory_allocate(graph->tensor_count * sizeof *last);
+    int alive_count = 0;
+    SCOPED_FREE Extent *alive = memory_allocate((graph->tensor_count + 1) * sizeof *alive);
     find_last_uses(graph, last);
     for (int i = 0; i < graph->node_count; i++) {
         const Node *node = &graph->nodes[i];
@@ -78,6 +80,4 @@ void graph_check(const Graph *graph, const Backend *backend, const Plan *plan) {
         assert(node->workspace + workspace <= plan->bytes[ARENA_ACTIVATION]);
         if (workspace) alive_count = add_extent(alive, alive_count, i, (Extent){node->workspace, node->workspace + workspace, i});
     }
-    free(last);
-    free(alive);
 }

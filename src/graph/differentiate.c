@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/scope.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 
@@ -116,7 +117,7 @@ static void mark_crossing(Recompute *r) {
 
 static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     int backward = graph->node_count - forward;
-    Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
+    SCOPED_FREE Node *nodes = memory_allocate((backward + 1) * sizeof *nodes);
     memcpy(nodes, graph->nodes + forward, backward * sizeof *nodes);
     Recompute r = {.graph = graph,
         .policy = policy,
@@ -132,7 +133,6 @@ static void recompute(Graph *graph, RecomputePolicy policy, int forward) {
     }
     free(r.crosses);
     free(r.again);
-    free(nodes);
 }
 
 void graph_differentiate(Graph *graph, RecomputePolicy policy, const Seed *seeds, int seed_count) {

@@ -7,6 +7,7 @@
 
 #include "base/element.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 
@@ -116,8 +117,8 @@ static void find_gaps(Executor *executor, ByteSpan *written, int count) {
 
 static void find_overwrites(Executor *executor) {
     const Graph *graph = executor->graph;
-    ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
-             *written = memory_allocate((graph->node_count + 1) * sizeof *written);
+    SCOPED_FREE ByteSpan *seen = memory_allocate((graph->node_count * NODE_MAX_OUTPUTS + 1) * sizeof *seen),
+                         *written = memory_allocate((graph->node_count + 1) * sizeof *written);
     int seen_count = 0, written_count = 0;
     executor->overwrites = memory_allocate(graph->node_count + 1);
     for (int i = 0; i < graph->node_count; i++)
@@ -133,8 +134,6 @@ static void find_overwrites(Executor *executor) {
             seen[seen_count++] = span;
         }
     find_gaps(executor, written, written_count);
-    free(seen);
-    free(written);
 }
 
 /* Tells the kernels of the next run whether they overwrite gradients or add to them. */

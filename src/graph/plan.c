@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 
@@ -59,7 +60,7 @@ static int64_t find_offset(const PlanBlock *block, PlanBlock *placed, int count,
 }
 
 int64_t plan_blocks(PlanBlock *blocks, int count) {
-    PlanBlock **overlapping = memory_allocate((count + 1) * sizeof *overlapping);
+    SCOPED_FREE PlanBlock **overlapping = memory_allocate((count + 1) * sizeof *overlapping);
     int64_t most = 0;
     qsort(blocks, count, sizeof *blocks, larger_first);
     for (int i = 0; i < count; i++) {
@@ -67,7 +68,6 @@ int64_t plan_blocks(PlanBlock *blocks, int count) {
         int64_t end = blocks[i].offset + blocks[i].bytes;
         if (end > most) most = end;
     }
-    free(overlapping);
     return most;
 }
 

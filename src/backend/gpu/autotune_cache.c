@@ -10,6 +10,7 @@
 #include "base/array.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 typedef struct Entry {
     char *shape;
@@ -68,13 +69,12 @@ AutotuneCache *autotune_cache_open(const char *path, const char *device, const c
     if (!path) return cache;
     Error ignored;
     int64_t bytes = 0;
-    char *text = file_read(path, 2 * (int64_t)AUTOTUNE_CACHE_MOST_BYTES, &bytes, &ignored);
+    SCOPED_FREE char *text = file_read(path, 2 * (int64_t)AUTOTUNE_CACHE_MOST_BYTES, &bytes, &ignored);
     cache->path = memory_copy_string(path);
     for (char *line = text, *end; text && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
         *end = '\0';
         read_line(cache, line);
     }
-    free(text);
     return cache;
 }
 
@@ -111,7 +111,6 @@ void autotune_cache_add(AutotuneCache *cache, const char *shape, const void *alg
     keep(cache, shape, bytes);
     if (!cache->path) return;
     for (size_t i = 0; i < cache->algorithm_bytes; i++) snprintf(hexadecimal + 2 * i, 3, "%02x", bytes[i]);
-    char *line = memory_format("%s%s\t%s\n", cache->prefix, shape, hexadecimal);
+    SCOPED_FREE char *line = memory_format("%s%s\t%s\n", cache->prefix, shape, hexadecimal);
     append_line(cache->path, line);
-    free(line);
 }

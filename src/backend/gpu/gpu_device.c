@@ -9,6 +9,7 @@
 #include "backend/gpu/vendor_gemm_internal.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 enum { CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
 
@@ -101,12 +102,11 @@ static void gpu_view_close(Device *device, void *view, void *memory, int64_t byt
 /* -- GEMM ---------------------------------------------------------------------------------------------------------- */
 
 static void open_vendor_gemm(Gpu *gpu) {
-    char *path = autotune_cache_default_path();
+    SCOPED_FREE char *path = autotune_cache_default_path();
     Error missing = {0};
     VendorGemmHost host = {&gpu->device, gpu->stream, path, gpu_gemm, .reference_races = true};
     gpu->vendor_gemm = vendor_gemm_open(&host, &missing);
     if (!gpu->vendor_gemm) log_info("GEMM on smelt's own kernels: %s", missing.message);
-    free(path);
 }
 
 /* The vendor's library where it is there, can and is faster, else smelt's own kernels. */

@@ -6,6 +6,7 @@
 
 #include "backend/gpu/driver.h"
 #include "base/memory.h"
+#include "base/scope.h"
 
 enum { ATTRIBUTE_DYNAMIC_SHARED = 8, SHARED_WITHOUT_OPT_IN = 48 << 10 };
 
@@ -30,11 +31,10 @@ void modules_close(Gpu *gpu) {
 }
 
 static int load_module(Gpu *gpu, Module *module) {
-    void *code = gpu->ptx && module->object->kernel[0] ? ptx_compile(gpu->ptx, module->object->image, gpu->device.info.target) : NULL;
+    SCOPED_FREE void *code =
+        gpu->ptx && module->object->kernel[0] ? ptx_compile(gpu->ptx, module->object->image, gpu->device.info.target) : NULL;
     driver_use_in_thread(gpu);
-    int result = gpu->call.module_load(&module->handle, code ? code : module->object->image);
-    free(code);
-    return result;
+    return gpu->call.module_load(&module->handle, code ? code : module->object->image);
 }
 
 /* Loads in parallel: most of the time goes into compiling PTX. */

@@ -14,6 +14,7 @@
 #include "base/library.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/scope.h"
 #include "base/sort.h"
 #include "backend/gpu/autotune_cache_internal.h"
 
@@ -444,23 +445,15 @@ static bool rows_agree(const Gemm *g, const Sample *sample, const char *rows, co
 
 static bool verify(VendorGemm *v, const Trial *trial, const uint64_t *algorithm, char why[128]) {
     Sample sample = sample_of(&trial->gemm);
-    char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
-    bool compared = trial->gemm.input == GEMM_BF16;
-    char *reference = compared ? reference_rows(v, &trial->gemm, &sample) : NULL;
-    bool good = rows && again;
+    SCOPED_FREE char *rows = sampled_rows(v, trial, &sample, algorithm), *again = sampled_rows(v, trial, &sample, algorithm);
     snprintf(why, 128, "it does not run");
-    if (good && memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) {
-        snprintf(why, 128, "it gives other bits from run to run");
-        good = false;
-    }
-    if (good && compared) {
-        snprintf(why, 128, "there is no memory to check it");
-        good = reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
-    }
-    free(rows);
-    free(again);
-    free(reference);
-    return good;
+    if (!rows || !again) return false;
+    snprintf(why, 128, "it gives other bits from run to run");
+    if (memcmp(rows, again, (size_t)(sample.bands * band_bytes(&trial->gemm, &sample)))) return false;
+    if (trial->gemm.input != GEMM_BF16) return true;
+    SCOPED_FREE char *reference = reference_rows(v, &trial->gemm, &sample);
+    snprintf(why, 128, "there is no memory to check it");
+    return reference && rows_agree(&trial->gemm, &sample, rows, reference, why);
 }
 
 /* Whether the algorithm may serve; warns when not. After a failure of the device nothing is known. */
