@@ -18,7 +18,7 @@ int64_t op_workspace(const Backend *backend, const Graph *graph, const Node *nod
 
 Cost op_cost(const Graph *graph, const Node *node) {
     const Op *op = op_table[node->op];
-    return (Cost){.flops = op->flops ? op->flops(graph, node) : op->element_flops * graph_elements(graph, node->out[0]),
+    return (Cost){.flops = op->flops ? op->flops(graph, node) : op->element_flops * graph_elements(graph, node->out[MAIN_OUTPUT]),
         .bytes = op->bytes ? op->bytes(graph, node) : op_tensor_bytes(graph, node)};
 }
 
@@ -28,7 +28,7 @@ TensorId op_in_place_input(const Node *node) {
 }
 
 bool op_in_place(const Graph *graph, const Node *node) {
-    TensorId input = op_in_place_input(node), output = node->out[IN_PLACE_OUTPUT];
+    TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     return input && output && from->arena == ARENA_ACTIVATION && to->arena == ARENA_ACTIVATION && to->offset >= 0 &&
            from->offset == to->offset;

@@ -82,7 +82,7 @@ extern const Op *const op_table[OP_COUNT]; /* by OpId */
 
 /* -- For rules (op.c) ---------------------------------------------------------------------------------------------- */
 
-enum { IN_PLACE_OUTPUT = 0 }; /* the output that Op.in_place is about */
+enum { MAIN_OUTPUT = 0 }; /* the output that Op.in_place and Op.element_flops are about */
 /* The input of Op.in_place, TENSOR_NONE where there is none. */
 TensorId op_in_place_input(const Node *node);
 /* Whether the planner gave output 0 the memory of the input of Op.in_place; false before planning. */

@@ -88,7 +88,7 @@ static int64_t most_alive(const PlanBlock *blocks, int count, int nodes) {
 /* The input whose memory output 0 of a node takes (Op.in_place), if the node is its last reader; else TENSOR_NONE. */
 static TensorId overwritten(const Graph *graph, int index, const int *last) {
     const Node *node = &graph->nodes[index];
-    TensorId input = op_in_place_input(node), output = node->out[IN_PLACE_OUTPUT];
+    TensorId input = op_in_place_input(node), output = node->out[MAIN_OUTPUT];
     const Tensor *from = graph_get(graph, input), *to = graph_get(graph, output);
     bool planned = from->arena == ARENA_ACTIVATION && from->producer >= 0 && to->arena == ARENA_ACTIVATION && to->producer == index;
     bool free = input && planned && !from->keep && last[input] == index && tensor_bytes(graph, input) == tensor_bytes(graph, output);
@@ -137,7 +137,7 @@ static void place_activations(Graph *graph, const Backend *backend, Plan *plan) 
     plan->activation_floor = most_alive(list.blocks, list.count, graph->node_count);
     plan->bytes[ARENA_ACTIVATION] = plan_blocks(list.blocks, list.count);
     for (int i = 0; i < graph->node_count; i++) { /* a source is produced before the output that takes its memory */
-        TensorId first = graph->nodes[i].out[IN_PLACE_OUTPUT];
+        TensorId first = graph->nodes[i].out[MAIN_OUTPUT];
         if (first && list.source[first]) graph->tensors[first].offset = graph->tensors[list.source[first]].offset;
     }
     free(list.blocks);
