@@ -11,7 +11,8 @@
 
 static const Command *member(int index) {
     static const Command *const commands[] = {&command_train, &command_launch, &command_generate, &command_eval, &command_convert,
-        &command_data, &command_report, &command_bench, &command_size, &command_cost, &command_forecast, &command_doctor, NULL};
+        &command_data, &command_show, &command_report, &command_bench, &command_size, &command_cost, &command_forecast, &command_doctor,
+        NULL};
     return commands[index];
 }
 

@@ -28,15 +28,17 @@ typedef struct Option {
     const char *choices;     /* OPTION_CHOICE: "none|norm|attention|block" */
     const char *unit;        /* "tokens", "steps", "" (not NULL) */
     const char *help;        /* one line (not NULL) */
+    bool free;               /* of a run's settings: it may change from start to start, since no result depends on it */
 } Option;
 
 /* Rows of a table, with the columns that their type needs; the setting is named like its field. The file defines
- * FIELD(path) as offsetof(Struct, path): `INT_OPTION(seed, "1", 0, 1e15, "", "decides data order")`. */
-#define BOOL_OPTION(path, initial, help) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help}
-#define INT_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help}
-#define REAL_OPTION(path, initial, minimum, maximum, unit, help) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help}
-#define STRING_OPTION(path, initial, unit, help) {#path, OPTION_STRING, FIELD(path), initial, 0, 0, NULL, unit, help}
-#define CHOICE_OPTION(path, initial, choices, help) {#path, OPTION_CHOICE, FIELD(path), initial, 0, 0, choices, "", help}
+ * FIELD(path) as offsetof(Struct, path): `INT_OPTION(seed, "1", 0, 1e15, "", "decides data order")`. More arguments
+ * are designated initializers: `.free = true`. */
+#define BOOL_OPTION(path, initial, help, ...) {#path, OPTION_BOOL, FIELD(path), initial, 0, 0, NULL, "", help, ##__VA_ARGS__}
+#define INT_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_INT, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
+#define REAL_OPTION(path, initial, minimum, maximum, unit, help, ...) {#path, OPTION_REAL, FIELD(path), initial, minimum, maximum, NULL, unit, help, ##__VA_ARGS__}
+#define STRING_OPTION(path, initial, unit, help, ...) {#path, OPTION_STRING, FIELD(path), initial, 0, 0, NULL, unit, help, ##__VA_ARGS__}
+#define CHOICE_OPTION(path, initial, choices, help, ...) {#path, OPTION_CHOICE, FIELD(path), initial, 0, 0, choices, "", help, ##__VA_ARGS__}
 
 /* All strings given so far; freed together by options_free_strings. Zero-initialise. */
 typedef struct OptionStrings {

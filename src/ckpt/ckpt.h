@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "ckpt/lease.h"
 
 /* -- safetensors files (safetensors.c) ---------------------------------------------------------------------------- */
 
@@ -89,15 +90,17 @@ typedef struct CheckpointPlan {
     size_t count;
     json_t *metadata; /* rank 0's is kept; may be NULL */
     int keep;         /* newest good checkpoints that stay, at least 1 */
+    int64_t protect;  /* a step whose checkpoint stays as well; 0: none */
     int rank, ranks;
     uint64_t attempt; /* equal on all ranks, another one for every save: names what is temporary */
     bool share;       /* chunks that did not change since the newest older checkpoint are not written again */
+    Lease *lease;     /* rank 0's, checked before anything is written and before the checkpoint is published; NULL: none */
     double timeout;   /* seconds that rank 0 waits for the other ranks' shards after its own */
 } CheckpointPlan;
 
 /* Saves a step. Half-written checkpoints of earlier attempts are removed first, to make room; complete ones are not
- * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step` are
- * removed, where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
+ * touched unless the new one is complete and synced. Then all but the newest `keep` good ones up to `step`
+ * and `protect` are removed, where good means an intact manifest and the right file sizes; later steps stay. The disk must hold keep + 1
  * checkpoints. An existing checkpoint of the same step is replaced atomically. On rank 0, true means that the
  * checkpoint is complete; on others, that their shard is. `stats` may be NULL.
  *
@@ -127,3 +130,7 @@ void checkpoint_report_leftovers(const char *where);
  * failure the intervals hold anything. `metadata` (may be NULL) receives a new reference to the saved metadata, or NULL
  * when none was. */
 bool checkpoint_load(const char *where, int64_t step, const Interval *intervals, size_t count, json_t **metadata, Error *error);
+
+/* The saved metadata of a step, {} when none was; only the manifest is read, and checked. The caller owns the
+ * reference. NULL on failure. */
+json_t *checkpoint_metadata(const char *where, int64_t step, Error *error);

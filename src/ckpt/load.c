@@ -261,3 +261,13 @@ bool checkpoint_load(const char *where, int64_t step, const Interval *intervals,
     if (metadata) *metadata = json_incref(manifest.metadata);
     return true;
 }
+
+json_t *checkpoint_metadata(const char *where, int64_t step, Error *error) {
+    Manifest manifest;
+    Store *store = store_open(where, error);
+    bool good = store && checkpoint_open(&manifest, store, step, error);
+    json_t *metadata = good ? json_deep_copy(manifest.metadata) : NULL;
+    if (good) manifest_free(&manifest);
+    store_close(store);
+    return good && !metadata ? json_object() : metadata;
+}

@@ -223,7 +223,7 @@ static void checkpoints_prune(const Save *save) {
     int kept = 0;
     for (size_t i = 0; i < listing.count; i++) {
         SCOPED(manifest_free) Manifest manifest = {0};
-        if (listing.steps[i] > save->plan->step) continue;
+        if (listing.steps[i] > save->plan->step || listing.steps[i] == save->plan->protect) continue;
         if (kept < save->plan->keep && checkpoint_open(&manifest, save->store, listing.steps[i], &error)) kept++;
         else checkpoint_discard(save, listing.steps[i]);
     }
@@ -248,9 +248,13 @@ static void failure_explain(const Save *save, Error *error) {
     error_context(error, "the checkpoint of step %lld was not saved (%s; older ones are untouched)", (long long)save->plan->step, room);
 }
 
+static bool is_ours(const Save *save, Error *error) { return !save->plan->lease || lease_check(save->plan->lease, error); }
+
 static bool save_first_rank(Save *save, Error *error) {
+    if (!is_ours(save, error)) return false;
     leftovers_remove(save);
-    bool good = shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && publish(save, error);
+    bool good =
+        shard_write(save, error) && (save->plan->ranks == 1 || ranks_join(save, error)) && is_ours(save, error) && publish(save, error);
     if (store_renames(save->store)) {
         remove_or_warn(save->store, save->draft.text); /* what failed, or what was replaced */
         if (good) remove_or_warn(save->store, save->aside.text);

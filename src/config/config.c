@@ -5,28 +5,29 @@
 #define MANY 1e15 /* "no limit" for counts: exact in a double */
 
 static const Option rows[] = {
-    STRING_OPTION(run, "", "", "run folder: checkpoints, metrics, report; a run that exists there is continued"),
+    STRING_OPTION(run, "", "", "run folder: checkpoints, metrics, report; a run that exists there is continued", .free = true),
     STRING_OPTION(init, "", "", "run or model folder whose model and weights a new run starts from"),
     INT_OPTION(seed, "1", 0, MANY, "", "decides initial weights and data order, and nothing else"),
     INT_OPTION(steps, "1000", 1, MANY, "steps", "optimizer steps of the whole run"),
-    INT_OPTION(stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end"),
-    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to train"),
-    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; results do not depend on it"),
+    INT_OPTION(
+        stop_at, "0", 0, MANY, "steps", "write a checkpoint and stop after this step of the schedule; 0: run to the end", .free = true),
+    CHOICE_OPTION(device, "auto", "auto|cpu|hip|cuda", "where to train", .free = true),
+    INT_OPTION(threads, "0", 0, 4096, "threads", "CPU threads; 0: all; results do not depend on it", .free = true),
     CHOICE_OPTION(precision, "bf16", "bf16|fp32|fp64|pure_bf16",
         "type of weights and activations; sums and what stays from step to step (master weights, optimizer state) are fp32, or fp64; "
         "pure_bf16 keeps those in bf16 too, without master weights"),
     BOOL_OPTION(exact_gemm, "false",
         "bf16 GEMM on the CPU with exact products, as on GPUs, even where scaled 16-bit integers are twice as fast: to compare runs"),
     CHOICE_OPTION(recompute, "none", "none|norm|attention|block",
-        "activations that the backward pass computes again to save memory: same bits, more time"),
-    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: name the tensor and stop, or skip the update"),
-    BOOL_OPTION(plan, "false", "print parameters, program and memory table, and exit before allocating"),
+        "activations that the backward pass computes again to save memory: same bits, more time", .free = true),
+    CHOICE_OPTION(on_nan, "stop", "stop|skip", "after NaN or infinity: name the tensor and stop, or skip the update", .free = true),
+    BOOL_OPTION(plan, "false", "print parameters, program and memory table, and exit before allocating", .free = true),
     REAL_OPTION(hang, "1800", 0, 1e9, "seconds",
-        "time without a finished step or evaluation batch after which a rank prints where it is stuck and exits; 0: never"),
-    INT_OPTION(
-        profile, "0", 0, 1e6, "steps", "measure this many steps, print the time of each operation, longest first, and exit; 0: train"),
-    STRING_OPTION(dump, "", "", "folder for inputs, logits, loss, weights and gradients of the first step; empty: none"),
-    BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder"),
+        "time without a finished step or evaluation batch after which a rank prints where it is stuck and exits; 0: never", .free = true),
+    INT_OPTION(profile, "0", 0, 1e6, "steps",
+        "measure this many steps, print the time of each operation, longest first, and exit; 0: train", .free = true),
+    STRING_OPTION(dump, "", "", "folder for inputs, logits, loss, weights and gradients of the first step; empty: none", .free = true),
+    BOOL_OPTION(tensorboard, "true", "write TensorBoard event files into the run folder", .free = true),
 
     CHOICE_OPTION(model.family, "zaya", "zaya|llama|mpt|gpt2", "architecture; llama includes Mistral, Mixtral, Qwen2 and Qwen3"),
     INT_OPTION(model.layers, "4", 1, 10000, "layers", "blocks, each of attention and an MLP or experts"),
@@ -94,24 +95,31 @@ static const Option rows[] = {
     INT_OPTION(schedule.decay, "0", 0, MANY, "steps", "wsd: linear decay at the end"),
     REAL_OPTION(schedule.minimum, "0.1", 0, 1, "", "last learning rate as a fraction of the peak"),
 
-    INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "data-parallel ranks; 0: all ranks of the run"),
-    INT_OPTION(layout.zero, "1", 0, 3, "", "ZeRO stage: shard 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing"),
+    INT_OPTION(layout.dp, "0", 0, 1 << 20, "ranks", "data-parallel ranks; 0: all ranks of the run", .free = true),
+    INT_OPTION(
+        layout.zero, "1", 0, 3, "", "ZeRO stage: shard 1: optimizer state, 2: gradients too, 3: weights too; 0: nothing", .free = true),
     INT_OPTION(layout.shard, "0", 0, 1 << 20, "ranks",
-        "ranks over which ZeRO shards, such as those of a node; each such group holds a copy; 0: all"),
-    REAL_OPTION(layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, reduced as one; 0: 256 on AMD GPUs, else 64"),
+        "ranks over which ZeRO shards, such as those of a node; each such group holds a copy; 0: all", .free = true),
+    REAL_OPTION(
+        layout.bucket_mb, "0", 0, 1 << 20, "MiB", "size of a gradient bucket, reduced as one; 0: 256 on AMD GPUs, else 64", .free = true),
     CHOICE_OPTION(layout.reduce, "fp32", "fp32|bf16",
         "type in which the gradients of matrices are reduced over ranks; bf16 halves the traffic; pure_bf16 always uses bf16, fp64 always "
-        "fp64"),
+        "fp64",
+        .free = true),
 
-    INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end"),
-    INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data"),
-    INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end"),
-    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept"),
-    STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder"),
-    BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy"),
+    INT_OPTION(eval.every, "0", 0, MANY, "steps", "steps between evaluations; 0: only at the end", .free = true),
+    INT_OPTION(eval.batches, "0", 0, MANY, "microbatches", "microbatches of an evaluation; 0: all validation data", .free = true),
+    INT_OPTION(checkpoint.every, "0", 0, MANY, "steps", "steps between checkpoints; 0: only at the end", .free = true),
+    INT_OPTION(checkpoint.keep, "2", 1, 1000000, "checkpoints", "newest checkpoints that are kept", .free = true),
+    STRING_OPTION(checkpoint.store, "", "", "where checkpoints/ is: s3://BUCKET/PREFIX or a folder; empty: the run folder", .free = true),
+    BOOL_OPTION(checkpoint.async, "true", "train on while a copy in host memory is written; false: wait, without a copy", .free = true),
     INT_OPTION(checkpoint.whole_every, "0", 0, MANY, "steps",
-        "steps between full checkpoints; the others share files that did not change; 0: all are full"),
-    REAL_OPTION(checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint"),
+        "steps between full checkpoints; the others share files that did not change; 0: all are full", .free = true),
+    REAL_OPTION(
+        checkpoint.timeout, "1800", 1, 1e6, "seconds", "time that rank 0 waits for the other ranks' shards of a checkpoint", .free = true),
+
+    STRING_OPTION(resume.accept, "", "", "differences to the newest checkpoint that are wanted: names of settings or groups, run, version",
+        .free = true),
 };
 
 const OptionTable config_table = OPTION_TABLE(rows);

@@ -74,6 +74,9 @@ typedef struct CheckpointConfig {
     double timeout;
 } CheckpointConfig;
 
+/* What a start may find otherwise than the checkpoint that it continues from (train/identity_internal.h). */
+typedef struct ResumeConfig { const char *accept; } ResumeConfig;
+
 typedef enum OnNan { ON_NAN_STOP, ON_NAN_SKIP } OnNan;
 
 typedef struct Config {
@@ -91,6 +94,7 @@ typedef struct Config {
     LayoutConfig layout;
     EvalConfig eval;
     CheckpointConfig checkpoint;
+    ResumeConfig resume;
     int64_t profile;
     double hang;
 } Config;

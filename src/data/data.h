@@ -30,7 +30,7 @@ typedef struct Shard {
     uint32_t max_token;          /* checked once when opened, so that readers need no bounds */
     char *prefix;                /* for messages; owned */
     bool checksummed;            /* smelt's writer puts checksums behind Megatron's fields; others do not look there */
-    uint64_t checksum;           /* XXH3 of PREFIX.bin as written; only with `checksummed` */
+    uint64_t checksum;           /* XXH3 of PREFIX.bin: as written with `checksummed`, and as read by shard_verify */
 } Shard;
 
 /* Whether there is a PREFIX.idx: what is no shard is taken for text. */
@@ -63,9 +63,6 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
 void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
-/* shard_writer_finish for shards that belong together: they appear in this order, once no older shard of any of their
- * names is left. */
-bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
 
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */

@@ -258,7 +258,7 @@ bool shard_verify(Shard *shard, Error *error) {
     for (size_t at = 0; at < shard->map.size; at += SCAN_BYTES) {
         size_t size = (size_t)int_min((int64_t)(shard->map.size - at), SCAN_BYTES);
         maximum = block_maximum(bytes + at, size, shard->token_bytes, maximum);
-        if (shard->checksummed) XXH3_64bits_update(hash, bytes + at, size);
+        XXH3_64bits_update(hash, bytes + at, size);
         if (++blocks % SCAN_BLOCKS_PER_PROGRESS == 0) progress_update(&progress, (int64_t)(at + size));
     }
     progress_finish(&progress);
@@ -271,6 +271,7 @@ bool shard_verify(Shard *shard, Error *error) {
             ": bytes changed since; pack the corpus again or copy it anew",
             shard->prefix, checksum, shard->checksum);
     if (maximum > INT32_MAX) return refuse_negative(shard, error);
+    shard->checksum = checksum;
     shard->max_token = maximum;
     return true;
 }

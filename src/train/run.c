@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
+#include "train/identity_internal.h"
 
 /* The first line of a config.yaml that may be replaced: a file without it was written by somebody else. */
 static const char mark[] = "# Written by smelt train; it changes with the command until the first checkpoint.\n";
@@ -37,8 +38,8 @@ static bool is_marked(const char *path) {
     return file_read_start(path, start, sizeof start) > 0 && !strcmp(start, mark);
 }
 
-static bool write_config(const char *path, const Config *config, Error *error) {
-    SCOPED_FREE char *text = NULL;
+bool run_write_config(const Config *config, Error *error) {
+    SCOPED_FREE char *text = NULL, *path = memory_format("%s/config.yaml", config->run);
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return error_set(error, ERROR_INTERNAL, "open_memstream: %s", strerror(errno));
@@ -48,35 +49,14 @@ static bool write_config(const char *path, const Config *config, Error *error) {
     return file_write(path, text, (int64_t)length, error);
 }
 
-/* Settings that may change from start to start, since no result depends on them. */
-static void copy_free_settings(Config *to, const Config *from) {
-    to->run = from->run;
-    to->threads = from->threads;
-    to->stop_at = from->stop_at;
-    to->device = from->device;
-    to->recompute = from->recompute;
-    to->on_nan = from->on_nan;
-    to->plan = from->plan;
-    to->profile = from->profile;
-    to->hang = from->hang;
-    to->dump = from->dump;
-    to->tensorboard = from->tensorboard;
-    to->eval = from->eval;
-    to->checkpoint = from->checkpoint;
-    to->layout = from->layout; /* within rounding */
-}
-
 static bool same_run(const char *path, const Config *config, Error *error) {
     Config saved;
     SCOPED(options_free_strings) OptionStrings strings = {0};
-    char text[1024];
     options_defaults(&config_table, &saved, &strings);
     if (!options_read_yaml(&config_table, &saved, &strings, path, error) || !config_check(&saved, error))
         return error_recode(error, ERROR_CHECKPOINT) || error_context(error, "%s", path);
-    copy_free_settings(&saved, config);
-    if (!options_difference(&config_table, &saved, config, text, sizeof text)) return true;
-    return error_set(error, ERROR_USAGE,
-        "%s was started with other settings (saved -> given):\n%sgive the saved ones, or another run folder", config->run, text);
+    json_auto_t *before = identity_settings(&saved, false), *now = identity_settings(config, false), *changes = json_array();
+    return identity_check(config->run, before, now, config->resume.accept, changes, error);
 }
 
 /* Whether nothing is lost when the run starts anew: there are no checkpoints where its saved configuration stores
@@ -102,7 +82,7 @@ bool run_open(const Config *config, Error *error) {
     SCOPED_FREE char *path = memory_format("%s/config.yaml", config->run);
     bool exists = file_exists(path), replaced = exists && !started && is_marked(path);
     if (exists && !replaced) return same_run(path, config, error);
-    return (!replaced || may_start_anew(path, config, error)) && write_config(path, config, error);
+    return started || ((!replaced || may_start_anew(path, config, error)) && run_write_config(config, error));
 }
 
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error) {

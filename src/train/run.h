@@ -1,4 +1,4 @@
-/* The run folder: RUN/config.yaml, metrics.jsonl, checkpoints/, data/, tensorboard/, report.html. */
+/* The run folder: RUN/config.yaml, run.json, metrics.jsonl, checkpoints/, data/, tensorboard/, report.html. */
 #pragma once
 
 #include "config/config.h"
@@ -12,9 +12,10 @@ bool run_lock(const char *run, int *lock, Error *error);
 bool run_started(const Config *config, bool *started, Error *error);
 /* Where the checkpoints of `run`, configured so, are (ckpt.h). */
 const char *run_checkpoints(const char *run, const Config *config);
-/* Makes the folder and its config.yaml; once started, a run demands that every setting that decides results stays
- * the same, and names those that do not (ERROR_USAGE). */
+/* Makes the folder, and its config.yaml before the first checkpoint. Settings that decide results must be those of a
+ * config.yaml that is there, but for those that resume.accept names: ERROR_USAGE. */
 bool run_open(const Config *config, Error *error);
+bool run_write_config(const Config *config, Error *error);
 /* Reads RUN/config.yaml; strings go to `strings`. ERROR_CHECKPOINT when it is missing. */
 bool run_read_config(const char *run, Config *config, OptionStrings *strings, Error *error);
 /* "Intel Xeon ..., 2 cores"; the caller frees. */

@@ -11,6 +11,10 @@
 
 typedef struct Saver Saver;
 
+/* Updates that on_nan=skip left out, in a row until now and in the whole run; `sound` is the newest checkpoint that was
+ * saved with row 0 (0: none), which later ones do not push out. Checkpoints keep this. */
+typedef struct Skips { int64_t row, all, sound; } Skips;
+
 typedef struct Session {
     const Config *config;
     Backend backend; /* its device is the planner's */
@@ -23,8 +27,12 @@ typedef struct Session {
     Executor *executor, *evaluator;
     Exchange *exchange, *evaluation_exchange;
     Optimizer *optimizer;
-    Saver *saver; /* what saves need (state.c); NULL before session_resume */
-    int64_t step; /* completed */
+    Saver *saver;           /* what saves need (state.c); NULL before session_resume */
+    int64_t step;           /* completed */
+    int64_t parent;         /* the newest checkpoint that this state continues from; 0: none */
+    const json_t *identity; /* of the run, for its checkpoints (identity_internal.h); of who started the session; NULL: none */
+    Lease *lease;           /* of the run's store, on rank 0 (ckpt/lease.h); of who started the session; NULL: none */
+    Skips skips;
 } Session;
 
 /* Bytes of a rank's memory that a session takes, by category. */

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/scope.h"
 #include "ckpt/ckpt.h"
+#include "train/identity_internal.h"
 #include "train/run.h"
 #include "train/session.h"
 
@@ -123,7 +124,8 @@ struct Saver {
     CheckpointJob *job;
     json_t *metadata;
     double stall;
-    int64_t step;
+    int64_t step; /* of the save under way */
+    bool sound;   /* it was not preceded by skipped updates */
 };
 
 static int64_t copy_room(const Interval *interval) {
@@ -222,6 +224,8 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .count = saver->list.count,
         .metadata = saver->metadata,
         .keep = (int)config->checkpoint.keep,
+        .protect = session->skips.row ? session->skips.sound : 0,
+        .lease = session->lease,
         .rank = comm_rank(session->comm),
         .ranks = comm_size(session->comm),
         .attempt = (uint64_t)attempt,
@@ -229,17 +233,39 @@ static CheckpointPlan plan_save(const Session *session, int64_t attempt) {
         .timeout = config->checkpoint.timeout};
 }
 
+/* A checkpoint's metadata, as jansson packs and unpacks it, without the end. */
+#define STATE_FORMAT "{s:I, s:I, s:{s:I, s:I, s:I}"
+
+static json_t *describe_state(const Session *session) {
+    const Config *config = session->config;
+    int64_t samples = schedule_samples_before(&config->batch, config->data.length, session->step + 1);
+    return json_pack(STATE_FORMAT ", s:I, s:O*}", "step", (json_int_t)session->step, "parent", (json_int_t)session->parent, "skips", "row",
+        (json_int_t)session->skips.row, "all", (json_int_t)session->skips.all, "sound", (json_int_t)session->skips.sound, "samples",
+        (json_int_t)samples, "identity", session->identity);
+}
+
+/* The inverse of describe_state, for what the configuration does not tell. */
+static bool take_state(Session *session, const json_t *metadata, Error *error) {
+    json_int_t step, parent, row, all, sound;
+    if (json_unpack(
+            (json_t *)metadata, STATE_FORMAT "}", "step", &step, "parent", &parent, "skips", "row", &row, "all", &all, "sound", &sound))
+        return error_set(error, ERROR_CHECKPOINT,
+            "the checkpoint of step %lld lacks its step, parent or skipped updates: another program wrote it", (long long)session->step);
+    session->parent = session->step;
+    session->skips = (Skips){row, all, row ? sound : session->step};
+    return true;
+}
+
 bool session_save_start(Session *session, Error *error) {
     double start = log_seconds();
-    const Config *config = session->config;
     int64_t attempt;
     if (!agree_on_attempt(session, &attempt, error)) return false;
     Saver *saver = session->saver;
     finish_touching(saver);
     saver->step = session->step;
+    saver->sound = session->skips.row == 0;
     json_decref(saver->metadata);
-    saver->metadata = json_pack("{s:I, s:I}", "step", (json_int_t)session->step, "samples",
-        (json_int_t)schedule_samples_before(&config->batch, config->data.length, session->step + 1));
+    saver->metadata = describe_state(session);
     CheckpointPlan plan = plan_save(session, attempt);
     bool held = saver->copy ? copy_state(saver, error) : list_view(&saver->list, saver->device, VIEW_READ, error);
     if (held) saver->job = checkpoint_start(&plan);
@@ -261,6 +287,8 @@ bool session_save_end(Session *session, SaveReport *report) {
     *report = (SaveReport){.step = saver->step};
     report->saved = checkpoint_finish(saver->job, &report->files, &report->error);
     saver->job = NULL;
+    if (report->saved) session->parent = saver->step;
+    if (report->saved && saver->sound) session->skips.sound = saver->step;
     if (!saver->copy) list_close_views(&saver->list, saver->device, VIEW_READ);
     report->stall = saver->stall + (log_seconds() - start);
     return true;
@@ -291,14 +319,16 @@ static int list_steps(const char *where, Comm *comm, int64_t steps[MOST_CANDIDAT
 }
 
 /* Loads the newest checkpoint that is good in all that any rank needs of it; what is damaged is reported and passed
- * over. *step is 0 when there is none. False when there are some and none is good. */
-static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, Error *error) {
+ * over. *step is 0 when there is none, else the caller owns *metadata. False when there are some and none is good. */
+static bool load_newest(const char *where, Comm *comm, const IntervalList *list, int64_t *step, json_t **metadata, Error *error) {
     SCOPED_FREE int64_t *steps = memory_allocate(MOST_CANDIDATES * sizeof *steps);
     int count = list_steps(where, comm, steps, error), i = 0;
     bool good = count >= 0;
     Error reason = {0};
     for (int64_t loaded = 0; good && i < count && !loaded; i += !loaded) {
-        loaded = checkpoint_load(where, steps[i], list->items, list->count, NULL, &reason);
+        json_decref(*metadata);
+        *metadata = NULL;
+        loaded = checkpoint_load(where, steps[i], list->items, list->count, metadata, &reason);
         if (!loaded) log_warn("checkpoint of step %lld is skipped: %s", (long long)steps[i], reason.message);
         good = comm_host_all_reduce(comm, "checkpoint loaded", &loaded, 1, COMM_I64, COMM_MIN, error);
     }
@@ -313,11 +343,13 @@ bool session_resume(Session *session, Error *error) {
     const Config *config = session->config;
     Device *device = session->backend.device;
     SCOPED(list_free) IntervalList list = session_intervals(session, false);
+    json_auto_t *metadata = NULL;
     int64_t step = 0;
     bool loaded = list_view(&list, device, VIEW_WRITE, error) &&
-                  load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, error);
+                  load_newest(run_checkpoints(config->run, config), session->comm, &list, &step, &metadata, error);
     list_close_views(&list, device, loaded && step ? VIEW_WRITE : VIEW_READ);
     session->step = step;
+    loaded = loaded && (!step || take_state(session, metadata, error));
     if (loaded && step) session_spread_weights(session);
     loaded = loaded && device_ok(device, error) && comm_ok(session->comm, error);
     if (loaded && !config->profile) saver_open(session);
@@ -333,6 +365,8 @@ bool session_load_weights(const Graph *graph, const Config *config, const char *
         list.items[list.count - 1].data = list.memory[list.count - 1];
     }
     const char *where = run_checkpoints(run, config);
-    if (!load_newest(where, comm_alone(), &list, step, error)) return false;
+    json_auto_t *metadata = NULL;
+    if (!load_newest(where, comm_alone(), &list, step, &metadata, error)) return false;
+    if (*step && !identity_check_model(run, metadata, config, error)) return false;
     return *step || error_set(error, ERROR_CHECKPOINT, "%s has no checkpoint: train it first, or give another folder", where);
 }

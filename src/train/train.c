@@ -23,15 +23,19 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/scope.h"
+#include "base/version.h"
 #include "ckpt/ckpt.h"
 #include "device/gemm.h"
 #include "train/adapter.h"
+#include "train/identity_internal.h"
+#include "train/lineage.h"
 #include "train/metrics_internal.h"
 #include "train/profile_internal.h"
 #include "train/run.h"
 #include "train/source.h"
 
-enum { MOST_SKIPS = 20 }; /* skipped updates in a row before on_nan=skip gives up */
+/* on_nan=skip gives up after so many skipped updates in a row, or when, after so many in all, most of a run's were. */
+enum { MOST_SKIPS = 20 };
 
 /* Chooses this rank's microbatches in the global order of the data, called by the loader's thread. `next` is the
  * rank's next microbatch of `step`, whose first one has the number `first` in the run: next % size == rank. */
@@ -48,6 +52,7 @@ typedef struct Loop {
     int lock; /* a descriptor: of the run folder; -1: none */
     Session session;
     Corpus corpus;
+    json_t *identity; /* of the run; the session borrows it */
     BatchPicker picker;
     Loader *loader;
     Watchdog *watchdog; /* NULL until the first step can start */
@@ -59,7 +64,6 @@ typedef struct Loop {
     bool dumped;
     bool unrecorded;    /* the last record could not be written */
     bool unevaluated;   /* the last evaluation was given up for a signal */
-    int skips;          /* in a row */
     Error save_failure; /* of the last save that ended */
     double save_wait;   /* seconds that training stood still for saves, beside what reports know */
     Profile profile;    /* used when config->profile asks for it */
@@ -215,6 +219,12 @@ static bool find_nan(Loop *loop, const Share *share, char *where, size_t size, E
     return done;
 }
 
+static bool refuse_skips(const Skips *skips, int64_t step, Error *error) {
+    return error_set(error, ERROR_NUMERICS,
+        "%lld of %lld updates had NaN or infinity and were skipped: that is no training. Lower optimizer.lr; the checkpoints are untouched",
+        (long long)skips->all, (long long)step);
+}
+
 /* Reports where the step has NaN or infinity; an error unless on_nan=skip allows one more skipped update. */
 static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *error) {
     char where[320];
@@ -224,9 +234,12 @@ static bool handle_nan(Loop *loop, int64_t step, const Share *share, Error *erro
             "step %lld: NaN or infinity in %s; the last checkpoint is untouched. Lower optimizer.lr, "
             "or set on_nan=skip to leave such updates out",
             (long long)step, where);
-    if (++loop->skips > MOST_SKIPS)
-        return error_set(error, ERROR_NUMERICS, "step %lld: %d updates in a row had NaN or infinity, this time in %s", (long long)step,
-            loop->skips, where);
+    Skips *skips = &loop->session.skips;
+    skips->all++;
+    if (++skips->row > MOST_SKIPS)
+        return error_set(error, ERROR_NUMERICS, "step %lld: %lld updates in a row had NaN or infinity, this time in %s", (long long)step,
+            (long long)skips->row, where);
+    if (skips->all > MOST_SKIPS && 2 * skips->all > step) return refuse_skips(skips, step, error);
     if (leads(loop)) log_warn("step %lld: NaN or infinity in %s, update skipped", (long long)step, where);
     return true;
 }
@@ -298,7 +311,7 @@ static bool apply_gradients(Loop *loop, int64_t step, const Share *share, const 
     if (!is_finite(outcome)) return handle_nan(loop, step, share, error);
     report_load(loop, step);
     session_update(&loop->session, step, lr, outcome->norm);
-    loop->skips = 0;
+    loop->session.skips.row = 0;
     return true;
 }
 
@@ -344,8 +357,8 @@ static bool await_save(Loop *loop, bool (*busy)(const Session *), Error *error) 
     return heard;
 }
 
-/* Reports a save that has ended. A failed save costs a checkpoint, not the run, unless it is the last save. */
-static void report_save(Loop *loop) {
+/* Reports a save that has ended. A failed save costs a checkpoint, not the run, unless training has ended. */
+static void report_save(Loop *loop, bool ended) {
     SaveReport report;
     Error error = {0};
     char size[32], rate[32], unchanged[32], shared[64] = "";
@@ -354,7 +367,7 @@ static void report_save(Loop *loop) {
     report.stall += loop->save_wait;
     loop->save_wait = 0;
     loop->save_failure = report.error;
-    if (!report.saved) log_warn("%s%s", report.error.message, loop->session.step < loop->config->steps ? "; training goes on" : "");
+    if (!report.saved && !ended) log_warn("%s; training goes on", report.error.message);
     if (!report.saved || !loop->metrics) return;
     log_format_bytes((double)files->bytes, size);
     log_format_bytes(files->seconds > 0 ? (files->bytes - files->shared) / files->seconds : 0, rate);
@@ -365,18 +378,10 @@ static void report_save(Loop *loop) {
     note_record(loop, metrics_checkpoint(loop->metrics, report.step, files->seconds, files->bytes, &error), &error);
 }
 
-static bool end_save(Loop *loop, Error *error) {
+static bool end_save(Loop *loop, bool ended, Error *error) {
     if (!await_save(loop, session_is_saving, error)) return false;
-    report_save(loop);
+    report_save(loop, ended);
     return true;
-}
-
-/* A checkpoint that survives a power cut is to find the records of its steps. */
-static void sync_records(Loop *loop) {
-    double start = log_seconds();
-    Error error = {0};
-    if (loop->metrics && !metrics_sync(loop->metrics, &error)) note_record(loop, false, &error);
-    loop->save_wait += log_seconds() - start;
 }
 
 static bool save(Loop *loop, Error *error) {
@@ -386,16 +391,19 @@ static bool save(Loop *loop, Error *error) {
             "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
             "untouched. Lower optimizer.lr",
             (long long)loop->session.step, bad);
-    if (!agree(loop, "finite weights", !bad, error) || !end_save(loop, error)) return false;
-    sync_records(loop);
-    return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
+    return agree(loop, "finite weights", !bad, error) && end_save(loop, false, error) && session_save_start(&loop->session, error) &&
+           await_save(loop, session_save_holds, error);
 }
 
 /* Waits for the last save, which must not fail. */
 static bool finish_saves(Loop *loop, Error *error) {
-    bool ended = end_save(loop, error), saved = loop->save_failure.code == ERROR_NONE;
-    if (ended && !saved) *error = loop->save_failure;
-    return agree(loop, "last checkpoint", ended && saved, error);
+    const Session *session = &loop->session;
+    bool saved = end_save(loop, true, error);
+    if (saved && loop->save_failure.code != ERROR_NONE)
+        saved = error_set(error, loop->save_failure.code,
+            "%s; training ended after step %lld, and the newest checkpoint is of step %lld: the same command continues from there",
+            loop->save_failure.message, (long long)session->step, (long long)session->parent);
+    return agree(loop, "last checkpoint", saved, error);
 }
 
 static bool evaluate_and_report(Loop *loop, Error *error) {
@@ -463,7 +471,8 @@ static bool report_stop(const Loop *loop, int signal, Error *error) {
 static bool advance(Loop *loop, int64_t last, int64_t *saved, Error *error) {
     if (!run_step(loop, error)) return false;
     int64_t step = loop->session.step;
-    report_save(loop);
+    if (step == loop->config->steps && 2 * loop->session.skips.all > step) return refuse_skips(&loop->session.skips, step, error);
+    report_save(loop, false);
     watchdog_alive(loop->watchdog, step);
     session_prepare_save(&loop->session);
     if (due(step, loop->config->checkpoint.every) || step == last) {
@@ -600,15 +609,50 @@ static bool check_settings(const Config *config, int ranks, Error *error) {
            error_set(error, ERROR_USAGE, "dump=%s works with one process, and there are %d: start one alone", config->dump, ranks);
 }
 
+/* All ranks must mean the same data. Rank 0 knows `origin`, and compares the run with its newest checkpoint. */
+static bool identify(Loop *loop, Origin *origin, Error *error) {
+    if (!comm_host_broadcast(loop->comm, "origin", origin, sizeof *origin, COMM_U8, 0, error)) return false;
+    loop->identity = identity_create(loop->config, &loop->corpus, origin->number, origin->step > 0, error);
+    loop->session.identity = loop->identity;
+    if (!agree(loop, "identity", loop->identity, error)) return false;
+    return agree(loop, "data", identity_agree(loop->comm, "data", loop->identity, error), error) &&
+           (!leads(loop) || lineage_start(loop->config, origin, loop->identity, error));
+}
+
+static bool take_store(Loop *loop, const char *number, Error *error) {
+    const Config *config = loop->config;
+    loop->session.lease = config->profile ? NULL : lease_take(run_checkpoints(config->run, config), number, config->run, error);
+    return loop->session.lease || config->profile;
+}
+
+/* All ranks save into one store. */
+static bool see_store(Loop *loop, Error *error) {
+    const double limit = 20; /* seconds */
+    const Config *config = loop->config;
+    char holder[LEASE_HOLDER_BYTES] = "";
+    if (config->profile) return true;
+    if (leads(loop)) snprintf(holder, sizeof holder, "%s", lease_holder(loop->session.lease));
+    return comm_host_broadcast(loop->comm, "store", holder, sizeof holder, COMM_U8, 0, error) &&
+           (leads(loop) || lease_await(run_checkpoints(config->run, config), holder, limit, error));
+}
+
 /* Rank 0 makes the run folder and packs text; then the others open what it made. */
 static bool open_run(Loop *loop, Error *error) {
     const Config *config = loop->config;
-    bool opened = check_settings(config, comm_size(loop->comm), error);
+    Origin origin = {0};
+    bool opened = check_settings(config, comm_size(loop->comm), error) && identity_check_words(config->resume.accept, error);
     if (leads(loop))
-        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) &&
-                 corpus_open(&loop->corpus, config, false, error);
-    if (!agree(loop, "run folder", opened, error)) return false;
-    return leads(loop) || corpus_open(&loop->corpus, config, true, error);
+        opened = opened && run_lock(config->run, &loop->lock, error) && run_open(config, error) && lineage_find(config, &origin, error) &&
+                 take_store(loop, origin.number, error) && corpus_open(&loop->corpus, config, false, error);
+    if (!agree(loop, "run folder", opened, error) || !agree(loop, "store", see_store(loop, error), error)) return false;
+    opened = leads(loop) || corpus_open(&loop->corpus, config, true, error);
+    return agree(loop, "corpus", opened, error) && identify(loop, &origin, error);
+}
+
+static bool same_settings(Loop *loop, Error *error) {
+    json_auto_t *settings = identity_settings(loop->config, true);
+    json_object_set_new(settings, "version", json_string(SMELT_VERSION));
+    return agree(loop, "settings", identity_agree(loop->comm, "settings", settings, error), error);
 }
 
 static bool plan(Loop *loop, Device *device, Error *error) {
@@ -633,8 +677,8 @@ static void allocate_step(Loop *loop) {
 static bool start(Loop *loop, Device *device, Error *error) {
     const Config *config = loop->config;
     Session *session = &loop->session;
-    bool ready =
-        agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) && evaluate_check(session, &loop->corpus, error);
+    bool ready = same_settings(loop, error) && agree(loop, "plan", plan(loop, device, error), error) && open_run(loop, error) &&
+                 evaluate_check(session, &loop->corpus, error);
     if (!agree(loop, "data", ready, error)) return false;
     if (!session_start(session, loop->comm, error) || !session_resume(session, error) || !load_initial(loop, error)) return false;
     if (session->step && leads(loop)) log_info("continuing %s after step %lld", config->run, (long long)session->step);
@@ -651,8 +695,11 @@ static void finish(Loop *loop) {
     if (loop->metrics) metrics_close(loop->metrics);
     loader_close(loop->loader);
     free(loop->inputs.tokens);
+    Lease *lease = loop->session.lease;
     session_free(&loop->session);
+    lease_release(lease);
     corpus_close(&loop->corpus);
+    json_decref(loop->identity);
     if (loop->lock >= 0) close(loop->lock);
 }
 

@@ -571,21 +571,12 @@ static void a_layout_for_other_ranks_than_there_are_is_refused(void **state) {
     train_says(ERROR_USAGE, "layout.dp=4 but there are 1 ranks", "layout.dp=4 run=r");
 }
 
-/* Rank `rank` of two that meet over TCP. */
-static Process start_over_tcp(int rank, int port, const char *settings) {
-    char *text = memory_format("RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s %s", rank, rank,
-        port, getenv("SMELT"), TINY, SMALL, settings);
-    Process process = words_start("/usr/bin/env", text);
-    free(text);
-    return process;
-}
-
 static void a_signal_to_one_rank_stops_all_after_the_same_step(void **state) {
     (void)state;
     int port = process_free_port();
     Process ranks[2];
     ProcessResult results[2];
-    for (int r = 0; r < 2; r++) ranks[r] = start_over_tcp(r, port, "steps=1000000 layout.zero=2 run=r");
+    for (int r = 0; r < 2; r++) ranks[r] = rank_start(r, port, SMALL " steps=1000000 layout.zero=2 run=r");
     process_await_lines(&ranks[0], 20);
     kill(ranks[1].id, SIGTERM);
     for (int r = 0; r < 2; r++) {

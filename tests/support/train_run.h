@@ -86,6 +86,15 @@ static inline Process train_start(const char *settings) {
     return process;
 }
 
+/* Rank `rank` of two that meet over TCP at `port`, with the tiny model and more settings, which win. */
+static inline Process rank_start(int rank, int port, const char *settings) {
+    char *words = memory_format("RANK=%d LOCAL_RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s train %s %s", rank, rank, port,
+        getenv("SMELT"), TINY, settings);
+    Process process = words_start("/usr/bin/env", words);
+    free(words);
+    return process;
+}
+
 static inline void expect_code(const ProcessResult *result, int code, const char *settings) {
     if (result->code != code || result->signal)
         fail_msg("%s: exit code %d, signal %d instead of %d:\n%s", settings, result->code, result->signal, code, result->errors);

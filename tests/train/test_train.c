@@ -286,7 +286,8 @@ static void poison(const char *run, int64_t step, const char *tensor, int64_t el
     for (size_t i = 0; i < count; i++)
         if (strcmp(intervals[i].name, tensor) == 0) ((float *)intervals[i].data)[element] = value, found++;
     assert_int_equal(found, 1);
-    if (!checkpoint_save(run, step, intervals, count, NULL, 2, NULL, &error)) fail_msg("%s", error.message);
+    if (!checkpoint_save(run, step, intervals, count, json_object_get(manifest, "metadata"), 2, NULL, &error))
+        fail_msg("%s", error.message);
     for (size_t i = 0; i < count; i++) free(intervals[i].data);
     free(intervals);
     json_decref(manifest);

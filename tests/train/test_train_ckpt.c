@@ -26,7 +26,7 @@ static void another_folder_holds_the_checkpoints_and_an_empty_run_folder_continu
     train_good("run=first checkpoint.store=elsewhere checkpoint.every=10 stop_at=20");
     assert_true(access("first/checkpoints", F_OK) != 0);
     assert_true(has_checkpoint("elsewhere", 20));
-    train_says(ERROR_NONE, "continuing second after step 20", "run=second checkpoint.store=elsewhere");
+    train_says(ERROR_NONE, "continuing second after step 20", "run=second checkpoint.store=elsewhere resume.accept=run");
     assert_true(same_checkpoint("whole", "elsewhere", 40));
 }
 

@@ -1,0 +1,110 @@
+/* `smelt show RUN`: which run a folder holds, what it was made from, when it started and went on, and its checkpoints. */
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "app/command.h"
+#include "base/scope.h"
+#include "ckpt/ckpt.h"
+#include "config/config.h"
+#include "train/lineage.h"
+#include "train/run.h"
+
+typedef struct ShowOptions { bool json; } ShowOptions;
+
+#define FIELD(name) offsetof(ShowOptions, name)
+static const Option rows[] = {
+    BOOL_OPTION(json, "false", "print RUN/run.json and the checkpoints as JSON"),
+};
+static const OptionTable table = OPTION_TABLE(rows);
+
+/* [{"step": 40, "parent": 20}, ...], newest first; a damaged one has an "error". NULL on failure. */
+static json_t *read_checkpoints(const char *where, Error *error) {
+    SCOPED_FREE int64_t *steps = NULL;
+    size_t count = 0;
+    if (!checkpoint_list(where, &steps, &count, error)) return NULL;
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) {
+        Error damage = {0};
+        json_auto_t *metadata = checkpoint_metadata(where, steps[i], &damage);
+        json_array_append_new(
+            list, json_pack("{s:I, s:O*, s:s*, s:s*}", "step", (json_int_t)steps[i], "parent", json_object_get(metadata, "parent"), "run",
+                      metadata ? lineage_number(json_object_get(metadata, "identity")) : NULL, "error", metadata ? NULL : damage.message));
+    }
+    return list;
+}
+
+static const char *text_in(const json_t *object, const char *name, const char *absent) {
+    const char *text = json_string_value(json_object_get(object, name));
+    return text && *text ? text : absent;
+}
+
+static void print_identity(const char *run, const json_t *identity) {
+    static const char *const names[] = {"data.train", "data.valid", "data.tokenizer", "init"};
+    printf("%s\n  run             %s\n  version         %s\n", run, text_in(identity, "run", "unknown"),
+        text_in(identity, "version", "unknown"));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char content[64];
+        snprintf(content, sizeof content, "%s.content", names[i]);
+        const char *is = text_in(identity, content, NULL), *given = text_in(identity, names[i], "");
+        if (is) printf("  %-15s %s%s%s\n", names[i], given, *given ? ": " : "", is);
+    }
+}
+
+static void print_history(const json_t *history) {
+    size_t index, line;
+    json_t *start, *change;
+    printf("\nhistory\n");
+    json_array_foreach(history, index, start) {
+        json_int_t step = json_integer_value(json_object_get(start, "step"));
+        char what[64];
+        snprintf(what, sizeof what, step ? "continued after step %lld" : "started", (long long)step);
+        printf("  %s  %-28s version %s, %s\n", text_in(start, "time", "unknown"), what, text_in(start, "version", "unknown"),
+            text_in(start, "machine", "unknown"));
+        json_array_foreach(json_object_get(start, "changes"), line, change) printf("    accepted: %s\n", json_string_value(change));
+    }
+}
+
+static void print_checkpoints(const char *where, const json_t *checkpoints) {
+    size_t index;
+    json_t *one;
+    printf("\ncheckpoints in %s\n", where);
+    json_array_foreach(checkpoints, index, one) {
+        json_int_t parent = json_integer_value(json_object_get(one, "parent"));
+        const char *damage = text_in(one, "error", NULL);
+        printf("  step %lld", (long long)json_integer_value(json_object_get(one, "step")));
+        if (damage) printf(": %s\n", damage);
+        else if (parent) printf(", after that of step %lld\n", (long long)parent);
+        else printf(", the first\n");
+    }
+}
+
+static bool run(Invocation *invocation, Error *error) {
+    const char *folder = invocation->words[0];
+    Config config;
+    if (!run_read_config(folder, &config, &invocation->strings, error)) return false;
+    const char *where = run_checkpoints(folder, &config);
+    json_auto_t *record = lineage_read(folder, error), *checkpoints = record ? read_checkpoints(where, error) : NULL;
+    if (!checkpoints) return false;
+    if (((const ShowOptions *)invocation->options)->json) {
+        json_object_set(record, "checkpoints", checkpoints);
+        json_dumpf(record, stdout, JSON_INDENT(1));
+        putchar('\n');
+        return true;
+    }
+    print_identity(folder, json_object_get(record, "identity"));
+    print_history(json_object_get(record, "history"));
+    print_checkpoints(where, checkpoints);
+    return true;
+}
+
+const Command command_show = {
+    .name = "show",
+    .summary = "tell what a run was made from, and its history: RUN",
+    .words = "RUN",
+    .explanation = "Tells which run a folder holds: its number, data, tokenizer and first weights by their content, each start with the\n"
+                   "differences that were accepted, and its checkpoints, each with the one before it.\n",
+    .table = &table,
+    .options_size = sizeof(ShowOptions),
+    .run = run,
+};

@@ -1,0 +1,177 @@
+/* Leases of stores. A Lease owns its store and the thread that renews it. Called when a run starts and ends, and by each
+ * save of rank 0. */
+#include "ckpt/lease.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/thread.h"
+#include "ckpt/store_internal.h"
+
+enum { RENEW_SECONDS = 30, EXPIRED_SECONDS = 90, LEASE_LIMIT = 16 << 10, HOST_BYTES = 256 };
+static const char object[] = "lease.json";
+
+struct Lease {
+    Store *store;
+    char *number, *folder;
+    char holder[LEASE_HOLDER_BYTES];
+    pthread_mutex_t lock; /* of `ended` and of the object */
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool renewed, ended;
+};
+
+/* -- Who holds a lease --------------------------------------------------------------------------------------------- */
+
+/* When a process started, in ticks since the machine did: field 22 of /proc/PID/stat, whose second field may have
+ * blanks; -1 when there is no such process. */
+static long long process_start(int pid) {
+    char path[64], text[1024];
+    long long start = -1;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    if (file_read_start(path, text, sizeof text) <= 0) return -1;
+    const char *end = strrchr(text, ')');
+    if (end) sscanf(end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %lld", &start);
+    return start;
+}
+
+static void name_holder(char holder[LEASE_HOLDER_BYTES]) {
+    char host[HOST_BYTES] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(holder, LEASE_HOLDER_BYTES, "%s %d %lld", host, (int)getpid(), process_start(getpid()));
+}
+
+/* False only for a process of this machine that has ended. */
+static bool may_live(const char *holder) {
+    char host[HOST_BYTES] = "", theirs[HOST_BYTES];
+    int pid;
+    long long start;
+    gethostname(host, sizeof host - 1);
+    if (sscanf(holder, "%255s %d %lld", theirs, &pid, &start) != 3 || strcmp(host, theirs)) return true;
+    return process_start(pid) == start;
+}
+
+/* -- The object ---------------------------------------------------------------------------------------------------- */
+
+/* NULL when there is none, or none that can be read. The caller owns the reference. */
+static json_t *read_lease(Store *store) {
+    Error absent = {0};
+    int64_t length;
+    SCOPED_FREE char *text = store_get(store, object, LEASE_LIMIT, &length, &absent);
+    return text ? json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, NULL) : NULL;
+}
+
+static const char *field(const json_t *lease, const char *name) {
+    const char *text = json_string_value(json_object_get(lease, name));
+    return text ? text : "";
+}
+
+static bool write_lease(Lease *lease, Error *error) {
+    json_auto_t *content = json_pack(
+        "{s:s, s:s, s:s, s:I}", "run", lease->number, "folder", lease->folder, "holder", lease->holder, "renewed", (json_int_t)time(NULL));
+    SCOPED_FREE char *text = content ? json_dumps(content, JSON_INDENT(1)) : NULL;
+    if (!text)
+        return error_set(error, ERROR_USAGE, "the path %s is not UTF-8, which a lease demands: give another run folder", lease->folder);
+    return store_put(lease->store, object, &(StoreSpan){.data = text, .bytes = (int64_t)strlen(text)}, 1, error);
+}
+
+bool lease_check(Lease *lease, Error *error) {
+    StorePath path = store_path(lease->store, object);
+    json_auto_t *found = read_lease(lease->store);
+    if (!found)
+        return error_set(error, ERROR_CHECKPOINT,
+            "%s, which this run wrote, is gone: its folder was moved, removed or cannot be read, so nothing is saved there", path.text);
+    return !strcmp(field(found, "holder"), lease->holder) ||
+           error_set(error, ERROR_CHECKPOINT, "%s is of run %s (host, process and its start: %s) now: two runs must not save there",
+               path.text, field(found, "run"), field(found, "holder"));
+}
+
+static void *renew(void *context) {
+    Lease *lease = context;
+    pthread_mutex_lock(&lease->lock);
+    while (!lease->ended) {
+        Error ignored = {0}; /* the next save finds out what is wrong */
+        if (!thread_wait_until(&lease->changed, &lease->lock, log_seconds() + RENEW_SECONDS) && lease_check(lease, &ignored))
+            write_lease(lease, &ignored);
+    }
+    pthread_mutex_unlock(&lease->lock);
+    return NULL;
+}
+
+/* -- Taking and giving back ---------------------------------------------------------------------------------------- */
+
+static bool is_free(const Lease *lease, Error *error) {
+    json_auto_t *found = read_lease(lease->store);
+    const char *holder = field(found, "holder");
+    double age = (double)time(NULL) - (double)json_integer_value(json_object_get(found, "renewed"));
+    bool same = !strcmp(field(found, "run"), lease->number) && !strcmp(field(found, "folder"), lease->folder);
+    if (!found || same || age > EXPIRED_SECONDS || !may_live(holder)) return true;
+    return error_set(error, ERROR_USAGE,
+        "%s is used by run %s in %s (host, process and its start: %s), which was alive %.0f s ago: wait for it, stop it, or give another "
+        "checkpoint.store",
+        store_path(lease->store, "").text, field(found, "run"), field(found, "folder"), holder, age > 0 ? age : 0);
+}
+
+Lease *lease_take(const char *where, const char *number, const char *folder, Error *error) {
+    Store *store = store_open(where, error);
+    if (!store) return NULL;
+    char *real = realpath(folder, NULL);
+    Lease *lease = memory_allocate(sizeof *lease);
+    *lease = (Lease){.store = store, .number = memory_copy_string(number), .folder = real ? real : memory_copy_string(folder)};
+    name_holder(lease->holder);
+    pthread_mutex_init(&lease->lock, NULL);
+    pthread_cond_init(&lease->changed, NULL);
+    if (is_free(lease, error) && write_lease(lease, error) && lease_check(lease, error)) {
+        lease->renewed = thread_start(&lease->thread, renew, lease) == 0;
+        if (lease->renewed) return lease;
+        error_set(
+            error, ERROR_INTERNAL, "the system refused a thread for the lease: look at the limits of this user's processes (ulimit -u)");
+    }
+    lease_release(lease);
+    return NULL;
+}
+
+const char *lease_holder(const Lease *lease) { return lease->holder; }
+
+void lease_release(Lease *lease) {
+    Error ignored = {0};
+    if (!lease) return;
+    pthread_mutex_lock(&lease->lock);
+    lease->ended = true;
+    pthread_cond_signal(&lease->changed);
+    pthread_mutex_unlock(&lease->lock);
+    if (lease->renewed) pthread_join(lease->thread, NULL);
+    if (lease_check(lease, &ignored)) store_remove(lease->store, object, &ignored);
+    pthread_cond_destroy(&lease->changed);
+    pthread_mutex_destroy(&lease->lock);
+    store_close(lease->store);
+    free(lease->number);
+    free(lease->folder);
+    free(lease);
+}
+
+bool lease_await(const char *where, const char *holder, double seconds, Error *error) {
+    SCOPED(store_release) Store *store = store_open(where, error);
+    double until = log_seconds() + seconds;
+    if (!store) return false;
+    for (;; thread_sleep(0.1)) {
+        json_auto_t *found = read_lease(store);
+        if (!strcmp(field(found, "holder"), holder)) return true;
+        if (log_seconds() > until) break;
+    }
+    return error_set(error, ERROR_USAGE,
+        "%s, which rank 0 (host, process and its start: %s) has written, is not seen here after %.0f s: the run folder or checkpoint.store "
+        "must be one place for all ranks, such as a folder on a shared file system or a bucket",
+        store_path(store, object).text, holder, seconds);
+}

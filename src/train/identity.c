@@ -1,0 +1,249 @@
+/* Makes and compares identities. Checksums are XXH3, which notice accidents, not malice. Owns nothing but what it
+ * returns. Called when a run starts. */
+#include "train/identity_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "base/scope.h"
+#include "base/strings.h"
+#include "base/version.h"
+#include "ckpt/ckpt.h"
+#include "train/lineage.h"
+#include "train/run.h"
+#include "train/source.h"
+
+/* -- Settings ------------------------------------------------------------------------------------------------------ */
+
+json_t *identity_settings(const Config *config, bool all) {
+    enum { VALUE_BYTES = 8192 };
+    SCOPED_FREE char *value = memory_allocate(VALUE_BYTES);
+    json_t *settings = json_object();
+    for (size_t i = 0; i < config_table.count; i++) {
+        const Option *option = &config_table.rows[i];
+        if (option->free && !all) continue;
+        options_format_value(option, config, value, VALUE_BYTES);
+        json_object_set_new(settings, option->name, json_string(value));
+    }
+    return settings;
+}
+
+json_t *identity_saved_settings(const json_t *saved) {
+    Config config;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    options_defaults(&config_table, &config, &strings);
+    json_t *settings = identity_settings(&config, false);
+    json_object_update_existing(settings, (json_t *)saved);
+    return settings;
+}
+
+/* -- Checksums ----------------------------------------------------------------------------------------------------- */
+
+static json_t *checksum_text(uint64_t hash) { return json_sprintf("xxh3 %016" PRIx64, hash); }
+
+static json_t *describe_shard(const Shard *shard) {
+    size_t bytes = (size_t)shard->document_count * sizeof *shard->document_end;
+    const uint64_t parts[] = {shard->checksum, hash_bytes(shard->document_end, bytes), (uint64_t)shard->token_bytes};
+    return json_sprintf("%" PRId64 " documents, %" PRId64 " tokens, xxh3 %016" PRIx64, shard->document_count, shard->token_count,
+        hash_bytes(parts, sizeof parts));
+}
+
+/* Adds the size of a file and blocks of its content, spread evenly from its first to its last byte: all of a small file. */
+static bool sample_file(const char *path, XXH3_state_t *hash, Error *error) {
+    enum { BLOCK = 64 << 10, BLOCKS = 64 };
+    FileMap map;
+    if (!file_map(&map, path, error)) return false;
+    XXH3_64bits_update(hash, &map.size, sizeof map.size);
+    bool whole = map.size <= (size_t)BLOCK * BLOCKS;
+    if (whole) XXH3_64bits_update(hash, map.bytes, map.size);
+    for (size_t i = 0; i < BLOCKS && !whole; i++) XXH3_64bits_update(hash, map.bytes + (map.size - BLOCK) / (BLOCKS - 1) * i, BLOCK);
+    file_unmap(&map);
+    return true;
+}
+
+/* The files of a folder that decide what a model or a tokenizer computes, in order of name. */
+static bool sample_folder(const char *folder, XXH3_state_t *hash, Error *error) {
+    SCOPED(file_list_free) FileList list = {0};
+    if (!file_list(folder, &list, error)) return false;
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.entries[i].name;
+        if (!ends_with(name, ".safetensors") && !ends_with(name, ".json") && !ends_with(name, ".model")) continue;
+        SCOPED_FREE char *path = memory_format("%s/%s", folder, name);
+        XXH3_64bits_update(hash, name, strlen(name) + 1);
+        if (!sample_file(path, hash, error)) return false;
+    }
+    return true;
+}
+
+static json_t *sample_path(const char *path, Error *error) {
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return error_set(error, ERROR_MEMORY, "no memory for the checksum of %s; free some", path), NULL;
+    XXH3_64bits_reset(hash);
+    bool folder = file_kind(path, NULL) == FILE_FOLDER, read = folder ? sample_folder(path, hash, error) : sample_file(path, hash, error);
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return read ? checksum_text(sum) : NULL;
+}
+
+/* -- Making one ---------------------------------------------------------------------------------------------------- */
+
+static json_t *describe_run(const char *run, Error *error) {
+    Config config;
+    SCOPED(options_free_strings) OptionStrings strings = {0};
+    int64_t step;
+    if (!run_read_config(run, &config, &strings, error)) return NULL;
+    json_auto_t *newest = lineage_newest(run_checkpoints(run, &config), &step, error);
+    if (!newest) return NULL;
+    return json_sprintf("run %s after step %" PRId64, lineage_number(json_object_get(newest, "identity")), step);
+}
+
+json_t *identity_of_source(const char *path, Error *error) {
+    return source_is_run(path) ? describe_run(path, error) : sample_path(path, error);
+}
+
+static json_t *describe_tokenizer(const Config *config, Error *error) {
+    SCOPED_FREE char *folder = memory_format("%s/tokenizer", config->run);
+    return sample_path(folder, error);
+}
+
+json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error) {
+    bool init = config->init[0] && (!started || config->lora.rank);
+    json_t *identity = json_pack("{s:s, s:s}", "run", run, "version", SMELT_VERSION);
+    json_object_update_new(identity, identity_settings(config, false));
+    json_object_set_new(identity, "data.train.content", describe_shard(&corpus->train));
+    if (corpus->has_valid) json_object_set_new(identity, "data.valid.content", describe_shard(&corpus->valid));
+    bool good = !corpus->tokenizer || json_object_set_new(identity, "data.tokenizer.content", describe_tokenizer(config, error)) == 0;
+    good = good && (!init || json_object_set_new(identity, "init.content", identity_of_source(config->init, error)) == 0);
+    if (good) return identity;
+    json_decref(identity);
+    return NULL;
+}
+
+/* -- Comparing ----------------------------------------------------------------------------------------------------- */
+
+/* Calls `report` for each text that differs between two objects. */
+typedef void Report(void *context, const char *name, const char *saved, const char *now);
+
+/* "none" is shown for what one of the objects lacks. */
+static const char *text_of(const json_t *object, const char *name) {
+    const char *text = json_string_value(json_object_get(object, name));
+    return text ? text : "none";
+}
+
+static void compare(const json_t *saved, const json_t *now, Report *report, void *context) {
+    const char *name;
+    json_t *value;
+    json_auto_t *all = json_copy((json_t *)now);
+    json_object_update_missing(all, (json_t *)saved);
+    json_object_foreach(all, name, value) if (strcmp(text_of(saved, name), text_of(now, name)))
+        report(context, name, text_of(saved, name), text_of(now, name));
+}
+
+/* Whether a word of the list is `name`, or what it begins with before a dot. */
+static bool accepts(const char *list, const char *name) {
+    for (const char *word = list; *word; word += strcspn(word, ","), word += *word == ',') {
+        size_t length = strcspn(word, ",");
+        if (length && !strncmp(word, name, length) && (name[length] == '.' || !name[length])) return true;
+    }
+    return false;
+}
+
+bool identity_check_words(const char *accepted, Error *error) {
+    json_auto_t *names = identity_saved_settings(NULL);
+    static const char *const others[] = {
+        "run", "version", "data.train.content", "data.valid.content", "data.tokenizer.content", "init.content"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) json_object_set_new(names, others[i], json_null());
+    for (const char *word = accepted; *word; word += strcspn(word, ","), word += *word == ',') {
+        const char *name;
+        json_t *value;
+        bool known = false;
+        SCOPED_FREE char *alone = memory_format("%.*s", (int)strcspn(word, ","), word);
+        json_object_foreach(names, name, value) known |= accepts(alone, name);
+        if (!known)
+            return error_set(error, ERROR_USAGE, "resume.accept=%s: '%s' decides no results; give settings or groups of them, run, version",
+                accepted, alone);
+    }
+    return true;
+}
+
+/* The differences of a check: those that are allowed, and the others as lines and as words for resume.accept. */
+typedef struct Differences {
+    const char *accepted;
+    json_t *allowed;
+    FILE *refused, *words;
+    int count; /* of the refused */
+} Differences;
+
+static void sort_difference(void *context, const char *name, const char *saved, const char *now) {
+    Differences *differences = context;
+    if (accepts(differences->accepted, name)) {
+        json_array_append_new(differences->allowed, json_sprintf("%s: %s -> %s", name, saved, now));
+        return;
+    }
+    fprintf(differences->refused, "%s: %s -> %s\n", name, saved, now);
+    fprintf(differences->words, "%s%s", differences->count++ ? "," : "", name);
+}
+
+bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error) {
+    SCOPED_FREE char *refused = NULL, *words = NULL;
+    size_t sizes[2];
+    json_auto_t *complete = identity_saved_settings(saved);
+    json_object_update_missing(complete, (json_t *)saved);
+    Differences differences = {accepted, changes, open_memstream(&refused, &sizes[0]), open_memstream(&words, &sizes[1]), 0};
+    if (!differences.refused || !differences.words) return error_set(error, ERROR_MEMORY, "no memory to compare runs; free some");
+    compare(complete, now, sort_difference, &differences);
+    fclose(differences.refused);
+    fclose(differences.words);
+    return !differences.count ||
+           error_set(error, ERROR_USAGE,
+               "%s was started with other settings or data (saved -> given):\n%sgive what it was started with, or another run folder; "
+               "resume.accept=%s continues with what is given now",
+               what, refused, words);
+}
+
+static void note_model(void *context, const char *name, const char *saved, const char *now) {
+    Error *error = context;
+    if (starts_with(name, "model.") || starts_with(name, "lora."))
+        error_set(error, ERROR_CHECKPOINT, "its checkpoint was saved with %s=%s, and its config.yaml says %s: mend config.yaml", name,
+            saved, now);
+}
+
+bool identity_check_model(const char *run, const json_t *metadata, const Config *config, Error *error) {
+    json_auto_t *model = identity_settings(config, false);
+    Error difference = {0};
+    compare(json_object_get(metadata, "identity"), model, note_model, &difference);
+    return !difference.code || error_set(error, difference.code, "%s: %s", run, difference.message);
+}
+
+/* -- Ranks --------------------------------------------------------------------------------------------------------- */
+
+typedef struct RankReport {
+    char text[1024];
+    int count;
+} RankReport;
+
+static void append_rank(void *context, const char *name, const char *first, const char *mine) {
+    RankReport *report = context;
+    size_t used = strlen(report->text);
+    if (++report->count <= 8)
+        snprintf(report->text + used, sizeof report->text - used, "%s%s is %s on rank 0 and %s here", used ? "; " : "", name, first, mine);
+}
+
+bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error) {
+    SCOPED_FREE char *text = json_dumps(mine, JSON_COMPACT | JSON_SORT_KEYS);
+    int64_t length = (int64_t)strlen(text), first_length = length;
+    if (!comm_host_broadcast(comm, what, &first_length, 1, COMM_I64, 0, error)) return false;
+    SCOPED_FREE char *first = memory_allocate((size_t)first_length + 1);
+    if (comm_rank(comm) == 0) memcpy(first, text, (size_t)length);
+    if (!comm_host_broadcast(comm, what, first, first_length, COMM_U8, 0, error)) return false;
+    if (!strcmp(first, text)) return true;
+    RankReport report = {0};
+    json_auto_t *theirs = json_loads(first, 0, NULL);
+    compare(theirs, mine, append_rank, &report);
+    return error_set(error, ERROR_USAGE, "rank %d has other %s than rank 0: %s%s; start all ranks with the same command and files",
+        comm_rank(comm), what, report.text, report.count > 8 ? "; and more" : "");
+}

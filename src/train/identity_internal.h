@@ -1,0 +1,39 @@
+/* What a run is, so that no other can be taken for it. An identity is a flat JSON object of texts: the run's number,
+ * the program's version, every setting that decides results, and the content of what the settings name:
+ *
+ *     {"run": "5f0c...", "version": "0.9", "seed": "1", ..., "data.train": "bible",
+ *      "data.train.content": "66 documents, 4345112 tokens, xxh3 ...", "init.content": "run 77ab... after step 400"}
+ *
+ * Texts are compared byte by byte and shown in messages. Every checkpoint keeps the identity of the run that wrote it in
+ * its metadata; RUN/run.json keeps that of the last start. A start compares its own identity with the newest
+ * checkpoint's, and all ranks compare theirs with rank 0's. */
+#pragma once
+
+#include <jansson.h>
+
+#include "comm/comm.h"
+#include "config/config.h"
+#include "train/train.h"
+
+/* The values of all settings, or only of those that decide results. */
+json_t *identity_settings(const Config *config, bool all);
+/* Those of a saved identity that decide results. What the program that saved it did not know has its default of now. */
+json_t *identity_saved_settings(const json_t *saved);
+/* The content of a folder or file that init= names: for a run its number and newest step, else a checksum of its files,
+ * of which only samples are read. NULL on failure. */
+json_t *identity_of_source(const char *path, Error *error);
+/* The identity of a start: `run` is the run's number, `corpus` has been opened. `started`: there is a checkpoint, so
+ * that the weights of init= are read no more, unless adapters train beside them. NULL on failure. */
+json_t *identity_create(const Config *config, const Corpus *corpus, const char *run, bool started, Error *error);
+
+/* Whether each word of resume.accept is one of an identity's names, or the first part of some: "data" of "data.train".
+ * ERROR_USAGE. */
+bool identity_check_words(const char *accepted, Error *error);
+/* Appends a line "NAME: SAVED -> NOW" to the array `changes` for each difference that a word of `accepted` names. Other
+ * differences are ERROR_USAGE; `what` says in the message what was saved. */
+bool identity_check(const char *what, const json_t *saved, const json_t *now, const char *accepted, json_t *changes, Error *error);
+/* Whether the metadata of a checkpoint of `run` names the model of `config`, which its config.yaml gives: ERROR_CHECKPOINT. */
+bool identity_check_model(const char *run, const json_t *metadata, const Config *config, Error *error);
+/* Whether all ranks have the same texts in the object `mine`, called `what` in messages. Ranks that differ from rank 0
+ * name what differs: ERROR_USAGE. Collective. */
+bool identity_agree(Comm *comm, const char *what, const json_t *mine, Error *error);

@@ -1,0 +1,34 @@
+/* RUN/run.json: which run this is, and how it came about:
+ *
+ *     {"identity": {...}, "history": [{"time": "2026-01-31T12:00:00Z", "step": 0, "version": "0.9",
+ *                                      "machine": "...", "changes": ["optimizer.lr: 0.001 -> 0.0005"]}]}
+ *
+ * `identity` is that of the last start (identity_internal.h). `history` has an entry for each start: the step that it continued
+ * from, and the differences to that checkpoint that resume.accept allowed. */
+#pragma once
+
+#include <jansson.h>
+
+#include "config/config.h"
+
+enum { RUN_NUMBER_DIGITS = 32 };
+
+/* What a start continues. */
+typedef struct Origin {
+    int64_t step;                       /* of the newest checkpoint; 0: there is none */
+    char number[RUN_NUMBER_DIGITS + 1]; /* of the run */
+} Origin;
+/* By the process that holds the run's lock. A run keeps the number of its folder; a new one gets a random number. The
+ * settings must be those of the newest checkpoint already here, before its data is looked for: ERROR_USAGE. */
+bool lineage_find(const Config *config, Origin *origin, Error *error);
+/* By the same process, with the identity of this start: compares it with that of the newest checkpoint, takes over from
+ * there what only the first start could read, and writes RUN/run.json. ERROR_USAGE for differences that resume.accept
+ * does not allow. */
+bool lineage_start(const Config *config, const Origin *origin, json_t *identity, Error *error);
+/* The content of RUN/run.json; NULL on failure, also when it is absent. The caller owns the reference. */
+json_t *lineage_read(const char *run, Error *error);
+/* The run's number in an identity, 32 hexadecimal digits; "" when it has none. */
+const char *lineage_number(const json_t *identity);
+/* The metadata of the newest checkpoint at `where` that has an intact manifest, and its step; {} and 0 when there is no
+ * checkpoint. The caller owns the reference. NULL on failure. */
+json_t *lineage_newest(const char *where, int64_t *step, Error *error);

@@ -1,0 +1,302 @@
+/* End to end: a run goes on only as what it was. Each test changes one thing between two starts, and demands that the
+ * second start names it, that resume.accept lets it through, and that `smelt show` tells of it afterwards. */
+#include "config/config.h"
+#include "support/train_run.h"
+
+enum { VALUE_BYTES = 512 };
+
+/* A value that a setting of the tiny run does not have; NULL where every other value makes the configuration invalid,
+ * so that it is refused for another reason. */
+static const char *other_value(const Option *option, const char *value, char other[VALUE_BYTES]) {
+    static const struct {
+        const char *name, *value;
+    } given[] = {{"model.family", NULL}, {"model.width", "64"}, {"model.heads", "4"}, {"model.kv_heads", "2"}, {"model.head_dim", "32"},
+        {"model.vocabulary", "384"}, {"model.experts", "5"}, {"model.experts_per_token", "2"}, {"model.context", "64"},
+        {"model.qkv_bias", NULL}, {"model.qk_norm", NULL}, {"model.clip_qkv", NULL}, {"model.softmax_scale", NULL},
+        {"model.rope_fraction", "0.5"}, {"data.length", "16"}, {"batch.sequences", "8"}, {"batch.tokens", "512"},
+        {"batch.ramp_tokens", "128"}, {"steps", "50"}, {"precision", "fp32"}, {"init", NULL}, {"lora.rank", NULL}, {"run", "run2"},
+        {"resume.accept", "seed"}, {"dump", "dumped"}, {"checkpoint.store", "store"}, {"data.train", "text2"}, {"data.valid", "text2"},
+        {"data.tokenizer", "text"}, {"data.separator", "%"}};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        if (!strcmp(given[i].name, option->name)) return given[i].value;
+    switch (option->type) {
+    case OPTION_BOOL: return strcmp(value, "true") ? "true" : "false";
+    case OPTION_CHOICE:
+        for (const char *choice = option->choices; choice; choice = strchr(choice, '|') ? strchr(choice, '|') + 1 : NULL) {
+            size_t length = strcspn(choice, "|");
+            if (length == strlen(value) && !strncmp(choice, value, length)) continue;
+            snprintf(other, VALUE_BYTES, "%.*s", (int)length, choice);
+            return other;
+        }
+        return NULL;
+    case OPTION_INT: snprintf(other, VALUE_BYTES, "%lld", atoll(value) + 1); return other;
+    case OPTION_REAL:
+        snprintf(other, VALUE_BYTES, "%.17g", (atof(value) + option->minimum) / 2 + (atof(value) == option->minimum));
+        return other;
+    default: return NULL;
+    }
+}
+
+/* Walks the table of settings, so that one that is added later is covered. Zeroed: before the first. */
+typedef struct SettingChange {
+    size_t next;
+    const Option *option;
+    char value[VALUE_BYTES]; /* another one than the configuration has */
+} SettingChange;
+
+static bool next_change(SettingChange *change, const char *path, bool free_too) {
+    Config config;
+    OptionStrings strings = {0};
+    Error error = {0};
+    const char *other = NULL;
+    options_defaults(&config_table, &config, &strings);
+    if (!options_read_yaml(&config_table, &config, &strings, path, &error)) fail_msg("%s", error.message);
+    while (!other && change->next < config_table.count) {
+        char value[VALUE_BYTES], made[VALUE_BYTES];
+        change->option = &config_table.rows[change->next++];
+        options_format_value(change->option, &config, value, sizeof value);
+        other = change->option->free && !free_too ? NULL : other_value(change->option, value, made);
+        if (other) snprintf(change->value, sizeof change->value, "%s", other);
+    }
+    options_free_strings(&strings);
+    return other;
+}
+
+static void every_setting_that_decides_results_is_named_when_it_changes(void **state) {
+    (void)state;
+    SettingChange change = {0};
+    int tried = 0;
+    train_good("run=run stop_at=1");
+    write_corpus("text2", 9000);
+    rename("run/config.yaml", "lost.yaml"); /* the checkpoint alone knows */
+    while (next_change(&change, "lost.yaml", false)) {
+        char *line = memory_format("\n%s: ", change.option->name);
+        train_says(ERROR_USAGE, line, "run=run stop_at=1 %s=%s", change.option->name, change.value);
+        assert_true(access("run/config.yaml", F_OK) != 0);
+        free(line);
+        tried++;
+    }
+    assert_true(tried > 50);
+    train_good("run=run");
+}
+
+static void an_accepted_setting_is_recorded(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10");
+    train_says(ERROR_USAGE, "resume.accept=optimizer.lr continues", "run=run optimizer.lr=1e-3");
+    train_says(ERROR_USAGE, "'optimiser' decides no results", "run=run optimizer.lr=1e-3 resume.accept=optimiser");
+    train_says(ERROR_NONE, "optimizer.lr: 0.005 -> 0.001", "run=run optimizer.lr=1e-3 resume.accept=optimizer stop_at=20");
+    train_good("run=run optimizer.lr=1e-3");
+    ProcessResult shown = smelt("show run");
+    expect_code(&shown, 0, "show run");
+    assert_non_null(strstr(shown.output, "accepted: optimizer.lr: 0.005 -> 0.001"));
+    assert_non_null(strstr(shown.output, "continued after step 20"));
+    assert_non_null(strstr(shown.output, "step 40, after that of step 20"));
+    process_free(&shown);
+}
+
+static void the_store_of_another_run_is_refused(void **state) {
+    (void)state;
+    train_good("run=first checkpoint.store=store stop_at=10");
+    train_says(ERROR_USAGE, "\nrun: ", "run=second checkpoint.store=store");
+    train_says(ERROR_NONE, "continuing second after step 10", "run=second checkpoint.store=store resume.accept=run stop_at=20");
+    train_says(ERROR_USAGE, "\nrun: ", "run=first checkpoint.store=store");
+    train_good("run=second checkpoint.store=store");
+}
+
+static void two_living_runs_do_not_share_a_store(void **state) {
+    (void)state;
+    Process first = train_start("run=first checkpoint.store=store checkpoint.every=5 steps=1000000");
+    process_await_lines(&first, 8);
+    train_says(ERROR_USAGE, "store/ is used by run ", "run=second checkpoint.store=store steps=1000000 resume.accept=run");
+    kill(first.id, SIGKILL);
+    ProcessResult killed = process_finish(&first);
+    process_free(&killed);
+    Process second = train_start("run=second checkpoint.store=store steps=1000000 resume.accept=run"); /* the other one is dead */
+    process_await_lines(&second, 3);
+    kill(second.id, SIGTERM);
+    ProcessResult stopped = process_finish(&second);
+    expect_code(&stopped, ERROR_PREEMPTED, "second");
+    process_free(&stopped);
+    assert_true(access("store/lease.json", F_OK) != 0);
+}
+
+static void a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere(void **state) {
+    (void)state;
+    Process process = train_start("run=run checkpoint.every=5 steps=1000000");
+    process_await_lines(&process, 8);
+    assert_int_equal(rename("run", "moved"), 0);
+    process_await_text(&process, "lease.json, which this run wrote, is gone", 1);
+    kill(process.id, SIGTERM);
+    ProcessResult result = process_finish(&process);
+    expect_code(&result, ERROR_CHECKPOINT, "moved");
+    assert_non_null(strstr(result.errors, "training ended after step"));
+    assert_true(access("run", F_OK) != 0);
+    process_free(&result);
+    train_good("run=moved steps=1000000 stop_at=12");
+}
+
+static void a_run_folder_that_ranks_do_not_share_is_refused_before_the_first_step(void **state) {
+    (void)state;
+    int port = process_free_port();
+    Process ranks[2];
+    for (int r = 0; r < 2; r++) {
+        char *folder = memory_format("node%d", r);
+        assert_int_equal(mkdir(folder, 0777), 0);
+        assert_true(chdir(folder) == 0 && symlink("../text", "text") == 0);
+        ranks[r] = rank_start(r, port, "run=run checkpoint.every=5");
+        assert_int_equal(chdir(".."), 0);
+        free(folder);
+    }
+    ProcessResult results[2] = {process_finish(&ranks[0]), process_finish(&ranks[1])};
+    expect_code(&results[1], ERROR_USAGE, "rank 1");
+    expect_code(&results[0], ERROR_COMMUNICATION, "rank 0");
+    assert_non_null(strstr(results[1].errors, "must be one place for all ranks"));
+    for (int r = 0; r < 2; r++) process_free(&results[r]);
+}
+
+/* Each update multiplies the weights by 1 - lr * weight_decay, some -10^4: infinity is a few steps away. */
+#define EXPLODING "schedule.kind=constant schedule.warmup=0 optimizer.lr=100 optimizer.weight_decay=100 on_nan=skip"
+
+static void skipped_updates_push_no_sound_checkpoint_out_and_a_restart_does_not_forget_them(void **state) {
+    (void)state;
+    train_says(ERROR_NUMERICS, "21 updates in a row", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
+    json_t *list = records("run", "step");
+    size_t first = 0;
+    while (!json_is_true(json_object_get(json_array_get(list, first), "skipped"))) first++;
+    json_decref(list);
+    assert_true(first > 0 && has_checkpoint("run", (int64_t)first));
+    assert_true(has_checkpoint("run", (int64_t)first + 20));
+    train_says(ERROR_NUMERICS, "21 updates in a row", "run=run checkpoint.every=1 checkpoint.keep=1 " EXPLODING);
+    assert_true(has_checkpoint("run", (int64_t)first));
+}
+
+static void a_run_most_of_whose_updates_were_skipped_fails(void **state) {
+    (void)state;
+    train_says(ERROR_NUMERICS, " updates had NaN or infinity and were skipped", "run=run steps=18 " EXPLODING);
+    assert_false(has_checkpoint("run", 18));
+    train_says(ERROR_NUMERICS, " updates had NaN or infinity and were skipped", "run=run steps=18 " EXPLODING);
+}
+
+static void a_lost_run_file_is_found_again_in_the_folders_own_checkpoints(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10");
+    ProcessResult before = smelt("show run");
+    assert_int_equal(remove("run/run.json"), 0);
+    train_good("run=run stop_at=20");
+    ProcessResult after = smelt("show run");
+    const char *line = strstr(before.output, "  run  ");
+    assert_non_null(line);
+    char *number = strndup(line, strcspn(line, "\n"));
+    if (!strstr(after.output, number)) fail_msg("%s is not in:\n%s", number, after.output);
+    free(number);
+    process_free(&before);
+    process_free(&after);
+}
+
+static void a_shard_that_was_packed_again_under_its_name_is_refused(void **state) {
+    (void)state;
+    train_good("run=packer stop_at=1");
+    write_corpus("text2", 9000);
+    train_good("run=other stop_at=1 data.train=text2");
+    train_good("run=run data.train=packer/data/text-train data.valid=packer/data/text-valid stop_at=10");
+    for (int i = 0; i < 2; i++) {
+        const char *end = i ? "idx" : "bin";
+        char *from = memory_format("other/data/text-train.%s", end), *to = memory_format("packer/data/text-train.%s", end);
+        assert_int_equal(rename(from, to), 0);
+        free(from);
+        free(to);
+    }
+    train_says(ERROR_USAGE, "\ndata.train.content: ", "run=run data.train=packer/data/text-train data.valid=packer/data/text-valid");
+    train_good("run=run data.train=packer/data/text-train data.valid=packer/data/text-valid resume.accept=data");
+}
+
+static void a_text_that_a_shard_of_the_same_name_shadows_is_refused(void **state) {
+    (void)state;
+    write_corpus("text2", 9000);
+    train_good("run=other stop_at=1 data.train=text2");
+    train_good("run=run stop_at=10");
+    assert_int_equal(rename("other/data/text-train.bin", "text.bin"), 0);
+    assert_int_equal(rename("other/data/text-train.idx", "text.idx"), 0);
+    train_says(ERROR_USAGE, "\ndata.train.content: ", "run=run");
+}
+
+static void the_base_of_adapters_that_trained_on_is_refused(void **state) {
+    (void)state;
+    train_good("run=base stop_at=10 model.experts=0 model.family=llama");
+    train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 stop_at=5");
+    train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 stop_at=6");
+    train_good("run=base model.experts=0 model.family=llama");
+    train_says(ERROR_USAGE, "\ninit.content: ", "run=run init=base model.experts=0 model.family=llama lora.rank=2");
+    train_good("run=run init=base model.experts=0 model.family=llama lora.rank=2 resume.accept=init");
+}
+
+static void a_configuration_that_is_not_its_checkpoints_is_not_evaluated(void **state) {
+    (void)state;
+    train_good("run=run stop_at=10");
+    ProcessResult good = smelt("eval run text");
+    expect_code(&good, 0, "eval");
+    process_free(&good);
+    size_t length;
+    char *text = (char *)read_bytes("run/config.yaml", &length), *at = memmem(text, length, "rope_theta: 10000", 17);
+    assert_non_null(at);
+    memcpy(at, "rope_theta: 20000", 17);
+    write_bytes("run/config.yaml", (unsigned char *)text, length);
+    free(text);
+    ProcessResult result = smelt("eval run text");
+    expect_code(&result, ERROR_CHECKPOINT, "eval");
+    assert_non_null(strstr(result.errors, "model.rope_theta=10000"));
+    process_free(&result);
+}
+
+static void expect_other_rank(const char *setting, const char *name) {
+    int port = process_free_port();
+    char *other = memory_format("run=run %s", setting), *line = memory_format("%s is ", name);
+    Process ranks[2] = {rank_start(0, port, "run=run"), rank_start(1, port, other)};
+    ProcessResult results[2] = {process_finish(&ranks[0]), process_finish(&ranks[1])};
+    expect_code(&results[0], ERROR_COMMUNICATION, other);
+    expect_code(&results[1], ERROR_USAGE, other);
+    if (!strstr(results[1].errors, line)) fail_msg("%s: not named in:\n%s", other, results[1].errors);
+    process_free(&results[0]);
+    process_free(&results[1]);
+    free(other);
+    free(line);
+}
+
+static void a_setting_of_one_rank_alone_is_named_before_anything_is_written(void **state) {
+    (void)state;
+    static const char *const elsewhere = "plan device"; /* these decide whether ranks meet at all */
+    SettingChange change = {0};
+    int tried = 0;
+    train_good("run=alone stop_at=1");
+    while (next_change(&change, "alone/config.yaml", true)) {
+        if (strstr(elsewhere, change.option->name)) continue;
+        char *setting = memory_format("%s=%s", change.option->name, change.value);
+        expect_other_rank(setting, change.option->name);
+        free(setting);
+        tried++;
+    }
+    assert_true(tried > 70);
+    assert_true(access("run", F_OK) != 0);
+}
+
+int main(void) {
+    train_main();
+    const struct CMUnitTest tests[] = {
+        TRAIN_TEST(every_setting_that_decides_results_is_named_when_it_changes),
+        TRAIN_TEST(an_accepted_setting_is_recorded),
+        TRAIN_TEST(the_store_of_another_run_is_refused),
+        TRAIN_TEST(two_living_runs_do_not_share_a_store),
+        TRAIN_TEST(a_run_folder_that_is_moved_while_it_trains_gets_no_more_checkpoints_elsewhere),
+        TRAIN_TEST(a_run_folder_that_ranks_do_not_share_is_refused_before_the_first_step),
+        TRAIN_TEST(skipped_updates_push_no_sound_checkpoint_out_and_a_restart_does_not_forget_them),
+        TRAIN_TEST(a_run_most_of_whose_updates_were_skipped_fails),
+        TRAIN_TEST(a_lost_run_file_is_found_again_in_the_folders_own_checkpoints),
+        TRAIN_TEST(a_shard_that_was_packed_again_under_its_name_is_refused),
+        TRAIN_TEST(a_text_that_a_shard_of_the_same_name_shadows_is_refused),
+        TRAIN_TEST(the_base_of_adapters_that_trained_on_is_refused),
+        TRAIN_TEST(a_setting_of_one_rank_alone_is_named_before_anything_is_written),
+        TRAIN_TEST(a_configuration_that_is_not_its_checkpoints_is_not_evaluated),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
