@@ -226,8 +226,8 @@ bool file_sync(const File *file, Error *error) {
 
 bool file_sync_data(const File *file, Error *error) { return fdatasync(file->descriptor) == 0 || file_fail(error, "sync", file->path); }
 
-/* The folder that holds `path`, which outlives the File and its messages. */
-static bool parent_sync(const char *path, Error *error) {
+/* Names are the contents of the folder that holds them. */
+bool file_sync_name(const char *path, Error *error) {
     const char *slash = strrchr(path, '/');
     SCOPED(file_close)
     File folder = {.path = slash ? memory_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : memory_copy_string(".")};
@@ -262,7 +262,7 @@ bool file_replace_commit(File *file, Error *error) {
     if (good) {
         free(file->temporary);
         file->temporary = NULL;
-        good = parent_sync(file->path, error);
+        good = file_sync_name(file->path, error);
     }
     file_close(file);
     return good;
@@ -340,7 +340,7 @@ bool file_open_unnamed(File *file, const char *folder, Error *error) {
 /* -- Folders ------------------------------------------------------------------------------------------------------- */
 
 static bool folder_make_one(const char *path, Error *error) {
-    if (mkdir(path, 0777) == 0) return parent_sync(path, error);
+    if (mkdir(path, 0777) == 0) return file_sync_name(path, error);
     int code = errno;
     if (file_kind(path, NULL) == FILE_FOLDER) return true;
     errno = code;
@@ -440,7 +440,7 @@ static bool exchange(const char *from, const char *to, const char *aside, Error 
 }
 
 bool file_exchange_folder(const char *from, const char *to, const char *aside, Error *error) {
-    return exchange(from, to, aside, error) && parent_sync(to, error);
+    return exchange(from, to, aside, error) && file_sync_name(to, error);
 }
 
 bool file_replace_folder(const char *from, const char *to, Error *error) {

@@ -106,6 +106,8 @@ bool file_can_output(const char *path);
 bool file_write_at(const File *file, const void *data, int64_t bytes, int64_t offset, Error *error);
 bool file_sync(const File *file, Error *error);
 bool file_sync_data(const File *file, Error *error); /* not the times and other metadata */
+/* Makes the last change of the name `path` durable: that it came, that it went, or which file has it. */
+bool file_sync_name(const char *path, Error *error);
 /* Asks for all the space at once: a full disk is noticed before anything is written. */
 bool file_reserve(const File *file, int64_t bytes, Error *error);
 /* Goes past the page cache (O_DIRECT); false where the file system cannot. Addresses, offsets and lengths are then

@@ -1,5 +1,6 @@
 /* What a run reports: the step line on stdout, JSON lines in RUN/metrics.jsonl, scalars in RUN/tensorboard/. A
- * Metrics owns both files; nothing is buffered, so that what was reported survives kill -9. JSON has no NaN: a
+ * Metrics owns both files; nothing is buffered, so that what was reported survives kill -9. Before a checkpoint is
+ * saved the records are synced, so that one that survives a power cut has those of all its steps. JSON has no NaN: a
  * number that is not finite is null, and "finite": false then marks the record. Null alone means unknown. Called by
  * the training loop. */
 #include <assert.h>
@@ -32,10 +33,12 @@ static double unix_seconds(void) {
 /* -- Opening ------------------------------------------------------------------------------------------------------- */
 
 /* Records open as record_new and json_dumps write them, so no parser is needed to read hundreds of megabytes before
- * the first step. Lines that open otherwise are not ours to judge and stay. */
+ * the first step. Lines that open otherwise are not ours to judge and stay, unless they hold zeros, which a power cut
+ * leaves where records were not synced. */
 static bool keeps(const FileReader *reader, int64_t step, int64_t *evaluated) {
     char kind[16];
     long long at;
+    if (memchr(reader->line, '\0', reader->length)) return false;
     bool ours = sscanf(reader->line, "{\"kind\": \"%15[a-z]\", \"step\": %18lld", kind, &at) == 2;
     if (ours && at <= step && strcmp(kind, "evaluation") == 0) *evaluated = at;
     return !ours || at <= step || strcmp(kind, "start") == 0;
@@ -80,7 +83,7 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
     SCOPED_FREE char *path = memory_format("%s/metrics.jsonl", run), *folder = memory_format("%s/tensorboard", run);
     file_remove_partials(run, "metrics.jsonl");
     if (file_make_folder(run, error) && drop_later_records(path, step, &metrics->evaluated, error) &&
-        file_open_append(&metrics->journal, path, false, error) &&
+        file_open_append(&metrics->journal, path, false, error) && file_sync_name(path, error) &&
         (!tensorboard || (metrics->tensorboard = tensorboard_open(folder, step, unix_seconds(), error))))
         return metrics;
     metrics_close(metrics);
@@ -88,6 +91,8 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
 }
 
 int64_t metrics_evaluated(const Metrics *metrics) { return metrics->evaluated; }
+
+bool metrics_sync(const Metrics *metrics, Error *error) { return file_sync_data(&metrics->journal, error); }
 
 void metrics_close(Metrics *metrics) {
     if (!metrics) return;

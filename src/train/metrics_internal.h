@@ -32,6 +32,8 @@ Metrics *metrics_open(const char *run, int64_t step, bool tensorboard, Error *er
 /* The step of the last evaluation among the records that the file had when it was opened; -1: none. */
 int64_t metrics_evaluated(const Metrics *metrics);
 void metrics_close(Metrics *metrics);
+/* Makes the records so far survive a power cut. */
+bool metrics_sync(const Metrics *metrics, Error *error);
 void metrics_header(void); /* the line above the step lines */
 bool metrics_step(Metrics *metrics, const StepMetrics *step, Error *error);
 /* Part of the tokens that each expert of each layer got in this step: load[layer * experts + expert]. */

@@ -384,6 +384,14 @@ static bool end_save(Loop *loop, bool ended, Error *error) {
     return true;
 }
 
+/* A checkpoint that survives a power cut is to find the records of its steps. */
+static void sync_records(Loop *loop) {
+    double start = log_seconds();
+    Error error = {0};
+    if (loop->metrics && !metrics_sync(loop->metrics, &error)) note_record(loop, false, &error);
+    loop->save_wait += log_seconds() - start;
+}
+
 static bool save(Loop *loop, Error *error) {
     const char *bad = numerics_bad_parameter(&loop->session);
     if (bad)
@@ -391,8 +399,9 @@ static bool save(Loop *loop, Error *error) {
             "step %lld: its update made NaN or infinity in parameter %s; it was not saved, and the last checkpoint is "
             "untouched. Lower optimizer.lr",
             (long long)loop->session.step, bad);
-    return agree(loop, "finite weights", !bad, error) && end_save(loop, false, error) && session_save_start(&loop->session, error) &&
-           await_save(loop, session_save_holds, error);
+    if (!agree(loop, "finite weights", !bad, error) || !end_save(loop, false, error)) return false;
+    sync_records(loop);
+    return session_save_start(&loop->session, error) && await_save(loop, session_save_holds, error);
 }
 
 /* Waits for the last save, which must not fail. */
