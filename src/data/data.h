@@ -63,6 +63,9 @@ bool shard_writer_append(ShardWriter *writer, const int32_t *tokens, int64_t cou
 void shard_writer_end_document(ShardWriter *writer);
 /* Frees the writer in any case. A shard without tokens is ERROR_DATA. */
 bool shard_writer_finish(ShardWriter *writer, Error *error);
+/* shard_writer_finish for shards that belong together: they appear in this order, once no older shard of any of their
+ * names is left. */
+bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error);
 void shard_writer_cancel(ShardWriter *writer);
 
 /* -- Packing text (pack.c) ----------------------------------------------------------------------------------------- */

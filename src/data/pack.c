@@ -272,13 +272,6 @@ static bool part_open(Part *part, const char *output, const char *suffix, int to
     return part->writer;
 }
 
-/* Finishes the shard; without one there is nothing to do. */
-static bool part_finish(Part *part, Error *error) {
-    ShardWriter *writer = part->writer;
-    part->writer = NULL;
-    return !writer || shard_writer_finish(writer, error);
-}
-
 static void part_free(Part *part) {
     shard_writer_cancel(part->writer);
     free(part->prefix);
@@ -332,10 +325,19 @@ static bool read_all(Packer *packer, Error *error) {
     return good;
 }
 
-/* The validation part is finished first: if the training part fails, no run can start on half a split. */
+/* The validation part appears first: should the training part fail to appear, no run can start on half of a split. */
+static bool parts_finish(Packer *packer, Error *error) {
+    ShardWriter *writers[2];
+    int count = 0;
+    if (packer->valid.writer) writers[count++] = packer->valid.writer;
+    writers[count++] = packer->train.writer;
+    packer->valid.writer = packer->train.writer = NULL;
+    return shard_writers_finish(writers, count, error);
+}
+
 static bool pack_all(Packer *packer, Error *error) {
     return list_files(packer, error) && open_parts(packer, error) && read_all(packer, error) && check_result(packer, error) &&
-           part_finish(&packer->valid, error) && part_finish(&packer->train, error);
+           parts_finish(packer, error);
 }
 
 static Packer *packer_open(const PackOptions *options, Error *error) {

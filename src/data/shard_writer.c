@@ -1,7 +1,8 @@
 /* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
  * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are synced
  * before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
- * beside it wherever the process stops, and its checksum proves it. pack.c writes shards. */
+ * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished together
+ * appear after the older ones of all of them have gone. pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -32,7 +33,7 @@ typedef struct OutputFile {
 struct ShardWriter {
     char *prefix;
     int token_bytes;
-    OutputFile tokens;
+    OutputFile tokens, index;
     int32_t *lengths; /* of the sequences that are complete */
     int64_t sequence_count;
     int64_t *document_ends; /* in sequences */
@@ -92,6 +93,7 @@ ShardWriter *shard_writer_open(const char *prefix, int token_bytes, Error *error
 void shard_writer_cancel(ShardWriter *writer) {
     if (!writer) return;
     output_close(&writer->tokens);
+    output_close(&writer->index);
     free(writer->lengths);
     free(writer->document_ends);
     free(writer->prefix);
@@ -166,7 +168,8 @@ bool shard_writer_document(ShardWriter *writer, const int32_t *tokens, int64_t c
 
 static bool write_u64(OutputFile *file, uint64_t value, Error *error) { return output_write(file, &value, sizeof value, error); }
 
-static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t tokens_checksum, Error *error) {
+static bool write_index(ShardWriter *writer, Error *error) {
+    OutputFile *file = &writer->index;
     ShardHeader header = {SHARD_MAGIC, SHARD_VERSION, (uint8_t)shard_type_code(writer->token_bytes), (uint64_t)writer->sequence_count,
         (uint64_t)writer->document_count + 1};
     bool good = output_write(file, &header, sizeof header, error);
@@ -179,30 +182,43 @@ static bool write_index(const ShardWriter *writer, OutputFile *file, uint64_t to
     }
     good = good && write_u64(file, 0, error);
     for (int64_t i = 0; good && i < writer->document_count; i++) good = write_u64(file, (uint64_t)writer->document_ends[i], error);
-    good =
-        good && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) && write_u64(file, tokens_checksum, error) && output_flush(file, error);
+    good = good && output_write(file, SHARD_CHECKSUM_MAGIC, 8, error) && write_u64(file, XXH3_64bits_digest(writer->tokens.hash), error) &&
+           output_flush(file, error);
     return good && write_u64(file, XXH3_64bits_digest(file->hash), error) && output_sync(file, error);
 }
 
-/* Both files are on disk: what can still fail are their names. An older shard has gone then. */
-static bool publish(ShardWriter *writer, OutputFile *index, Error *error) {
-    SCOPED_FREE char *tokens_path = memory_format("%s.bin", writer->prefix), *index_path = memory_format("%s.idx", writer->prefix);
+/* Brings both files to the disk, under their temporary names. */
+static bool prepare(ShardWriter *writer, Error *error) {
+    assert(writer->open_tokens == 0);
+    if (writer->sequence_count == 0)
+        return error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
+    return output_sync(&writer->tokens, error) && output_open(&writer->index, writer->prefix, ".idx", error) && write_index(writer, error);
+}
+
+/* An older shard goes for good: without its index it is none. */
+static bool retire_older(const ShardWriter *writer, Error *error) {
+    SCOPED_FREE char *index = memory_format("%s.idx", writer->prefix);
+    return file_remove(index, error) && file_sync_name(index, error);
+}
+
+/* What can still fail are the names, of which no part stays then. */
+static bool publish(ShardWriter *writer, Error *error) {
+    SCOPED_FREE char *tokens = memory_format("%s.bin", writer->prefix), *index = memory_format("%s.idx", writer->prefix);
     Error ignored;
-    bool removed = file_remove(index_path, error), tokens = removed && file_replace_commit(&writer->tokens.file, error);
-    bool good = tokens && file_replace_commit(&index->file, error);
-    if (removed && !good) file_remove(index_path, &ignored);
-    if (tokens && !good) file_remove(tokens_path, &ignored);
+    if (!file_replace_commit(&writer->tokens.file, error)) return false;
+    if (file_replace_commit(&writer->index.file, error)) return true;
+    file_remove(index, &ignored);
+    file_remove(tokens, &ignored);
+    return false;
+}
+
+bool shard_writers_finish(ShardWriter *const *writers, int count, Error *error) {
+    bool good = true;
+    for (int i = 0; i < count && good; i++) good = prepare(writers[i], error);
+    for (int i = 0; i < count && good; i++) good = retire_older(writers[i], error);
+    for (int i = 0; i < count && good; i++) good = publish(writers[i], error);
+    for (int i = 0; i < count; i++) shard_writer_cancel(writers[i]);
     return good;
 }
 
-bool shard_writer_finish(ShardWriter *writer, Error *error) {
-    assert(writer->open_tokens == 0);
-    OutputFile index = {0};
-    bool good = writer->sequence_count > 0 ||
-                error_set(error, ERROR_DATA, "no tokens were written to %s; give a corpus that is not empty", writer->tokens.file.path);
-    good = good && output_sync(&writer->tokens, error) && output_open(&index, writer->prefix, ".idx", error) &&
-           write_index(writer, &index, XXH3_64bits_digest(writer->tokens.hash), error) && publish(writer, &index, error);
-    output_close(&index);
-    shard_writer_cancel(writer);
-    return good;
-}
+bool shard_writer_finish(ShardWriter *writer, Error *error) { return shard_writers_finish(&writer, 1, error); }
