@@ -1,8 +1,8 @@
 /* Writes token shards (the format is described in shard.c). Tokens stream through one buffer into a temporary file
  * beside the final one; only lengths and document ends stay in memory, 12 bytes a document. Both files are synced
  * before they get their names, and the index comes last, after an older one has gone: so an index belongs to the tokens
- * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished together
- * appear after the older ones of all of them have gone. pack.c writes shards. */
+ * beside it wherever the process stops or the power fails, and its checksum proves it. Shards that are finished
+ * together appear after the older ones of all of them have gone. pack.c writes shards. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
-/* Power cuts without a power switch. A program runs once under the eyes of the test, which records every change that the
- * program makes to the files below one folder. From that log follows what a disk may hold when the power fails before
- * any of these changes, so one run gives hundreds of power cuts.
+/* Power cuts in a test. A program runs once, traced by the test, which records every change that the program makes to
+ * the files below one folder. From that log follows what a disk may hold when the power fails before any of these
+ * changes, so one run gives hundreds of power cuts.
  *
  * A file system promises little, and the model promises no more than POSIX does: the contents of a file are safe once
  * the file was synced (fsync, fdatasync), a name once its folder was synced. A name is an entry of a folder, whether it

@@ -1,6 +1,6 @@
 /* What the tests of power cuts share: a recorded program, all the disks that a power cut can leave of its work
- * (disk_log.h), each as the folder "cut" of the test's folder, and a small model. Everything is static inline, so a test
- * program uses what it needs. */
+ * (disk_log.h), each as the folder "cut" of the test's folder, and a small model. Everything is static inline, so a
+ * test program uses what it needs. */
 #pragma once
 
 #include "base/file.h"
